@@ -63,6 +63,13 @@ def test_a_mean_without_weights_is_of_ones():
     assert bootstrap(values[:1]) == Interval(*[values[0]] * 3)
 
 
+@pytest.mark.filterwarnings("error")
+def test_resamples_without_weight_count_for_nothing_and_warn_of_nothing():
+    # Of the first text alone, one, two or three times: 8 in 27 resamples have no weight.
+    found = bootstrap(np.array([2.0, 0.0, 0.0]), np.array([1.0, 0.0, 0.0]))
+    assert found == Interval(2.0, 2.0, 2.0)
+
+
 def test_any_figure_has_an_interval():
     # The median of 1, 2 and 9 resampled is 1, 2 or 9 with 7, 13 and 7 of 27 chances.
     values = np.array([1.0, 2.0, 9.0])

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 from benchmarks.attribution.judges.domain_share import (
     DocumentEvidence,
     DomainShare,
+    GroupWeights,
     domain_share,
     paired_difference,
     shuffled,
 )
 from prismlm.errors import InputError
 from prismlm.explain.prediction import split_predictions
-from prismlm.index.lens import GroupWeights
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import weight_of

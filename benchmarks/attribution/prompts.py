@@ -23,8 +23,7 @@ import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import asked
-from prismlm.demo.fetched import GENERATED
-from prismlm.demo.prompts import QUESTIONS, TEMPERATURE
+from prismlm.demo.prompts import ANSWERED, QUESTIONS, TEMPERATURE
 from prismlm.explain.shares import DocumentShare
 from prismlm.files import read_json, write_json
 from prismlm.index.cells import Cells
@@ -68,7 +67,7 @@ def collect(lm: prismlm.PrismLM, judgements: dict[Key, bool]) -> dict[str, Any]:
     assert lens.cells is not None, "the lens has no cells"
     found: list[dict[str, Any]] = []
     for seed, (domain, prompt) in enumerate(QUESTIONS.items()):
-        trace = lm.explain(asked(prompt), generate=GENERATED, temperature=TEMPERATURE, seed=seed)
+        trace = lm.explain(asked(prompt), generate=ANSWERED, temperature=TEMPERATURE, seed=seed)
         passages = trace.passages(PASSAGES)
         generator = np.random.default_rng(seed)
         by_chance = [_drawn(lens, lens.cells, p.position, generator) for p in passages]

@@ -13,7 +13,7 @@ from benchmarks.shared.pages import (
     read_result,
     table_head,
 )
-from prismlm.demo.fetched import GENERATED
+from prismlm.demo.prompts import ANSWERED
 
 KINDS = ("passages", "by_chance")
 CHARACTERS = 90
@@ -61,7 +61,7 @@ def render(result: dict[str, Any]) -> str:
         f"{own['passages']} passages and {own['by_chance']} places drawn by chance are of the "
         "question's domain.",
         "",
-        f"The questions are the demo's. Its model answers with {GENERATED} tokens, and these are "
+        f"The questions are the demo's. Its model answers with {ANSWERED} tokens, and these are "
         "explained; passages follow the answer where that leaves the subject. Judged is the "
         "sentence alone, by a language model that was not told which of the two kinds it is of: is "
         "it about the same thing as the question or its answer, or of the question's subject, such "

@@ -19,7 +19,11 @@ import torch
 
 import prismlm
 from benchmarks.attribution.domain_prompts import against_controls
-from benchmarks.attribution.judges.domain_share import DocumentEvidence, document_evidence
+from benchmarks.attribution.judges.domain_share import (
+    DocumentEvidence,
+    GroupWeights,
+    document_evidence,
+)
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, document_windows, pack, window_batches
@@ -119,8 +123,8 @@ def domain_figures(
         )
 
     print("tracing held-out documents to domains")
-    trained = evidence(lm.head), lm.lens.group_weights("domain")
-    states = evidence(control), control_lens.group_weights("domain")
+    trained = evidence(lm.head), GroupWeights.of(lm.lens, "domain")
+    states = evidence(control), GroupWeights.of(control_lens, "domain")
     return against_controls(trained, states, domains, SHUFFLES)
 
 

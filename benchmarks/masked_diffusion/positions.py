@@ -213,7 +213,7 @@ class MaskedSetting(Setting):
             seen.z[0].norm(dim=-1),
             split.targets,
             torch.zeros_like(split.targets),
-            split.probabilities,
+            split.log_probabilities.exp(),
             evidence.indices,
             evidence.evidence,
         )

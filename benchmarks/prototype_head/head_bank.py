@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prismlm.corpus.packing import PackedDataset
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.training import PrismForCausalLM, PrismTrainer, Recipe
 from prismlm.training.callbacks import HeadSchedule
-from prismlm.training.initialise import TrainingRows
 from prismlm.training.recipe_file import build_recipe
 from prismlm.training.revival import Usage, revive
 from prismlm.training.setup import build_trainer, head_of, prepare
@@ -35,7 +35,7 @@ class BankedHead:
     losses: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
     @classmethod
-    def of(cls, name: str, recipe: Recipe, backbone: nn.Module, rows: TrainingRows) -> BankedHead:
+    def of(cls, name: str, recipe: Recipe, backbone: nn.Module, rows: PackedDataset) -> BankedHead:
         """Make a head that is not placed yet."""
         settings, losses = recipe.head, recipe.losses
         head = head_of(recipe, backbone).to(weight_of(backbone).device)
@@ -48,15 +48,7 @@ class BankedHead:
             position_share=settings.position_share,
             placed=False,
         )
-        schedule = HeadSchedule(
-            rows,
-            initialise_at_step=recipe.placing_step,
-            warmup=losses.warmup,
-            seed=recipe.seed,
-            initialise=settings.initialise,
-            anneal_from=settings.anneal_from,
-            anneal_until=settings.anneal_until,
-        )
+        schedule = HeadSchedule(rows, recipe)
         if settings.revive_every:
             prism.usage = Usage(settings.prototypes)
         optimizer = torch.optim.AdamW(

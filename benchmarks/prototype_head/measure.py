@@ -25,13 +25,14 @@ import prismlm
 from benchmarks.prototype_head.head_bank import BankTrainer, merged, train_bank
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.corpus.packing import PackedDataset
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import weight_of
 from prismlm.training import build_recipe, load_recipe, train
-from prismlm.training.initialise import TrainingRows, sample_states
+from prismlm.training.initialise import sample_states
 from prismlm.training.setup import prepare
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +186,7 @@ def control_quality(trainer: BankTrainer, prototypes: int, per_token: int) -> He
     return quality_of(trainer, head)
 
 
-def random_states(model: Any, rows: TrainingRows, like: PrototypeHead, seed: int) -> PrototypeHead:
+def random_states(model: Any, rows: PackedDataset, like: PrototypeHead, seed: int) -> PrototypeHead:
     """Return a head of the same shape, placed on random training states and left there."""
     head = PrototypeHead(like.width, like.num_prototypes, like.prototypes_per_token)
     generator = torch.Generator().manual_seed(seed + 1)

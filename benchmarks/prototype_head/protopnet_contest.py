@@ -15,11 +15,12 @@ from transformers import get_cosine_schedule_with_warmup
 
 from benchmarks.prototype_head.dense_prototype_head import DensePrototypeHead
 from prismlm.corpus import WindowBatch
+from prismlm.corpus.packing import PackedDataset
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
 from prismlm.training import LossWeights, PrismForCausalLM
-from prismlm.training.callbacks import HeadSchedule
-from prismlm.training.initialise import TrainingRows, place_prototypes
+from prismlm.training.callbacks import progress
+from prismlm.training.initialise import place_prototypes
 
 VARIANTS = ("plain", "prism", "through", "dense", "dense-k")
 # Those that predict through their head, whose peak rate is chosen for each.
@@ -138,7 +139,7 @@ class Contestant:
 def build(
     name: str,
     initial: Any,
-    rows: TrainingRows,
+    rows: PackedDataset,
     settings: Settings,
     head_rate: float,
     seed: int,
@@ -203,7 +204,7 @@ def match_logits(
     backbone: Any,
     head: PrototypeHead | DensePrototypeHead,
     logits: Callable[[Tensor], Tensor],
-    rows: TrainingRows,
+    rows: PackedDataset,
 ) -> None:
     """Set τ so that the first row's logits, linear in it, have the root mean square of W z."""
     z = states(backbone, rows[0])
@@ -241,16 +242,15 @@ def ce_loss(
 
 
 def prism_loss(
-    module: PrismForCausalLM, rows: TrainingRows, settings: Settings, seed: int
+    module: PrismForCausalLM, rows: PackedDataset, settings: Settings, seed: int
 ) -> Callable[[dict[str, Tensor], int], Tensor]:
     """Return the loss of ``prism``: prototypes are placed and their losses rise as in a recipe."""
     place_at = round(settings.place_at * settings.steps)
-    schedule = HeadSchedule(rows, initialise_at_step=place_at, warmup=settings.full_at, seed=seed)
 
     def loss(batch: dict[str, Tensor], step: int) -> Tensor:
         if step == place_at:
             place_prototypes(module, rows, torch.Generator().manual_seed(seed))
-        module.loss_scale = schedule.loss_scale(step, settings.steps)
+        module.loss_scale = progress(step, place_at, settings.full_at * settings.steps)
         return module(**batch).loss
 
     return loss

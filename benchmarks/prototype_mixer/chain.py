@@ -34,9 +34,8 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.edits.channels.interventions import MaskWrite
 from prismlm.edits.channels.scope import intervene
-from prismlm.explain.direct_path import DirectPath
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.residual_stream import read_direct_path
+from prismlm.explain.residual_stream import DirectPath, read_direct_path
 from prismlm.layers import MixerEvidence
 from prismlm.models.decoders.mixers import mixers_of
 from prismlm.models.seam import capture

@@ -17,7 +17,7 @@ from prismlm.instruments.channels import effects_on
 from prismlm.instruments.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
 from prismlm.instruments.channels.chance import rank_sum_p
 from prismlm.instruments.channels.concepts import EMERGES, rank_channels
-from prismlm.instruments.channels.effects import INTERVENTIONS
+from prismlm.instruments.channels.effect_table import INTERVENTIONS
 from prismlm.instruments.channels.token_gates import TokenGates, WordForms, continuing, token_gates
 from prismlm.models.decoders.mixers import half_lives
 

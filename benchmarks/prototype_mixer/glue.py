@@ -17,8 +17,7 @@ import torch
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.eval.glue.classifier import GlueModel
-from prismlm.eval.glue.runs import GlueOptions
+from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import run_glue, search
 from prismlm.files import write_json
 

@@ -131,7 +131,6 @@ def calls() -> list[Call]:
         *_of_corpus(corpus),
         *_reading(),
         Call("Lens.rows_of", lm.lens.rows_of, {"prototype": PROTOTYPE}),
-        Call("Lens.group_weights", lm.lens.group_weights, {"by": names(*GROUPS)}),
         Call("Lens.sentence", lm.lens.sentence, {"position": _place(corpus, 0)}),
     ]
 

@@ -237,9 +237,9 @@ def _fill(root: Path) -> None:
 def _audit(model: Path, texts: Path, to: Path) -> None:
     lm = load(model)
     found = Audit(lm, text_options([lm]))
-    with audit_files([to], [], found.identity) as (rows, _):
+    with audit_files([to], [], found.identity) as (add, _):
         for row in found.read(DocumentReader(texts)):
-            rows.add(row.to_dict())
+            add(row.to_dict())
 
 
 def write_texts(root: Path) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from prismlm.explain.prediction import OutputLayer
 from prismlm.explain.quality import HeadQuality, QualitySums
-from prismlm.explain.split import OutputLayer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 

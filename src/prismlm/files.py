@@ -206,10 +206,10 @@ def json_text(value: Any, **how: Any) -> str:
         return json.dumps(finite(value), **how)  # noqa: TID251
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: Any, *, indent: int = 2) -> None:
     """Write ``value`` as indented UTF-8 JSON, atomically."""
     with atomic_file(path) as temporary:
-        temporary.write_text(json_text(value, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json_text(value, indent=indent) + "\n", encoding="utf-8")
 
 
 def keep_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -54,7 +54,27 @@ def locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[
         Held: another process has it.
         FileNotFoundError: there is no such directory, or no longer.
     """
-    descriptor = _lock(path, shared=shared, wait=wait)
+    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, kind)
+            # Whoever held the lock before may have removed the file in between.
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                if not shared:
+                    os.truncate(descriptor, 0)
+                    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                break
+        except FileNotFoundError:  # removed: there is a new one to be opened
+            pass
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise Held(holder) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
     try:
         yield
     finally:
@@ -278,28 +298,3 @@ def answering(call: Callable[[], T], seconds: float = math.inf) -> T:
 def _remove_empty(directory: Path) -> None:
     with suppress(OSError):
         directory.rmdir()
-
-
-def _lock(path: Path, *, shared: bool, wait: bool) -> int:
-    """Return an open file that is locked and still has its name."""
-    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, kind)
-            # Whoever held the lock before may have removed the file in between.
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                if not shared:
-                    os.truncate(descriptor, 0)
-                    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-                return descriptor
-        except FileNotFoundError:  # removed: there is a new one to be opened
-            pass
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            raise Held(holder) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)

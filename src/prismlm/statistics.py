@@ -6,6 +6,7 @@ are exact in float64, and what is drawn comes from the seed alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,14 +158,17 @@ def interval_of(
     value = float(figure(rows))
     if count == 1 or not np.isfinite(value):
         return Interval(value, value, value)
-    drawn = stats.bootstrap(
-        (rows,),
-        lambda drawn, axis: figure(drawn),
-        n_resamples=RESAMPLES,
-        batch=CHUNK,
-        vectorized=True,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).bootstrap_distribution
+    with warnings.catch_warnings():
+        # A NaN counts for nothing here, so that SciPy need not warn of it.
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        drawn = stats.bootstrap(
+            (rows,),
+            lambda drawn, axis: figure(drawn),
+            n_resamples=RESAMPLES,
+            batch=CHUNK,
+            vectorized=True,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).bootstrap_distribution
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
     return Interval(value, float(low), float(high))

@@ -4,9 +4,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from prismlm.cli import label, progress
+from prismlm.cli import label, progress, steer
 from prismlm.cli.eval.robustness import print_clamping
 from prismlm.cli.format import points
+from prismlm.cli.inspect import interventions
 from prismlm.cli.output import (
     console_for_reading,
     fit_ends,
@@ -16,7 +17,6 @@ from prismlm.cli.output import (
     print_rows,
     table_of,
 )
-from prismlm.cli.printing import interventions, steering
 from prismlm.cost import Cost
 
 
@@ -93,7 +93,7 @@ def the_corpus_of_a_cost():
     cost = SimpleNamespace(
         corpus=MARKED, control=None, left=0, perplexity=2.0, edited=3.0, tokens=9, changed=0.5
     )
-    steering._print_cost(console_for_reading(), cost, "")
+    steer._print_cost(console_for_reading(), cost, "")
 
 
 def slices_of_pairs():

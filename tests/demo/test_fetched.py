@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import prismlm
 from benchmarks.attach.demo_model import pack
+from prismlm.demo import prompts
 from prismlm.demo.estimate import estimate_fetched
 from prismlm.demo.fetch import NAME, Unreachable
 from prismlm.demo.fetched import run_fetched
@@ -64,8 +65,8 @@ def shipped(made, monkeypatch):
     there = {module.SHIPPED: archive, module.MAP: places}
     monkeypatch.setattr(module, "_shipped", there.__getitem__)
     monkeypatch.setattr(module, "EVERY", EVERY)
-    monkeypatch.setattr(module, "GENERATED", 3)
-    monkeypatch.setattr(module, "QUESTIONS", SHOWN)
+    monkeypatch.setattr(prompts, "ANSWERED", 3)
+    monkeypatch.setattr(prompts, "QUESTIONS", SHOWN)
     return result, fetched
 
 

@@ -73,10 +73,9 @@ def test_local_questions_are_those_of_lm_eval(benchmark, shots, tmp_path, one_su
         benchmark = one_subject
     split, of_hub, _, rows = QUESTIONS[benchmark.name]
     data = write_benchmarks(tmp_path / "data", benchmark.name)
-    examples, stem = benchmark.examples
-    write_rows(data, stem, rows)
+    write_rows(data, f"{benchmark.name}_{benchmark.examples}", rows)
     name = "mmlu_anatomy" if benchmark.subjects else benchmark.name
-    own = of_lm_eval(name, benchmark.folder, of_hub, split, examples, shots)
+    own = of_lm_eval(name, benchmark.folder, of_hub, split, benchmark.examples, shots)
     own.set_fewshot_seed(0)
     (local,) = load_tasks(benchmark, data, shots=shots)
     assert asked(local, shots) == asked(own, shots)

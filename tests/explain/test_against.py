@@ -13,6 +13,7 @@ from prismlm.errors import InputError
 from prismlm.explain import against as module
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.index.where import UNKNOWN
+from tests.helpers.next_tokens import next_tokens
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a"]
 EVERYTHING = 10**9
@@ -119,7 +120,7 @@ def test_the_window_of_a_place_is_the_indexs(lm):
         ]
     )
     found = module.probabilities_at(
-        lm, lm.lens, cells, corpus, records["position"][chosen], cells.tokens(chosen)
+        lm, lm.lens, cells, corpus, records["position"][chosen], next_tokens(cells, chosen)
     )
     # The index noted the probability of the token that did come next.
     np.testing.assert_allclose(found, records["probability"][chosen], rtol=2e-3, atol=1e-5)

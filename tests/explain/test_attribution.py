@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import attribute, merge_attributions
-from prismlm.explain.contexts import CONTEXT_TEMPERATURE
+from prismlm.explain.attribution import CONTEXT_TEMPERATURE, attribute, merge_attributions
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.index import layout
 from prismlm.index.lens import Lens
@@ -34,8 +33,7 @@ CONTEXTS = [
 
 
 def source_shares(table, lens, by="source", *, method="evidence", where=None):
-    contexts = by == "document" or method == "source"
-    return attribute(table, lens, method, contexts=contexts).sources(by, where)
+    return attribute(table, lens, method).sources(by, where)
 
 
 def document_shares(table, lens, *, where=None):
@@ -187,11 +185,6 @@ def test_unknown_roll_up(lens):
 def test_rows_of_an_unknown_prototype(lens):
     with pytest.raises(InputError, match="from 0 to 2"):
         lens.rows_of(3)
-
-
-def test_group_weights_are_rows_of_shares(lens):
-    weights = lens.group_weights("source").weights
-    np.testing.assert_allclose(weights, [[0.75, 0.25], [0, 1], [0, 0]])
 
 
 def random_table(seed, positions, prototypes=3, used=2):

@@ -235,10 +235,10 @@ def test_files_hold_the_rows(lm, audited, tmp_path):
     formula = {**rows[0].to_dict(), "text_id": "=1+1"}
     paths = [tmp_path / name for name in ("a.parquet", "a.jsonl", "a.csv")]
     identity = audit_identity(lm.lens, "evidence")
-    with audit_files(paths, [], identity) as (written, _):
+    with audit_files(paths, [], identity) as (add, _):
         for row in rows:
-            written.add(row.to_dict())
-        written.add(formula)
+            add(row.to_dict())
+        add(formula)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "a.parquet"]
     lines = [json.loads(line) for line in paths[1].read_text().splitlines()]
     assert lines == [row.to_dict() for row in rows] + [formula]
@@ -290,9 +290,9 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
     assert [t.share for t in texts] == sorted((t.share for t in texts), reverse=True)
 
     path = tmp_path / "a.parquet"
-    with audit_files([path], [], audit_identity(lm.lens, "evidence")) as (written, _):
+    with audit_files([path], [], audit_identity(lm.lens, "evidence")) as (add, _):
         for row in audited[1]:
-            written.add(row.to_dict())
+            add(row.to_dict())
     top = audited[1][0].documents[0]
     listed, least = audited_texts_that_rely(lm.lens, top.doc_id, path)
     assert least is None

@@ -11,8 +11,9 @@ from prismlm.edits.channels.interventions import MaskRead, MaskWrite
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain import chain as chain_module
-from prismlm.explain.chain import Used, chains
+from prismlm.explain.chain import chains
 from prismlm.explain.residual_stream import mixer_decoder_of, read_direct_path
+from prismlm.explain.steps import PrototypeUse
 from prismlm.instruments.channels import read_channels
 from prismlm.layers import PrototypeHead
 from prismlm.models.decoders.mixers import half_lives
@@ -42,8 +43,12 @@ def make_head():
 
 def used(head, path, position):
     routing = head.nearest(path.states[position : position + 1].float())
-    own = routing.activations[0].tolist()
-    return Used(routing.indices[0], own, [2 * a for a in own])
+    figures = zip(*(column[0].tolist() for column in routing[:3]), strict=True)
+    return [PrototypeUse(i, a, cosine, 2 * a, 0.0) for i, cosine, a in figures]
+
+
+def numbers(own):
+    return torch.tensor([use.id for use in own])
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +62,9 @@ def test_parts_sum_to_the_activation(name):
     path = read_direct_path(model, head, ids)
     for position in (0, 1, 5, 20):
         own = used(head, path, position)
-        parts = path.parts(position, own.prototypes)
-        torch.testing.assert_close(parts.total.float(), torch.tensor(own.activations))
+        parts = path.parts(position, numbers(own))
+        activations = torch.tensor([use.activation for use in own])
+        torch.testing.assert_close(parts.total.float(), activations)
         assert (parts.edit == 0).all()
         assert parts.channels.shape == (4, LAYERS, CHANNELS)
         found = chains(path, position, own, ["word"] * 21)
@@ -74,12 +80,12 @@ def test_a_channels_part_is_what_its_layer_gives_less_without_it(name, layer):
     model, head, ids = make_model(**SWITCHES[name]), make_head(), tokens(15)
     path = read_direct_path(model, head, ids)
     own = used(head, path, 14)
-    parts = path.parts(14, own.prototypes)
+    parts = path.parts(14, numbers(own))
     hidden = model(ids[None], output_hidden_states=True).hidden_states[layer]
     block = model.model.layers[layer]
     whole = block.mixer(block.mixer_norm(hidden)).output[0, 14]
     # What h is multiplied by, from the definition.
-    unit = torch.nn.functional.normalize(head.prototypes[own.prototypes], dim=-1)
+    unit = torch.nn.functional.normalize(head.prototypes[numbers(own)], dim=-1)
     z, h = path.states[14], path.hidden[14]
     gain = model.model.norm.weight / (h.square().mean() + model.config.rms_norm_eps).sqrt()
     for channel in range(CHANNELS):
@@ -97,13 +103,13 @@ def test_a_tokens_part_is_what_its_value_gives_through_convolution_and_channel(l
     path = read_direct_path(model, head, ids)
     position, channel = 12, 4
     own = used(head, path, position)
-    split = torch.full_like(own.prototypes, channel)
-    found = path.token_parts(position, own.prototypes, layer, split)
+    split = torch.full_like(numbers(own), channel)
+    found = path.token_parts(position, numbers(own), layer, split)
     assert found.shape == (4, position)
     flow, mixer = path.flows[layer], model.model.layers[layer].mixer
     read = torch.zeros_like(flow.read)
     read[:, channel] = flow.read[:, channel]
-    along = path.along(position, own.prototypes, layer).float()
+    along = path.along(position, numbers(own), layer).float()
     for source in range(position):
         # The layer as it is, with the value of one token alone.
         alone = torch.zeros_like(flow.inputs)
@@ -123,7 +129,7 @@ def test_the_chain_names_the_largest_channels_and_tokens(monkeypatch):
     own = used(head, path, 19)
     words = [f"word {i}" for i in range(20)]
     (chain, *_) = chains(path, 19, own, words)
-    every = path.parts(19, own.prototypes).channels[0].flatten()
+    every = path.parts(19, numbers(own)).channels[0].flatten()
     assert [abs(use.activation_part) for use in chain.channels] == pytest.approx(
         every.abs().sort(descending=True).values[:5].tolist()
     )
@@ -154,7 +160,7 @@ def test_a_masked_channel_has_no_part():
     model, head, ids = make_model(), make_head(), tokens(12)
     with intervene(model, MaskWrite(1, 2)):
         path = read_direct_path(model, head, ids)
-    parts = path.parts(11, used(head, path, 11).prototypes)
+    parts = path.parts(11, numbers(used(head, path, 11)))
     assert (parts.channels[:, 1, 2] == 0).all()
     assert (parts.channels[:, 1, 3] != 0).all()
 
@@ -219,6 +225,11 @@ def test_an_intervention_is_seen_after_its_block_too(lm):
         assert (plain.layer, plain.channel) not in {(u.layer, u.channel) for u in chain.channels}
         total = chain.embedding + sum(chain.mlps) + sum(chain.mixers)
         assert total == pytest.approx(chain.activation, abs=1e-5)
+
+
+def test_where_no_prototype_is_in_use_there_are_no_chains():
+    path = read_direct_path(make_model(), make_head(), tokens(4))
+    assert chains(path, 2, [], ["word"] * 4) == ()
 
 
 def test_a_model_changed_since_is_refused(lm):

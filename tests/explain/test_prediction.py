@@ -11,7 +11,7 @@ import prismlm
 from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain import language_model
-from prismlm.explain.split import check_sums
+from prismlm.explain.prediction import check_sums
 from prismlm.explain.steps import steps_of
 from prismlm.models.sidecar import weight_of
 

@@ -18,6 +18,7 @@ from prismlm.index.lens import Lens
 from prismlm.index.write import top_signatures
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 from prismlm.ops import prototype_head
+from tests.helpers.next_tokens import next_tokens
 
 WINDOW, STRIDE, CONTEXTS = 128, 96, 6
 OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="heldout")
@@ -182,7 +183,7 @@ def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
     whole, half = (Lens.open(path, lm.model, lm.head).cells for path in (lens_of_few, built))
     records = [cells.records(np.arange(len(cells))) for cells in (whole, half)]
     states = [
-        cells.states(record)[np.argsort(record["position"])]
+        cells.codes.states(record)[np.argsort(record["position"])]
         for cells, record in zip((whole, half), records, strict=True)
     ]
     assert not torch.equal(*states)
@@ -285,7 +286,7 @@ def test_mass_equals_brute_force(lens, expected):
 def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of_few):
     cells = Lens.open(lens_of_few, lm.model, lm.head).cells
     rows = np.arange(len(cells))
-    records, tokens = cells.records(rows), cells.tokens(rows)
+    records, tokens = cells.records(rows), next_tokens(cells, rows)
     keys, starts = cells.keys_and_starts
     cell = np.repeat(np.asarray(keys), np.diff(np.append(starts, len(cells))))
     cell = cell // cells.meta.vocabulary
@@ -305,7 +306,7 @@ def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of
         # Where two prototypes are as near as rounding, either may be the nearest.
         np.testing.assert_allclose(found, cosines.max(1).values, atol=1e-6)
         np.testing.assert_allclose(records["probability"][mine], chances, atol=2e-3)
-        coded = cells.states(records[mine]).double()
+        coded = cells.codes.states(records[mine]).double()
         np.testing.assert_allclose((coded * unit).sum(1), 1, atol=3e-3)
 
 

@@ -149,7 +149,7 @@ def test_cosines_are_those_of_the_coded_states(opened):
         )
         for r in records
     ]
-    np.testing.assert_allclose(cells.cosines(records, state), by_hand, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(cells.codes.cosines(records, state), by_hand, rtol=1e-4, atol=1e-6)
 
 
 def test_a_position_lies_in_its_document(opened, tiny_corpus):

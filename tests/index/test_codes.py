@@ -54,7 +54,9 @@ def test_codes_take_a_quarter_and_are_near(tmp_path):
     exact = Cells(tmp_path / "int8", write(tmp_path / "int8", records, [1000]))
     assert cells.records(np.arange(3)).itemsize == 4 + 2 + 2 + 1
     rows = np.arange(len(cells))
-    near = (cells.states(cells.records(rows)) * exact.states(exact.records(rows))).sum(1)
+    near = (cells.codes.states(cells.records(rows)) * exact.codes.states(exact.records(rows))).sum(
+        1
+    )
     # 256 centres for directions in four dimensions
     assert near.mean() > 0.97
     np.testing.assert_array_equal(cells.positions(0, 9), exact.positions(0, 9))
@@ -82,7 +84,7 @@ def test_few_positions_or_none(tmp_path):
     for count in (0, 3):
         meta = write(tmp_path / f"{count}", random_records(count), [], codes="pq")
         cells = Cells(tmp_path / f"{count}", meta)
-        found = cells.states(cells.records(np.arange(count)))
+        found = cells.codes.states(cells.records(np.arange(count)))
         assert found.shape == (count, 4)
         assert torch.isfinite(found).all()
 

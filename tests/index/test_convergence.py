@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from prismlm.index.convergence import LensInspection, Spread
+import prismlm
+from prismlm.index.convergence import LensInspection, Spread, inspect_lens
 
 
 def inspection(converged_at, filled):
@@ -45,3 +46,19 @@ def test_a_lens_says_whether_it_had_enough_text_and_why(converged_at, filled, en
     assert found.verdict.startswith(begins)
     assert why in found.verdict
     assert found.to_dict()["verdict"] == found.verdict
+
+
+def test_prototypes_are_spread_over_sources_as_their_activation_is(tiny_model):
+    lens = prismlm.load(tiny_model).lens
+    spread = inspect_lens(lens).spread.effective_sources
+    rows = lens.mass.to_pylist()
+    for prototype in range(lens.num_prototypes):
+        of_source = {}
+        for row in rows:
+            if row["prototype"] == prototype:
+                amount = of_source.get(row["source"], 0) + row["activation_sum"]
+                of_source[row["source"]] = amount
+        shares = np.array([amount for amount in of_source.values() if amount])
+        shares = shares / shares.sum()
+        expected = np.exp(-(shares * np.log(shares)).sum()) if len(shares) else 0
+        assert spread[prototype] == pytest.approx(expected)

@@ -21,6 +21,7 @@ from prismlm.index.support import (
     unseen_documents,
 )
 from prismlm.models.sidecar import weight_of
+from tests.helpers.next_tokens import next_tokens
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch)
     cells, head, corpus = lm.lens.cells, lm.head, lm.lens.corpus
     weight = weight_of(lm.model).detach()
     every = np.arange(len(cells))
-    records, tokens = cells.records(every), cells.tokens(every)
+    records, tokens = cells.records(every), next_tokens(cells, every)
     bounds = np.append(np.asarray(cells.keys_and_starts[1]), len(cells))
     cell = np.repeat(np.asarray(cells.keys_and_starts[0]), np.diff(bounds)) // cells.meta.vocabulary
     own = int(corpus.split("train")[5])
@@ -48,7 +49,7 @@ def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch)
         speaks = head.prototypes.detach()[routing.indices[0]] @ signature
         used = routing.indices[0][(routing.activations[0] > 0) & (speaks > 0)].tolist()
         there = np.isin(cell, used) & (tokens == target) & others
-        cosines = cells.states(records[there]) @ state
+        cosines = cells.codes.states(records[there]) @ state
         expected.append(float(cosines.max()) if len(cosines) else -1.0)
     other = int(corpus.starts[corpus.split("train")[2]]), 7
     _, found = leave_one_out(cells, lm.model, head, corpus, [other, (start, length)])

@@ -11,7 +11,7 @@ from prismlm.labels.vocabulary import Vocabulary
 def test_a_subject_takes_words_near_its_own(tiny_corpus):
     vocabulary = Vocabulary(Corpus.open(tiny_corpus).tokenizer, 8192)
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(len(vocabulary), 64, generator=generator)
+    weight = torch.randn(len(vocabulary.texts), 64, generator=generator)
     names = list(SUBJECTS)
     number = {text: i for i, text in enumerate(vocabulary.texts)}
     known = {
@@ -25,7 +25,7 @@ def test_a_subject_takes_words_near_its_own(tiny_corpus):
     assert len(known[subject]) >= 3
     weight[number[" said"], names.index(subject)] += 20
     # What all words vary in most, of whatever subject.
-    weight[:, 50:58] = 300 * torch.randn(len(vocabulary), 8, generator=generator)
+    weight[:, 50:58] = 300 * torch.randn(len(vocabulary.texts), 8, generator=generator)
     found = subject_words(weight, vocabulary)
     for word in ("said", known[subject][0]):
         row = found[vocabulary.words.index(word)].toarray()[0]

@@ -1,4 +1,4 @@
-"""Themes by words: by hand on few words, and on units of planted themes."""
+"""Themes by words, by hand and planted; and by a server that answers well, or rubbish."""
 
 import math
 
@@ -6,7 +6,21 @@ import numpy as np
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.labels.themes import LEAST_RANDOM, Passage, WordJudge, clusters, rarities
+from prismlm.labels.endpoint import Endpoint
+from prismlm.labels.themes import (
+    EXPLANATION_LENGTH,
+    LEAST_RANDOM,
+    EndpointJudge,
+    Judgement,
+    Passage,
+    WordJudge,
+    clusters,
+    rarities,
+    theme_question,
+)
+from tests.helpers.chat_server import ChatServer
+
+GOOD = {"theme": "tides", "disentanglement": 9, "coverage": 10, "themes": 1, "explanation": "Sea."}
 
 
 def passage(text, *marked):
@@ -118,3 +132,79 @@ def test_what_cannot_be_judged_is_refused(judge):
         judge.judge([others(9)])
     with pytest.raises(InputError, match="19 random passages: expected at least 20"):
         WordJudge(STRANGERS[1:])
+
+
+def unit(number):
+    words = ("The", f" tide{number}", " <<is", ">>", " high", "\n")
+    return [Passage((*words, f" {i}"), (1, 4)) for i in range(10)]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    def judge(url):
+        endpoint = Endpoint(url, "m", retries=0, timeout=5.0)
+        return EndpointJudge(endpoint, tmp_path / ".themes.answers.jsonl")
+
+    return judge
+
+
+def test_a_unit_is_asked_about_once_with_its_marks(opened):
+    with ChatServer(lambda request, number: GOOD) as server:
+        first = opened(server.url)
+        found = first.judge([unit(0), unit(1)])
+        second = opened(server.url)
+        assert second.judge([unit(0), unit(1)]) == found
+        assert first.judge([unit(0)]) == [Judgement("tides", 9, 10, 1, "Sea.")]
+    assert len(server.requests) == 2
+    assert first.source == "endpoint:m"
+    assert (first.session.asked()["requests"], second.session.asked()["requests"]) == (2, 0)
+    text = server.requests[0]["messages"][0]["content"]
+    # Marks of the text itself cannot be taken for ours.
+    assert text.count("<< tide") == 10
+    assert "‹‹is››<< high>>" in text
+    assert text.count('{"passage": ') == 10
+    schema = server.requests[0]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["coverage"] == {"type": "integer"}
+    assert list(schema["required"]) == list(GOOD)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"coverage": 11}, {"themes": 0}, {"disentanglement": True}, {"coverage": 9.5},
+        {"theme": " \n"}, {"theme": 3}, {"themes": "one"}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
+    def behave(request, number):
+        return GOOD | wrong if "tide0" in request["messages"][0]["content"] else GOOD
+
+    with ChatServer(behave) as server:
+        asking = opened(server.url)
+        found = asking.judge([unit(0), unit(1), unit(2)])
+    assert found[0] is None
+    assert [one.theme for one in found[1:]] == ["tides", "tides"]
+    assert len(server.requests) == 4
+    assert sum(asking.session.asked()["failures"].values()) == 1
+
+
+def test_nothing_but_rubbish_ends_the_run(opened):
+    with (
+        ChatServer(lambda request, number: "I would rather not") as server,
+        pytest.raises(InputError, match="got no answer that can be used"),
+    ):
+        opened(server.url).judge([unit(i) for i in range(3)])
+
+
+def test_what_it_says_is_one_line_that_drives_no_terminal(opened):
+    said = GOOD | {"theme": "a\x1b[31m\nb", "explanation": "x\ty" * 400}
+    with ChatServer(lambda request, number: said) as server:
+        (found,) = opened(server.url).judge([unit(0)])
+    assert found.theme == "a [31m b"
+    assert found.explanation.isprintable()
+    assert len(found.explanation) <= EXPLANATION_LENGTH
+
+
+def test_text_cannot_close_the_fence_that_it_stands_in():
+    (message,) = theme_question(unit(0)).messages
+    assert message["content"].count("</data-") == 2

@@ -15,6 +15,7 @@ from prismlm.training.objective import (
     sample_positions,
     select,
 )
+from prismlm.training.recipe import Recipe
 from tests.helpers.tiny_head import batch, make
 
 CPU = torch.device("cpu")
@@ -130,11 +131,12 @@ def test_in_training_the_head_sees_a_share_of_the_positions():
 
 
 def test_k_falls_to_its_end_in_equal_steps():
-    schedule = HeadSchedule(
-        [], initialise_at_step=10, warmup=0.0, seed=0, anneal_from=64, anneal_until=0.5
-    )
-    found = [schedule.prototypes_per_token(step, 100, 16) for step in (0, 10, 20, 30, 50, 99)]
+    plain = {"corpus": "c", "out": "o", "model": {}, "steps": 100}
+    head = {"initialise_at_step": 10, "prototypes_per_token": 16}
+    falling = Recipe(**plain, head=head | {"anneal_from": 64, "anneal_until": 0.5})
+    schedule = HeadSchedule([], falling)
+    found = [schedule.prototypes_per_token(step, 100) for step in (0, 10, 20, 30, 50, 99)]
     assert found == [64, 64, 52, 40, 16, 16]
-    fixed = HeadSchedule([], initialise_at_step=10, warmup=0.0, seed=0)
-    assert fixed.prototypes_per_token(0, 100, 16) == 16
+    fixed = HeadSchedule([], Recipe(**plain, head=head))
+    assert fixed.prototypes_per_token(0, 100) == 16
     assert [fixed.loss_scale(step, 100) for step in (9, 10, 99)] == [1.0, 1.0, 1.0]

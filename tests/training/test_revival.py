@@ -3,6 +3,7 @@ import torch
 
 from prismlm.layers import PrototypeHead
 from prismlm.training import TrainingInterrupted, build_recipe, train
+from prismlm.training.recipe import Recipe
 from prismlm.training.revival import ReviveUnused, Usage, revive
 from tests.helpers.runs import InterruptAfter, assert_same_run, curve
 
@@ -86,7 +87,8 @@ def test_it_waits_until_a_prototype_had_its_chance(step, due, monkeypatch):
     called = []
     monkeypatch.setattr("prismlm.training.revival.revive", lambda *a: called.append(a))
     model = SimpleNamespace(prototype_head=None, usage=Usage(3))
-    callback = ReviveUnused(every=4, first=5, until=16, seed=0)
+    head = {"initialise_at_step": 5, "revive_every": 4, "revive_until": 0.8}
+    callback = ReviveUnused(Recipe(corpus="c", out="o", model={}, steps=20, head=head))
     state = SimpleNamespace(global_step=step)
     callback.on_step_end(None, state, None, model=model, optimizer=object())
     assert bool(called) == due

@@ -17,14 +17,14 @@ import torch
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
-from prismlm.explain.split import OutputLayer
-from prismlm.index.lens import GroupWeights
+from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.statistics import bootstrap
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
+    from prismlm.index.lens import Lens
 
 
 class DocumentEvidence(NamedTuple):
@@ -32,6 +32,28 @@ class DocumentEvidence(NamedTuple):
 
     documents: np.ndarray
     per_prototype: np.ndarray
+
+
+class GroupWeights(NamedTuple):
+    """How each prototype's activation over the whole corpus spreads over the keys of one column.
+
+    Attributes:
+        keys: the distinct values, in order of first appearance; nulls are "(unknown)".
+        weights: rows sum to 1, or are all zero for a prototype that is never used, [K, keys].
+    """
+
+    keys: list[str]
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, lens: Lens, by: str) -> GroupWeights:
+        """Return those of a lens, by source, domain or license."""
+        names, codes = lens.keys("mass", by)
+        weights = np.zeros((lens.num_prototypes, len(names)))
+        at = lens.mass["prototype"].to_numpy(), codes
+        np.add.at(weights, at, lens.mass["activation_sum"].to_numpy())
+        total = weights.sum(1, keepdims=True)
+        return cls(names, np.divide(weights, total, out=np.zeros_like(weights), where=total > 0))
 
 
 @dataclass(frozen=True)

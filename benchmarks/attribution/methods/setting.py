@@ -151,7 +151,7 @@ class Setting:
             seen.z[0, : len(read) - 1].float().norm(dim=-1),
             split.targets,
             split.read,
-            split.probabilities,
+            split.log_probabilities.exp(),
             evidence.indices,
             evidence.evidence,
         )

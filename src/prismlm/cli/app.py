@@ -114,20 +114,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(corpus.app, name="corpus")
-app.command()(demo.demo)
-app.command()(train.train)
-app.command()(attach.attach)
-app.command()(index.index)
-app.command()(label.label)
+for command in (demo.demo, train.train, attach.attach, index.index, label.label):
+    app.command()(command)
 app.command("map")(map.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
-app.command()(explain.explain)
-app.command()(explore.explore)
-app.command()(audit.audit)
-app.command()(sources.sources)
-app.command()(compare.compare)
-app.command()(steer.steer)
-app.command()(generate.generate)
+for command in (explain.explain, explore.explore, audit.audit, sources.sources):
+    app.command()(command)
+for command in (compare.compare, steer.steer, generate.generate):
+    app.command()(command)
 app.add_typer(eval.app, name="eval")
 app.command("lm-eval", context_settings=PASSED_ON)(lm_eval)
 

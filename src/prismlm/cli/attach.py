@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from prismlm.cli.format import count, duration
 from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
 from prismlm.cli.options import Device, DryRun, Json, Precision, flag, option
 from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
@@ -95,8 +96,6 @@ def attach(
 
 
 def _print_result(result: AttachResult, seconds: float) -> None:
-    from prismlm.cli.format import count, duration
-
     quality = result.quality
     rows = [
         ("fitted to", f"{count(result.states)} states"),

@@ -23,7 +23,7 @@ from prismlm.cli.options import (
     number,
     option,
 )
-from prismlm.cli.output import print_cost, print_json
+from prismlm.cli.output import console_for_reading, print_cost, print_json
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ def _run(
     pages = [] if html is None else [html]
     reporter = ConsoleReporter()
     with (
-        audit_files(paths, pages, audit.identity) as (rows, temporary),
+        audit_files(paths, pages, audit.identity) as (add, temporary),
         reporter.task("Reading texts", reader.total_bytes, "bytes") as task,
     ):
         done = 0
         for row in audit.read(reader):
-            rows.add(row.to_dict())
+            add(row.to_dict())
             task.advance(reader.bytes_read - done)
             done = reader.bytes_read
         summary = audit.to_dict() | {"empty": reader.skipped}
@@ -112,7 +112,6 @@ def _run(
 
 
 def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
-    from prismlm.cli.output import console_for_reading
     from prismlm.cli.printing.trace import print_documents, print_shares
     from prismlm.explain.support import levels_in_words
     from prismlm.pages.trace import CAVEAT

@@ -77,7 +77,7 @@ def print_comparison(value: dict[str, Any], by: str, top: int) -> None:
     """Print what ``prismlm compare --json`` holds; ``top`` of the shares."""
     console = console_for_reading()
     for side in ("a", "b"):
-        console.print(Text(f"{side.upper()}  {plain(value[side]['model'])}", style="bold"))
+        console.print(f"{side.upper()}  {plain(value[side]['model'])}", style="bold")
     console.print()
     if value["texts"] is not None:
         _print_texts(console, value["texts"], by, top)
@@ -138,4 +138,4 @@ def _print_prototypes(console: Console, value: dict[str, Any]) -> None:
         )
     console.print(table)
     if not all(pair["mutual"] for pair in value["pairs"]):
-        console.print(Text("* is more similar to another prototype of A", style="dim"))
+        console.print("* is more similar to another prototype of A", style="dim")

@@ -6,19 +6,54 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from prismlm.cli import dataset_options as data
+from prismlm.cli.format import count
 from prismlm.cli.options import DryRun, Json, flag, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from prismlm.corpus import Corpus, HubDataset
 
 _ROWS_SHOWN = 20
 _BAR_WIDTH = 20
+
+
+def _column(role: str, otherwise: str) -> Any:
+    return option("NAME", f"Column of the {role}; {otherwise}.", f"--{role}-column")
+
+
+Dataset = Annotated[
+    str | None,
+    option(
+        "NAME[:CONFIG]",
+        "Stream a Hugging Face dataset, or a local copy of one; json, parquet and the like "
+        "are formats of --data-files.",
+    ),
+]
+DatasetConfig = Annotated[
+    str | None, option("CONFIG", "The dataset's configuration, or NAME:CONFIG.")
+]
+DataFiles = Annotated[
+    list[str] | None, option("FILE", "Only these files of the dataset; may be repeated.")
+]
+TextColumn = Annotated[str, _column("text", "in tables and JSON")]
+IdColumn = Annotated[str | None, _column("id", "else file-name:row")]
+SourceColumn = Annotated[str | None, _column("source", "else the file's name")]
+DomainColumn = Annotated[str | None, _column("domain", "else 'domain' if there")]
+LicenseColumn = Annotated[str | None, _column("license", "else 'license' if there")]
+TitleColumn = Annotated[str | None, _column("title", "else 'title' if there")]
+UrlColumn = Annotated[str | None, _column("url", "else 'url' if there")]
+SplitColumn = Annotated[
+    str | None,
+    option(
+        "NAME",
+        "Column that says train, heldout, validation or test; else 'split' if there; '' for none.",
+        "--split-column",
+    ),
+]
 
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
 
@@ -40,18 +75,18 @@ OwnTokenizer = Annotated[
 def build(
     out: Annotated[Path, option("DIR", "The corpus directory to write.")],
     inputs: Inputs = None,
-    dataset: data.Dataset = None,
-    dataset_config: data.DatasetConfig = None,
-    data_files: data.DataFiles = None,
+    dataset: Dataset = None,
+    dataset_config: DatasetConfig = None,
+    data_files: DataFiles = None,
     split: Annotated[str, typer.Option(help="The split of the dataset to read.")] = "train",
-    text_column: data.TextColumn = "text",
-    id_column: data.IdColumn = None,
-    source_column: data.SourceColumn = None,
-    domain_column: data.DomainColumn = None,
-    license_column: data.LicenseColumn = None,
-    title_column: data.TitleColumn = None,
-    url_column: data.UrlColumn = None,
-    split_column: data.SplitColumn = None,
+    text_column: TextColumn = "text",
+    id_column: IdColumn = None,
+    source_column: SourceColumn = None,
+    domain_column: DomainColumn = None,
+    license_column: LicenseColumn = None,
+    title_column: TitleColumn = None,
+    url_column: UrlColumn = None,
+    split_column: SplitColumn = None,
     tokenizer: OwnTokenizer = None,
     vocab_size: Annotated[int, typer.Option(help="Tokens of a tokenizer that is trained.")] = 8192,
     heldout: Annotated[
@@ -126,9 +161,6 @@ def _summary(corpus: Corpus) -> dict[str, Any]:
 
 
 def _print_corpus(corpus: Corpus) -> None:
-    from rich.text import Text
-
-    from prismlm.cli.format import count
     from prismlm.corpus.read import in_words
 
     console = console_for_reading()
@@ -175,9 +207,6 @@ def _print_corpus(corpus: Corpus) -> None:
 
 
 def _shares(key: str, rows: list[dict[str, Any]], tokens: int) -> Table:
-    from rich.text import Text
-
-    from prismlm.cli.format import count
     from prismlm.index.where import UNKNOWN
 
     table = table_of(key, "*documents", "*tokens", "*share", "")

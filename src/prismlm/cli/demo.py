@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from prismlm.cli.options import DryRun, flag, option
 from prismlm.cli.output import print_cost
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from prismlm.demo.prompts import Answer, DemoResult
 
 FETCHED_DIRECTORY = Path("prismlm-demo")
@@ -53,8 +56,6 @@ def demo(
     parameters is trained instead: at most ten minutes on two cores, two with --quick. What is built
     is kept: the second run takes seconds. On a terminal, the explorer then opens, until Ctrl-C.
     """
-    from rich.console import Console
-
     if as_json and not dry_run:
         raise InputError("--json is of --dry-run: a demo ends with the model directory on stdout.")
     if dry_run:
@@ -103,8 +104,6 @@ def _estimate(out: Path | None, *, train: bool, quick: bool, as_json: bool) -> N
 
 
 def _print_summary(console: Console, result: DemoResult) -> None:
-    from rich.markup import escape
-
     console.print()
     kind = "question" if result.chat else "prompt"
     console.print(
@@ -132,9 +131,6 @@ def _print_summary(console: Console, result: DemoResult) -> None:
 
 
 def _print_answer(console: Console, answer: Answer, chat: bool) -> None:
-    from rich.markup import escape
-    from rich.padding import Padding
-
     rest = f"unattributed {answer.unattributed:.0%}"
     leading: list[str] = []
     room = console.width - len("  evidence   ") - len(rest)
@@ -161,9 +157,6 @@ def _print_answer(console: Console, answer: Answer, chat: bool) -> None:
 
 def _print_passage(console: Console, source: str, before: str, token: str, after: str) -> None:
     """Print whole words around the token, in two lines, and below them where they stand."""
-    from rich.table import Table
-    from rich.text import Text
-
     room = 2 * (console.width - 14) - len(token) - 4
     first = max(0, len(before) - room * 2 // 3)
     last = room - (len(before) - first)
@@ -185,8 +178,6 @@ def _visible(text: str) -> str:
 
 
 def _print_figures(console: Console, model: Path) -> None:
-    from rich.table import Table
-
     from prismlm.models.sidecar import load_sidecar
 
     provenance = load_sidecar(model).provenance

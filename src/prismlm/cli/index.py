@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
-from prismlm.cli import dataset_options as data
-from prismlm.cli.corpus import dataset_of
+from prismlm.cli import corpus as data
+from prismlm.cli.format import count, duration
 from prismlm.cli.options import (
     Device,
     DryRun,
@@ -30,12 +30,14 @@ from prismlm.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from prismlm.cli.index_source import DatasetSource
     from prismlm.corpus import Columns, Corpus, HubDataset
-    from prismlm.index.build import Shard
+    from prismlm.cost import Cost
+    from prismlm.index.build import IndexOptions, Shard
     from prismlm.index.codes import CodeName
     from prismlm.models.checkpoint import Checkpoint
+    from prismlm.progress import Reporter
 
+CORPORA = "corpora"
 LONGEST_DEFAULT_WINDOW = 1024
 
 
@@ -115,7 +117,7 @@ def index(
 
     named = (source_column, domain_column, license_column, title_column, url_column, split_column)
     columns = Columns(text_column, id_column, *named)
-    found = dataset_of(dataset, dataset_config, dataset_split, data_files)
+    found = data.dataset_of(dataset, dataset_config, dataset_split, data_files)
     source = _source(model, corpus, found, columns)
     out = _out(model, lens or source.name)
     where = _own_device(device_named(device))
@@ -142,6 +144,18 @@ class _Job(NamedTuple):
     device: str
 
 
+class _Dataset(NamedTuple):
+    """A dataset, which becomes a corpus with the model's tokenizer before it is read."""
+
+    dataset: HubDataset
+    columns: Columns
+    out: Path
+
+    @property
+    def name(self) -> str:
+        return self.out.resolve().name
+
+
 def _own_device(name: str) -> str:
     """Return the GPU of this process, where several read one part each."""
     rank = os.environ.get("LOCAL_RANK")
@@ -150,12 +164,12 @@ def _own_device(name: str) -> str:
 
 def _source(
     model: Path, corpus: Path | None, dataset: HubDataset | None, columns: Columns
-) -> Corpus | DatasetSource:
-    from prismlm.cli.index_source import DatasetSource
+) -> Corpus | _Dataset:
     from prismlm.corpus import Corpus
 
     if dataset is not None:
-        return DatasetSource(model, corpus, dataset, columns)
+        parts = (dataset.label, dataset.config, dataset.split)
+        return _Dataset(dataset, columns, corpus or model / CORPORA / "-".join(filter(None, parts)))
     if corpus is None:
         raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
     return Corpus.open(corpus)
@@ -163,7 +177,7 @@ def _source(
 
 def _run(
     job: _Job,
-    source: Corpus | DatasetSource,
+    source: Corpus | _Dataset,
     window: int | None,
     stride: int | None,
     asked: dict[str, Any],
@@ -171,7 +185,6 @@ def _run(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    from prismlm.cli.index_source import DatasetSource
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.tokenizer import tokenizer_fingerprint
     from prismlm.index.build import (
@@ -180,7 +193,6 @@ def _run(
         check_lens,
         check_window_and_batches,
     )
-    from prismlm.index.estimate import estimate_index
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.progress import SILENT
 
@@ -192,16 +204,10 @@ def _run(
     options = IndexOptions(window=width, stride=stride, **asked)
     check_window_and_batches(model, options)
     if dry_run:
-        if isinstance(source, DatasetSource):
-            cost = source.estimate(checkpoint, options)
-        else:
-            cost = estimate_index(model, head, source, options)
-        print_cost(cost, as_json=as_json)
+        print_cost(_cost(job, source, checkpoint, options), as_json=as_json)
         return
     reporter = ConsoleReporter() if is_first_process() else SILENT
-    corpus = source
-    if isinstance(corpus, DatasetSource):
-        corpus = corpus.corpus(wait=job.part.count > 1, progress=reporter)
+    corpus = _streamed(job, source, reporter) if isinstance(source, _Dataset) else source
     began = time.monotonic()
     written = build_index(
         model,
@@ -217,6 +223,42 @@ def _run(
         progress=reporter,
     )
     _say(job, written is not None, time.monotonic() - began, as_json=as_json)
+
+
+def _streamed(job: _Job, source: _Dataset, reporter: Reporter) -> Corpus:
+    """Return the corpus of a dataset, building it where it is not there, or not whole."""
+    from prismlm.corpus.resumable import stream_corpus
+    from prismlm.corpus.tokenizer import load_tokenizer
+    from prismlm.run_state import orderly_end
+
+    with orderly_end():
+        return stream_corpus(
+            source.dataset,
+            source.out,
+            tokenizer=load_tokenizer(job.model),
+            columns=source.columns,
+            wait=job.part.count > 1,
+            progress=reporter,
+        )
+
+
+def _cost(
+    job: _Job, source: Corpus | _Dataset, checkpoint: Checkpoint, options: IndexOptions
+) -> Cost:
+    """Return what an index would cost, and the building of its corpus if that is not there."""
+    from prismlm.corpus.resumable import existing_corpus
+    from prismlm.corpus.tokenizer import load_tokenizer
+    from prismlm.index.estimate import estimate_dataset_index, estimate_index
+
+    model, head = checkpoint.model, checkpoint.sidecar.head
+    if isinstance(source, _Dataset):
+        dataset, columns, out = source
+        tokenizer = load_tokenizer(job.model)
+        there = existing_corpus(dataset, out, tokenizer=tokenizer, columns=columns)
+        if there is None:
+            return estimate_dataset_index(model, head, tokenizer, dataset, options, columns=columns)
+        source = there
+    return estimate_index(model, head, source, options)
 
 
 def _say(job: _Job, written: bool, seconds: float, *, as_json: bool) -> None:
@@ -306,7 +348,6 @@ def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    from prismlm.cli.format import count, duration
     from prismlm.index.mass import LARGEST_GROUPS
 
     prototypes = summary["prototypes"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prismlm.cli.format import count
 from prismlm.cli.options import Json, Lens, Model, choice, flag, load_with_lens, number, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
@@ -104,8 +105,6 @@ def _labeller(
 
 
 def _announce(cost: Cost) -> None:
-    from prismlm.cli.format import count
-
     figures = cost.figures
     price = f", price {figures['price']}" if "price" in figures else ""
     typer.echo(
@@ -117,15 +116,13 @@ def _announce(cost: Cost) -> None:
 
 def _print_asked(asked: dict[str, Any]) -> None:
     """Print what an endpoint did: how much, what went wrong, and whether its names are better."""
-    from rich.text import Text
-
     console = console_for_reading()
     console.print(
         f"\n{asked['named']:,} named by the endpoint: {asked['requests']:,} answers, "
         f"{asked['tokens_in']:,} tokens in, {asked['tokens_out']:,} out"
     )
     for reason, times in asked["failures"].items():
-        console.print(Text(f"{times:,} without an answer: {plain(reason)}", style="dim"))
+        console.print(f"{times:,} without an answer: {plain(reason)}", style="dim")
     scores, judged = asked["scores"], asked["judged"] or {}
     for name in ("detection", "fuzzing"):
         own, embedded = scores["own"][name], scores["embedded"][name]
@@ -157,8 +154,8 @@ def _print(found: Labelling) -> None:
         style="dim",
     )
     console.print()
-    for name, count in sorted(found.categories.items(), key=lambda pair: -pair[1]):
-        console.print(f"{count:>7,}  {plain(name)}")
+    for name, members in sorted(found.categories.items(), key=lambda pair: -pair[1]):
+        console.print(f"{members:>7,}  {plain(name)}")
 
 
 def _print_examples(lens: OpenedLens) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from prismlm.errors import InputError, check_choice
 
@@ -125,6 +126,18 @@ def put(text: str, chat: bool, system: str | None) -> str | Messages:
     from prismlm.corpus.chat import asked
 
     return asked(text, system) if chat else text
+
+
+def model_first(default: str, help: str) -> typer.Typer:
+    """Return a group that takes a first argument that is no command for ``default``'s MODEL."""
+
+    class ModelFirst(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if args and args[0] not in self.commands and args[0] != "--help":
+                args = [default, *args]
+            return super().parse_args(ctx, args)
+
+    return typer.Typer(cls=ModelFirst, no_args_is_help=True, help=help)
 
 
 def is_first_process() -> bool:

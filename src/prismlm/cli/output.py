@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from prismlm.cli.format import count, duration, size
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
 
@@ -42,7 +43,7 @@ def print_rows(rows: list[tuple[str, str]], last: str) -> None:
         table.add_row(*row)
     console = console_for_reading()
     console.print(table)
-    console.print(Text(last, style="dim"), soft_wrap=True)
+    console.print(last, style="dim", soft_wrap=True)
 
 
 def quality_rows(quality: HeadQuality) -> list[tuple[str, str]]:
@@ -138,8 +139,6 @@ def bar(share: float, width: int) -> str:
 
 def print_cost(cost: Cost, *, as_json: bool) -> None:
     """Print what a dry run expects, what it cannot know, and that nothing was written."""
-    from prismlm.cli.format import duration, size
-
     if as_json:
         print_json(cost.to_dict())
         return
@@ -164,8 +163,6 @@ def print_cost(cost: Cost, *, as_json: bool) -> None:
 
 def _figure(name: str, value: Any) -> tuple[str, str]:
     """Return a figure of a cost as people read it: what it is called says in which unit it is."""
-    from prismlm.cli.format import count, duration, size
-
     words = name.replace("_", " ")
     if isinstance(value, bool) or ("seconds" in name and value == 0):
         return "", ""
@@ -189,8 +186,6 @@ def _figure(name: str, value: Any) -> tuple[str, str]:
 
 
 def _parts(cost: Cost) -> Table:
-    from prismlm.cli.format import duration, size
-
     table = table_of("", "", "*time", "*memory", "*disk")
     for part in cost.parts:
         there = "there" if part.figures.get("there") else part.basis

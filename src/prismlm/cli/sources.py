@@ -66,9 +66,9 @@ def print_sources(found: DocumentSources, top: int) -> None:
     from prismlm.index.where import UNKNOWN
 
     console = console_for_reading()
-    console.print(Text(plain(found.title or found.doc_id), style="bold"))
+    console.print(plain(found.title or found.doc_id), style="bold")
     facts = (found.doc_id, found.source, found.domain, found.license or f"licence {UNKNOWN}")
-    console.print(Text(" · ".join(plain(fact) for fact in facts if fact), style="dim"))
+    console.print(" · ".join(plain(fact) for fact in facts if fact), style="dim")
     console.print()
     if found.cells is not None:
         places = sum(use.positions for use in found.cells)
@@ -130,10 +130,10 @@ def print_texts(texts: Sequence[TextUse], top: int, least: float | None) -> None
         line.append(f"  {plain(opening)}", "dim").truncate(console.width, overflow="ellipsis")
         console.print(line, no_wrap=True)
     if not texts:
-        console.print(Text("none", style="dim"))
+        console.print("none", style="dim")
     _print_more(console, len(texts) - top)
 
 
 def _print_more(console: Console, more: int) -> None:
     if more > 0:
-        console.print(Text(f"{more:,} more; --top shows them", style="dim"))
+        console.print(f"{more:,} more; --top shows them", style="dim")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prismlm.cli.format import count
 from prismlm.cli.options import DryRun, Json, flag, is_first_process, option
 from prismlm.cli.output import (
     console_for_reading,
@@ -93,8 +94,6 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
 
 
 def _print_result(result: TrainingResult) -> None:
-    from prismlm.cli.format import count
-
     rows = [
         ("steps", f"{result.steps:,}"),
         ("tokens", count(result.tokens)),

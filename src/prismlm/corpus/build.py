@@ -97,10 +97,10 @@ def build_corpus(
             alike = NearDuplicates()
             with progress.task("Tokenising", reader.total, "bytes") as task:
                 tokenise(_reported(reader, task), settings, writer, alike)
-            read = reader.manifest() if origin is None else None
-            settings.finish(
-                directory, writer, reader.skipped, origin=origin, read=read, alike=alike
-            )
+            made_of = {"read": reader.manifest()} if origin is None else {"origin": origin}
+            counted = {"documents": alike.count, "likeness": LIKENESS}
+            more = made_of | {"near_duplicates": counted}
+            settings.finish(directory, writer, reader.skipped, more)
     return Corpus.open(target)
 
 
@@ -156,14 +156,7 @@ class BuildSettings:
         )
 
     def finish(
-        self,
-        directory: Path,
-        writer: CorpusWriter,
-        skipped: int,
-        *,
-        origin: dict[str, Any] | None = None,
-        read: dict[str, Any] | None = None,
-        alike: NearDuplicates | None = None,
+        self, directory: Path, writer: CorpusWriter, skipped: int, more: dict[str, Any]
     ) -> None:
         """Write all that a corpus has beside its shards.
 
@@ -171,9 +164,7 @@ class BuildSettings:
             directory: of the corpus.
             writer: of its shards.
             skipped: documents without text.
-            origin: what a corpus of a dataset follows from.
-            read: the files that one of files was read from.
-            alike: what counted near-duplicates.
+            more: what else ``corpus.json`` says: the ``origin`` of a dataset, or the files read.
         """
         contents = writer.finish()
         contents["counts"]["skipped"] = skipped
@@ -184,13 +175,8 @@ class BuildSettings:
             "dtype": self.dtype.name,
             "tokenizer": self.meta,
             **contents,
+            **more,
         }
-        if origin is not None:
-            meta["origin"] = origin
-        if read is not None:
-            meta["read"] = read
-        if alike is not None:
-            meta["near_duplicates"] = {"documents": alike.count, "likeness": LIKENESS}
         meta["digest"] = fingerprints.of_json(meta)
         write_json(directory / layout.META_FILE, meta)
 

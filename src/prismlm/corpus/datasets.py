@@ -84,8 +84,14 @@ class Position:
     state: dict[str, Any] | None = None
 
 
+BEGINNING = Position()
+
+
 class DatasetReader(DocumentReader):
     """A stream of a dataset's documents that can be read more than once; see DocumentReader.
+
+    Attributes:
+        row: how many rows the pass under way has read.
 
     Rows come one by one from the network or from mapped files: memory does not grow with them.
     How much there is to read is not known before.
@@ -103,7 +109,7 @@ class DatasetReader(DocumentReader):
         self._dataset = dataset
         self._unread: Any = _open(dataset)
         self._rows = self._unread
-        self._row = 0
+        self.row = 0
 
     @property
     def num_rows(self) -> int | None:
@@ -114,31 +120,23 @@ class DatasetReader(DocumentReader):
         found = splits.get(self._dataset.split) if splits else None
         return (found.num_examples or None) if found else None
 
-    @property
-    def row(self) -> int:
-        """How many rows the pass under way has read."""
-        return self._row
-
     def position(self) -> Position:
         """Return where the pass under way is: behind the document that it yielded last."""
         state = self._rows.state_dict() if hasattr(self._rows, "state_dict") else None
-        return Position(self._row, self.skipped, self.bytes_read, state)
+        return Position(self.row, self.skipped, self.bytes_read, state)
 
     def documents_from(self, position: Position, seen: SeenIds) -> Iterator[Document]:
         """Yield the documents behind a position; ``seen`` holds the ids of those before it."""
         self.bytes_read, self.skipped = position.characters, position.skipped
-        return self._checked(self._placed_from(position), seen, yielded=position.row > 0)
+        return self._checked(self._placed(position), seen, yielded=position.row > 0)
 
     def _names(self) -> str:
         return f"the dataset {self._dataset}"
 
-    def _placed(self) -> Iterator[tuple[Document, str]]:
-        return self._placed_from(Position())
-
-    def _placed_from(self, position: Position) -> Iterator[tuple[Document, str]]:
+    def _placed(self, position: Position = BEGINNING) -> Iterator[tuple[Document, str]]:
         # A dataset that was told where to start does so in every later pass: each has its own.
         self._rows, self._unread = self._unread or _open(self._dataset), None
-        self._row = position.row
+        self.row = position.row
         own_source = self._dataset.label
         found: dict[str, str] | None = None
         try:
@@ -148,11 +146,11 @@ class DatasetReader(DocumentReader):
             elif position.row:
                 rows = rows.skip(position.row)
             for record in rows:
-                self._row += 1
-                place = f"{self._dataset} ({self._dataset.split}), row {self._row}"
+                self.row += 1
+                place = f"{self._dataset} ({self._dataset.split}), row {self.row}"
                 found = found or self._columns.resolve(record, place)
                 values = {role: record[name] for role, name in found.items()}
-                own_id = f"{own_source}:{self._row}"
+                own_id = f"{own_source}:{self.row}"
                 document = make_document(values, place, own_id, own_source, self.tokenizer)
                 self.bytes_read += len(document.text)
                 yield document, place

@@ -41,7 +41,8 @@ class ShardedTable:
         documents: Sequence[int],
     ) -> None:
         self._directory, self._file_name, self._columns = directory, file_name, columns
-        self._ends = list(accumulate(documents))
+        # Where each begins, and where the last ends: of shards, and of the row groups of one.
+        self._starts = [0, *accumulate(documents)]
         self._open: dict[int, tuple[pq.ParquetFile, list[int]]] = {}
         self._groups: dict[tuple[int, int], pa.Table] = {}
         # A file that one thread reads is not closed by another.
@@ -58,14 +59,13 @@ class ShardedTable:
 
     def _place(self, number: int) -> tuple[int, int, int]:
         """Return the shard and row group of a document, and the first document in that group."""
-        shard = bisect.bisect_right(self._ends, number)
-        first = _before(self._ends, shard)
-        ends = self._shard(shard)[1]
-        group = bisect.bisect_right(ends, number - first)
-        return shard, group, first + _before(ends, group)
+        shard = bisect.bisect_right(self._starts, number) - 1
+        first, starts = self._starts[shard], self._shard(shard)[1]
+        group = bisect.bisect_right(starts, number - first) - 1
+        return shard, group, first + starts[group]
 
     def _shard(self, number: int) -> tuple[pq.ParquetFile, list[int]]:
-        """Return a shard's file, and where its row groups end."""
+        """Return a shard's file, and where its row groups start."""
         with self._lock:
             if number not in self._open:
                 while len(self._open) >= FILES_OPEN:
@@ -79,14 +79,13 @@ class ShardedTable:
             file = pq.ParquetFile(path)
             meta = file.metadata
             groups = range(meta.num_row_groups)
-            ends = list(accumulate(meta.row_group(group).num_rows for group in groups))
+            starts = [0, *accumulate(meta.row_group(group).num_rows for group in groups)]
         except (pa.ArrowException, OSError) as error:
             raise damaged(path, error) from error
-        found, expected = _before(ends, len(ends)), self._ends[number]
-        expected -= _before(self._ends, number)
-        if found != expected:
-            raise damaged(path, f"{found} documents, expected {expected}")
-        return file, ends
+        expected = self._starts[number + 1] - self._starts[number]
+        if starts[-1] != expected:
+            raise damaged(path, f"{starts[-1]} documents, expected {expected}")
+        return file, starts
 
     def _group(self, shard: int, group: int) -> pa.Table:
         key = shard, group
@@ -124,7 +123,7 @@ class DocumentTable(ShardedTable):
         documents = [shard["documents"] for shard in shards]
         self._schema = layout.STORED_SCHEMA if stated else layout.DOCUMENT_SCHEMA
         super().__init__(directory, layout.documents_file, self._schema.names, documents)
-        self._token_ends = list(accumulate(shard["tokens"] for shard in shards))
+        self._token_starts = [0, *accumulate(shard["tokens"] for shard in shards)]
 
     def between(self, first: int, last: int) -> tuple[np.ndarray, pa.Table]:
         """Return the documents that start at a position from ``first`` up to, without, ``last``.
@@ -136,16 +135,16 @@ class DocumentTable(ShardedTable):
             FormatError: a file is damaged.
         """
         numbers, tables = [np.empty(0, np.int64)], [self._schema.empty_table()]
-        shard = bisect.bisect_right(self._token_ends, first)
-        while shard < len(self._token_ends) and _before(self._token_ends, shard) < last:
-            ends, first_starts = self._shard(shard)[1], self._first_starts(shard)
+        shard = bisect.bisect_right(self._token_starts, first) - 1
+        while shard < len(self._token_starts) - 1 and self._token_starts[shard] < last:
+            starts, first_starts = self._shard(shard)[1], self._first_starts(shard)
             group = max(0, bisect.bisect_right(first_starts, first) - 1)
-            while group < len(ends) and first_starts[group] < last:
+            while group < len(first_starts) and first_starts[group] < last:
                 table = self._group(shard, group)
                 start = table["start"].to_numpy()
                 low, high = np.searchsorted(start, [first, last])
                 if high > low:
-                    offset = _before(self._ends, shard) + _before(ends, group)
+                    offset = self._starts[shard] + starts[group]
                     numbers.append(np.arange(offset + low, offset + high))
                     tables.append(table.slice(low, high - low))
                 group += 1
@@ -177,10 +176,6 @@ class DocumentTable(ShardedTable):
             return [group.statistics.min for group in groups]
         except (ValueError, AttributeError) as error:
             raise damaged(self._directory / self._file_name(shard), error) from error
-
-
-def _before(ends: list[int], index: int) -> int:
-    return ends[index - 1] if index else 0
 
 
 def damaged(path: Path, why: object) -> FormatError:

@@ -102,18 +102,11 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
     with ExitStack() as stack:
         raw, lines = _open_lines(path, stack)
         for number, line in enumerate(lines, start=1):
-            where = f"{path}:{number}"
+            where, expected = f"{path}:{number}", "one JSON object on each line"
             text = decoded(line, where).strip()
-            if not text:
-                continue
-            try:
-                record = _parsed(text)
-            except (ValueError, RecursionError) as error:
-                raise InputError(
-                    f"{where} is not valid JSON ({error}). Expected one JSON object on each line."
-                ) from error
-            values = _values_of(record, where, columns, "one JSON object on each line")
-            yield Row(number, values, raw.tell())
+            if text:
+                record = _parsed(text, where, expected)
+                yield Row(number, _values_of(record, where, columns, expected), raw.tell())
 
 
 def _values_of(record: Any, where: str, columns: Columns, expected: str) -> dict[str, Any]:
@@ -122,24 +115,21 @@ def _values_of(record: Any, where: str, columns: Columns, expected: str) -> dict
     return {role: record[name] for role, name in columns.resolve(record, where).items()}
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str, where: str, expected: str) -> Any:
     """Return a JSON value whose fractions are as they were written; ids are often such numbers."""
-    return json.loads(text, parse_float=Decimal)
+    try:
+        return json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not valid JSON ({error}). Expected {expected}.") from error
 
 
 def _json_file(path: Path, columns: Columns) -> Iterator[Row]:
-    data = path.read_bytes()
-    text = decoded(data, str(path))
-    try:
-        value = _parsed(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path} is not valid JSON ({error}). Expected an object or a list of objects; JSON "
-            "lines are in a file called .jsonl."
-        ) from error
+    data, expected = path.read_bytes(), "an object or a list of objects"
+    hint = f"{expected}; JSON lines are in a file called .jsonl"
+    value = _parsed(decoded(data, str(path)), str(path), hint)
     records: list[Any] = value if isinstance(value, list) else [value]
     for number, record in enumerate(records, start=1):
-        values = _values_of(record, f"{path}:{number}", columns, "an object or a list of objects")
+        values = _values_of(record, f"{path}:{number}", columns, expected)
         yield Row(number, values, len(data) * number // len(records))
 
 

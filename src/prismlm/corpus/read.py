@@ -17,7 +17,7 @@ import numpy as np
 
 from prismlm.corpus.chat import as_messages, chat_text, check_messages, is_messages
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
-from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, Row, extension, read_rows
+from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, extension, read_rows
 from prismlm.errors import InputError, check_kind, check_path, check_text
 
 if TYPE_CHECKING:
@@ -152,16 +152,12 @@ class DocumentReader:
         for file in self.files:
             for row in read_rows(file.path, self._columns):
                 self.bytes_read = finished + row.bytes_read
-                place = f"{file.path}:{row.number}"
-                yield self._document(file, row, place), place
+                place, ending = f"{file.path}:{row.number}", extension(file.path) or ""
+                own_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
+                source = file.path.name[: -len(ending)]
+                yield make_document(row.values, place, own_id, source, self.tokenizer), place
             finished += file.path.stat().st_size
             self.bytes_read = finished
-
-    def _document(self, file: InputFile, row: Row, place: str) -> Document:
-        ending = extension(file.path) or ""
-        own_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
-        own_source = file.path.name[: -len(ending)]
-        return make_document(row.values, place, own_id, own_source, self.tokenizer)
 
     def _refuse_duplicate(self, doc_id: str, place: str) -> None:
         # Only hashes are kept, so the first place is looked for again; not finding it means that

@@ -25,7 +25,7 @@ from prismlm.corpus.build import (
     encode_documents,
     origin_of,
 )
-from prismlm.corpus.datasets import DatasetReader, HubDataset, Position
+from prismlm.corpus.datasets import BEGINNING, DatasetReader, HubDataset, Position
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import SeenIds
 from prismlm.corpus.store import Corpus
@@ -80,9 +80,9 @@ def stream_corpus(
     settings = BuildSettings.of(tokenizer, heldout_fraction, shard_tokens)
     origin = origin_of(dataset, columns, settings)
     with writing(target, wait=wait):
-        if layout.is_corpus(target):
-            return _reused(target, origin)
-        check_build(target, "", 0, heldout_fraction, shard_tokens, overwrite=False)
+        there = _existing(target, origin, settings)
+        if there is not None:
+            return there
         partial = target.with_name(f".{target.name}.partial")
         saved = _begin(partial, origin)
         room = room_to_write(f"the corpus {target}", target.parent, WAY_OUT)
@@ -110,15 +110,15 @@ def existing_corpus(
         InputError: ``out`` holds something else, or was made of something else.
         FormatError: the corpus is damaged.
     """
-    target = Path(out)
-    if not layout.is_corpus(target):
-        check_build(target, "", 0, heldout_fraction, SHARD_TOKENS, overwrite=False)
-        return None
     settings = BuildSettings.of(tokenizer, heldout_fraction, SHARD_TOKENS)
-    return _reused(target, origin_of(dataset, columns, settings))
+    return _existing(Path(out), origin_of(dataset, columns, settings), settings)
 
 
-def _reused(target: Path, origin: dict[str, Any]) -> Corpus:
+def _existing(target: Path, origin: dict[str, Any], settings: BuildSettings) -> Corpus | None:
+    if not layout.is_corpus(target):
+        held_out, tokens = settings.heldout_fraction, settings.shard_tokens
+        check_build(target, "", 0, held_out, tokens, overwrite=False)
+        return None
     corpus = Corpus.open(target)
     _check_same(corpus.meta.get("origin"), origin, f"{target} is a corpus that was built")
     (target / STATE_FILE).unlink(missing_ok=True)
@@ -134,7 +134,7 @@ def _check_same(before: Any, origin: dict[str, Any], what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What an interrupted build left: closed shards, and a place in the stream before their end.
+    """What a build has kept: closed shards, and a place in the stream before their end.
 
     Attributes:
         shards: the closed shards.
@@ -146,14 +146,19 @@ class _Saved:
     position: Position
     documents: int
 
+    @property
+    def in_shards(self) -> int:
+        """How many documents the closed shards hold."""
+        return sum(shard["documents"] for shard in self.shards)
 
-def _begin(partial: Path, origin: dict[str, Any]) -> _Saved | None:
+
+def _begin(partial: Path, origin: dict[str, Any]) -> _Saved:
     """Return what was kept and remove what was not closed, or begin anew."""
     state = partial / STATE_FILE
     if not state.is_file():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        return None
+        return _Saved([], BEGINNING, 0)
     found = read_note(state, partial, version=STATE_VERSION)
     _check_same(found["origin"], origin, f"{partial} holds what was begun")
     kept = {STATE_FILE, *(name for shard in found["shards"] for name in shard["files"])}
@@ -186,18 +191,15 @@ def _stream(
     reader: DatasetReader,
     settings: BuildSettings,
     origin: dict[str, Any],
-    saved: _Saved | None,
+    kept: _Saved,
     progress: Reporter,
 ) -> None:
     with (
         settings.writer(partial) as writer,
         progress.task("Tokenising", reader.num_rows, "rows") as task,
     ):
-        documents, before, done = iter(reader), Position(), 0
-        kept = _Saved([], before, 0)
-        if saved is not None:
-            documents, kept = _resumed(reader, writer, saved), saved
-            done = _documents(saved.shards)
+        documents, before, done = _resumed(reader, writer, kept), BEGINNING, kept.in_shards
+        if done:
             task.note(f"{done:,} documents were kept")
         for batch in document_batches(documents):
             for document, ids in zip(batch, encode_documents(settings, batch), strict=True):
@@ -210,7 +212,7 @@ def _stream(
             kept = _Saved(kept.shards, reader.position(), done)
             task.advance(reader.row - before.row)
             before = kept.position
-        settings.finish(partial, writer, reader.skipped, origin=origin)
+        settings.finish(partial, writer, reader.skipped, {"origin": origin})
 
 
 def _resumed(reader: DatasetReader, writer: CorpusWriter, saved: _Saved) -> Iterator[Document]:
@@ -220,9 +222,5 @@ def _resumed(reader: DatasetReader, writer: CorpusWriter, saved: _Saved) -> Iter
         # Those behind the place in the stream are read again, and then must not count as seen.
         if number < saved.documents:
             seen.add(document.doc_id)
-    again = _documents(saved.shards) - saved.documents
+    again = saved.in_shards - saved.documents
     return islice(reader.documents_from(saved.position, seen), again, None)
-
-
-def _documents(shards: list[dict[str, Any]]) -> int:
-    return sum(shard["documents"] for shard in shards)

@@ -48,7 +48,6 @@ class CorpusWriter:
     ) -> None:
         self._directory = directory
         self._dtype = dtype.newbyteorder("<")
-        self._size = dtype.itemsize
         self._eos = eos_token_id
         self._shard_tokens = shard_tokens
         self._heldout_fraction = heldout_fraction
@@ -66,7 +65,7 @@ class CorpusWriter:
 
     def __exit__(self, *exception: object) -> None:
         if self._shard is not None:
-            self._shard.abandon()
+            self._shard.files.close()
 
     def add(self, document: Document, ids: list[int]) -> None:
         """Append one document; ``ids`` are its tokens without the end of text.
@@ -97,7 +96,8 @@ class CorpusWriter:
         """
         for number, shard in enumerate(shards):
             for document, tokens in read_shard(self._directory, number, shard, self._dtype):
-                self._note(document, document.text.encode(), tokens, len(tokens) // self._size)
+                length = len(tokens) // self._dtype.itemsize
+                self._note(document, document.text.encode(), tokens, length)
                 yield document
             self.shards.append(shard)
 
@@ -108,9 +108,6 @@ class CorpusWriter:
         # Only where there is one, so that other corpora keep the fingerprint that they had before.
         metadata += [document.split] if document.split is not None else []
         self._document_digest.update(json_text(metadata, ensure_ascii=True).encode() + text)
-        self._count(document, length)
-
-    def _count(self, document: Document, length: int) -> None:
         self._documents += 1
         self._tokens += length
         self._characters += len(document.text)
@@ -170,14 +167,14 @@ class _Shard:
             directory / name(number)
             for name in (layout.tokens_file, layout.documents_file, layout.text_file)
         ]
-        self._files = ExitStack()
+        self.files = ExitStack()
         options: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
-        self._token_file = self._files.enter_context(self._paths[0].open("wb"))
-        self._document_table = self._files.enter_context(
+        self._token_file = self.files.enter_context(self._paths[0].open("wb"))
+        self._document_table = self.files.enter_context(
             pq.ParquetWriter(self._paths[1], layout.STORED_SCHEMA, **options)
         )
         # Dictionaries and statistics of whole texts only cost space and time to read past.
-        self._text_table = self._files.enter_context(
+        self._text_table = self.files.enter_context(
             pq.ParquetWriter(
                 self._paths[2],
                 layout.TEXT_SCHEMA,
@@ -222,15 +219,12 @@ class _Shard:
             self._flush_rows()
         if self._texts:
             self._flush_texts()
-        self._files.close()
+        self.files.close()
         return {
             "documents": self.documents,
             "tokens": self.tokens,
             "files": {path.name: path.stat().st_size for path in self._paths},
         }
-
-    def abandon(self) -> None:
-        self._files.close()
 
 
 def read_shard(
@@ -251,22 +245,16 @@ def read_shard(
         path = directory / name
         if not path.is_file() or path.stat().st_size != size:
             raise _damaged(directory, f"{name} is missing or not of {size} bytes")
-    try:
-        yield from _documents(directory, number, dtype)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(directory, str(error)) from error
-
-
-def _documents(
-    directory: Path, number: int, dtype: np.dtype[Any]
-) -> Iterator[tuple[Document, bytes]]:
     rows = _rows(directory / layout.documents_file(number))
     texts = _rows(directory / layout.text_file(number))
-    with (directory / layout.tokens_file(number)).open("rb") as tokens:
-        for row, text in zip(rows, texts, strict=True):
-            metadata = {name: row.get(name) for name in METADATA}
-            document = Document(row["doc_id"], text["text"], **metadata)
-            yield document, tokens.read(row["length"] * dtype.itemsize)
+    try:
+        with (directory / layout.tokens_file(number)).open("rb") as tokens:
+            for row, text in zip(rows, texts, strict=True):
+                metadata = {name: row.get(name) for name in METADATA}
+                document = Document(row["doc_id"], text["text"], **metadata)
+                yield document, tokens.read(row["length"] * dtype.itemsize)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(directory, str(error)) from error
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

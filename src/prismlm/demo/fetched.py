@@ -22,7 +22,6 @@ from prismlm import fingerprints
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
 from prismlm.demo.prompts import (
-    QUESTIONS,
     DemoResult,
     check_claim,
     claim,
@@ -34,7 +33,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share, write_json
 from prismlm.index import layout
 from prismlm.index.cells import Cells
-from prismlm.labels.map import made_map
+from prismlm.labels.map import MADE
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
@@ -44,8 +43,6 @@ MAP = "smollm2_map.npy"
 # One document in so many of the sample was fine-tuned on, and is in the lens.
 EVERY = 6
 ADAPTER, LENS = "adapter", "lens"
-CORPUS, MODEL = "corpus", "model"
-GENERATED = 40
 
 
 def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
@@ -68,16 +65,7 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     cached = all(parts_there(out).values())
     if not cached:
         _build(out, progress)
-    return explain_prompts(
-        out,
-        out / MODEL,
-        out / CORPUS,
-        QUESTIONS,
-        chat=True,
-        generated=GENERATED,
-        cached=cached,
-        progress=progress,
-    )
+    return explain_prompts(out, chat=True, cached=cached, progress=progress)
 
 
 def identity() -> dict[str, Any]:
@@ -91,7 +79,7 @@ def _shipped(name: str) -> Any:
 
 
 def _build(out: Path, progress: Reporter) -> None:
-    corpus, model, there = out / CORPUS, out / MODEL, parts_there(out)
+    corpus, model, there = out / "corpus", out / "model", parts_there(out)
     # Beside it: nothing of out is claimed before the model has come.
     fetched = out.with_name(f".{out.resolve().name}.fetched")
     shipped = fetched / "shipped"
@@ -165,7 +153,7 @@ def _put_map(lens: Path) -> dict[str, Any]:
         at = table.schema.get_field_index(column)
         table = table.set_column(at, table.schema.field(at), pa.array(values))
     layout.write_table(table, path)
-    return made_map()
+    return MADE | {"same_category": None, "by_chance": None}
 
 
 def _context_states(lens: Path, meta: dict[str, Any]) -> Any:
@@ -179,4 +167,4 @@ def _context_states(lens: Path, meta: dict[str, Any]) -> Any:
     position = cells.positions(0, len(cells))
     order = np.argsort(position)
     rows = order[np.searchsorted(position, wanted, sorter=order)]
-    return cells.states(cells.records(rows)).bfloat16()
+    return cells.codes.states(cells.records(rows)).bfloat16()

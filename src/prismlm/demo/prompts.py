@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ STATE_FILE = "demo.json"
 REPORT_FILE = "report.html"
 SUMMARY_FILE = "summary.json"
 DOMAINS_SHOWN = 3
-GENERATED = 12
 TEMPERATURE = 0.5
 
+# What a model goes on with, in so many tokens.
+GENERATED = 12
 PROMPTS = {
     "biology": "The expression of these genes in cells",
     "children": "Once upon a time there was a little",
@@ -42,7 +42,8 @@ PROMPTS = {
     "software": "This function returns a pointer to the",
 }
 
-# For models that answer.
+# For models that answer, in more.
+ANSWERED = 40
 QUESTIONS = {
     "biology": "How does a cell switch a gene on or off?",
     "children": "Tell me a story about a little princess.",
@@ -200,21 +201,15 @@ def documents(path: Path, every: int) -> Path:
 
 
 def explain_prompts(
-    out: Path,
-    model: Path,
-    corpus: Path,
-    prompts: Mapping[str, str],
-    *,
-    chat: bool = False,
-    generated: int,
-    cached: bool,
-    progress: Reporter,
+    out: Path, *, chat: bool = False, cached: bool, progress: Reporter
 ) -> DemoResult:
     """Explain what the model writes after the prompt of each domain, and write the page.
 
     With ``chat`` they are questions, put by the model's chat template. What was explained before,
     with the same files by the same code, is not explained again.
     """
+    prompts, generated = (QUESTIONS, ANSWERED) if chat else (PROMPTS, GENERATED)
+    model, corpus = out / "model", out / "corpus"
     report, summary = out / REPORT_FILE, out / SUMMARY_FILE
     if summary.is_file() and report.is_file():
         before = read_json(summary)

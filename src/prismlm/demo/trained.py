@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import prismlm
 from prismlm import fingerprints
-from prismlm.demo.prompts import (
-    GENERATED,
-    PROMPTS,
-    DemoResult,
-    claim,
-    documents,
-    explain_prompts,
-    parts_there,
-)
+from prismlm.demo.prompts import DemoResult, claim, documents, explain_prompts, parts_there
 from prismlm.files import json_text
 from prismlm.progress import SILENT, Reporter
 
@@ -72,18 +64,12 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
         source = documents(out / "documents.parquet", size.every)
         build_corpus([source], corpus, vocab_size=size.vocab_size, progress=progress)
     if not there["model"]:
-        _train(corpus, model, size, progress)
+        from prismlm.training import train
+
+        train(recipe(corpus, model, size), resume=model.exists(), progress=progress)
     if not there["lens"]:
         _index(corpus, model, model / "lens" / "sample", size, progress)
-    return explain_prompts(
-        out,
-        model,
-        corpus,
-        PROMPTS,
-        generated=GENERATED,
-        cached=all(there.values()),
-        progress=progress,
-    )
+    return explain_prompts(out, cached=all(there.values()), progress=progress)
 
 
 def identity(size: DemoSize) -> dict[str, Any]:
@@ -94,12 +80,6 @@ def identity(size: DemoSize) -> dict[str, Any]:
     inputs = fingerprints.of_bytes(recipe, sample_path().read_bytes(), repr(size).encode())
     name = size.recipe.removesuffix(".yaml")
     return {"prismlm": prismlm.__version__, "size": name, "inputs": inputs}
-
-
-def _train(corpus: Path, model: Path, size: DemoSize, progress: Reporter) -> None:
-    from prismlm.training import train
-
-    train(recipe(corpus, model, size), resume=model.exists(), progress=progress)
 
 
 def recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:

@@ -134,6 +134,11 @@ class Plan:
             edited = self.edited(flat, changes)
         return z if edited is flat else edited.view_as(z)
 
+    def log_probabilities(self, z: Tensor) -> Tensor:
+        """Return the model's own log-probabilities [N, V] from states [N, d], in float32."""
+        # forward itself, not the module, whose hooks would edit them.
+        return self.logit_map(self.embedding.forward(z).float()).log_softmax(-1)
+
     def edited(self, z: Tensor, changes: Changes) -> Tensor:
         """Return z′ [N, d] of states and what changes in them; z itself where nothing does."""
         difference = changes.difference

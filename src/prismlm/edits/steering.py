@@ -19,7 +19,7 @@ that one draw prefers the same prototypes all along a text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ from prismlm.edits.plan import Changes, Plan, plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Clamp, Edit, Only
 from prismlm.errors import InputError, check_whole
-from prismlm.index.lens import Lens
 from prismlm.index.opened_model import OpenedModel
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
@@ -41,10 +40,22 @@ NEAREST = 4
 LEAST_PROBABILITY = 1e-38
 
 
-def control_orders(num_prototypes: int, draws: int, seed: int) -> list[Tensor]:
-    """Return ``draws`` random orders of all prototypes, int64 [K] each."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randperm(num_prototypes, generator=generator) for _ in range(draws)]
+def planned(
+    lm: OpenedModel, edits: Sequence[Edit], only: Only | None, draws: int, seed: int
+) -> tuple[Plan, list[Tensor]]:
+    """Return the plan of edits, and the order of all prototypes, int64 [K], of each control.
+
+    There is no control for ``only``.
+
+    Raises:
+        InputError: nothing to do, edits that do not fit the model, or a negative number of draws.
+    """
+    plan = plan_for(lm, edits, only)
+    if not (plan.edits or plan.only):
+        raise InputError("there is no edit: give at least one, such as prismlm.Ablate(412).")
+    check_whole("the number of draws of the control", draws)
+    generator, count = torch.Generator().manual_seed(seed), lm.head.num_prototypes
+    return plan, [torch.randperm(count, generator=generator) for _ in range(0 if only else draws)]
 
 
 def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Tensor:
@@ -207,16 +218,14 @@ def _mean_change(tokens: Sequence[SteeredToken], probabilities: Sequence[float])
 
 
 class SteeredPredictions(NamedTuple):
-    """States of one sequence with and without an edit; T predictions.
+    """T predictions of one sequence with and without an edit.
 
     Attributes:
-        z: unedited states, [T, d].
         changes: of activations.
         before, after: log-probabilities, [T, V].
         control: log-probabilities of each draw, [T, V] each.
     """
 
-    z: Tensor
     changes: Changes
     before: Tensor
     after: Tensor
@@ -257,53 +266,29 @@ def steer(
         InputError: nothing to do, an empty or over-long prompt, an edit that does not fit the
             model, or a clamp that is undefined where the prompt ends.
     """
-    plan = strict = check_something(plan_for(lm, edits, only), draws)
-    ids = _encoded(lm, prompt, generate)
-    length = ids.shape[1]
-    if any(isinstance(edit, Clamp) for edit in edits):
-        strict.apply(_states(lm, ids)[length - 1 :])
-        plan = strict.leaving_undefined()
-    unedited = lm.write(ids, generate, temperature, seed, enough=enough)
-    with applied(lm.model, plan):
-        ids = lm.write(ids, generate, temperature, seed, enough=enough)
-    first = length - 1 if generate else 0
-    mean = weight_of(lm.model).mean(0, dtype=torch.float32)
-    orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
-    predictions = steered_predictions(lm, plan, ids, orders, first)
-    written = ids[0].tolist()
-    labels = [piece.label for piece in pieces_of(lm.tokenizer, written)]
-    return Steering(
-        prompt=prompt,
-        text=prompt + lm.words(ids[0, length:]),
-        unedited=prompt + lm.words(unedited[0, length:]),
-        tokens=tuple(
-            _token(lm, plan, predictions, t, position, labels[position], written[position], mean)
-            for t, position in enumerate(range(first + 1, len(written)))
-        ),
-        draws=len(orders),
-    )
-
-
-def _encoded(lm: OpenedModel, prompt: str, generate: int) -> Tensor:
+    plan, orders = planned(lm, edits, only, draws, seed)
     ids = lm.encode(prompt, generate)
-    if generate == 0 and ids.shape[1] < 2:
+    length = ids.shape[1]
+    if generate == 0 and length < 2:
         raise InputError(
             "the prompt is one token, so it holds no prediction to show: give more tokens to "
             "generate, or a longer prompt."
         )
-    return ids
-
-
-def check_something(plan: Plan, draws: int) -> Plan:
-    """Return the plan.
-
-    Raises:
-        InputError: it edits nothing, or a negative number of draws.
-    """
-    if not (plan.edits or plan.only):
-        raise InputError("there is no edit: give at least one, such as prismlm.Ablate(412).")
-    check_whole("the number of draws of the control", draws)
-    return plan
+    if any(isinstance(edit, Clamp) for edit in edits):
+        plan.apply(_states(lm, ids)[length - 1 :])
+        plan = plan.leaving_undefined()
+    unedited = lm.write(ids, generate, temperature, seed, enough=enough)
+    with applied(lm.model, plan):
+        ids = lm.write(ids, generate, temperature, seed, enough=enough)
+    first = length - 1 if generate else 0
+    predictions = steered_predictions(lm, plan, ids, orders, first)
+    return Steering(
+        prompt=prompt,
+        text=prompt + lm.words(ids[0, length:]),
+        unedited=prompt + lm.words(unedited[0, length:]),
+        tokens=tuple(_tokens(lm, plan, predictions, ids[0].tolist(), first + 1)),
+        draws=len(orders),
+    )
 
 
 def steered_predictions(
@@ -316,17 +301,11 @@ def steered_predictions(
     z = _states(lm, ids)[first:]
     changes = plan.changes(z)
     return SteeredPredictions(
-        z,
         changes,
-        log_probabilities(lm, plan, z),
-        log_probabilities(lm, plan, plan.edited(z, changes)),
-        [log_probabilities(lm, plan, control_state(plan, z, changes, o)) for o in orders],
+        plan.log_probabilities(z),
+        plan.log_probabilities(plan.edited(z, changes)),
+        [plan.log_probabilities(control_state(plan, z, changes, order)) for order in orders],
     )
-
-
-def log_probabilities(lm: OpenedModel, plan: Plan, z: Tensor) -> Tensor:
-    """Return the model's own log-probabilities [N, V] from states [N, d], in float32."""
-    return lm.logit_map(plan.embedding.forward(z).float()).log_softmax(-1)
 
 
 def _states(lm: OpenedModel, ids: Tensor) -> Tensor:
@@ -335,36 +314,34 @@ def _states(lm: OpenedModel, ids: Tensor) -> Tensor:
     return seen.z[0]
 
 
-def _token(
-    lm: OpenedModel,
-    plan: Plan,
-    predictions: SteeredPredictions,
-    t: int,
-    position: int,
-    label: str,
-    token: int,
-    mean: Tensor,
-) -> SteeredToken:
-    row = weight_of(lm.model)[token].float() - mean
-    changes = predictions.changes
-    routing = changes.routing
-    active = dict(zip(routing.indices[t].tolist(), routing.activations[t].tolist(), strict=True))
-    edited = dict(zip(plan.prototypes.tolist(), changes.after[t].tolist(), strict=True))
-    after = {} if plan.only == "residual" else active | edited
-    controls = [float(draw[t, token].exp()) for draw in predictions.control]
-    return SteeredToken(
-        position=position,
-        token=label,
-        token_id=token,
-        before=float(predictions.before[t, token].exp()),
-        after=float(predictions.after[t, token].exp()),
-        control=sum(controls) / len(controls) if controls else None,
-        leading_before=_leading(lm, active, row),
-        leading_after=_leading(lm, after, row),
-        changed=float(changes.difference[t].abs().sum()),
-        left=bool(changes.left[t]),
-        capped=bool(changes.capped[t]),
-    )
+def _tokens(
+    lm: OpenedModel, plan: Plan, predictions: SteeredPredictions, written: list[int], first: int
+) -> Iterator[SteeredToken]:
+    """Yield the tokens from ``first`` on, of which the predictions are."""
+    weight, changes = weight_of(lm.model), predictions.changes
+    mean = weight.mean(0, dtype=torch.float32)
+    pieces = pieces_of(lm.tokenizer, written)
+    for t, position in enumerate(range(first, len(written))):
+        token = written[position]
+        row = weight[token].float() - mean
+        routed = (of[t].tolist() for of in (changes.routing.indices, changes.routing.activations))
+        active = dict(zip(*routed, strict=True))
+        edited = dict(zip(plan.prototypes.tolist(), changes.after[t].tolist(), strict=True))
+        after = {} if plan.only == "residual" else active | edited
+        controls = [float(draw[t, token].exp()) for draw in predictions.control]
+        yield SteeredToken(
+            position=position,
+            token=pieces[position].label,
+            token_id=token,
+            before=float(predictions.before[t, token].exp()),
+            after=float(predictions.after[t, token].exp()),
+            control=sum(controls) / len(controls) if controls else None,
+            leading_before=_leading(lm, active, row),
+            leading_after=_leading(lm, after, row),
+            changed=float(changes.difference[t].abs().sum()),
+            left=bool(changes.left[t]),
+            capped=bool(changes.capped[t]),
+        )
 
 
 def _leading(lm: OpenedModel, activations: dict[int, float], row: Tensor) -> Leading | None:
@@ -372,21 +349,16 @@ def _leading(lm: OpenedModel, activations: dict[int, float], row: Tensor) -> Lea
     used = {i: a for i, a in activations.items() if a > 0}
     if not used:
         return None
-    ids = list(used)
+    ids, lens = list(used), lm.lens
     strength = torch.tensor(list(used.values()), device=row.device)
     evidence = (strength * (lm.head.prototypes[ids].float() @ row)).tolist()
     best = max(zip(evidence, ids, strict=True))[1]
-    lens = lm.lens
-    name = None if lens is None else lens.names[best]
-    return Leading(_leading_category(lens, ids, evidence), best, name)
-
-
-def _leading_category(lens: Lens | None, ids: list[int], evidence: list[float]) -> str | None:
     if lens is None:
-        return None
+        return Leading(None, best, None)
     sums: dict[str, float] = {}
     for prototype, e in zip(ids, evidence, strict=True):
         category = lens.categories[prototype]
         if category is not None:
             sums[category] = sums.get(category, 0.0) + e
-    return max(sums, key=lambda category: sums[category], default=None)
+    leading = max(sums, key=lambda category: sums[category], default=None)
+    return Leading(leading, best, lens.names[best])

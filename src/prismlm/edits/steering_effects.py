@@ -6,7 +6,7 @@ Both stand beside the same edit's control.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prismlm.corpus.pieces import token_alone
-from prismlm.edits.plan import Plan, plan_for
-from prismlm.edits.steering import (
-    SteeredPredictions,
-    check_something,
-    control_orders,
-    control_state,
-    log_probabilities,
-    steered_predictions,
-)
+from prismlm.edits.plan import Changes, Plan
+from prismlm.edits.steering import control_state, planned, steered_predictions
 from prismlm.edits.values import Edit, Only
 from prismlm.errors import InputError
 from prismlm.index.opened_model import OpenedModel
@@ -60,10 +53,10 @@ class SteeringEffect:
     prompts: int
     edit: float
     edit_interval: tuple[float, float] | None
-    control: float | None
-    difference: float | None
-    difference_interval: tuple[float, float] | None
-    d: float | None
+    control: float | None = None
+    difference: float | None = None
+    difference_interval: tuple[float, float] | None = None
+    d: float | None = None
 
 
 @dataclass(frozen=True)
@@ -114,10 +107,10 @@ def measure_effects(
     """
     if not prompts:
         raise InputError("there are no prompts: expected at least one.")
-    plan = check_something(plan_for(lm, edits, only), draws).leaving_undefined()
+    plan, orders = planned(lm, edits, only, draws, seed)
+    plan = plan.leaving_undefined()
     ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
     tokens = signature_tokens(lm, plan)
-    orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
     # Without an edit no prototype is edited, and so there is no signature to raise.
     measures = MEASURES if plan.edits else MEASURES[1:]
     values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
@@ -125,7 +118,7 @@ def measure_effects(
     with progress.task("Reading prompts", len(ids), "prompts") as task:
         for sequence in ids:
             predictions = steered_predictions(lm, plan, sequence, orders)
-            counts += _counts(predictions, only is not None)
+            counts += _counts(plan, predictions.changes)
             for name in measures:
                 before_after = [
                     _measure(name, predictions.before, after, sequence, tokens)
@@ -153,28 +146,25 @@ def measure_effects(
     )
 
 
-def signature_tokens(lm: OpenedModel, plan: Plan, count: int = SIGNATURE_TOKENS) -> Tensor:
-    """Return the tokens that W raises most at the sum of the edited prototypes, int64 [count]."""
+def signature_tokens(lm: OpenedModel, plan: Plan) -> Tensor:
+    """Return the ten tokens that W raises most at the sum of the edited prototypes, int64 [10]."""
     weight = weight_of(lm.model)
     total = lm.head.prototypes[plan.prototypes].sum(0)
-    return (weight.float() @ total).topk(min(count, len(weight))).indices
+    return (weight.float() @ total).topk(min(SIGNATURE_TOKENS, len(weight))).indices
 
 
 def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
     """Return means, bootstrap intervals and d of (edit, control) values, one pair per prompt."""
     edit = np.array([pair[0] for pair in pairs])
+    alone = SteeringEffect(len(edit), float(edit.mean()), _interval(edit))
     control = [pair[1] for pair in pairs if pair[1] is not None]
     if not control:
-        return SteeringEffect(
-            len(edit), float(edit.mean()), _interval(edit), None, None, None, None
-        )
+        return alone
     difference = edit - np.array(control)
     spread = float(difference.std(ddof=1)) if len(edit) > 1 else 0.0
     mean = float(difference.mean())
-    return SteeringEffect(
-        prompts=len(edit),
-        edit=float(edit.mean()),
-        edit_interval=_interval(edit),
+    return replace(
+        alone,
         control=float(np.mean(control)),
         difference=mean,
         difference_interval=_interval(difference),
@@ -196,11 +186,12 @@ def _encode(lm: OpenedModel, number: int, prompt: str) -> Tensor:
         raise InputError(f"prompt {number}: {error}") from None
 
 
-def _counts(predictions: SteeredPredictions, everywhere: bool) -> np.ndarray:
-    changes = predictions.changes
-    total = len(predictions.z)
-    changed = total if everywhere else int(changes.touched.sum())
-    return np.array([total, changed, int(changes.left.sum()), int(changes.capped.sum())])
+def _counts(plan: Plan, changes: Changes) -> np.ndarray:
+    """Return predictions, and of them those changed, left and capped."""
+    # A part alone is another state everywhere.
+    changed = torch.ones_like(changes.left) if plan.only else changes.touched
+    columns = (changed, changes.left, changes.capped)
+    return np.array([len(changed), *(int(column.sum()) for column in columns)])
 
 
 def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: Tensor) -> float:
@@ -257,12 +248,12 @@ def perplexity_cost(
     Raises:
         InputError: no held-out documents, or another tokenizer.
     """
-    plan = check_something(plan_for(lm, edits, only), draws).leaving_undefined()
-    orders = control_orders(lm.head.num_prototypes, 0 if only else draws, seed)
+    plan, orders = planned(lm, edits, only, draws, seed)
+    plan = plan.leaving_undefined()
     sums = np.zeros(3 + len(orders) + 2)
     with progress.task("Reading held-out text", tokens) as task:
         for batch in held_out_batches(lm, corpus, tokens, seed):
-            added = _batch_sums(lm, plan, batch, orders, only is not None)
+            added = _batch_sums(lm, plan, batch, orders)
             sums += added
             task.advance(int(added[0]))
     count, before, after, *controls = (sums[: 3 + len(orders)]).tolist()
@@ -300,7 +291,7 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
 
 
 def _batch_sums(
-    lm: OpenedModel, plan: Plan, batch: WindowBatch, orders: list[Tensor], everywhere: bool
+    lm: OpenedModel, plan: Plan, batch: WindowBatch, orders: list[Tensor]
 ) -> np.ndarray:
     """Return count, summed CE (plain, edited, each control), and positions changed and left."""
     ids, attended, scored = batch.scored_on(lm.model.device)
@@ -311,10 +302,10 @@ def _batch_sums(
     states = [z, plan.edited(z, changes)]
     states += [control_state(plan, z, changes, order) for order in orders]
     losses = [
-        float(F.nll_loss(log_probabilities(lm, plan, s), targets, reduction="sum")) for s in states
+        float(F.nll_loss(plan.log_probabilities(s), targets, reduction="sum")) for s in states
     ]
-    changed = len(z) if everywhere else int(changes.touched.sum())
-    return np.array([len(z), *losses, changed, int(changes.left.sum())])
+    count, changed, left, _ = _counts(plan, changes)
+    return np.array([count, *losses, changed, left])
 
 
 def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]:

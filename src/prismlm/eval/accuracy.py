@@ -84,9 +84,7 @@ def mean_figures(tasks: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 else one["change_stderr"] * task["predictors"]["plain"][HEADLINE]["value"] / 100
                 for task in tasks
             ]
-            error = _pooled(errors)
-            figure["change"] = 100 * (figure["value"] - plain) / plain if plain else None
-            figure["change_stderr"] = 100 * error / plain if plain and error is not None else None
+            figure |= _change(figure["value"], plain, _pooled(errors))
     return found
 
 
@@ -94,10 +92,15 @@ def _figure(correct: list[int], plain: list[int], *, is_plain: bool) -> dict[str
     value, base = float(np.mean(correct)), float(np.mean(plain))
     figure: dict[str, Any] = {"value": value, "stderr": _error(correct)}
     if not is_plain:
-        error = _error(np.subtract(correct, plain))
-        figure["change"] = 100 * (value - base) / base if base else None
-        figure["change_stderr"] = 100 * error / base if base and error is not None else None
+        figure |= _change(value, base, _error(np.subtract(correct, plain)))
     return figure
+
+
+def _change(value: float, base: float, error: float | None) -> dict[str, float | None]:
+    return {
+        "change": 100 * (value - base) / base if base else None,
+        "change_stderr": 100 * error / base if base and error is not None else None,
+    }
 
 
 def _error(values: Any) -> float | None:

@@ -71,58 +71,47 @@ class Benchmark:
         name: lm-eval's.
         title: the figure's.
         folder: of its definition among lm-eval's tasks.
-        evaluated: the split that is asked, and the file of its rows.
-        examples: the split that examples come from, and the file of its rows.
+        split: the one that is asked.
+        part: what the file of its rows calls it, after the name.
         columns: that the files have.
         document: a row as lm-eval's definition expects it.
+        examples: the split that examples come from; its file calls it so too.
         subjects: it is made of one lm-eval task for each value of the column ``subject``.
     """
 
     name: str
     title: str
     folder: str
-    evaluated: tuple[str, str]
-    examples: tuple[str, str]
+    split: str
+    part: str
     columns: tuple[str, ...]
     document: Callable[[Row], Row]
+    examples: str = "train"
     subjects: bool = False
-
-
-def _benchmark(
-    name: str,
-    title: str,
-    folder: str,
-    split: str,
-    part: str,
-    columns: tuple[str, ...],
-    document: Callable[[Row], Row],
-) -> Benchmark:
-    train = ("train", f"{name}_train")
-    return Benchmark(name, title, folder, (split, f"{name}_{part}"), train, columns, document)
 
 
 WINOGRANDE = ("sentence", "option1", "option2", "label")
 SEED = (
-    _benchmark("arc_challenge", "ARC-Challenge", "arc", "test", "test", QUESTION, _lettered),
-    _benchmark("arc_easy", "ARC-Easy", "arc", "test", "test", QUESTION, _lettered),
-    _benchmark(
+    Benchmark("arc_challenge", "ARC-Challenge", "arc", "test", "test", QUESTION, _lettered),
+    Benchmark("arc_easy", "ARC-Easy", "arc", "test", "test", QUESTION, _lettered),
+    Benchmark(
         "boolq", "BoolQ", "super_glue/boolq", "validation", "dev",
         ("title", "passage", "question", "label"), _boolq,
     ),
-    _benchmark(
+    Benchmark(
         "hellaswag", "HellaSwag", "hellaswag", "validation", "val",
         ("ctx", "endings", "label"), _hellaswag,
     ),
     Benchmark(
-        "mmlu", "MMLU", "mmlu/default", ("test", "mmlu_test"), ("dev", "mmlu_dev"),
-        ("subject", *QUESTION), _mmlu, subjects=True,
+        "mmlu", "MMLU", "mmlu/default", "test", "test", ("subject", *QUESTION), _mmlu,
+        examples="dev", subjects=True,
     ),
-    _benchmark(
+    Benchmark(
         "openbookqa", "OpenBookQA", "openbookqa", "test", "test", QUESTION,
         partial(_lettered, question="question_stem"),
     ),
-    _benchmark("piqa", "PIQA", "piqa", "validation", "valid", QUESTION, _piqa),
-    _benchmark(
+    Benchmark("piqa", "PIQA", "piqa", "validation", "valid", QUESTION, _piqa),
+    Benchmark(
         "winogrande", "WinoGrande", "winogrande", "validation", "dev", WINOGRANDE, _winogrande
     ),
 )  # fmt: skip
@@ -192,7 +181,7 @@ def _local(benchmark: Benchmark, splits: dict[str, list[Row]], subject: str | No
         if not kept:
             raise FormatError(f"the split {split} of {benchmark.name} has no rows of {subject!r}.")
         found[split] = Dataset.from_list([benchmark.document(row) for row in kept])
-    split, examples = benchmark.evaluated[0], benchmark.examples[0]
+    split, examples = benchmark.split, benchmark.examples
     # A split that was not read must not be asked for; lm-eval's own names say what each is for.
     names: Row = dict.fromkeys(("training", "validation", "test", "fewshot"))
     names[split] = split
@@ -205,21 +194,21 @@ def _local(benchmark: Benchmark, splits: dict[str, list[Row]], subject: str | No
 def _read_splits(benchmark: Benchmark, data: Path, shots: int) -> dict[str, list[Row]]:
     if not data.is_dir():
         raise InputError(f"{data} is not a directory: expected Parquet files of the tasks in it.")
-    split, stem = benchmark.evaluated
-    if not (data / f"{stem}.parquet").is_file():
+    asked = data / f"{benchmark.name}_{benchmark.part}.parquet"
+    if not asked.is_file():
         raise InputError(
-            f"{data} has no {stem}.parquet, which holds the questions of {benchmark.name}. Put it "
+            f"{data} has no {asked.name}, which holds the questions of {benchmark.name}. Put it "
             "there, leave the task out with --tasks, or leave --data out to read from the hub."
         )
-    splits = {split: list(_rows(data / f"{stem}.parquet", benchmark))}
-    split, stem = benchmark.examples
-    if shots and not (data / f"{stem}.parquet").is_file():
+    splits = {benchmark.split: list(_rows(asked, benchmark))}
+    examples = data / f"{benchmark.name}_{benchmark.examples}.parquet"
+    if shots and not examples.is_file():
         raise InputError(
-            f"{data} has no {stem}.parquet, which the {shots} examples before each question of "
+            f"{data} has no {examples.name}, which the {shots} examples before each question of "
             f"{benchmark.name} would come from. Put it there, or ask without examples: --shots 0."
         )
     if shots:
-        splits[split] = list(_rows(data / f"{stem}.parquet", benchmark))
+        splits[benchmark.examples] = list(_rows(examples, benchmark))
     return splits
 
 

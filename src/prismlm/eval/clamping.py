@@ -39,7 +39,6 @@ ROUNDING = 1e-5
 """|PMR| up to which clamping moved nothing: routing before the first change is the same."""
 LEAST_SHARE = 0.5
 """Of the longer text's positions, those that must have a counterpart."""
-Clamp = Callable[[Sequence[int], list[int]], AbstractContextManager[None]]
 
 
 class Routing(NamedTuple):
@@ -52,7 +51,7 @@ class Routing(NamedTuple):
     """
 
     kind: str
-    clamp: Clamp
+    clamp: Callable[[Sequence[int], list[int]], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.cost import Cost, peak_memory, rate_of
-from prismlm.errors import InputError, NotFiniteError
+from prismlm.errors import InputError, check_finite
 from prismlm.files import check_room
 from prismlm.instruments.uncertainty_feedback.sample import of_one_length
 from prismlm.models.evaluating import evaluating
@@ -72,11 +72,7 @@ def logits_after(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
     with evaluating(model), watch([Hook(output_embedding(model), last)]):
         logits = model(input_ids=ids.to(model.device), use_cache=False).logits
     found = logits[:, -1].float().cpu()
-    if not bool(torch.isfinite(found).all()):
-        raise NotFiniteError(
-            f"logits of {type(model).__name__} are not finite: its weights hold NaN or infinity. "
-            "Take a checkpoint from before its training went wrong."
-        )
+    check_finite(f"logits of {type(model).__name__}", found)
     return found
 
 
@@ -177,7 +173,7 @@ def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0)
     """Return the mean entropy in nats over rows of kept logits, at a temperature."""
     total = sum(
         float(entropies(log_probabilities(logits[part], temperature)).sum())
-        for part in _parts(rows)
+        for part in np.split(rows, range(ROWS_AT_ONCE, len(rows), ROWS_AT_ONCE))
     )
     return total / len(rows)
 
@@ -210,13 +206,9 @@ def in_parts(
     temperature: float = 1.0,
 ) -> np.ndarray:
     """Return a figure of two log-distributions for pairs of rows of kept logits."""
+    ends = range(ROWS_AT_ONCE, len(pairs[0]), ROWS_AT_ONCE)
     found = [
         figure(*(log_probabilities(logits[rows], temperature) for rows in part))
-        for part in zip(*(_parts(side) for side in pairs), strict=True)
+        for part in zip(*(np.split(side, ends) for side in pairs), strict=True)
     ]
     return torch.cat(found).numpy()
-
-
-def _parts(rows: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(rows), ROWS_AT_ONCE):
-        yield rows[first : first + ROWS_AT_ONCE]

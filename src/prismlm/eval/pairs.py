@@ -22,7 +22,6 @@ COLUMNS = pa.schema(
         ("distance", pa.int32()),
     ]
 )
-NULLABLE = ("similarity",)
 WAY_OUT = "Write the pairs again with `prismlm eval pairs`."
 
 
@@ -50,7 +49,7 @@ def read_pairs(path: Path) -> pa.Table:
     if not len(table):
         raise FormatError(f"{path} holds no pairs. {WAY_OUT}")
     for name in COLUMNS.names:
-        if name not in NULLABLE and table[name].null_count:
+        if name != "similarity" and table[name].null_count:
             raise FormatError(f"{path} has rows without {name}. {WAY_OUT}")
     if len(set(table["id"].to_pylist())) < len(table):
         raise FormatError(f"{path} has several rows of one id. {WAY_OUT}")

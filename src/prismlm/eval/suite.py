@@ -8,12 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 from prismlm import fingerprints
 from prismlm.cost import Cost, peak_memory, rate_of
-from prismlm.errors import FormatError, InputError, check_whole
+from prismlm.errors import FormatError, check_whole
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, drawn, load_tasks
 from prismlm.eval.predictors import PredictorLM
@@ -82,15 +79,6 @@ def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 
         FormatError: what is in it is no checkpoint, or damaged.
     """
     check_whole("the batch size", batch_size, 1)
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(
-            f"the device is {device}, and torch cannot use it here ({error}). Name another, such "
-            "as cpu."
-        ) from error
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
     if has_sidecar(path):
         model, tokenizer, sidecar = load_checkpoint(path, device=device)
         return PredictorLM(model, tokenizer, sidecar.logit_map, sidecar.head, batch_size=batch_size)

@@ -28,7 +28,7 @@ from prismlm.explain.passages import Places, PositionAttribution
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
-from prismlm.index.neighbours import STRETCH, compared
+from prismlm.index.neighbours import STRETCH, compared, nearest_of
 from prismlm.index.positions import probabilities
 from prismlm.models.seam import capture
 
@@ -114,8 +114,6 @@ def against(table: EvidenceTable, lm: OpenedModel, lens: Lens) -> OppositionAttr
     order = np.lexsort((weight, found.place))
     place, first = np.unique(found.place[order], return_index=True)
     best = order[np.append(first[1:], len(order)) - 1] if len(order) else order
-    nearest = np.full(len(table.states), -1, dtype=np.float32)
-    np.maximum.at(nearest, found.prediction, found.cosine)
     return OppositionAttribution(
         lens,
         cells,
@@ -126,7 +124,7 @@ def against(table: EvidenceTable, lm: OpenedModel, lens: Lens) -> OppositionAttr
         ),
         unplaced=0.0,
         beside=0.0,
-        nearest=nearest,
+        nearest=nearest_of(found.cosine, found.prediction, len(table.states)),
         tokens=table.targets.numpy(),
         lm=lm,
         predicted=tokens[best],

@@ -109,31 +109,13 @@ def _cell(value: Any) -> Any:
     return value
 
 
-class Rows:
-    """Hands rows to all writers, some hundred at a time."""
-
-    def __init__(self, writers: Sequence[Write]) -> None:
-        self._writers = writers
-        self._rows: list[dict[str, Any]] = []
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Take one row."""
-        self._rows.append(row)
-        if len(self._rows) >= ROWS_AT_ONCE:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the rows that are held."""
-        for write in self._writers if self._rows else ():
-            write(self._rows)
-        self._rows = []
-
-
 @contextmanager
 def audit_files(
     paths: Sequence[Path], pages: Sequence[Path], identity: dict[str, str]
-) -> Iterator[tuple[Rows, list[Path]]]:
+) -> Iterator[tuple[Callable[[dict[str, Any]], None], list[Path]]]:
     """Open files for rows, and temporary paths for pages, as :func:`prismlm.outputs.output_files`.
+
+    Yielded are what takes a row, some hundred of which are written at a time, and the paths.
 
     Args:
         paths: of rows; the extension says the format: .parquet, .jsonl or .csv.
@@ -145,9 +127,20 @@ def audit_files(
             writers.enter_context(FORMATS[path.suffix.lower()](file, identity))
             for path, file in zip(paths, temporary, strict=False)
         ]
-        rows = Rows(opened)
-        yield rows, temporary[len(paths) :]
-        rows.flush()
+        held: list[dict[str, Any]] = []
+
+        def flush() -> None:
+            for write in opened if held else ():
+                write(held)
+            held.clear()
+
+        def add(row: dict[str, Any]) -> None:
+            held.append(row)
+            if len(held) >= ROWS_AT_ONCE:
+                flush()
+
+        yield add, temporary[len(paths) :]
+        flush()
 
 
 def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Int64
@@ -17,17 +17,16 @@ from torch import Tensor, nn
 from prismlm.edits.channels.scope import interventions_hold
 from prismlm.edits.scope import edits_hold
 from prismlm.errors import DecompositionError
-from prismlm.explain.deferred import Deferred
-from prismlm.explain.direct_path import ActivationParts, DirectPath
-from prismlm.explain.residual_stream import read_direct_path
+from prismlm.explain.prediction import tolerance_of
+from prismlm.explain.residual_stream import ActivationParts, DirectPath, read_direct_path
 from prismlm.layers import PrototypeHead
+
+if TYPE_CHECKING:
+    from prismlm.explain.steps import PrototypeUse
 
 # Of all layers' channels, for each prototype; and of each of those the tokens that are named.
 CHANNELS_KEPT = 3
 TOKENS_KEPT = 3
-TOLERANCE = 1e-3
-# Half-precision models round the residual stream at every sum; parts are computed in float64.
-LOW_PRECISION_TOLERANCE = 2e-2
 
 
 class ChannelSource(NamedTuple):
@@ -102,22 +101,8 @@ class PrototypeChain(NamedTuple):
         }
 
 
-class Used(NamedTuple):
-    """The model's own figures of the prototypes to split.
-
-    Attributes:
-        prototypes: their numbers.
-        activations: τ cos(z, p_i) > 0.
-        contributions: to the target's logit.
-    """
-
-    prototypes: Int64[Tensor, " C"]
-    activations: Sequence[float]
-    contributions: Sequence[float]
-
-
 def chains(
-    path: DirectPath, position: int, used: Used, tokens: Sequence[str]
+    path: DirectPath, position: int, uses: Sequence[PrototypeUse], tokens: Sequence[str]
 ) -> tuple[PrototypeChain, ...]:
     """Split the activations of some prototypes at one position, and check the sums.
 
@@ -127,7 +112,7 @@ def chains(
     Args:
         path: of the text.
         position: of the token after which the prediction is made.
-        used: the prototypes, with the model's own figures.
+        uses: of the prototypes, with the model's own figures.
         tokens: the text's, as readers are shown them.
 
     Raises:
@@ -135,47 +120,42 @@ def chains(
         DecompositionError: the parts of an activation differ from it by more than 1e-3 τ, or
             2e-2 τ for models in half precision.
     """
-    parts = path.parts(position, used.prototypes)
-    own = torch.tensor(used.activations, dtype=torch.float64)
+    prototypes = torch.tensor([use.id for use in uses], dtype=torch.int64)
+    parts = path.parts(position, prototypes)
+    own = torch.tensor([use.activation for use in uses], dtype=torch.float64)
     _check(path, position, parts.total, own)
     flat = parts.channels.flatten(1)
     kept = flat.abs().topk(min(CHANNELS_KEPT, flat.shape[1])).indices
-    sources = _sources(path, position, used.prototypes, kept, parts)
+    sources = _sources(path, position, prototypes, kept, parts)
     count = parts.channels.shape[2]
     found: list[PrototypeChain] = []
-    for c, (prototype, activation, contribution) in enumerate(
-        zip(used.prototypes.tolist(), used.activations, used.contributions, strict=True)
-    ):
-        uses: list[ChannelUse] = []
+    for c, use in enumerate(uses):
+        channels: list[ChannelUse] = []
         for place, given in zip(kept[c].tolist(), sources[c], strict=True):
             layer, channel = divmod(place, count)
             part = float(flat[c, place])
             if not part:
                 continue
-            share = part / activation
+            share = part / use.activation
             largest = given.abs().topk(min(TOKENS_KEPT, len(given))).indices
             named = tuple(
                 ChannelSource(s, tokens[s], float(given[s]))
                 for s in (int(place) for place in largest)
             )
             life = float(path.half_lives(position, layer)[channel])
-            uses.append(ChannelUse(layer, channel, life, part, contribution * share, share, named))
-        found.append(_chain(prototype, activation, c, parts, tuple(uses)))
+            given_to = use.contribution * share
+            channels.append(ChannelUse(layer, channel, life, part, given_to, share, named))
+        chain = PrototypeChain(
+            use.id,
+            use.activation,
+            float(parts.embedding[c]),
+            tuple(parts.mlps[c].tolist()),
+            tuple(parts.channels[c].sum(1).tolist()),
+            float(parts.edit[c]),
+            tuple(channels),
+        )
+        found.append(chain)
     return tuple(found)
-
-
-def _chain(
-    prototype: int, activation: float, c: int, parts: ActivationParts, uses: tuple[ChannelUse, ...]
-) -> PrototypeChain:
-    return PrototypeChain(
-        prototype,
-        activation,
-        float(parts.embedding[c]),
-        tuple(parts.mlps[c].tolist()),
-        tuple(parts.channels[c].sum(1).tolist()),
-        float(parts.edit[c]),
-        uses,
-    )
 
 
 def _sources(
@@ -197,8 +177,8 @@ def _sources(
 
 
 def _check(path: DirectPath, position: int, total: Tensor, own: Tensor) -> None:
-    exact = path.embedding.dtype in (torch.float32, torch.float64)
-    allowed = path.scale * (TOLERANCE if exact else LOW_PRECISION_TOLERANCE)
+    # Half-precision models round the residual stream at every sum; parts are computed in float64.
+    allowed = path.scale * tolerance_of(path.embedding.dtype)
     error = (total - own).abs()
     if not bool((error <= allowed).all()):
         worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())
@@ -228,6 +208,8 @@ class ChainsOfText:
         """What the text's hidden states are the sum of."""
         return read_direct_path(self._model, self._head, self._input_ids)
 
-    def of(self, position: int, used: Used, tokens: Sequence[str]) -> Sequence[PrototypeChain]:
+    def of(
+        self, position: int, uses: Sequence[PrototypeUse], tokens: Sequence[str]
+    ) -> tuple[PrototypeChain, ...]:
         """Return the chains of some prototypes at one position."""
-        return Deferred(len(used.prototypes), lambda: chains(self.path, position, used, tokens))
+        return chains(self.path, position, uses, tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import tee
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,6 @@ def compare_texts(
         where both lenses have a scale of it.
     """
     left, right = tee(documents)
-    options = replace(options, contexts=False)
     losses, moments, texts, predictions = np.zeros(2), np.zeros(3), 0, 0
     sums = [None if lm.lens is None else sum_of(lm.lens, options.method) for lm in (a, b)]
     counts = [SupportCount(), SupportCount()]
@@ -252,18 +251,16 @@ def match_rows(
     rows: list[dict[str, Any]] = []
     for i in np.argsort(-signatures.similarity, kind="stable").tolist():
         j = int(signatures.best[i])
-        row: dict[str, Any] = {
+        known = contexts if contexts is not None and contexts.best[i] >= 0 else None
+        row = {
             "a": i,
             "b": j,
             "a_name": None if a.lens is None else a.lens.names[i],
             "b_name": None if b.lens is None else b.lens.names[j],
             "cosine": float(signatures.similarity[i]),
             "mutual": bool(signatures.mutual[i]),
-            "b_by_contexts": None,
-            "jaccard": None,
+            "b_by_contexts": None if known is None else int(known.best[i]),
+            "jaccard": None if known is None else float(known.similarity[i]),
         }
-        if contexts is not None and contexts.best[i] >= 0:
-            row["b_by_contexts"] = int(contexts.best[i])
-            row["jaccard"] = float(contexts.similarity[i])
         rows.append(row)
     return rows

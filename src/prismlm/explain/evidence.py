@@ -11,8 +11,6 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.explain.shares import Method, Sums, add_up, check_method
-from prismlm.ops.decomposition import Parts
-from prismlm.ops.prototype_head import Nearest, Routing
 
 
 class Uses(NamedTuple):
@@ -63,20 +61,6 @@ class EvidenceTable:
     )
     kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @classmethod
-    def of(
-        cls,
-        routing: Nearest | Routing,
-        parts: Parts,
-        states: Tensor,
-        read: Tensor,
-        targets: Tensor,
-    ) -> EvidenceTable:
-        """Return the evidence of split predictions with their unit states, on the CPU."""
-        evidence = parts.evidence, parts.residual_evidence, parts.bias_evidence
-        columns = (routing.indices, *evidence, states, read, targets, routing.activations)
-        return cls(*(column.cpu() for column in columns))
 
     def __getitem__(self, positions: slice) -> EvidenceTable:
         """Return some of the positions, which keep what stands before them in their text."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from prismlm.corpus.pieces import BROKEN, MOST_JOINED, Piece, pieces_of
-from prismlm.explain.prediction import Recorded, fed_back
-from prismlm.explain.split import OutputLayer, split_states
+from prismlm.explain.prediction import OutputLayer, Recorded, fed_back, split_states
 from prismlm.explain.steps import Step, steps_of
 from prismlm.ops.prototype_head.routing import inverse_norms
 
@@ -120,8 +120,7 @@ class Following:
 
     def _whole(self, step: Step) -> Step:
         read = self._pieces
-        values = {**vars(step), "pieces": (read[step.position], read[step.position + 1])}
-        return Step(**values)
+        return replace(step, pieces=(read[step.position], read[step.position + 1]))
 
     def _tell(self) -> bool:
         stop = False

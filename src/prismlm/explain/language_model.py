@@ -17,9 +17,8 @@ from prismlm.edits.plan import plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Edit, Only
 from prismlm.errors import check_kind, check_path
-from prismlm.explain.attention_maps import AttentionMap, Head, heads_at, maps_of
+from prismlm.explain.attention_maps import heads_at, maps_of
 from prismlm.explain.chain import ChainsOfText
-from prismlm.explain.deferred import Deferred
 from prismlm.explain.following import Following, OnStep
 from prismlm.explain.prediction import record, split_predictions
 from prismlm.explain.residual_stream import mixer_decoder_of
@@ -84,19 +83,17 @@ class PrismLM(OpenedModel):
         # Fitted weights are no sum over a position's tokens: each depends on the other prototypes.
         mixes = mixer_decoder_of(self.model) is not None and self.head.weights == "cosine"
         chains = ChainsOfText(self.model, self.head, ids[0]) if mixes else None
-        given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
-        # Shares do not need them, and beside the model's own work they are not free.
-        steps = Deferred(len(split.targets), partial(steps_of, *given))
-        maps = self._maps(ids[:, :count], heads) if heads else None
+        maps = None
+        if heads:
+            tokens = [one.label for one in pieces_of(self.tokenizer, ids[0, :count].tolist())]
+            maps = maps_of(self.model, ids[:, :count], tokens, heads)
         evidence = split.evidence()
         # The last token of the prompt is the one that the first written token comes after.
         asked = prompt.shape[1] if ids.shape[1] > prompt.shape[1] else self.asked(text, ids[0])
         first = max(0, asked - 1)
-        return Trace(str(self.path), steps, evidence, self.lens, split.rounding, maps, self, first)
-
-    def _maps(self, ids: Tensor, heads: Sequence[Head]) -> tuple[AttentionMap, ...]:
-        tokens = [one.label for one in pieces_of(self.tokenizer, ids[0].tolist())]
-        return maps_of(self.model, ids, tokens, heads)
+        given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
+        read = partial(steps_of, *given)
+        return Trace(str(self.path), read, evidence, self.lens, split.rounding, maps, self, first)
 
     def asked(self, text: str | Messages, ids: Tensor) -> int:
         """Return how many of a text's tokens ``ids`` [T] stand before the answer in it.

@@ -172,14 +172,12 @@ class PositionAttribution(Attribution):
     def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
         """Return the documents with the largest shares, as :meth:`Attribution.documents`."""
         found, total = self.by_document, self.total
-        wanted = self._matching(found.number, where)
-        order = largest(np.where(wanted, found.value, 0), limit)
         return [
             DocumentShare(
                 share=float(found.value[i] / total),
                 **self._told(int(found.number[i]), int(self.places.place[found.best[i]])),
             )
-            for i in order[(found.value[order] > 0) & wanted[order]].tolist()
+            for i in self._largest(found.value, found.number, limit, where)
         ]
 
     def passages(self, limit: int = 10, where: Where | None = None) -> list[Passage]:
@@ -195,10 +193,8 @@ class PositionAttribution(Attribution):
         first = _beginnings(place, number)
         sums = np.add.reduceat(value, first)
         last = np.append(first[1:], len(place))
-        wanted = self._matching(number[first], where)
-        order = largest(np.where(wanted, sums, 0), limit)
         passages: list[Passage] = []
-        for i in order[(sums[order] > 0) & wanted[order]].tolist():
+        for i in self._largest(sums, number[first], limit, where):
             within = slice(int(first[i]), int(last[i]))
             best = within.start + int(value[within].argmax())
             told = place[within][value[within] >= TOLD * value[best]] + 1
@@ -229,11 +225,15 @@ class PositionAttribution(Attribution):
         read = partial(self.lens.sentence, place + 1)
         return {**self.cells.facts(number), "position": place + 1, "read": read}
 
-    def _matching(self, number: np.ndarray, where: Where | None) -> np.ndarray:
+    def _largest(
+        self, value: np.ndarray, number: np.ndarray, limit: int, where: Where | None
+    ) -> list[int]:
+        """Return where the largest amounts stand, of those in documents that match a filter."""
         conditions = normalised(where)
-        if not conditions:
-            return np.ones(len(number), dtype=bool)
-        return self.cells.matching(conditions)[number]
+        if conditions:
+            value = np.where(self.cells.matching(conditions)[number], value, 0)
+        order = largest(value, limit)
+        return order[value[order] > 0].tolist()
 
     @cached_property
     def by_document(self) -> Documents:

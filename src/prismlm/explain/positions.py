@@ -192,7 +192,7 @@ def supports(
             each = weight[begin:end] / found.stands_for[begin:end]
             heaviest.append(begin + largest(each, HEAVIEST))
     named = np.concatenate([np.empty(0, dtype=np.int64), *heaviest])
-    states = cells.states(cells.records(found.row[named]))
+    states = cells.codes.states(cells.records(found.row[named]))
     shared = _relied_on(table, head, states, prediction[named])[table.positive > 0].numpy()
     # A position relies on the prototype of its own cell, however its state is coded.
     shared[found.pair[named]] = True

@@ -1,4 +1,7 @@
-"""Splitting every prediction along a token sequence; checked against the model's own logits."""
+"""The split of predictions into prototypes, residual and bias: the one place where it is made.
+
+It is checked against the model's own logits.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,173 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.explain.split import OutputLayer, SplitPredictions, split_states
+from prismlm.errors import DecompositionError
+from prismlm.explain.evidence import EvidenceTable
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import CODES, uncertainty_of
 from prismlm.models.watch import Hook, watch
+from prismlm.ops.decomposition import Parts, decompose
+from prismlm.ops.prototype_head import Nearest, Routing
+from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
+
+
+class OutputLayer(NamedTuple):
+    """What turns states into logits, in float32.
+
+    Attributes:
+        weight: W, [V, d].
+        bias: b, [V], or None.
+        mean: the mean row of W, [d].
+        logit_map: what the model does after W z + b.
+        dtype: the model's own.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    mean: Tensor
+    logit_map: LogitMap
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, model: nn.Module, logit_map: LogitMap) -> OutputLayer:
+        """Return the output layer of a model."""
+        embedding = output_embedding(model)
+        weight, bias = embedding.weight, getattr(embedding, "bias", None)
+        assert isinstance(weight, Tensor)
+        exact = weight.detach().float()
+        bias = None if bias is None else bias.detach().float()
+        return cls(exact, bias, exact.mean(0), logit_map, weight.dtype)
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Return the logits of states."""
+        return self.logit_map(F.linear(z, self.weight, self.bias))
+
+    def parts(
+        self, head: PrototypeHead, z: Tensor, routing: Nearest | Routing, targets: Tensor
+    ) -> Parts:
+        """Split the logit of each state's target."""
+        scale = self.logit_map.scale
+        return decompose(
+            z,
+            routing.indices,
+            routing.activations,
+            head.prototypes,
+            self.weight,
+            targets,
+            scale=scale,
+            bias=None if self.bias is None else self.bias * scale,
+            weight_mean=self.mean,
+        )
+
+
+class SplitPredictions(NamedTuple):
+    """The predictions of N states, split.
+
+    Attributes:
+        routing: the prototypes of each state.
+        parts: of the logit of each target.
+        model_logits: the model's own of the targets, before any soft-cap, [N].
+        log_probabilities: the model's, of the targets, [N].
+        top: the model's top tokens, [N].
+        read: the token at each position, the last that was read, [N].
+        targets: the token that each prediction is of, [N].
+        states: unit hidden states, [N, d].
+        rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
+        uncertainty: what was fed back at each position, as a share of the largest entropy and as
+            a code; None for models without uncertainty feedback, and where it was not asked for.
+    """
+
+    routing: Nearest
+    parts: Parts
+    model_logits: Tensor
+    log_probabilities: Tensor
+    top: Tensor
+    read: Tensor
+    targets: Tensor
+    states: Tensor
+    rounding: float
+    uncertainty: list[tuple[float | None, int | None]] | None = None
+
+    def evidence(self) -> EvidenceTable:
+        """Return the evidence that shares are taken from, on the CPU."""
+        routing, parts = self.routing, self.parts
+        evidence = parts.evidence, parts.residual_evidence, parts.bias_evidence
+        tokens = self.read, self.targets
+        columns = (routing.indices, *evidence, self.states, *tokens, routing.activations)
+        return EvidenceTable(*(column.cpu() for column in columns))
+
+
+def split_states(
+    output: OutputLayer,
+    head: PrototypeHead,
+    z: Tensor,
+    embedded: Tensor,
+    tokens: tuple[Tensor, Tensor],
+    inverse: Tensor | None = None,
+) -> SplitPredictions:
+    """Split the logits of targets, and check their sums.
+
+    Args:
+        output: of the model.
+        head: its head.
+        z: states as the output embedding took them, [N, d].
+        embedded: W z + b as the model computed them, [N, V].
+        tokens: those read last and those predicted, the targets, [N] each.
+        inverse: 1/‖p‖ of the prototypes, [K, 1], where they are known already.
+
+    Raises:
+        DecompositionError: the parts of a logit do not sum to the model's own.
+    """
+    z, embedded, (read, targets) = z.float(), embedded.float(), tokens
+    raw, logits = output.logit_map.before_softcap(embedded), output.logit_map(embedded)
+    routing = head.nearest(z, inverse)
+    parts = output.parts(head, z, routing, targets)
+    own, of_target = (column.gather(1, targets[:, None])[:, 0] for column in (raw, logits))
+    rounding = check_sums(parts.logit, own, output.dtype)
+    return SplitPredictions(
+        routing,
+        parts,
+        own,
+        of_target - logits.logsumexp(-1),
+        logits.argmax(-1),
+        read,
+        targets,
+        z * inverse_norms(z),
+        rounding,
+    )
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return how far sums may be off: models in half precision round their own figures."""
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 2e-2
+
+
+def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
+    """Compare summed parts with the model's own logits; return the largest relative difference.
+
+    Relative to max(1, |logit|). A model in half precision rounds its own logits to 8 or 11 bits;
+    the parts are computed in float32 from its states and weights, so the difference is its own.
+
+    Raises:
+        DecompositionError: they differ by more than 1e-3·max(1, |logit|), or 2e-2 of it for
+            models in half precision, or are not finite.
+    """
+    tolerance = tolerance_of(dtype)
+    error = (logits - own).abs() / own.abs().clamp_min(1)
+    if not bool((error <= tolerance).all()):
+        worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())
+        raise DecompositionError(
+            f"at position {worst} the parts sum to {float(logits[worst]):.6g} and the model's own "
+            f"logit is {float(own[worst]):.6g}: the head or its logit map does not belong to this "
+            "model, or its weights are not finite."
+        )
+    return float(error.max())
 
 
 class Recorded(NamedTuple):

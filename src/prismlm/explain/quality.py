@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prismlm.errors import InputError
-from prismlm.explain.split import OutputLayer
+from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture

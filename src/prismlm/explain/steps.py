@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
-from prismlm.explain.chain import ChainsOfText, PrototypeChain, Used
-from prismlm.explain.split import SplitPredictions
+from prismlm.explain.chain import ChainsOfText, PrototypeChain
+from prismlm.explain.prediction import SplitPredictions
 from prismlm.index.lens import Lens
 
 PROTOTYPES_CHAINED = 3
@@ -61,9 +61,8 @@ class Step:
             a share of the largest possible, for models with uncertainty feedback; None at the
             first token.
         uncertainty_code: the code that was fed back, from 0 to one less than the model's levels.
-        chains: for models of prototype mixers, which channels and earlier tokens the leading
-            prototypes' activations came through; computed when they are looked at.
         pieces: token and target as readers are shown them, with whole characters.
+        read_chains: gives ``chains``; None for models without prototype mixers.
     """
 
     position: int
@@ -83,9 +82,21 @@ class Step:
     uncertainty: float | None = None
     # The same in the model's own unit, which the levels give: in no table and no JSON.
     uncertainty_code: int | None = field(default=None, compare=False, repr=False)
-    # A function of the rest, and not free: neither == nor repr() computes it.
-    chains: Sequence[PrototypeChain] | None = field(default=None, compare=False, repr=False)
     pieces: tuple[Piece, Piece] = field(default=(Piece(""), Piece("")), compare=False, repr=False)
+    read_chains: Callable[[], tuple[PrototypeChain, ...]] | None = field(
+        default=None, compare=False, repr=False
+    )
+
+    @cached_property
+    def chains(self) -> tuple[PrototypeChain, ...] | None:
+        """Which channels and earlier tokens the leading prototypes' activations came through.
+
+        They are computed when they are first looked at; None for models without prototype mixers.
+        """
+        return None if self.read_chains is None else self.read_chains()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"chains": self.chains, "read_chains": None}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``; chains only where there are any."""
@@ -124,7 +135,7 @@ def steps_of(
     figures = zip(
         parts.logit.tolist(),
         split.model_logits.tolist(),
-        split.probabilities.tolist(),
+        split.log_probabilities.exp().tolist(),
         parts.bias.tolist(),
         parts.residual.tolist(),
         parts.residual_evidence.tolist(),
@@ -151,20 +162,10 @@ def steps_of(
             *row,
             uncertainty=fed_back[t][0],
             uncertainty_code=fed_back[t][1],
-            chains=None if chains is None else chains.of(t, _leading(uses[t]), labels),
             pieces=(read[first + t], read[first + t + 1]),
+            read_chains=chains and partial(chains.of, t, uses[t][:PROTOTYPES_CHAINED], labels),
         )
         for t, (target, row) in enumerate(zip(targets, figures, strict=True))
-    )
-
-
-def _leading(uses: tuple[PrototypeUse, ...]) -> Used:
-    """Return the prototypes whose activations are split."""
-    leading = uses[:PROTOTYPES_CHAINED]
-    return Used(
-        torch.tensor([use.id for use in leading]),
-        [use.activation for use in leading],
-        [use.contribution for use in leading],
     )
 
 

@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.errors import InputError
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.positions import DocumentsSoFar
+from prismlm.explain.prediction import OutputLayer, split_states
 from prismlm.explain.shares import Attribution, Method
-from prismlm.explain.split import OutputLayer, split_states
 from prismlm.models.seam import capture
 
 if TYPE_CHECKING:
@@ -37,14 +37,12 @@ class TextOptions:
             window − stride tokens of context, or its text's start.
         tokens_per_batch: tokens of one forward pass, padding among them.
         method: of the attribution.
-        contexts: gather single places too, which shares of documents need.
     """
 
     window: int
     stride: int
     tokens_per_batch: int = 1024
     method: Method = "evidence"
-    contexts: bool = True
 
 
 def text_options(
@@ -231,13 +229,7 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
             if text.so_far is None and lm.lens.cells is not None:
                 text.so_far = DocumentsSoFar(lm.lens.cells)
             parts = [
-                attribute(
-                    table.apart(part),
-                    lm.lens,
-                    options.method,
-                    contexts=options.contexts,
-                    so_far=text.so_far,
-                )
+                attribute(table.apart(part), lm.lens, options.method, so_far=text.so_far)
                 for part in (slice(begin, middle), counted)
                 if part.stop > part.start
             ]

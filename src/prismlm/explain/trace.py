@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +48,7 @@ class Trace:
 
     Attributes:
         model: the model's name or directory.
-        steps: one per prediction.
+        read_steps: gives ``steps``.
         table: the evidence behind the steps.
         lens: the lens the shares are taken from, if there is one.
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|) of the whole text;
@@ -59,23 +59,28 @@ class Trace:
     """
 
     model: str
-    steps: Sequence[Step]
+    read_steps: Callable[[], tuple[Step, ...]] = field(compare=False, repr=False)
     table: EvidenceTable = field(repr=False)
     lens: Lens | None = field(default=None, repr=False)
     rounding: float = 0.0
     attention: tuple[AttentionMap, ...] | None = field(default=None, compare=False, repr=False)
     lm: OpenedModel | None = field(default=None, compare=False, repr=False)
     first: int = 0
-    _found: dict[tuple[Method, bool], Attribution] = field(
+    _found: dict[Method, Attribution] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """One per prediction, put together when they are first looked at: shares need none."""
+        return self.read_steps()
 
     def __repr__(self) -> str:
         lens = "no lens" if self.lens is None else f"lens {self.lens.name}"
         return f"<Trace of {len(self)} predictions of {self.model}, {lens}>"
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.table.indices)
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -95,9 +100,13 @@ class Trace:
     def __getitem__(self, key: int | slice) -> Step | Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
-            maps = self.attention and tuple(one[key] for one in self.attention)
-            table = self.table[key]
-            return replace(self, steps=self.steps[key], table=table, attention=maps, first=0)
+            return replace(
+                self,
+                read_steps=lambda: self.steps[key],
+                table=self.table[key],
+                attention=self.attention and tuple(one[key] for one in self.attention),
+                first=0,
+            )
         return self.steps[key]
 
     def sources(
@@ -114,8 +123,7 @@ class Trace:
         Raises:
             InputError: there is no lens, or an argument names what is not there.
         """
-        single = by == "document" or method == "source"
-        return self._attribution(method, contexts=single).sources(by, where)
+        return self._attribution(method).sources(by, where)
 
     def documents(
         self,
@@ -303,17 +311,13 @@ class Trace:
 
         return fragment(self)
 
-    def _attribution(self, method: Method, *, contexts: bool = True) -> Attribution:
+    def _attribution(self, method: Method) -> Attribution:
         """Return what the answer relies on; it is found once for each method."""
         check_method(method)
-        # Cells give documents and sources at once.
-        in_cells = method == "evidence" and self._lens().cells is not None
-        key = method, contexts or in_cells
-        if key not in self._found:
+        if method not in self._found:
             table = self.table[self.first :] if self.first else self.table
-            found = attribute(table, self._lens(), method, contexts=contexts)
-            self._found[key] = found
-        return self._found[key]
+            self._found[method] = attribute(table, self._lens(), method)
+        return self._found[method]
 
     def _with_cells(self) -> None:
         lens = self._lens()

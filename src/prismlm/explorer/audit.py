@@ -197,7 +197,7 @@ def _report(answer: Answer, audit: Audit, kind: str) -> bytes:
         return audit_page(answer.summary).encode()
     with TemporaryDirectory() as directory:
         path = Path(directory) / f"audit.{kind}"
-        with audit_files([path], [], audit.identity) as (rows, _):
+        with audit_files([path], [], audit.identity) as (add, _):
             for row in answer.rows:
-                rows.add(row)
+                add(row)
         return path.read_bytes()

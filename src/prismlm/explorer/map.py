@@ -47,14 +47,10 @@ def _columns(session: Session) -> dict[str, Any]:
     names = sorted({name for name in lens.categories if name is not None})
     numbers = {name: number for number, name in enumerate(names)}
     return {
-        "x": _rounded(table["x"].to_numpy(), DIGITS),
-        "y": _rounded(table["y"].to_numpy(), DIGITS),
+        "x": table["x"].to_numpy().astype(np.float64).round(DIGITS).tolist(),
+        "y": table["y"].to_numpy().astype(np.float64).round(DIGITS).tolist(),
         "category": [-1 if name is None else numbers[name] for name in lens.categories],
         "names": lens.names,
         "leading": lens.leading.tolist(),
         "categories": [{"name": name, "hue": hue(name)} for name in names],
     }
-
-
-def _rounded(values: np.ndarray, digits: int) -> list[float]:
-    return values.astype(np.float64).round(digits).tolist()

@@ -89,18 +89,18 @@ def _missing(session: Session) -> list[dict[str, str]]:
     """Return what the model could have, and the command that makes it."""
     lm, lens = session.lm, session.lm.lens
     name = str(lm.path)
+    index = f"prismlm index {name} --corpus DIR"
     if lens is None:
-        command = f"prismlm index {name} --corpus DIR"
-        return [{"what": "a lens: no training text can be named", "command": command}]
-    found: list[dict[str, str]] = []
-    if lens.cells is None:
-        command = f"prismlm index {name} --corpus DIR --positions 1 --overwrite"
-        found.append({"what": "cells: documents are named, no passages", "command": command})
-    if lens.meta.labels is None:
-        found.append({"what": "names of prototypes", "command": f"prismlm label {name}"})
-    if lens.meta.map is None:
-        found.append({"what": "a map of prototypes", "command": f"prismlm map {name}"})
-    if lens.corpus is None:
-        what = f"the corpus at {lens.meta.corpus_path}: it is not there, or has changed"
-        found.append({"what": what, "command": f"prismlm index {name} --corpus DIR --overwrite"})
-    return found
+        return [{"what": "a lens: no training text can be named", "command": index}]
+    places = f"the corpus at {lens.meta.corpus_path}: it is not there, or has changed"
+    parts = (
+        (
+            lens.cells,
+            "cells: documents are named, no passages",
+            f"{index} --positions 1 --overwrite",
+        ),
+        (lens.meta.labels, "names of prototypes", f"prismlm label {name}"),
+        (lens.meta.map, "a map of prototypes", f"prismlm map {name}"),
+        (lens.corpus, places, f"{index} --overwrite"),
+    )
+    return [{"what": what, "command": command} for part, what, command in parts if part is None]

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from torch import Tensor
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.errors import FormatError
 from prismlm.files import from_json
 from prismlm.index import layout
 from prismlm.index.codes import Codes, open_codes
-from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
+from prismlm.index.where import Conditions, Keys, rows_matching
 
 ROWS_AT_ONCE = 2**20
 # Records that share a checksum.
@@ -78,6 +77,7 @@ class Cells:
 
     Attributes:
         meta: how they were written.
+        codes: of the hidden states of records.
         documents: one row per document that was read, in the order of the corpus.
     """
 
@@ -186,19 +186,6 @@ class Cells:
         """Return the global positions of successive rows, int64 [at most count]."""
         return self._records["position"][first : first + count].astype(np.int64)
 
-    def tokens(self, rows: np.ndarray) -> np.ndarray:
-        """Return the next token of rows, int64 [n]."""
-        keys, starts = self.keys_and_starts
-        return keys[np.searchsorted(starts, rows, side="right") - 1] % self.meta.vocabulary
-
-    def states(self, records: np.ndarray) -> Tensor:
-        """Return the unit hidden states of records, float32 [n, d]."""
-        return self.codes.states(records)
-
-    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
-        """Return the cosine of each record's state to a unit state, float32 [n]."""
-        return self.codes.cosines(records, state)
-
     @cached_property
     def documents(self) -> pa.Table:
         """``cell-documents.parquet``."""
@@ -224,8 +211,7 @@ class Cells:
     def keys(self, column: str) -> Keys:
         """Return the values of a column of the documents; nulls are "(unknown)"."""
         if column not in self._columns:
-            encoded = self.documents[column].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
-            self._columns[column] = Keys(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
+            self._columns[column] = Keys.of(self.documents[column])
         return self._columns[column]
 
     def matching(self, conditions: Conditions) -> np.ndarray:
@@ -235,14 +221,7 @@ class Cells:
             InputError: a value of the filter occurs nowhere.
         """
         if conditions not in self._matching:
-            found = np.ones(self.documents.num_rows, dtype=bool)
-            for column, values in conditions:
-                names, codes = self.keys(column)
-                for value in values:
-                    check_value(column, value, names)
-                wanted = [code for code, name in enumerate(names) if name in values]
-                found &= np.isin(codes, wanted)
-            self._matching[conditions] = found
+            self._matching[conditions] = rows_matching(conditions, self.keys, self.keys)
         return self._matching[conditions]
 
     @cached_property

@@ -122,11 +122,10 @@ class LensInspection:
             "1 % closer to their nearest place"
         )
         joined = "and" if settled == (self.filled >= FILLED * self.in_use) else "but"
-        if self.enough:
-            return f"Enough text for this index: {closer}, {joined} {filled}."
-        return (
-            f"Not enough text for this index: {closer}, {joined} {filled}. Index a larger corpus."
+        found, way_out = (
+            ("Enough", "") if self.enough else ("Not enough", " Index a larger corpus.")
         )
+        return f"{found} text for this index: {closer}, {joined} {filled}.{way_out}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: quantiles of the spread, and the spread of each prototype."""
@@ -194,8 +193,18 @@ def _spread(lens: Lens) -> Spread:
         near[prototype] = int((cosines > NEAR_DUPLICATE).any(1).sum())
         distinct = len(set(texts[rows])) if texts is not None else len(torch.unique(state, dim=0))
         same[prototype] = documents[prototype] - distinct
-    sources = np.array([_effective(row) for row in lens.group_weights("source").weights])
+    sources = np.array([_effective(row) for row in _source_shares(lens)])
     return Spread(documents.astype(int), effective, sources, same.astype(int), near.astype(int))
+
+
+def _source_shares(lens: Lens) -> np.ndarray:
+    """Return the share of each source in the activation of each prototype, [K, sources]."""
+    names, codes = lens.keys("mass", "source")
+    shares = np.zeros((lens.num_prototypes, len(names)))
+    at = lens.mass["prototype"].to_numpy(), codes
+    np.add.at(shares, at, lens.mass["activation_sum"].to_numpy())
+    total = shares.sum(1, keepdims=True)
+    return np.divide(shares, total, out=np.zeros_like(shares), where=total > 0)
 
 
 def _texts(index: pa.Table) -> list[tuple[str, ...]]:

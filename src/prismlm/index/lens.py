@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from prismlm.errors import FormatError, InputError, check_choice, check_whole
+from prismlm.errors import FormatError, InputError, check_whole
 from prismlm.files import from_json
 from prismlm.index import layout
 from prismlm.index.around import Around, joined, sentence_around
 from prismlm.index.cells import Cells
 from prismlm.index.suffixes import Suffixes, has_suffixes
 from prismlm.index.support import SupportScale
-from prismlm.index.where import UNKNOWN, Conditions, Keys, check_value
+from prismlm.index.where import Conditions, Keys, rows_matching
 from prismlm.layers import PrototypeHead
 
 if TYPE_CHECKING:
@@ -27,18 +27,6 @@ if TYPE_CHECKING:
 
 # Whose passages are asked for again and again: those of one answer share documents.
 DOCUMENTS_KEPT = 64
-
-
-class GroupWeights(NamedTuple):
-    """How each prototype's activation spreads over the keys of one column.
-
-    Attributes:
-        keys: the distinct values, in order of first appearance; nulls are "(unknown)".
-        weights: rows sum to 1, or are all zero for a prototype that is never used, [K, keys].
-    """
-
-    keys: list[str]
-    weights: np.ndarray
 
 
 class Lens:
@@ -54,7 +42,6 @@ class Lens:
         self.path = path
         self.meta = meta
         self.head = head
-        self._groups: dict[str, GroupWeights] = {}
         self._keys: dict[tuple[str, str], Keys] = {}
         self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
 
@@ -269,10 +256,7 @@ class Lens:
         """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
         if (table, column) not in self._keys:
             rows = self.index if table == "index" else self.mass
-            encoded = rows[column].fill_null(UNKNOWN).combine_chunks().dictionary_encode()
-            self._keys[table, column] = Keys(
-                encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-            )
+            self._keys[table, column] = Keys.of(rows[column])
         return self._keys[table, column]
 
     @property
@@ -290,25 +274,14 @@ class Lens:
             InputError: a value of the filter occurs nowhere in the lens.
         """
         if (table, conditions) not in self._matching:
-            rows = self.index if table == "index" else self.mass
-            found = np.ones(rows.num_rows, dtype=bool)
-            for column, values in conditions:
-                for value in values:
-                    check_value(column, value, self.keys("mass", column).names)
-                names, codes = self.keys(table, column)
-                wanted = [code for code, name in enumerate(names) if name in values]
-                found &= np.isin(codes, wanted)
-            self._matching[table, conditions] = found
+            keys, known = partial(self.keys, table), partial(self.keys, "mass")
+            self._matching[table, conditions] = rows_matching(conditions, keys, known)
         return self._matching[table, conditions]
 
     def place(self, row: int) -> dict[str, Any]:
         """Return what the index says of the place in one of its rows."""
-        return self._places.slice(row, 1).to_pylist()[0]
-
-    @cached_property
-    def _places(self) -> pa.Table:
-        figures = ("prototype", "rank", "cosine", "activation", "routed")
-        return self.index.drop_columns(list(figures))
+        figures = ["prototype", "rank", "cosine", "activation", "routed"]
+        return self.index.slice(row, 1).drop_columns(figures).to_pylist()[0]
 
     def rows_of(self, prototype: int) -> slice:
         """Return the index rows of one prototype, best context first.
@@ -318,23 +291,6 @@ class Lens:
         """
         check_whole("the prototype", prototype, most=self.num_prototypes - 1)
         return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
-
-    def group_weights(self, by: str) -> GroupWeights:
-        """Return how each prototype's activation over the whole corpus spreads by a column.
-
-        Raises:
-            InputError: the column is not source, domain or license.
-        """
-        check_choice("what activations are grouped by", by, layout.GROUP_COLUMNS)
-        if by not in self._groups:
-            names, codes = self.keys("mass", by)
-            weights = np.zeros((self.num_prototypes, len(names)))
-            at = self.mass["prototype"].to_numpy(), codes
-            np.add.at(weights, at, self.mass["activation_sum"].to_numpy())
-            total = weights.sum(1, keepdims=True)
-            weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-            self._groups[by] = GroupWeights(names, weights)
-        return self._groups[by]
 
     def _offsets(self, table: pa.Table, name: str) -> np.ndarray:
         prototype = table["prototype"].to_numpy()

@@ -94,7 +94,7 @@ def compared(
             records = cells.records(rows[begin:end])
             place[begin:end], read[begin:end] = records["position"], records["read"]
             probability[begin:end] = records["probability"]
-            cosine[begin:end] = cells.cosines(records, states[number])
+            cosine[begin:end] = cells.codes.cosines(records, states[number])
     return Neighbours(pair, rows, place, read, cosine, step[pair], probability)
 
 

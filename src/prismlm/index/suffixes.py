@@ -43,8 +43,10 @@ FIRST_LOOK = 32
 Tokens = Sequence[int] | np.ndarray
 
 
-def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
+def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
     """Write the suffix array of a split into a lens directory; the same input gives the same bytes.
+
+    Nothing is written without the package pydivsufsort, which sorts.
 
     The lens then needs the corpus no more: it keeps a copy of the n tokens, 2 or 4 bytes each, the
     order of their n places, 4 bytes each (8 from 2³² tokens on), and 24 bytes a document.
@@ -52,15 +54,12 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
     Memory: 5·w bytes for each of 2 million tokens, w being the bytes of the largest token id: 21 MB
     up to 65,536 tokens in the vocabulary, 31 MB above; more if one document is longer.
 
-    Returns:
-        The names of the files written; none without the package pydivsufsort, which sorts.
-
     Raises:
         InputError: the split has no documents.
         FormatError: the corpus is damaged.
     """
     if importlib.util.find_spec(PACKAGE) is None:
-        return []
+        return
     documents = corpus.split(split)
     if not len(documents):
         raise InputError(
@@ -79,7 +78,6 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> list[str]:
     part = np.searchsorted([end for _, end in parts], firsts, side="right")
     with atomic_file(directory / DOCUMENTS_FILE) as temporary, temporary.open("wb") as file:
         np.save(file, np.array([firsts, starts, part], "<i8"))
-    return list(FILES)
 
 
 def _pieces(corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:

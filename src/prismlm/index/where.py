@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from prismlm.errors import InputError, check_choice, check_kind, check_text, suggest
 from prismlm.index.layout import GROUP_COLUMNS
-
-if TYPE_CHECKING:
-    import numpy as np
 
 UNKNOWN = "(unknown)"
 # Values of one column are alternatives; columns must all match.
@@ -22,6 +22,12 @@ class Keys(NamedTuple):
 
     names: list[str]
     codes: np.ndarray
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> Keys:
+        """Return those of a column of a table; nulls are "(unknown)"."""
+        encoded = column.fill_null(UNKNOWN).combine_chunks().dictionary_encode()
+        return cls(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
 
 
 def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
@@ -60,14 +66,29 @@ def normalised(where: Where | None) -> Conditions:
     return tuple(sorted(conditions.items()))
 
 
-def check_value(column: str, value: str, known: list[str]) -> None:
-    """Raise InputError unless a filter's value is one of those that occur in the lens."""
-    if value not in known:
-        listed = ", ".join(sorted(known)[:8]) + (" …" if len(known) > 8 else "")
-        raise InputError(
-            f"no text of this lens has {column}={value}.{suggest(value, known)} "
-            f"Known are: {listed}."
-        )
+def rows_matching(
+    conditions: Conditions, keys: Callable[[str], Keys], known: Callable[[str], Keys]
+) -> np.ndarray:
+    """Return which rows match a filter that is not empty: bool [rows].
+
+    ``keys`` gives a column's values in these rows, ``known`` those that a filter may name.
+
+    Raises:
+        InputError: a value of the filter occurs nowhere in the lens.
+    """
+    found: list[np.ndarray] = []
+    for column, values in conditions:
+        names, codes = keys(column)
+        there = known(column).names
+        for value in values:
+            if value not in there:
+                listed = ", ".join(sorted(there)[:8]) + (" …" if len(there) > 8 else "")
+                raise InputError(
+                    f"no text of this lens has {column}={value}.{suggest(value, there)} "
+                    f"Known are: {listed}."
+                )
+        found.append(np.isin(codes, [code for code, name in enumerate(names) if name in values]))
+    return np.logical_and.reduce(found)
 
 
 def _column(name: str) -> str:

@@ -2,12 +2,17 @@
 
 First a name and a description from a card, which has the signature of the prototype and passages
 where it is nearest; then, in the same conversation, category, syntactic role and domain tags.
+
+What names are worth to it is asked as delphi defines *detection* and *fuzzing* (Paulo et al. 2024):
+given name and description, which of some passages fire, and in which is the marked token rightly
+marked? The same passages are asked about with the name of another prototype, which is the control.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,15 +20,14 @@ from prismlm.cost import Cost, peak_memory
 from prismlm.errors import check_whole
 from prismlm.files import json_text
 from prismlm.index.lens import Lens
-from prismlm.labels import judge
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.labels.categories import CATEGORIES
 from prismlm.labels.embedded import NAME_LENGTH, Label
 from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.labels.places import marked
-from prismlm.labels.scores import words_of
+from prismlm.labels.scores import PASSAGE, draw_passages, words_of
 from prismlm.labels.vocabulary import FUNCTION
-from prismlm.labels.write import Made
+from prismlm.labels.write import SEED, Made, accuracy
 from prismlm.progress import SILENT, Reporter
 
 # Passages on a card, and tokens of each before and after the place.
@@ -32,6 +36,9 @@ DESCRIPTION_LENGTH, SHORT, MOST_TAGS = 240, 32, 3
 # An estimate looks at so many questions, and takes answers to have so many tokens.
 SAMPLED, NAME_TOKENS, CATEGORY_TOKENS, JUDGE_TOKENS = 256, 50, 40, 25
 BYTES_PER_ANSWER = 300
+KINDS = ("detection", "fuzzing")
+# Passages of each kind that are shown at once to judge a name.
+TRIED = 8
 
 
 class EndpointLabeller:
@@ -91,7 +98,7 @@ class EndpointLabeller:
             progress: shows the judging.
         """
         session = self._session
-        judged = judge.judge(session, made, labels, self.judged, progress) if self.judged else None
+        judged = judge(session, made, labels, self.judged, progress) if self.judged else None
         return session.asked() | {"judged": judged}
 
     def cost(self, lens: Lens, made: Made) -> Cost:
@@ -106,8 +113,8 @@ class EndpointLabeller:
             left += [(share, first, NAME_TOKENS)] if named is None else []
             left += [(share, second, CATEGORY_TOKENS)] if answers.get(second) is None else []
         labels = {cell: one for cell, one in enumerate(made.labels) if one is not None}
-        trials = judge.trials(made, labels, self.judged)
-        left += [(1.0, trial.question, JUDGE_TOKENS) for trial in trials]
+        judging = trials(made, labels, self.judged)
+        left += [(1.0, trial.question, JUDGE_TOKENS) for trial in judging]
         requests = sum(times for times, _, _ in left)
         tokens_in = sum(times * _tokens(made, question) for times, question, _ in left)
         tokens_out = sum(times * expected for times, _, expected in left)
@@ -209,3 +216,88 @@ def _tokens(made: Made, question: Question) -> int:
     tokenizer = made.text.corpus.tokenizer
     # Not verbose: it is no matter that this model could not read as much at once.
     return sum(len(tokenizer.encode(m["content"], verbose=False)) for m in question.messages)
+
+
+class Trial(NamedTuple):
+    """One question about one name.
+
+    Attributes:
+        cell: whose passages are shown.
+        kind: of ``KINDS``.
+        own: whether the name is that of the prototype, or the control's.
+        question: what is asked.
+        firing: the numbers of those that fire, half of all.
+    """
+
+    cell: int
+    kind: str
+    own: bool
+    question: Question
+    firing: frozenset[int]
+
+
+def trials(made: Made, labels: Mapping[int, Label], count: int) -> list[Trial]:
+    """Return four questions about each of ``count`` names, drawn by seed."""
+    if not count:
+        return []
+    listed = [labels.get(cell) for cell in range(len(made.labels))]
+    drawn = draw_passages(listed, made.held_out, SEED)
+    cells = np.random.default_rng(SEED).permutation(list(drawn.asked))[:count]
+    found: list[Trial] = []
+    for cell in cells.tolist():
+        rows = [row for half in drawn.asked[cell] for row in half[:TRIED]]
+        order = np.random.default_rng([SEED, cell]).permutation(len(rows))
+        shown = [marked(made.text, made.held_out, rows[i], PASSAGE, 1) for i in order]
+        firing = frozenset(np.flatnonzero(order < len(rows) // 2).tolist())
+        for kind in KINDS:
+            texts = [one.text if kind == "fuzzing" else one.plain for one in shown]
+            for owner in (cell, drawn.owner[cell]):
+                question = _judging_question(kind, labels[owner], texts)
+                found.append(Trial(cell, kind, owner == cell, question, firing))
+    return found
+
+
+def _judging_question(kind: str, label: Label, texts: list[str]) -> Question:
+    described = fenced(json_text({"name": label.name, "description": label.description}))
+    data = "\n".join(json_text({str(i): text}) for i, text in enumerate(texts))
+    asked = f"{prompt('system')}\n\n{prompt(kind, label=described, data=fenced(data))}"
+    return Question(
+        ({"role": "user", "content": asked},),
+        {"passages": list[int]},
+        holds=lambda answer: set(answer["passages"]) <= set(range(len(texts))),
+    )
+
+
+def judge(
+    session: Session, made: Made, labels: Mapping[int, Label], count: int, progress: Reporter
+) -> dict[str, Any]:
+    """Return the balanced accuracy of names by a language model, beside that of shuffled ones.
+
+    Args:
+        session: asks it.
+        made: has the text, and places of documents that named nothing.
+        labels: to be judged, by prototype.
+        count: how many of them, drawn by seed.
+        progress: shows how far it is.
+    """
+    asked = trials(made, labels, count)
+    found: dict[tuple[str, bool], dict[int, float]] = {}
+    with progress.task("Judging names", len(asked), "questions") as task:
+        for trial, answer in session.each(asked, lambda trial: session.ask(trial.question), task):
+            if answer is not None:
+                said, half = set(answer["passages"]), len(trial.firing)
+                right = len(said & trial.firing) / half
+                wrong = len(said - trial.firing) / half
+                scores = found.setdefault((trial.kind, trial.own), {})
+                scores[trial.cell] = (right + 1 - wrong) / 2
+    return {
+        kind: _pairs(found.get((kind, True), {}), found.get((kind, False), {})) for kind in KINDS
+    }
+
+
+def _pairs(own: Mapping[int, float], shuffled: Mapping[int, float]) -> dict[str, Any] | None:
+    cells = sorted(own.keys() & shuffled.keys())
+    if not cells:
+        return None
+    pairs = np.array([(own[cell], shuffled[cell]) for cell in cells])
+    return {"scored": len(cells), **asdict(accuracy(pairs[:, 0], pairs[:, 1]))}

@@ -25,7 +25,6 @@ from scipy import sparse
 
 from prismlm.index.cells import Cells
 from prismlm.labels import categories
-from prismlm.labels.kinds import kind_rates, role
 from prismlm.labels.places import (
     SOME,
     Places,
@@ -36,7 +35,7 @@ from prismlm.labels.places import (
     whole_word,
     words_near,
 )
-from prismlm.labels.vocabulary import FUNCTION
+from prismlm.labels.vocabulary import FUNCTION, kind_rates, role
 
 MOST_WORDS = 3
 # A side of a name tells something from this share of the places on.
@@ -148,11 +147,12 @@ class _Statistics:
         topic, tags = self._topic(cell), self._tags(cell)
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
         parts = self._parts(cell) if rates["piece"] >= 0.5 else []
+        whole = ["-".join(one) for one in parts]
         about = topic or [tag for tag, _, _ in tags]
         raised = _different(self.raised[cell]) if self.count[cell] < FEW_NEXT else []
         right = Side(raised, [1.0]) if raised else following
         names = [
-            " → ".join(filter(None, (_joined(parts[:most]), ", ".join(raised[:most]))))
+            " → ".join(filter(None, (", ".join(whole[:most]), ", ".join(raised[:most]))))
             if parts
             else _sides(read, right, about[: min(most, 2)], most)
             for most in range(MOST_WORDS, 0, -1)
@@ -170,21 +170,26 @@ class _Statistics:
         )
 
     def _side(self, name: str, cell: int) -> Side:
-        score, share = self.sides[name]
-        row = slice(score.indptr[cell], score.indptr[cell + 1])
-        order = np.argsort(-_data(score)[row], kind="stable")[: 2 * MOST_WORDS]
         written: list[str] = []
         shares: list[float] = []
-        for word, part, told in zip(
-            score.indices[row][order], share.data[row][order], score.data[row][order], strict=True
-        ):
-            if told <= 0 or (part < LEAST_SHARE and written) or len(written) == MOST_WORDS:
+        for word, part in self._leading(name, cell, 2 * MOST_WORDS):
+            if (part < LEAST_SHARE and written) or len(written) == MOST_WORDS:
                 break
-            shown = self._written(name, cell, int(word))
+            shown = self._written(name, cell, word)
             if shown.lower() not in (one.lower() for one in written):
                 written.append(shown)
-                shares.append(float(part))
+                shares.append(part)
         return Side(written, shares)
+
+    def _leading(self, name: str, cell: int, most: int) -> list[tuple[int, float]]:
+        """Return the words of one side that tell most of a cell, and their shares of the places."""
+        score, share = self.sides[name]
+        row = slice(score.indptr[cell], score.indptr[cell + 1])
+        told: np.ndarray = np.asarray(score.data)[row]
+        order = np.argsort(-told, kind="stable")[:most]
+        order = order[told[order] > 0]
+        words, parts = score.indices[row][order], share.data[row][order]
+        return list(zip(words.tolist(), parts.tolist(), strict=True))
 
     def _written(self, name: str, cell: int, word: int) -> str:
         """Return the most frequent whole word that a token begins or is part of in a cell."""
@@ -204,16 +209,10 @@ class _Statistics:
         return [pair for pair, _ in pairs.most_common(MOST_WORDS)]
 
     def _topic(self, cell: int) -> list[str]:
-        score, _ = self.sides["about"]
-        row = slice(score.indptr[cell], score.indptr[cell + 1])
-        order = np.argsort(-_data(score)[row], kind="stable")[:TOPIC_WORDS]
-        chosen = order[score.data[row][order] > 0]
         own = self.places.of(slice(self.first[cell], self.first[cell + 1]))
         near = words_near(self.text, own)
-        whole = (
-            whole_word(self.text, own, near, word) for word in score.indices[row][chosen].tolist()
-        )
-        return list(dict.fromkeys(whole))
+        leading = self._leading("about", cell, TOPIC_WORDS)
+        return list(dict.fromkeys(whole_word(self.text, own, near, word) for word, _ in leading))
 
     def _tags(self, cell: int) -> list[tuple[str, float, float]]:
         if self.count[cell] < FEW:
@@ -293,10 +292,6 @@ def _subject_rates(hits: sparse.csr_matrix, count: np.ndarray) -> np.ndarray:
     return (each + base) / (np.maximum(base, 1e-9) * (count + 1)[:, None])
 
 
-def _data(matrix: sparse.csr_matrix) -> np.ndarray:
-    return np.asarray(matrix.data)
-
-
 def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
     """Return a name of two sides, with what the text is about where these alone say little."""
     around = f"({', '.join(about)})" if about else "…"
@@ -305,12 +300,10 @@ def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
     if sum(following.shares) < LEAST_SIDE:
         right = ", ".join([*following.words[: min(most, 2)], "…"])
     name = f"{left} → {right}"
-    enough = right != "…" and _says_something(name)
+    # A word with content, or a piece of one.
+    says = any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
+    enough = right != "…" and says
     return name if enough or around in ("…", left) else f"{name} {around}"
-
-
-def _joined(parts: list[tuple[str, str]]) -> str:
-    return ", ".join("-".join(one) for one in parts)
 
 
 def _different(tokens: Sequence[str]) -> list[str]:
@@ -319,11 +312,6 @@ def _different(tokens: Sequence[str]) -> list[str]:
     for word in map(_shown, tokens):
         shown.setdefault(word.lower(), word)
     return list(shown.values())[:MOST_WORDS]
-
-
-def _says_something(name: str) -> bool:
-    """Say whether a name has a word with content or a piece of a word."""
-    return any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
 
 
 def _shown(word: str) -> str:

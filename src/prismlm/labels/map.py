@@ -24,6 +24,13 @@ from prismlm.run_state import writing
 NEIGHBOURS, LEAST_DISTANCE, SEED = 15, 0.1, 0
 NEAR = 10
 ROWS_AT_ONCE = 512
+# What the record of every map says of how it was made.
+MADE = {
+    "method": "umap",
+    "neighbours": NEIGHBOURS,
+    "least_distance": LEAST_DISTANCE,
+    "seed": SEED,
+}
 # The dearer half of a map, kept in the lens until the map is there.
 NEIGHBOURS_FILE = "neighbours.safetensors"
 
@@ -43,7 +50,9 @@ class Nearest(NamedTuple):
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
     """Lay the prototypes of a lens out in two dimensions; ``x`` and ``y`` of its table get them.
 
-    Returned is what its record says (:func:`made_map`).
+    Returned is what its record says: ``same_category``, the share of the ten nearest of each on the
+    map that have its category, over those with a label, or None where there are no labels;
+    ``by_chance``, the same where categories are dealt out anew; and how the map was made.
 
     The same prototypes have the same map each time: one thread, seeded. What was killed once the
     neighbours were found goes on from these.
@@ -66,8 +75,7 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
                 save_file({"prototypes": prototypes, **nearest._asdict()}, temporary)
         with progress.task("Laying out prototypes", 1, "maps") as task:
             places = laid_out(prototypes, nearest)
-            same, chance = category_neighbours(places, lens.categories)
-            found = made_map(same, chance)
+            found = MADE | _categories_on(places, lens)
             write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=found)
             kept.unlink()
             task.advance()
@@ -103,18 +111,6 @@ def nearest_prototypes(prototypes: torch.Tensor, progress: Reporter = SILENT) ->
             parts.append(Nearest(indices, 1 - values))
             task.advance(len(rows))
     return Nearest(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-def made_map(same: float | None = None, chance: float | None = None) -> dict[str, Any]:
-    """Return what :func:`laid_out` makes a map with, and whether that shows what they are about.
-
-    Args:
-        same: share of the ten nearest of each on the map that have its category, over those with a
-            label; None where there are no labels.
-        chance: the same where categories are dealt out anew.
-    """
-    made = {"method": "umap", "neighbours": NEIGHBOURS, "least_distance": LEAST_DISTANCE}
-    return made | {"seed": SEED, "same_category": same, "by_chance": chance}
 
 
 def laid_out(prototypes: torch.Tensor, nearest: Nearest) -> np.ndarray:
@@ -156,8 +152,12 @@ def map_record(lens: Lens) -> dict[str, Any]:
     """
     assert lens.meta.map is not None
     places = np.stack([lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
+    return lens.meta.map | _categories_on(places, lens)
+
+
+def _categories_on(places: np.ndarray, lens: Lens) -> dict[str, float | None]:
     same, chance = category_neighbours(places, lens.categories)
-    return lens.meta.map | {"same_category": same, "by_chance": chance}
+    return {"same_category": same, "by_chance": chance}
 
 
 def category_neighbours(

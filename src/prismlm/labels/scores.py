@@ -91,7 +91,15 @@ def draw_passages(labels: Sequence[Label | None], places: Places, seed: int = 0)
     enough = np.diff(first) >= LEAST
     named = np.array([label is not None for label in labels], dtype=bool)
     scored = np.flatnonzero(enough & named)
-    asked = _asked(places, first, scored, generator)
+    asked: dict[int, tuple[list[int], list[int]]] = {}
+    for cell in scored.tolist():
+        own = np.arange(first[cell], first[cell + 1])
+        firing = generator.permutation(own)[:MOST]
+        # One draw too many for each that could be of the cell itself.
+        drawn = generator.integers(len(places.cell), size=4 * len(firing))
+        others = drawn[places.cell[drawn] != cell][: len(firing)]
+        if len(others) == len(firing):
+            asked[cell] = firing.tolist(), others.tolist()
     order = generator.permutation(len(scored))
     owner = dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
     return Drawn(asked, owner)
@@ -105,22 +113,6 @@ def bare(name: str) -> str:
 def words_of(text: str) -> list[str]:
     """Return the words and signs of a text, in lower case; ends of lines are a sign."""
     return TOKEN.findall(text.lower().replace("\n", LINE))
-
-
-def _asked(
-    places: Places, first: list[int], scored: np.ndarray, generator: np.random.Generator
-) -> dict[int, tuple[list[int], list[int]]]:
-    """Return rows of places that fire for each label, and as many that do not."""
-    found: dict[int, tuple[list[int], list[int]]] = {}
-    for cell in scored.tolist():
-        own = np.arange(first[cell], first[cell + 1])
-        firing = generator.permutation(own)[:MOST]
-        # One draw too many for each that could be of the cell itself.
-        drawn = generator.integers(len(places.cell), size=4 * len(firing))
-        others = drawn[places.cell[drawn] != cell][: len(firing)]
-        if len(others) == len(firing):
-            found[cell] = firing.tolist(), others.tolist()
-    return found
 
 
 def _passages(

@@ -1,4 +1,4 @@
-"""What ten sequences have in common: ProtoT's rubric, by words alone and without a model.
+"""What ten sequences have in common: ProtoT's rubric, by words alone or by a language model.
 
 A unit, such as a prototype, a channel or an attention head, is judged by the ten sequences that
 activate it most, with the words that do so marked. Similarities are those of weighted words,
@@ -18,15 +18,16 @@ largest is the main one, C.
 
 w is the mean s of pairs within C, b of pairs of C with other sequences; where all are in C, of
 random pairs.
-Source: ProtoT, §5.1, where a language model gives the figures.
+Source: ProtoT, §5.1, where a language model gives the figures: it is asked one question a unit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -34,7 +35,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from prismlm.errors import InputError
+from prismlm.files import json_text
+from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.labels.embedded import LINE, NAME_LENGTH
+from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.labels.vocabulary import FUNCTION
 from prismlm.progress import SILENT, Reporter
 
@@ -43,6 +47,8 @@ SEQUENCES = 10
 QUANTILE = 0.95
 LEAST_MARKED, MOST_ALIKE = 0.5, 2.0
 THEME_WORDS = 4
+EXPLANATION_LENGTH = 400
+FIGURES = ("disentanglement", "coverage", "themes")
 # Random passages that rarity and thresholds are taken from, at least.
 LEAST_RANDOM = 20
 
@@ -76,26 +82,6 @@ class Judgement:
     coverage: int
     themes: int
     explanation: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
-
-
-class Judge(Protocol):
-    """Gives every unit its figures."""
-
-    source: str
-
-    def judge(
-        self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
-    ) -> list[Judgement | None]:
-        """Return the figures of units, by their passages; None where there is no answer.
-
-        Raises:
-            InputError: a unit has not ten passages.
-        """
-        ...
 
 
 def check_units(units: Sequence[Sequence[Passage]]) -> None:
@@ -138,7 +124,11 @@ class WordJudge:
     def judge(
         self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
     ) -> list[Judgement | None]:
-        """Return the figures of units, as :meth:`Judge.judge`."""
+        """Return the figures of units, by their passages; as every judge does, None for no answer.
+
+        Raises:
+            InputError: a unit has not ten passages.
+        """
         check_units(units)
         with progress.task("Judging themes", len(units), "units") as task:
             found: list[Judgement | None] = []
@@ -250,3 +240,75 @@ def _said(key: str) -> bool:
 
 def _content(word: str) -> bool:
     return len(word) > 2 and word.isalpha() and word not in FUNCTION
+
+
+class EndpointJudge:
+    """Asks a language model; every answer is kept, and not asked for again.
+
+    Args:
+        endpoint: where it is.
+        answers: the file that answers are kept in.
+        announce: is told, before anything is asked, how many questions there are that are not
+            answered yet, and of how many characters.
+
+    Raises:
+        ModuleNotFoundError: openai is not installed, of the extra ``label``.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        answers: Path,
+        announce: Callable[[int, int], object] = lambda questions, characters: None,
+    ) -> None:
+        self.announce = announce
+        self.session = Session(endpoint, Answers(answers, endpoint.model))
+        self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
+
+    def judge(
+        self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
+    ) -> list[Judgement | None]:
+        """Return the figures of units, None where there was no good answer.
+
+        Raises:
+            InputError: a unit has not ten passages, the endpoint cannot be used, or more than half
+                of its answers cannot.
+        """
+        check_units(units)
+        questions = [theme_question(unit) for unit in units]
+        new = [one for one in questions if self.session.answers.get(one) is None]
+        self.announce(len(new), sum(len(m["content"]) for one in new for m in one.messages))
+
+        def ask(number: int) -> Judgement:
+            answer = self.session.ask(questions[number])
+            return Judgement(
+                theme=one_line(answer["theme"], NAME_LENGTH),
+                explanation=one_line(answer["explanation"], EXPLANATION_LENGTH),
+                **{name: answer[name] for name in FIGURES},
+            )
+
+        with progress.task("Asking for themes", len(units), "units") as task:
+            found = dict(self.session.each(range(len(units)), ask, task))
+        return [found.get(number) for number in range(len(units))]
+
+
+def theme_question(unit: Sequence[Passage]) -> Question:
+    """Return what is asked about one unit."""
+    lines = [json_text({"passage": number, "text": _shown(p)}) for number, p in enumerate(unit, 1)]
+    data = fenced("\n".join(lines))
+    # No message of role "system": some models' templates refuse one.
+    asked = f"{prompt('system')}\n\n{prompt('themes', data=data)}"
+    return Question(
+        ({"role": "user", "content": asked},),
+        {"theme": str, **dict.fromkeys(FIGURES, int), "explanation": str},
+        holds=lambda answer: (
+            bool(one_line(answer["theme"], NAME_LENGTH))
+            and all(1 <= answer[name] <= SEQUENCES for name in FIGURES)
+        ),
+    )
+
+
+def _shown(passage: Passage) -> str:
+    """Return a passage with its marks; what looks like one in it is changed."""
+    plain = (word.replace("<<", "‹‹").replace(">>", "››") for word in passage.words)
+    return "".join(f"<<{w}>>" if i in passage.marked else w for i, w in enumerate(plain))

@@ -218,7 +218,15 @@ class PrototypeMixer(nn.Module):
                 flags that are not bool [B, T].
         """
         x, starts, places = compacted(x, self.prototypes.shape[1], mask, starts)
-        write, read = self._gates_of(x)
+        write, read = self.gates(
+            GateInputs(
+                x,
+                None if self.shared_gates else self.read_projection(x),
+                self.prototypes,
+                self.log_write_temperature,
+                None if self.shared_gates else self.log_read_temperature,
+            )
+        )
         values = self.value_projection(x)
         prefix, history = (None, None) if state is None else state
         lengths = None if places is None else places.lengths
@@ -244,18 +252,6 @@ class PrototypeMixer(nn.Module):
             if evidence is not None:
                 evidence = MixerEvidence(places.restore(write), places.restore(read))
         return MixerOutput(output, MixerState(prefix, history), evidence)
-
-    def _gates_of(self, x: Tensor) -> MixerEvidence:
-        shared = self.shared_gates
-        return self.gates(
-            GateInputs(
-                x,
-                None if shared else self.read_projection(x),
-                self.prototypes,
-                self.log_write_temperature,
-                None if shared else self.log_read_temperature,
-            )
-        )
 
     @property
     def output_map(self) -> Float[Tensor, "d D"]:

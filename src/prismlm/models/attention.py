@@ -1,19 +1,23 @@
-"""The attention weights of a model while it runs, layer by layer, for any model that has heads."""
+"""What a model's heads look at and what they write while it runs, layer by layer."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.models.decoders.mixers import chosen_layers
+from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import run_decoder
 from prismlm.models.watch import Block, Hook, entered, watch
 from prismlm.ops.signal_noise_attention import attention_weights
 
@@ -21,6 +25,8 @@ Group = Literal["signal", "noise", "attention"]
 Read = Callable[[int, Tensor], None]
 
 EAGER = "eager"
+# What Hugging Face's decoders call the matrix that merges heads.
+NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 _changing = threading.Lock()
 
 
@@ -91,8 +97,14 @@ def reading_attention(
     found = attention_layers(model)
     chosen = chosen_layers(len(found), layers)
     own = isinstance(found[0], SignalNoiseAttention)
-    hook = _signal_noise_hook if own else _hook
-    hooks = [Hook(found[layer], after=hook(layer, read)) for layer in chosen]
+
+    def hook(layer: int) -> Hook:
+        def after(module: nn.Module, _: Any, kwargs: dict[str, Any], output: Any) -> None:
+            read(layer, _weights_of(module, kwargs, output, layer))
+
+        return Hook(found[layer], after=after)
+
+    hooks = [hook(layer) for layer in chosen]
     with nullcontext() if own else attention_form(model), watch(hooks):
         yield
 
@@ -144,37 +156,76 @@ def _answering_by_asker(kind: type[PreTrainedConfig]) -> Any:
     return type(kind.__name__, (kind,), members)
 
 
-def _hook(layer: int, read: Read) -> Callable[..., None]:
-    def after(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+def _weights_of(module: nn.Module, kwargs: dict[str, Any], output: Any, layer: int) -> Tensor:
+    """Return the weights of a call of a layer's attention."""
+    if not isinstance(module, SignalNoiseAttention):
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if not isinstance(weights, Tensor):
             raise InputError(
                 f"the attention of layer {layer}, a {type(module).__name__}, gives no weights "
                 "even in its eager form: its heads cannot be read."
             )
-        read(layer, weights)
+        return weights
+    past, own = kwargs.get("past"), cast("SignalNoiseOutput", output).projections
+    seen = own if past is None else torch.cat([past, own], 2)
+    return attention_weights(
+        seen[:, : module.heads],
+        seen[:, module.heads :],
+        signal_frequencies=module.signal_frequencies,
+        noise_frequencies=module.noise_frequencies,
+        positions=kwargs.get("positions"),
+        mask=kwargs.get("mask"),
+        queries=own.shape[2],
+        scale=module.scale,
+    )
 
-    return after
+
+def head_writes(
+    model: PreTrainedModel, input_ids: Int64[Tensor, "B T"], mask: Bool[Tensor, "B T"]
+) -> tuple[Float[Tensor, "B T H"], ...]:
+    """Return ‖W_h Σ_j a_hij v_hj‖ of each layer, float32: what head h adds at position i.
+
+    W_h are the columns of the output matrix that read the head; its bias is no head's, and a norm
+    that the family puts after the matrix is not in it. Unlike ‖v_h‖, which ProtoT's appendix
+    measures, it says what the head does where it stands, heads that share values differ, and one
+    that rests on the first token counts little.
+
+    Raises:
+        InputError: the model has no attention, or its heads cannot be separated.
+    """
+    heads = head_groups(model)[-1].stop
+    merging = [
+        _merging(layer, number, heads) for number, layer in enumerate(attention_layers(model))
+    ]
+    found: dict[nn.Module, Tensor] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert isinstance(module, nn.Linear | Conv1D)
+        x = (args[0] if args else kwargs["input"]).float().unflatten(-1, (heads, -1))
+        weight = module.weight.float()
+        columns = (weight if isinstance(module, Conv1D) else weight.T).unflatten(0, (heads, -1))
+        gram = columns @ columns.mT
+        squares = torch.einsum("bthi,hij,bthj->bth", x, gram, x)
+        found[module] = squares.clamp(min=0).sqrt()
+
+    with evaluating(model), watch(Hook(module, before=note) for module in merging):
+        run_decoder(model, input_ids, mask)
+    return tuple(found[module] for module in merging)
 
 
-def _signal_noise_hook(layer: int, read: Read) -> Callable[..., None]:
-    def after(
-        module: nn.Module, _args: Any, kwargs: dict[str, Any], output: SignalNoiseOutput
-    ) -> None:
-        assert isinstance(module, SignalNoiseAttention)
-        past = kwargs.get("past")
-        own = output.projections
-        seen = own if past is None else torch.cat([past, own], 2)
-        weights = attention_weights(
-            seen[:, : module.heads],
-            seen[:, module.heads :],
-            signal_frequencies=module.signal_frequencies,
-            noise_frequencies=module.noise_frequencies,
-            positions=kwargs.get("positions"),
-            mask=kwargs.get("mask"),
-            queries=own.shape[2],
-            scale=module.scale,
-        )
-        read(layer, weights)
-
-    return after
+def _merging(layer: nn.Module, number: int, heads: int) -> nn.Module:
+    """Return the matrix that merges a layer's heads."""
+    if isinstance(layer, SignalNoiseAttention):
+        why = "the merged output of signal/noise attention has λ in it and no matrix of its own"
+    else:
+        found = [getattr(layer, name) for name in NAMES if hasattr(layer, name)]
+        if not found:
+            why = f"a {type(layer).__name__} has none of {', '.join(NAMES)}"
+        elif not isinstance(one := found[0], nn.Linear | Conv1D):
+            why = f"its heads are merged by a {type(one).__name__}, not by a plain matrix"
+        else:
+            width = one.weight.shape[0] if isinstance(one, Conv1D) else one.in_features
+            if not width % heads:
+                return one
+            why = f"{width} columns are merged, and {heads} heads do not divide them"
+    raise InputError(f"what each head of layer {number} writes cannot be told apart: {why}.")

@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prismlm.errors import FormatError, InputError, first_line
 from prismlm.files import atomic_directory, read_json, room_to_write, share, temporary_sibling
 from prismlm.hub import silence
-from prismlm.models.checkpoint import read_checkpoint, refuse_pickles
-from prismlm.models.quiet import quiet_transformers
+from prismlm.models.checkpoint import quiet_transformers, read_checkpoint, refuse_pickles
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
 # As PEFT names them.
@@ -116,12 +115,9 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
                 "pip install 'prismlm[gguf]'."
             )
         return BaseCheckpoint(name, path)
-    if path.is_dir():
-        _check_directory(path)
-        return BaseCheckpoint(name, path)
-    found = _fetched(name, revision)
+    found = path if path.is_dir() else _fetched(name, revision)
     _check_directory(found)
-    return BaseCheckpoint(name, found, found.name)
+    return BaseCheckpoint(name, found, None if found == path else found.name)
 
 
 def put_base(base: BaseCheckpoint, out: Path) -> None:

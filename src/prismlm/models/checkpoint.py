@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +16,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from prismlm.errors import FormatError, InputError, check_path, check_text, shown
-from prismlm.models.quiet import quiet_transformers
-from prismlm.models.seam import verify_logit_map
+from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
 
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-PROBE_TOKENS = 8
 MISSING_NAMED = 5
 FLAGS = (
     "do_sample", "use_cache", "output_attentions", "output_hidden_states", "output_scores",
@@ -49,7 +50,12 @@ def read_checkpoint(
     directory, place = _directory(path), _device(device)
     model, tokenizer, missing = _open(directory)
     model.to(place).eval()  # pyright: ignore[reportArgumentType]
-    refuse_lookahead(model, directory)
+    if sees_ahead(model):
+        given = ", ".join(getattr(model.config, "architectures", None) or ["no architecture"])
+        raise InputError(
+            f"the model in {directory} is encoder-only ({given}): its predictions see the tokens "
+            "that follow. Expected a causal language model, such as a Llama."
+        )
     if missing:
         raise FormatError(
             f"the checkpoint in {directory} has no {', '.join(missing[:MISSING_NAMED])} for "
@@ -145,26 +151,6 @@ def check_causal(config: PretrainedConfig, directory: Path) -> None:
     )
 
 
-@torch.no_grad()
-def refuse_lookahead(model: PreTrainedModel, directory: Path) -> None:
-    """Raise InputError for an encoder that transformers opens as if it were a decoder.
-
-    BERT and its kin say ``is_decoder: false`` and then attend to what follows. So do a few real
-    decoders say, hence the look: another last token changes no earlier logit of those.
-    """
-    if getattr(model.config, "is_decoder", None) is not False:
-        return
-    ids = torch.ones(2, PROBE_TOKENS, dtype=torch.int64, device=model.device)
-    ids[1, -1] = 2
-    first, second = model(input_ids=ids).logits[:, :-1].float()
-    if not torch.allclose(first, second, atol=1e-4):
-        given = ", ".join(getattr(model.config, "architectures", None) or ["no architecture"])
-        raise InputError(
-            f"the model in {directory} is encoder-only ({given}): its predictions see the tokens "
-            "that follow. Expected a causal language model, such as a Llama."
-        )
-
-
 class Checkpoint(NamedTuple):
     """A model directory opened without a lens: what an index is built from.
 
@@ -194,3 +180,17 @@ def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
     verify_logit_map(model, sidecar.logit_map)
     sidecar.head.to(device)
     return Checkpoint(model, tokenizer, sidecar)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Show transformers' errors only, not its notices and progress bars, during the block."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

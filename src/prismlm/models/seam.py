@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from prismlm.errors import FormatError, InputError
 from prismlm.models.evaluating import evaluating
@@ -158,6 +159,26 @@ def verify_logit_map(model: nn.Module, logit_map: LogitMap) -> float:
             "this model applies after its output embedding."
         )
     return error
+
+
+@torch.no_grad()
+def sees_ahead(model: PreTrainedModel) -> bool:
+    """Say whether predictions change with the token after them, as an encoder's do.
+
+    BERT and its kin have a class for language modelling, say ``is_decoder: false`` and attend to
+    both sides. So do a few real decoders say, hence the look: another last token changes no earlier
+    logit of those.
+    """
+    config, weight = model.config, next(model.parameters())
+    if config.is_encoder_decoder or getattr(config, "is_decoder", None) is not False:
+        return False
+    if weight.device.type == "meta":
+        return False
+    ids = torch.ones(PROBE_SHAPE, dtype=torch.int64, device=weight.device)
+    ids[1, -1] = 2
+    with evaluating(model):
+        first, second = model(input_ids=ids).logits[:, :-1].float()
+    return not torch.allclose(first, second, rtol=1e-2, atol=1e-4)
 
 
 def run_decoder(model: nn.Module, input_ids: Tensor, mask: Tensor | None, **more: bool) -> Any:

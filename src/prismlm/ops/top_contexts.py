@@ -90,11 +90,15 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
     ]
     cosine, position, document = columns[0], columns[1], columns[2]
 
-    by_rank = _order(-cosine, position)
+    by_rank = position.argsort(stable=True)
+    by_rank = by_rank[(-cosine)[by_rank].argsort(stable=True)]
     row_and_document = rows * (document.max() + 1) + document
     by_document = by_rank[row_and_document[by_rank].argsort(stable=True)]
+    in_runs = row_and_document[by_document]
+    first_of_run = torch.ones(len(rows), dtype=torch.bool)
+    first_of_run[1:] = in_runs[1:] != in_runs[:-1]
     best_of_document = torch.zeros(len(rows), dtype=torch.bool)
-    best_of_document[by_document[_first_of_run(row_and_document[by_document])]] = True
+    best_of_document[by_document[first_of_run]] = True
     ranked = by_rank[best_of_document[by_rank]]
     ranked = ranked[rows[ranked].argsort(stable=True)]
     ranked_rows = rows[ranked]
@@ -127,17 +131,3 @@ def finish(top: TopContexts) -> Contexts:
     filled = top.position >= 0
     prototype = filled.nonzero()[:, 0]
     return Contexts(prototype, *(column[filled] for column in top))
-
-
-def _order(*keys: Tensor) -> Tensor:
-    """Return the permutation that sorts by the first key, then the second, and so on."""
-    order = torch.arange(len(keys[0]))
-    for key in reversed(keys):
-        order = order[key[order].argsort(stable=True)]
-    return order
-
-
-def _first_of_run(key: Tensor) -> Tensor:
-    first = torch.ones(len(key), dtype=torch.bool)
-    first[1:] = key[1:] != key[:-1]
-    return first

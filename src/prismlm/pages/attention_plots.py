@@ -37,20 +37,6 @@ INK, UNSEEN, LINE = "#222222", "#F2F2F2", "#D9D9D9"
 TICKS = (0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1)
 
 
-def check_size(tokens: int, panels: int) -> None:
-    """Raise InputError if a picture of so many tokens and heads cannot be read."""
-    if tokens > MOST_TOKENS:
-        raise InputError(
-            f"the text has {tokens} tokens, and a picture shows at most {MOST_TOKENS}: shorten it, "
-            "or leave out the picture; the weights have no such limit."
-        )
-    if panels > MOST_PANELS:
-        raise InputError(
-            f"{panels} heads are too many for one picture, which shows at most {MOST_PANELS}: "
-            "choose a layer, a head or a group."
-        )
-
-
 def maps_figure(maps: Sequence[AttentionMap]) -> Figure:
     """Return a panel for each map, rows attending to columns, over one colour scale.
 
@@ -60,7 +46,16 @@ def maps_figure(maps: Sequence[AttentionMap]) -> Figure:
     if not maps:
         raise InputError("there is no map to draw: choose at least one head.")
     columns_of_text = max(len(one.tokens) for one in maps)
-    check_size(columns_of_text, len(maps))
+    if columns_of_text > MOST_TOKENS:
+        raise InputError(
+            f"the text has {columns_of_text} tokens, and a picture shows at most {MOST_TOKENS}: "
+            "shorten it, or leave out the picture; the weights have no such limit."
+        )
+    if len(maps) > MOST_PANELS:
+        raise InputError(
+            f"{len(maps)} heads are too many for one picture, which shows at most {MOST_PANELS}: "
+            "choose a layer, a head or a group."
+        )
     columns = min(len(maps), COLUMNS if columns_of_text <= MOST_TOKENS // 2 else COLUMNS // 2)
     rows = math.ceil(len(maps) / columns)
     labels = [[_label(token) for token in one.tokens] for one in maps]

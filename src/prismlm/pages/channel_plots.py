@@ -10,7 +10,9 @@ import math
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
@@ -60,8 +62,15 @@ def metrics_figure(report: ChannelReport, beside: ChannelReport | None = None) -
             for kind in STYLES:
                 found = [layer.metrics[kind] for layer in one.layers if kind in layer.metrics]
                 if found:
-                    values = [getattr(metrics, name) for metrics in found]
-                    _line(axes, kind, found, values, _label(one, kind, found), dashed=number > 0)
+                    axes.plot(
+                        [metrics.layer for metrics in found],
+                        [getattr(metrics, name) for metrics in found],
+                        linestyle="--" if number else "-",
+                        markerfacecolor="white" if number else STYLES[kind]["color"],
+                        markersize=5,
+                        label=_label(one, kind, found),
+                        **STYLES[kind],
+                    )
         _dress(axes, title, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes in panels[2:]:
@@ -268,26 +277,6 @@ def _label(report: ChannelReport, kind: Kind, found: list[LayerMetrics]) -> str:
     return f"{NAMES[kind]}{name}, P = {count}"
 
 
-def _line(
-    axes: Axes,
-    kind: Kind,
-    found: list[LayerMetrics],
-    values: list[float],
-    label: str,
-    *,
-    dashed: bool,
-) -> None:
-    axes.plot(
-        [metrics.layer for metrics in found],
-        values,
-        linestyle="--" if dashed else "-",
-        markerfacecolor="white" if dashed else STYLES[kind]["color"],
-        markersize=5,
-        label=label,
-        **STYLES[kind],
-    )
-
-
 def _dress(axes: Axes, title: str, ylabel: str = "") -> None:
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.set_ylabel(ylabel, fontsize=9)
@@ -336,9 +325,6 @@ def _half_life_axis(axes: Axes, wide: bool) -> None:
 
 def _colours(count: int) -> list[str]:
     """Return colours from dark to light, which keep their order in grey and in any eye."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
     return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.88, count))]
 
 
@@ -356,19 +342,14 @@ def _quartile_means(axes: Axes, found: Quartiles, lives: np.ndarray) -> None:
 def _lags(axes: Axes, found: LagCorrelation) -> None:
     kept = np.flatnonzero(~np.isnan(found.correlation.numpy()).any(1))
     if len(kept):
-        _lag_curves(axes, found, kept)
+        lags, correlation = found.lags.numpy(), found.correlation.numpy()[kept]
+        mean = np.median(found.null_mean.numpy()[kept], 0)
+        spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
+        low, high = mean - spread, mean + spread
+        axes.fill_between(lags, low, high, color=ORANGE, alpha=0.35, linewidth=0, label="shuffled")
+        channels = axes.plot(lags, correlation.T, color=GREY, linewidth=0.7, alpha=0.55)
+        channels[0].set_label("a channel")
+        axes.plot(lags, np.median(correlation, 0), color=BLUE, linewidth=2.2, marker="o",
+                  markersize=4, label="median of channels")  # fmt: skip
     axes.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _lag_curves(axes: Axes, found: LagCorrelation, kept: np.ndarray) -> None:
-    lags, correlation = found.lags.numpy(), found.correlation.numpy()[kept]
-    mean = np.median(found.null_mean.numpy()[kept], 0)
-    spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
-    axes.fill_between(
-        lags, mean - spread, mean + spread, color=ORANGE, alpha=0.35, linewidth=0, label="shuffled"
-    )
-    channels = axes.plot(lags, correlation.T, color=GREY, linewidth=0.7, alpha=0.55)
-    channels[0].set_label("a channel")
-    axes.plot(lags, np.median(correlation, 0), color=BLUE, linewidth=2.2, marker="o",
-              markersize=4, label="median of channels")  # fmt: skip

@@ -5,7 +5,6 @@ It needs nothing but a browser: one file, no requests, no fonts, no libraries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -72,7 +71,7 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
         f'<p class="p-caveat">{escape(CAVEAT)}</p>\n'
         f'<script type="application/json">{data}</script>\n</article>'
     )
-    scripts = ("gates.js", "channel_texts.js", "channels.js", "channels_page.js")
+    scripts = ("parts.js", "gates.js", "channel_texts.js", "channels.js", "channels_page.js")
     return html_page(title, body, styles=("trace.css", "channels.css"), scripts=scripts)
 
 
@@ -126,15 +125,10 @@ def _row(layer: int, kind: Kind, found: LayerMetrics) -> str:
 def _locality(found: Locality | None) -> str:
     if found is None:
         return ""
-    lines = "".join(f"<li>{escape(line)}</li>" for line in locality_words(found))
-    return (
-        "<h2>Do channels of a short half-life keep to few tokens?</h2>"
-        f"<ul>{lines}{''.join(_quartiles(found))}</ul>"
-    )
-
-
-def _quartiles(found: Locality) -> Iterator[str]:
+    lines = list(locality_words(found))
     if found.quartiles is not None:
         means = ", ".join(f"{mean:.3f}" for mean in found.quartiles.means)
         bounds = ", ".join(f"{bound:.3g}" for bound in found.quartiles.bounds)
-        yield f"<li>mean repetition by quartile of half-life: {means}; bounds {bounds}</li>"
+        lines.append(f"mean repetition by quartile of half-life: {means}; bounds {bounds}")
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<h2>Do channels of a short half-life keep to few tokens?</h2><ul>{items}</ul>"

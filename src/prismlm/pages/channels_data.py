@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -194,6 +194,9 @@ def _channel(
     offset, number = len(pool.stored), channel.channel
     gates = [] if own is None else [own]
     gates += [pool.gates[sequence.start][layer.layer] for sequence in channel.sequences]
+    # The number of each text, and what it writes in all: None of the text given.
+    texts: list[list[Any]] = [] if own is None else [[0, None]]
+    texts += [[pool.passage(sequence.start), sequence.total] for sequence in channel.sequences]
     largest = [
         max((float(getattr(g, kind)[:, number].max()) for g in gates), default=0.0)
         for kind in ("write", "read")
@@ -213,16 +216,8 @@ def _channel(
         "lag": _lag(layer, number),
         "largest": largest,
         "at": offset,
-        "texts": list(_texts(channel, own, pool)),
+        "texts": texts,
     }
-
-
-def _texts(channel: Channel, own: Gates | None, pool: _Pool) -> Iterator[list[Any]]:
-    """Yield the number of each text with what it writes in all, None for the text given."""
-    if own is not None:
-        yield [0, None]
-    for sequence in channel.sequences:
-        yield [pool.passage(sequence.start), sequence.total]
 
 
 def _lag(layer: LayerReport, channel: int) -> list[float] | None:

@@ -12,6 +12,7 @@ from prismlm.index.lens import Lens
 from prismlm.pages.frame import html_page
 from prismlm.pages.trace import json_for_script
 
+SCRIPTS = ("parts.js", "plane.js", "map.js")
 CONTEXTS, BEFORE, AFTER, TOKENS = 3, 90, 40, 8
 NO_CATEGORY = "no label"
 
@@ -51,7 +52,7 @@ def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
         "<noscript><p class='p-note'>The map needs JavaScript.</p></noscript>\n"
         f'<script type="application/json" class="p-data">{data}</script>\n</article>'
     )
-    return html_page(title, body, styles=("trace.css", "map.css"), scripts=("plane.js", "map.js"))
+    return html_page(title, body, styles=("trace.css", "map.css"), scripts=SCRIPTS)
 
 
 def _row(lens: Lens, row: dict[str, Any], place: int) -> dict[str, Any]:

@@ -25,24 +25,11 @@ LOGIT_BYTES = 12
 BF16_COPY_BYTES = 2
 # Of a number in products of matrices.
 NUMBER_BYTES = {"bf16": 2, "float32": 4}
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU and how much of it training uses.
-
-    Attributes:
-        name: its name.
-        flops: dense multiply-adds a second, counted as two each, by precision.
-        utilisation: the share of them that training of this kind is assumed to reach.
-    """
-
-    name: str
-    flops: dict[str, float]
-    utilisation: float
-
-
-H100 = Gpu("H100", {"bf16": 989e12, "float32": 67e12}, utilisation=0.3)
+# The GPU that stands for those not at hand: its dense multiply-adds a second, counted as two each,
+# by precision, and the share of them that training of this kind is assumed to reach.
+GPU = "H100"
+GPU_FLOPS = {"bf16": 989e12, "float32": 67e12}
+UTILISATION = 0.3
 
 
 @dataclass(frozen=True)

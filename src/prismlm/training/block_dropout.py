@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -48,24 +49,19 @@ def add_dropout(decoder: Any, rate: float) -> None:
             f"{', '.join(PLACES)}, not {family!r}. Leave it out.{hint}"
         )
     # Not models.watch: these stand as long as the model does, for whoever trains it.
-    dropped = _Dropped(rate)
-    decoder.get_input_embeddings().register_forward_hook(dropped.after)
+    leaving, entering = partial(_leaving, rate), partial(_entering, rate)
+    decoder.get_input_embeddings().register_forward_hook(leaving)
     added, inner = PLACES[family]
     for block in blocks(decoder):
         for name in added:
-            block.get_submodule(name).register_forward_hook(dropped.after)
+            block.get_submodule(name).register_forward_hook(leaving)
         for name in inner:
-            block.get_submodule(name).register_forward_pre_hook(dropped.before)
+            block.get_submodule(name).register_forward_pre_hook(entering)
 
 
-class _Dropped:
-    """Hooks that drop elements of what leaves a module, or enters it, while it trains."""
+def _leaving(rate: float, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return F.dropout(output, rate, module.training)
 
-    def __init__(self, rate: float) -> None:
-        self._rate = rate
 
-    def after(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return F.dropout(output, self._rate, module.training)
-
-    def before(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-        return (F.dropout(inputs[0], self._rate, module.training),)
+def _entering(rate: float, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (F.dropout(inputs[0], rate, module.training),)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from prismlm.corpus.packing import PackedDataset
 from prismlm.progress import Task
 from prismlm.run_state import Interrupts
 from prismlm.training import distributed
-from prismlm.training.initialise import TrainingRows, place_prototypes
+from prismlm.training.initialise import place_prototypes
 from prismlm.training.model import PrismForCausalLM
+from prismlm.training.recipe import Recipe
 
 
 @dataclass(eq=False)
@@ -25,36 +27,24 @@ class HeadSchedule(TrainerCallback):
 
     Attributes:
         rows: training rows, whose hidden states the prototypes are placed on.
-        initialise_at_step: how many steps the model trains alone.
-        warmup: share of all steps after which the weights are full.
-        seed: decides which states; the generator is the head's own.
-        initialise: how prototypes are placed, as in :func:`place_prototypes`.
-        anneal_from: k₀, how many prototypes a token may rely on at first; None for k throughout.
-        anneal_until: share of all steps after which it is k.
+        recipe: when and how. Its seed decides which states; the generator is the head's own.
     """
 
-    rows: TrainingRows
-    initialise_at_step: int
-    warmup: float
-    seed: int
-    initialise: Literal["states", "kmeans", "random"] = "states"
-    anneal_from: int | None = None
-    anneal_until: float = 0.5
+    rows: PackedDataset
+    recipe: Recipe
 
     def loss_scale(self, step: int, steps: int) -> float:
         """Return the factor of the head's losses in the step after ``step`` steps."""
-        return min(1.0, self._progress(step, self.warmup * steps))
+        return progress(step, self.recipe.placing_step, self.recipe.losses.warmup * steps)
 
-    def prototypes_per_token(self, step: int, steps: int, final: int) -> int:
+    def prototypes_per_token(self, step: int, steps: int) -> int:
         """Return k in the step after ``step`` steps."""
-        if self.anneal_from is None:
+        head = self.recipe.head
+        first, final = head.anneal_from, head.prototypes_per_token
+        if first is None:
             return final
-        progress = min(1.0, self._progress(step, self.anneal_until * steps))
-        return round(self.anneal_from + (final - self.anneal_from) * progress)
-
-    def _progress(self, step: int, end: float) -> float:
-        rise = end - self.initialise_at_step
-        return 1.0 if rise <= 0 else max(0.0, (step - self.initialise_at_step) / rise)
+        done = progress(step, self.recipe.placing_step, head.anneal_until * steps)
+        return round(first + (final - first) * done)
 
     def on_step_begin(
         self,
@@ -66,27 +56,32 @@ class HeadSchedule(TrainerCallback):
         """Place the prototypes when it is time; set the factor, k and the step."""
         model: PrismForCausalLM = kwargs["model"]
         step, steps = state.global_step, state.max_steps
-        if step >= self.initialise_at_step and not model.placed:
-            generator = torch.Generator().manual_seed(self.seed)
-            place_prototypes(model, self.rows, generator, self.initialise)
+        if step >= self.recipe.placing_step and not model.placed:
+            generator = torch.Generator().manual_seed(self.recipe.seed)
+            place_prototypes(model, self.rows, generator, self.recipe.head.initialise)
             distributed.broadcast_parameters(model.prototype_head)
         model.loss_scale = self.loss_scale(step, steps)
-        final = model.prototype_head.prototypes_per_token
-        model.prototypes_per_token = self.prototypes_per_token(step, steps, final)
+        model.prototypes_per_token = self.prototypes_per_token(step, steps)
         model.step = step
 
 
+def progress(step: int, first: int, last: float) -> float:
+    """Return how far ``step`` is on the way from ``first`` to ``last``, in [0, 1]."""
+    way = last - first
+    return 1.0 if way <= 0 else min(1.0, max(0.0, (step - first) / way))
+
+
+@dataclass(eq=False)
 class EvaluateEvery(TrainerCallback):
     """Asks for an evaluation every ``steps`` steps, but not after the last, which has its own."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    steps: int
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Ask if it is time."""
-        if state.global_step < state.max_steps and state.global_step % self._steps == 0:
+        if state.global_step < state.max_steps and state.global_step % self.steps == 0:
             control.should_evaluate = True
 
 
@@ -116,15 +111,15 @@ class ReportProgress(TrainerCallback):
                 self._notes[key] = f"{label} {logs[key]:.2f}"
 
 
+@dataclass(eq=False)
 class StopOnInterrupt(TrainerCallback):
     """Ends training after the current step, with a checkpoint, once a signal came.
 
     A second one ends it at once; the newest checkpoint on disk stays as it is.
     """
 
-    def __init__(self, interrupts: Interrupts) -> None:
-        self.interrupts = interrupts
-        self.interrupted = False
+    interrupts: Interrupts
+    interrupted: bool = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -21,15 +21,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 
 from prismlm.errors import DivergenceError, FormatError, InputError
-from prismlm.files import discard, room_to_write, share, temporary_sibling
-from prismlm.models.seam import LogitMap
-from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
-from prismlm.models.uncertainty_feedback import save_uncertainty
+from prismlm.files import discard, room_to_write, temporary_sibling
 from prismlm.training import parallel
 
 if TYPE_CHECKING:
@@ -52,29 +49,6 @@ _DAMAGED = (
     zipfile.BadZipFile,
 )
 _NAME = re.compile(r"checkpoint-(\d+)")
-
-
-def write_model(
-    directory: Path,
-    model: PrismForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    provenance: dict[str, Any],
-    weights: dict[str, Tensor] | None = None,
-) -> None:
-    """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
-
-    ``prismlm.json`` comes last: a directory that has one is complete. ``weights`` stand in for
-    the decoder's own, which may be sharded.
-    """
-    model.model.save_pretrained(directory, state_dict=weights)
-    tokenizer.save_pretrained(directory)
-    share(directory)
-    if model.uncertainty is not None:
-        save_uncertainty(directory, model.uncertainty)
-    logit_map = LogitMap.of(model.model)
-    save_sidecar(
-        directory, Sidecar(model.prototype_head, logit_map, base_of(model.model), provenance)
-    )
 
 
 def save_state(
@@ -152,7 +126,12 @@ def load_optimizer(
         torch.load(directory / name, map_location="cpu", weights_only=True)
         for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
     )
-    parallel.load_optimizer_state(optimizer, whole)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {
+        index: {name: parallel.like(parameters[index], v) for name, v in values.items()}
+        for index, values in whole["state"].items()
+    }
+    optimizer.load_state_dict(whole | {"state": state})
     scheduler.load_state_dict(schedule)
 
 

@@ -101,19 +101,16 @@ def on_main(function: Callable[[], T]) -> T:
     """Run a function in the first process; every process returns its value or raises its error."""
     if world_size() == 1:
         return function()
-    outcome: list[tuple[bool, T | Exception]] = []
+    outcome: list[T | Exception | None] = [None]
     if is_main():
         try:
-            outcome = [(True, function())]
+            outcome = [function()]
         except Exception as error:
-            outcome = [(False, error)]
-    received: list[tuple[bool, T | Exception] | None] = [*outcome] or [None]
-    dist.broadcast_object_list(received)
-    assert received[0] is not None
-    good, value = outcome[0] if outcome else received[0]
-    if isinstance(value, Exception) and not good:
-        raise value
-    return value  # pyright: ignore[reportReturnType]
+            outcome = [error]
+    dist.broadcast_object_list(outcome)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]  # pyright: ignore[reportReturnType]
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from prismlm.corpus.packing import PackedDataset
 from prismlm.corpus.store import Corpus
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import InputError
+from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.device import uses_bf16
-from prismlm.models.quiet import quiet_transformers
 from prismlm.training import arithmetic
-from prismlm.training.arithmetic import H100, Gpu, Size
+from prismlm.training.arithmetic import Size
 from prismlm.training.checkpoints import BYTES_PER_PARAMETER
 from prismlm.training.device import device_of
 from prismlm.training.recipe import Recipe
@@ -27,19 +27,6 @@ from prismlm.training.setup import build_trainer, prepare, training_rows, with_s
 
 WARMUP_STEPS = 1
 MEASURED_STEPS = 3
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What differs between measuring and calculating."""
-
-    device: str
-    precision: str
-    seconds_per_step: float
-    memory_bytes: int
-    checkpoint_bytes: int
-    measured: bool
-    basis: str
 
 
 def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
@@ -64,13 +51,13 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
     size = arithmetic.size_of(recipe, len(corpus.tokenizer))
     why_not = _why_not_measured(recipe, size)
     if why_not is None:
-        cost, rows = _measure(recipe)
+        step, rows = _measure(recipe)
     else:
         # Building the model to find out what it does with shared rows is what cannot be done.
         packing = recipe.data.packing
         share_rows = packing == "packed" or (packing == "auto" and size.shares_rows)
         rows = training_rows(recipe, corpus, share_rows=share_rows)
-        cost = _calculate(recipe, size, H100, why_not)
+        step = _calculate(recipe, size, why_not)
     recipe = with_steps(recipe, rows)
     tokens = recipe.steps * recipe.positions_per_step
     kept = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
@@ -79,22 +66,19 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         "head_parameters": size.head_parameters,
         "table_parameters": size.table_parameters,
         "steps": recipe.steps,
-        "seconds_per_step": cost.seconds_per_step,
+        "seconds_per_step": step.seconds,
         "tokens": tokens,
         "corpus_tokens": rows.num_tokens,
         "passes": tokens / (len(rows) * recipe.data.length),
         "padding": 1 - rows.fill,
         "flops_per_token": arithmetic.flops_per_token(size, recipe),
-        "precision": cost.precision,
-        "device": cost.device,
-        "measured": cost.measured,
+        **step.figures,
     }
-    return Cost(
-        cost.seconds_per_step * recipe.steps,
-        cost.memory_bytes,
-        kept * cost.checkpoint_bytes + 4 * size.all_parameters,
-        figures,
-        basis=cost.basis,
+    return replace(
+        step,
+        seconds=(step.seconds or 0.0) * recipe.steps,
+        disk_bytes=kept * (step.disk_bytes or 0) + 4 * size.all_parameters,
+        figures=figures,
     )
 
 
@@ -112,23 +96,23 @@ def _why_not_measured(recipe: Recipe, size: Size) -> str | None:
     return None
 
 
-def _calculate(recipe: Recipe, size: Size, gpu: Gpu, why_not: str) -> _Step:
+def _calculate(recipe: Recipe, size: Size, why_not: str) -> Cost:
+    """Return the cost of a step, and of a checkpoint, as formulas give it."""
     precision = "bf16" if uses_bf16(recipe.precision, "cuda") else "float32"
-    peak = gpu.flops[precision]
+    peak = arithmetic.GPU_FLOPS[precision]
     flops = recipe.positions_per_step * arithmetic.flops_per_token(size, recipe)
-    return _Step(
-        device=gpu.name,
-        precision=precision,
-        seconds_per_step=flops / (gpu.utilisation * peak),
-        memory_bytes=arithmetic.training_bytes(size, recipe, precision),
-        checkpoint_bytes=BYTES_PER_PARAMETER * size.all_parameters,
-        measured=False,
-        basis=f"Not measured, since {why_not}: calculated for one {gpu.name}, assuming "
-        f"{gpu.utilisation:.0%} of its {peak / 1e12:.0f} TFLOP/s in {precision}.",
+    return Cost(
+        flops / (arithmetic.UTILISATION * peak),
+        arithmetic.training_bytes(size, recipe, precision),
+        BYTES_PER_PARAMETER * size.all_parameters,
+        {"precision": precision, "device": arithmetic.GPU, "measured": False},
+        basis=f"Not measured, since {why_not}: calculated for one {arithmetic.GPU}, assuming "
+        f"{arithmetic.UTILISATION:.0%} of its {peak / 1e12:.0f} TFLOP/s in {precision}.",
     )
 
 
-def _measure(recipe: Recipe) -> tuple[_Step, PackedDataset]:
+def _measure(recipe: Recipe) -> tuple[Cost, PackedDataset]:
+    """Return the cost of a step, and of a checkpoint, as they are measured, and the rows."""
     steps = WARMUP_STEPS + MEASURED_STEPS
     short = recipe.model_copy(
         update={
@@ -146,13 +130,12 @@ def _measure(recipe: Recipe) -> tuple[_Step, PackedDataset]:
         checkpoint = sum(path.stat().st_size for path in Path(name).rglob("*") if path.is_file())
     times = sorted(clock.seconds[WARMUP_STEPS:])
     device = device_of(recipe)
-    cost = _Step(
-        device=str(trainer.args.device),
-        precision="bf16" if uses_bf16(recipe.precision, device) else "float32",
-        seconds_per_step=times[len(times) // 2],
-        memory_bytes=peak_memory(device),
-        checkpoint_bytes=checkpoint,
-        measured=True,
+    precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
+    cost = Cost(
+        times[len(times) // 2],
+        peak_memory(device),
+        checkpoint,
+        {"precision": precision, "device": str(trainer.args.device), "measured": True},
         basis=f"Measured on {MEASURED_STEPS} real steps.",
     )
     return cost, prepared.rows

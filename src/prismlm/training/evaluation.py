@@ -53,13 +53,8 @@ class HeldOut:
         grid = document_windows(order, corpus.starts, corpus.lengths, self.window, stride)
         owned = np.cumsum(grid.length - grid.skip)
         count = int(np.searchsorted(owned, tokens)) + 1
-        chosen = WindowGrid(
-            grid.document[:count],
-            grid.start[:count],
-            grid.length[:count],
-            grid.skip[:count],
-            grid.window,
-        )
+        windows = (grid.document, grid.start, grid.length, grid.skip)
+        chosen = WindowGrid(*(each[:count] for each in windows), window=grid.window)
         return window_batches(chosen, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
 
     def counted(self, tokens: int, task: Task) -> Iterator[WindowBatch]:

@@ -6,12 +6,13 @@ on states that the model already forms they cost next to nothing.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from prismlm.corpus.packing import PackedDataset
 from prismlm.errors import InputError
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
@@ -27,16 +28,9 @@ STATES_PER_CLUSTER = 8
 KMEANS_ITERATIONS = 10
 
 
-class TrainingRows(Protocol):
-    """Training rows as :class:`prismlm.corpus.packing.PackedDataset` gives them."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> dict[str, Tensor]: ...
-
-
 def place_prototypes(
     model: PrismForCausalLM,
-    rows: TrainingRows,
+    rows: PackedDataset,
     generator: torch.Generator,
     method: Literal["states", "kmeans", "random"] = "states",
 ) -> None:
@@ -59,23 +53,19 @@ def place_prototypes(
         if method == "kmeans":
             wanted = STATES_PER_CLUSTER * count
             states = sample_states(model.model, rows, wanted, generator, at_least=count)
-            states = _centres(states, count)
+            # The states are in random order already.
+            found = spherical_kmeans(states, states[:count], KMEANS_ITERATIONS)
+            states = found.centres * states.norm(dim=-1).mean()
         else:
             states = sample_states(model.model, rows, count, generator)
         head.place_on(states.to(head.prototypes.device))
     model.mark_placed()
 
 
-def _centres(states: Tensor, count: int) -> Tensor:
-    # The states are in random order already.
-    found = spherical_kmeans(states, states[:count], KMEANS_ITERATIONS)
-    return found.centres * states.norm(dim=-1).mean()
-
-
 @torch.no_grad()
 def sample_states(
     model: Any,
-    rows: TrainingRows,
+    rows: PackedDataset,
     count: int,
     generator: torch.Generator,
     *,

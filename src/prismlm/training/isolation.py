@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from prismlm.errors import InputError
 from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
 
@@ -21,7 +20,8 @@ def keeps_documents_apart(model: Any) -> bool:
     """Say whether a document changes nothing for the next one in its row.
 
     Most decoders derive a mask from position ids that start at 0 again; recurrent ones and some
-    with positions of their own do not.
+    with positions of their own do not. In shared rows they would learn, and be attributed, across
+    documents that have nothing to do with each other.
     """
     weight = weight_of(model)
     generator = torch.Generator().manual_seed(0)
@@ -36,20 +36,3 @@ def keeps_documents_apart(model: Any) -> bool:
         ).logits[:, PIECE:]
     difference = (logits[0] - logits[1]).abs().max().item()
     return difference <= TOLERANCE * logits.abs().max().item()
-
-
-def check_isolation(model: Any) -> None:
-    """Check that documents packed into one row do not see each other.
-
-    A model that lets them would learn, and be attributed, across documents that have nothing to
-    do with each other.
-
-    Raises:
-        InputError: the second document's logits depend on the first document's tokens.
-    """
-    if not keeps_documents_apart(model):
-        raise InputError(
-            f"models of type {model.config.model_type!r} let a document see the one before it in "
-            "the same training row: they do not start anew where position ids do. Set "
-            "data.packing to padded or auto, so that every row holds one document."
-        )

@@ -14,7 +14,13 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.ops.prototype_head import Routing
-from prismlm.training.objective import LossWeights, OutputMap, head_losses, sample_positions, select
+from prismlm.training.objective import (
+    LossWeights,
+    OutputMap,
+    prototype_only_losses,
+    sample_positions,
+    select,
+)
 from prismlm.training.revival import Usage
 from prismlm.training.step import OptimizerStep
 
@@ -202,27 +208,29 @@ class PrismForCausalLM(nn.Module):
     ) -> tuple[Routing, dict[str, Tensor]]:
         """Run the head on what a forward pass sent through the output embedding.
 
+        The prototype-only losses form N×V logits of their own, so they are left out at weight 0.
+
         Returns:
             The routing of the states, and the unweighted losses by name.
         """
-        z = seen.z.detach() if self.detach else seen.z
-        embedded = seen.embedded if self.weights.prototype_only_kl else None
+        z, weights = seen.z.detach() if self.detach else seen.z, self.weights
+        embedded = seen.embedded if weights.prototype_only_kl else None
         positions = None
         if self.training:
             positions = self.head_positions(z.shape[1], self.step, z.device)
         states = select(z, embedded, mask, labels, positions)
-        output, parts = head_losses(
-            self.prototype_head,
-            states,
-            self._output_map(),
-            self.weights,
-            prototypes_per_token=self.prototypes_per_token,
-            residual_reduction=self.residual_reduction,
-        )
+        head, k = self.prototype_head, self.prototypes_per_token
+        output = head(states.z, mask=states.mask, prototypes_per_token=k)
+        parts = head.losses(
+            states.z, output, mask=states.mask, residual_reduction=self.residual_reduction
+        )._asdict()
+        if weights.prototype_only_ce or weights.prototype_only_kl:
+            rebuilt = output.reconstruction
+            parts |= prototype_only_losses(rebuilt, states, self._output_map(), weights)
         if self.training and self.usage is not None:
             self.usage.add(output, states.z.detach(), states.mask)
         if within is not None:
-            parts = within.shares(parts, states, self.prototype_head, output.routing)
+            parts = within.shares(parts, states, head, output.routing)
         return output.routing, parts
 
     def head_positions(self, length: int, step: int, device: torch.device) -> Tensor | None:

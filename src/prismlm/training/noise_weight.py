@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -32,22 +33,20 @@ def noise_weight_at(step: int, steps: int, *, initial: float, final: float) -> f
     return initial + (final - initial) * (1 - math.cos(math.pi * progress)) / 2
 
 
+@dataclass(eq=False)
 class NoiseWeightSchedule(TrainerCallback):
     """Sets λ before each step; a checkpoint holds that of the last step done."""
 
-    def __init__(self, decoder: SignalNoiseForCausalLM, settings: NoiseWeightRecipe) -> None:
-        self._decoder = decoder
-        self._settings = settings
+    decoder: SignalNoiseForCausalLM
+    settings: NoiseWeightRecipe
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Set it."""
-        settings = self._settings
-        value = noise_weight_at(
-            state.global_step, state.max_steps, initial=settings.initial, final=settings.final
-        )
-        self._decoder.set_noise_weight(value)
+        step, steps, of = state.global_step, state.max_steps, self.settings
+        value = noise_weight_at(step, steps, initial=of.initial, final=of.final)
+        self.decoder.set_noise_weight(value)
 
 
 def noise_weight_of(decoder: nn.Module) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError, check_number
-from prismlm.layers import PrototypeHead
-from prismlm.layers.prototype_head import HeadOutput
 from prismlm.models.seam import LogitMap
 from prismlm.ops.divergence import divergence
 
@@ -108,28 +106,6 @@ def select(
         None if labels is None else flat(labels),
         None if embedded is None else flat(embedded),
     )
-
-
-def head_losses(
-    head: PrototypeHead,
-    states: States,
-    output_map: OutputMap,
-    weights: LossWeights,
-    *,
-    prototypes_per_token: int,
-    residual_reduction: Literal["mean", "sum"] = "mean",
-) -> tuple[HeadOutput, dict[str, Tensor]]:
-    """Route the states; return what the head says and the unweighted losses by name.
-
-    The prototype-only losses form N×V logits of their own, so they are left out at weight 0.
-    """
-    output = head(states.z, mask=states.mask, prototypes_per_token=prototypes_per_token)
-    parts = head.losses(
-        states.z, output, mask=states.mask, residual_reduction=residual_reduction
-    )._asdict()
-    if weights.prototype_only_ce or weights.prototype_only_kl:
-        parts |= prototype_only_losses(output.reconstruction, states, output_map, weights)
-    return output, parts
 
 
 def prototype_only_losses(

@@ -162,17 +162,8 @@ def full_state(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load a whole state, sharding what belongs to sharded parameters."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state = {
-        index: {name: _like(parameters[index], v) for name, v in values.items()}
-        for index, values in saved["state"].items()
-    }
-    optimizer.load_state_dict(saved | {"state": state})
-
-
-def _like(parameter: Tensor, value: Any) -> Any:
+def like(parameter: Tensor, value: Any) -> Any:
+    """Return this process's shard of what belongs to a sharded parameter; all else as it is."""
     if not isinstance(parameter, DTensor) or not isinstance(value, Tensor):
         return value
     if value.shape != parameter.shape:

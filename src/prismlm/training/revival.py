@@ -12,6 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import HeadOutput
 from prismlm.training import distributed
+from prismlm.training.recipe import Recipe
 
 # Candidates are drawn from the worst quarter of a forward pass's states: the very worst alone
 # would often be one another's neighbours.
@@ -95,21 +96,15 @@ def revive(
     return len(unused)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class ReviveUnused(TrainerCallback):
-    """Revives, every ``every`` steps, the prototypes that none of the steps before used.
+    """Revives, every ``head.revive_every`` steps, the prototypes that none of these used.
 
-    Attributes:
-        every: steps over which a prototype must not have been used.
-        first: the step before which the prototypes are placed.
-        until: the last step; later prototypes would not have time to learn.
-        seed: decides which states; the generator is the head's own.
+    None after ``head.revive_until``: they would not have time to learn. The recipe's seed decides
+    which states; the generator is the head's own.
     """
 
-    every: int
-    first: int
-    until: int
-    seed: int
+    recipe: Recipe
 
     def on_step_end(
         self,
@@ -119,11 +114,11 @@ class ReviveUnused(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Revive if it is time."""
-        model, step = kwargs["model"], state.global_step
-        since = step - self.first
-        if since <= 0 or since % self.every or step > self.until:
+        model, step, recipe = kwargs["model"], state.global_step, self.recipe
+        since, until = step - recipe.placing_step, round(recipe.head.revive_until * recipe.steps)
+        if since <= 0 or since % recipe.head.revive_every or step > until:
             return
-        generator = torch.Generator().manual_seed(self.seed + step)
+        generator = torch.Generator().manual_seed(recipe.seed + step)
         optimizer = kwargs["optimizer"]
         optimizer = getattr(optimizer, "optimizer", optimizer)
         model.usage.merge()

@@ -15,14 +15,13 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import TrainerState
 
 from prismlm.errors import DivergenceError, Interrupted, NotFiniteError
-from prismlm.explain.quality import HeadQuality, measure_quality
+from prismlm.explain.quality import HeadQuality
 from prismlm.files import atomic_file, check_room, json_text, temporary_sibling
-from prismlm.models.quiet import quiet_transformers
-from prismlm.models.seam import LogitMap
+from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import EXIT_CODES, Interrupts
-from prismlm.training import checkpoints, distributed, parallel
+from prismlm.training import checkpoints, distributed
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
 from prismlm.training.logs.channels import channels_log
 from prismlm.training.logs.heads import heads_log, write_heads_report
@@ -120,8 +119,10 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         check_room(f"a checkpoint in {recipe.out}", recipe.out, expected)
         distributed.on_main(lambda: begin(prepared))
         trainer, logs = _train(prepared, stop, progress)
-        with _reporting_divergence(trainer, recipe.out):
-            quality = _final_quality(prepared, progress)
+        shown = progress.task("measuring quality", None, "tokens")
+        with _reporting_divergence(trainer, recipe.out), shown as task:
+            tokens = recipe.evaluation.final_tokens
+            quality = trainer.measure(prepared.heldout.counted(tokens, task))
         for log in logs:
             step, ce, ce_tokens = trainer.state.global_step, quality.ce, quality.tokens
             log.add(prepared.model.model, step=step, ce=ce, ce_tokens=ce_tokens)
@@ -154,7 +155,8 @@ def _train(
             if recipe.logging.tensorboard:
                 callbacks.insert(1, tensorboard_callback(out / TENSORBOARD, done))
         trainer = build_trainer(prepared, out, callbacks)
-        logs = _layer_logs(prepared, done, trainer)
+        both = (channels_log(prepared, done, trainer), heads_log(prepared, done, trainer))
+        logs = [log for log in both if log is not None]
         for log in logs:
             trainer.add_callback(log)
         if checkpoint is not None and done >= recipe.steps:
@@ -189,53 +191,32 @@ def _reporting_divergence(trainer: PrismTrainer, out: Path) -> Iterator[None]:
         ) from error
 
 
-def _layer_logs(prepared: Prepared, done: int, trainer: PrismTrainer) -> list[LayerLog]:
-    found = (channels_log(prepared, done, trainer), heads_log(prepared, done, trainer))
-    return [log for log in found if log is not None]
-
-
-def _final_quality(prepared: Prepared, progress: Reporter) -> HeadQuality:
-    tokens = prepared.recipe.evaluation.final_tokens
-    model = prepared.model.model
-    with progress.task("measuring quality", None, "tokens") as task:
-        head, text = prepared.model.prototype_head, prepared.heldout.counted(tokens, task)
-        with parallel.whole(model):
-            return measure_quality(model, head, LogitMap.of(model), text)
-
-
 def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> None:
     """Put the finished model into ``out``; ``prismlm.json`` last, so that it says it is whole."""
-    out = prepared.recipe.out
-    state = trainer.state
+    recipe, out, state = prepared.recipe, prepared.recipe.out, trainer.state
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.meter.tokens)
     figures = quality.to_dict()
-    provenance["quality"] = figures if prepared.recipe.head.enabled else {"ce": quality.ce}
+    provenance["quality"] = figures if recipe.head.enabled else {"ce": quality.ce}
     checkpoints.check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
+    hidden, main = temporary_sibling(out / "model"), distributed.is_main()
     with checkpoints.guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
-        _write_model(trainer, prepared.recipe, provenance)
-
-
-def _write_model(trainer: PrismTrainer, recipe: Recipe, provenance: dict[str, Any]) -> None:
-    out = recipe.out
-    hidden = temporary_sibling(out / "model")
-    main = distributed.is_main()
-    if main:
-        hidden.mkdir()
-    try:
-        trainer.write_model(hidden, provenance)
         if main:
-            if not recipe.head.enabled:
-                # A plain model's directory is a plain checkpoint.
-                for name in (META_FILE, HEAD_FILE):
-                    (hidden / name).unlink()
-            for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
-                os.replace(path, out / path.name)
-            write_history(out, trainer.state.log_history)
-    finally:
-        if main:
-            shutil.rmtree(hidden, ignore_errors=True)
-    distributed.barrier()
+            hidden.mkdir()
+        try:
+            trainer.write_model(hidden, provenance)
+            if main:
+                if not recipe.head.enabled:
+                    # A plain model's directory is a plain checkpoint.
+                    for name in (META_FILE, HEAD_FILE):
+                        (hidden / name).unlink()
+                for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
+                    os.replace(path, out / path.name)
+                write_history(out, state.log_history)
+        finally:
+            if main:
+                shutil.rmtree(hidden, ignore_errors=True)
+        distributed.barrier()
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:

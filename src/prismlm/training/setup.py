@@ -24,7 +24,7 @@ from prismlm.training.block_dropout import add_dropout
 from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
 from prismlm.training.device import device_of, resolved, versions
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.isolation import check_isolation, keeps_documents_apart
+from prismlm.training.isolation import keeps_documents_apart
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.noise_weight import check_noise_weight_of, noise_weight_callbacks
 from prismlm.training.recipe import Recipe
@@ -58,11 +58,6 @@ class Prepared:
     heldout: HeldOut
     model: PrismForCausalLM
 
-    def drawings(self, name: str) -> Path | None:
-        """Return where TensorBoard is to find a run of its own, or None if nothing is drawn."""
-        recipe = self.recipe
-        return recipe.out / TENSORBOARD / name if recipe.logging.tensorboard else None
-
     def provenance(self, *, steps: int, tokens: int) -> dict[str, Any]:
         """Return how the model was made, as it stands in ``prismlm.json``."""
         return {
@@ -88,9 +83,13 @@ def prepare(recipe: Recipe) -> Prepared:
     device_of(recipe)
     corpus = Corpus.open(recipe.corpus)
     backbone = build_backbone(recipe, corpus)
-    if recipe.data.packing == "packed":
-        check_isolation(backbone)
     share_rows = recipe.data.packing != "padded" and keeps_documents_apart(backbone)
+    if recipe.data.packing == "packed" and not share_rows:
+        raise InputError(
+            f"models of type {backbone.config.model_type!r} let a document see the one before it "
+            "in the same training row: they do not start anew where position ids do. Set "
+            "data.packing to padded or auto, so that every row holds one document."
+        )
     rows = training_rows(recipe, corpus, share_rows=share_rows)
     heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
     heldout.batches(1)
@@ -185,31 +184,26 @@ def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
 
 def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
     """Put head and feedback of a recipe beside its decoder, prototypes not placed yet."""
-    settings = recipe.head
-    if recipe.uncertainty_feedback.enabled:
-        feed_back(recipe, backbone)
+    settings = recipe.uncertainty_feedback
+    if settings.enabled:
+        feedback = attach_uncertainty(
+            backbone,
+            settings.levels,
+            rows=settings.rows,
+            deviation=settings.deviation,
+            passes=settings.passes,
+        )
+        # From a generator of its own, as the head.
+        feedback.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
     return PrismForCausalLM(
         backbone,
         head_of(recipe, backbone),
         weights=recipe.losses.weights(),
-        detach=settings.detach,
+        detach=recipe.head.detach,
         residual_reduction=recipe.losses.residual_reduction,
-        position_share=settings.position_share,
+        position_share=recipe.head.position_share,
         placed=False,
     )
-
-
-def feed_back(recipe: Recipe, backbone: Any) -> None:
-    """Put uncertainty feedback beside a decoder, its table drawn from a generator of its own."""
-    settings = recipe.uncertainty_feedback
-    feedback = attach_uncertainty(
-        backbone,
-        settings.levels,
-        rows=settings.rows,
-        deviation=settings.deviation,
-        passes=settings.passes,
-    )
-    feedback.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
 
 
 def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
@@ -252,28 +246,10 @@ def head_callbacks(prepared: Prepared) -> list[TrainerCallback]:
     recipe, head = prepared.recipe, prepared.recipe.head
     if not head.enabled:
         return []
-    found: list[TrainerCallback] = [
-        HeadSchedule(
-            prepared.rows,
-            initialise_at_step=recipe.placing_step,
-            warmup=recipe.losses.warmup,
-            seed=recipe.seed,
-            initialise=head.initialise,
-            anneal_from=head.anneal_from,
-            anneal_until=head.anneal_until,
-        )
-    ]
+    found: list[TrainerCallback] = [HeadSchedule(prepared.rows, recipe)]
     if head.revive_every:
         prepared.model.usage = Usage(head.prototypes)
-        until = round(head.revive_until * recipe.steps)
-        found.append(
-            ReviveUnused(
-                every=head.revive_every,
-                first=recipe.placing_step,
-                until=until,
-                seed=recipe.seed,
-            )
-        )
+        found.append(ReviveUnused(recipe))
     return found
 
 

@@ -61,8 +61,7 @@ class OptimizerStep:
         self.labels, self.tokens, self._head_labels, self._head_tokens = counts.unbind()
         self._micro_batches = micro_batches
         self._passes = 0
-        self._best_cosine: Tensor | None = None
-        self._best_state: Tensor | None = None
+        self._best: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(
@@ -140,26 +139,24 @@ class OptimizerStep:
             return _pull(cosine, _won(local))
         # Where no state was found the cosine says so, and any row will do.
         nearest = z[routing.nearest_point.clamp_min(0)]
-        self._keep(local, nearest.detach())
-        assert self._best_cosine is not None
-        assert self._best_state is not None
+        best_cosine, best_state = self._best = self._better(local, nearest.detach())
         self._passes += 1
         pull = prototypes.new_zeros((), dtype=z.dtype)
         if self._passes == self._micro_batches:
-            pull = _pull(paired_cosines(self._best_state, prototypes), _won(self._best_cosine))
+            pull = _pull(paired_cosines(best_state, prototypes), _won(best_cosine))
         if z.requires_grad:
             within = _pull(paired_cosines(nearest, prototypes.detach()), _won(local))
             # Only its gradient is wanted; the value is the step's own.
             pull = pull + (within - within.detach()) / self._micro_batches
         return pull
 
-    def _keep(self, cosine: Tensor, state: Tensor) -> None:
-        if self._best_cosine is None or self._best_state is None:
-            self._best_cosine, self._best_state = cosine, state
-            return
-        better = cosine > self._best_cosine
-        self._best_cosine = torch.where(better, cosine, self._best_cosine)
-        self._best_state = torch.where(better[:, None], state, self._best_state)
+    def _better(self, cosine: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        if self._best is None:
+            return cosine, state
+        best_cosine, best_state = self._best
+        better = cosine > best_cosine
+        state = torch.where(better[:, None], state, best_state)
+        return torch.where(better, cosine, best_cosine), state
 
 
 def divides_by_count(model: Any) -> bool:

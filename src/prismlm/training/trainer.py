@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -17,20 +17,23 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from prismlm.errors import DivergenceError, InputError
-from prismlm.explain.quality import measure_quality
+from prismlm.explain.quality import HeadQuality, measure_quality
+from prismlm.files import share
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.device import device_of
-from prismlm.training.layer_gradients import LayerGradients
 from prismlm.training.meter import LossMeter
 from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_of
 from prismlm.training.objective import NO_LABEL
-from prismlm.training.parameter_groups import parameter_groups
 from prismlm.training.step import OptimizerStep
 
 if TYPE_CHECKING:
+    from prismlm.corpus.windows import WindowBatch
+    from prismlm.training.logs.heads import LayerGradients
     from prismlm.training.setup import Prepared
 
 REMEDY = (
@@ -143,15 +146,35 @@ class PrismTrainer(Trainer):
         return batches, None if self._step is None else self._step.labels
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Return AdamW over matrices, vectors, and the head with a rate of its own."""
+        """Return AdamW over matrices, vectors, feedback, and the head with a rate of its own."""
         if self.optimizer is None:
-            decayed = self.get_decay_parameter_names(self.model.model)
-            rate = self.prepared.recipe.optimizer.head_learning_rate
-            groups = parameter_groups(self.model, decayed, self.args.weight_decay, rate)
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
-            self.optimizer = kind(groups, **settings)
+            self.optimizer = kind(self._parameter_groups(), **settings)
             self.optimizer.register_state_dict_post_hook(checkpoints.as_of_one_run)
         return self.optimizer
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        decoder, feedback = self.model.model, self.model.uncertainty
+        trained = [(n, p) for n, p in decoder.named_parameters() if p.requires_grad]
+        # Hugging Face's rule goes by names; decays, temperatures and gates are no matrices.
+        matrices = {n for n, p in trained if p.ndim > 1}
+        decayed = matrices & set(self.get_decay_parameter_names(decoder))
+        groups: list[dict[str, Any]] = [
+            {
+                "params": [p for n, p in trained if n in decayed],
+                "weight_decay": self.args.weight_decay,
+            },
+            {"params": [p for n, p in trained if n not in decayed], "weight_decay": 0.0},
+            {
+                "params": list(self.model.prototype_head.parameters()),
+                "weight_decay": 0.0,
+                "lr": self.prepared.recipe.optimizer.head_learning_rate,
+            },
+        ]
+        if feedback is not None:
+            # Rows that no code of a step asked for are to stay where they are.
+            groups.append({"params": list(feedback.parameters()), "weight_decay": 0.0})
+        return groups
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         head = self.model.prototype_head
@@ -245,15 +268,9 @@ class PrismTrainer(Trainer):
 
         Before the prototypes are placed only the cross-entropy is reported.
         """
-        model, tokens = self.model, self.prepared.recipe.evaluation.tokens
-        with parallel.whole(model.model):
-            quality = measure_quality(
-                model.model,
-                model.prototype_head,
-                LogitMap.of(model.model),
-                self.prepared.heldout.batches(tokens),
-            ).to_dict()
-        names = quality if model.placed else ("tokens", "ce")
+        tokens = self.prepared.recipe.evaluation.tokens
+        quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
+        names = quality if self.model.placed else ("tokens", "ce")
         figures = {f"eval_{name}": quality[name] for name in names}
         self.log(dict(figures))
         self._last_log = None
@@ -261,6 +278,12 @@ class PrismTrainer(Trainer):
             self.args, self.state, self.control, figures
         )
         return figures
+
+    def measure(self, text: Iterable[WindowBatch]) -> HeadQuality:
+        """Measure the head on a text; every process has to call."""
+        decoder, head = self.model.model, self.model.prototype_head
+        with parallel.whole(decoder):
+            return measure_quality(decoder, head, LogitMap.of(decoder), text)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the head's gradient norm, λ, codes and the pace to a log."""
@@ -325,12 +348,22 @@ class PrismTrainer(Trainer):
             checkpoints.save_state(directory, self.model, meter, uses, norms)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
-        """Write the model directory from the first process; every process has to call."""
-        tokenizer, decoder = self.prepared.corpus.tokenizer, self.model.model
+        """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
+
+        ``prismlm.json`` comes last: a directory that has one is complete. The first process writes;
+        every process has to call.
+        """
+        model, decoder = self.model, self.model.model
         weights = parallel.full_state(decoder) if self.spread == "fsdp2" else None
         with parallel.whole(decoder):
             if distributed.is_main():
-                checkpoints.write_model(directory, self.model, tokenizer, provenance, weights)
+                decoder.save_pretrained(directory, state_dict=weights)
+                self.prepared.corpus.tokenizer.save_pretrained(directory)
+                share(directory)
+                if model.uncertainty is not None:
+                    save_uncertainty(directory, model.uncertainty)
+                of, logit_map = base_of(decoder), LogitMap.of(decoder)
+                save_sidecar(directory, Sidecar(model.prototype_head, logit_map, of, provenance))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.spread == "fsdp2" and not self.args.should_save:

@@ -3,10 +3,9 @@ import pytest
 
 import prismlm
 from benchmarks.attribution.domain_prompts import against_controls, prompt_evidence
-from benchmarks.attribution.judges.domain_share import DocumentEvidence
+from benchmarks.attribution.judges.domain_share import DocumentEvidence, GroupWeights
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
-from prismlm.index.lens import GroupWeights
 
 
 def test_a_prompt_is_read_as_explain_reads_it(tiny_model, tiny_corpus):

@@ -15,6 +15,7 @@ from benchmarks.attribution.prompts import (
 )
 from benchmarks.attribution.render_prompts import render
 from tests.helpers.chats import chatting
+from tests.helpers.next_tokens import next_tokens
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_a_place_drawn_by_chance_has_the_same_next_token(lm):
     drawn = [_drawn(lm.lens, cells, position, generator) for _ in range(200)]
     assert {int(corpus.read_tokens(one.position, 1)[0]) for one in drawn} == {int(token[0])}
     # All of them can be drawn: with so many draws, about all of few are.
-    rows = np.flatnonzero(cells.tokens(np.arange(len(cells))) == int(token[0]))
+    rows = np.flatnonzero(next_tokens(cells, np.arange(len(cells))) == int(token[0]))
     places = {int(p) + 1 for p in cells.records(rows)["position"]}
     found = {one.position for one in drawn}
     assert found <= places

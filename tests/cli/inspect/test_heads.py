@@ -7,8 +7,8 @@ import math
 import pytest
 from rich.cells import cell_len
 
-from prismlm.cli.printing.heads import in_words
-from prismlm.cli.printing.spectra import least_in_step
+from prismlm.cli.inspect.heads import in_words
+from prismlm.cli.inspect.spectra import least_in_step
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.instruments.heads import (

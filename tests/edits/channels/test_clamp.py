@@ -138,7 +138,7 @@ def test_passes_that_do_not_fit_are_refused(model, record):
     with intervene(model, ClampGates(record)):
         with pytest.raises(InputError, match="positions 0 to 14 and the recorded text has 14"):
             run(model, tokens(15))
-        with pytest.raises(InputError, match="reads 9 positions and the recorded text has 14"):
+        with pytest.raises(InputError, match="reads positions 0 to 8 and the recorded text has 14"):
             run(model, tokens(9))
         padded = torch.ones(1, LENGTH, dtype=torch.int64)
         padded[0, :2] = 0

@@ -2,8 +2,14 @@ import pytest
 import torch
 
 from prismlm.errors import DivergenceError
-from prismlm.eval.glue.classifier import Classifier
-from prismlm.eval.glue.fine_tune import Examples, Settings, fine_tune, parameter_groups, trainer
+from prismlm.eval.glue.fine_tune import (
+    Classifier,
+    Examples,
+    GlueOptions,
+    fine_tune,
+    parameter_groups,
+    trainer,
+)
 from prismlm.models.presets import build_model
 from prismlm.progress import SILENT
 from tests.helpers.glue_rows import CONFIGS
@@ -29,7 +35,7 @@ def run(classifier, said, **settings):
 
     settings = {"learning_rate": 1e-2, "warmup": 0.1, "batch_size": 16} | settings
     with SILENT.task("") as task:
-        history = fine_tune(classifier, TRAIN, judge, Settings(**settings), 0, task)
+        history = fine_tune(classifier, TRAIN, judge, GlueOptions(**settings), 0, task)
     return history, weights
 
 
@@ -66,7 +72,7 @@ def test_the_rate_rises_and_falls(classifier, monkeypatch):
         return step(self, *given, **named)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", noted)
-    take = trainer(classifier, Settings(1.0, 0.2), 10)
+    take = trainer(classifier, GlueOptions(learning_rate=1.0, warmup=0.2), 10)
     for _ in range(10):
         take(Examples(TRAIN.rows[:2], TRAIN.labels[:2]))
     assert rates == pytest.approx([0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])

@@ -6,14 +6,14 @@ import pytest
 
 from prismlm.errors import FormatError, InputError, Interrupted
 from prismlm.eval.glue import study
-from prismlm.eval.glue.classifier import GlueModel
-from prismlm.eval.glue.runs import GlueOptions, server_file
+from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import (
     estimate_glue,
     run_glue,
     runs_searched,
     runs_wanted,
     search,
+    server_file,
     with_rate,
 )
 from prismlm.eval.glue.tasks import TASKS, tasks_of

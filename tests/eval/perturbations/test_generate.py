@@ -2,9 +2,15 @@ import pytest
 
 from prismlm.errors import InputError
 from prismlm.eval.pairs import INTERVENTIONS, SLICES, read_pairs
-from prismlm.eval.perturbations.generate import FILES, PairOptions, make_slice, write_pairs
+from prismlm.eval.perturbations.generate import (
+    FILES,
+    MiniLM,
+    PairOptions,
+    levenshtein,
+    make_slice,
+    write_pairs,
+)
 from prismlm.eval.perturbations.sentences import read_sentences
-from prismlm.eval.perturbations.similarity import MiniLM, levenshtein
 from tests.helpers.pair_texts import write_texts
 
 

@@ -37,6 +37,10 @@ def test_a_file_of_ones_own(tmp_path):
         Case("river", "The river carries", "stones"),
         Case("river", "Old", "stones"),
     )
+    # JSON may have it inside a text as it is.
+    apart = row | {"context": "The river\u2028carries"}
+    path.write_text(json.dumps(apart, ensure_ascii=False), encoding="utf-8")
+    assert load_cases(path) == (Case(**apart),)
 
 
 GOOD = '{"concept": "a", "context": "b", "target": "c"}'
@@ -49,6 +53,7 @@ GOOD = '{"concept": "a", "context": "b", "target": "c"}'
         ('{"concept": "a", "context": " ", "target": "c"}', "line 2: 'context' is ' '"),
         ('{"concept": "a", "context": 3, "target": "c"}', "line 2: 'context' is 3"),
         ('{"concept": "a", "context": "b", "target": "c", "x": 1}', "line 2: 'x' is not one of"),
+        ('{"concept": "a", "context": "\\ud800", "target": "c"}', "'context' holds half of a"),
         ("[1]", "line 2: a list, expected a JSON object"),
         ("concept", "line 2: not a JSON object"),
     ],

@@ -14,12 +14,8 @@ from prismlm.errors import InputError
 from prismlm.instruments.channels import effects, effects_on
 from prismlm.instruments.channels.case_files import Case, Probe
 from prismlm.instruments.channels.concepts import concept_in_model
-from prismlm.instruments.channels.effects import (
-    INTERVENTIONS,
-    TableOptions,
-    draw_controls,
-    target_probabilities,
-)
+from prismlm.instruments.channels.effect_table import INTERVENTIONS, TableOptions
+from prismlm.instruments.channels.effects import draw_controls, target_probabilities
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_model, tokens
 
 LENGTHS = (7, 3, 12, 5, 12, 1, 9, 4)
@@ -113,8 +109,8 @@ def test_summaries_by_hand(table):
         probes=table.probes[:2],
         baseline=torch.tensor([0.2, 0.4], dtype=torch.float64),
         controls={PLACE: ((1, 0), (1, 1))},
-        interventions=("mask_write",),
         measured=measured,
+        options=TableOptions(interventions=("mask_write",)),
     )
     assert small.changes(PLACE, "mask_write") == pytest.approx([-50, 50])
     assert small.changes((1, 1), "mask_write", "points") == pytest.approx([2, -15])
@@ -156,20 +152,17 @@ def test_forms(table, tmp_path):
 
 
 def test_controls_are_drawn_by_seed_and_place(model):
-    drawn = draw_controls(model, PLACE, 4, seed=3)
-    assert drawn == draw_controls(model, PLACE, 4, seed=3)
+    drawn = draw_controls(model, PLACE, TableOptions(4, seed=3))
+    assert drawn == draw_controls(model, PLACE, TableOptions(4, seed=3))
     assert all(layer == 1 and channel != 2 for layer, channel in drawn)
     assert len(set(drawn)) == 4
-    anywhere = {
-        c for seed in range(20) for c in draw_controls(model, PLACE, 5, "model", seed, [(0, 0)])
-    }
+    seeds = [TableOptions(5, "model", seed=seed) for seed in range(20)]
+    anywhere = {c for by in seeds for c in draw_controls(model, PLACE, by, [(0, 0)])}
     assert len(anywhere) == LAYERS * CHANNELS - 2
     with pytest.raises(InputError, match=r"6 control channels.*1 to 5"):
-        draw_controls(model, PLACE, 6)
+        draw_controls(model, PLACE, TableOptions(6))
     with pytest.raises(InputError, match="no channel 6 in layer 1"):
-        draw_controls(model, (1, 6), 1)
-    with pytest.raises(InputError, match="control_from is 'all'"):
-        draw_controls(model, PLACE, 1, "all")  # pyright: ignore[reportArgumentType]
+        draw_controls(model, (1, 6), TableOptions(1))
 
 
 def test_what_cannot_be_measured_is_refused(model):
@@ -197,14 +190,18 @@ class Unread:
 def test_a_corpus_is_not_read_for_what_cannot_be_asked(tmp_path):
     corpus = make_corpus(tmp_path)
     model = make_model(len(corpus.tokenizer))
+    for settings, message in (
+        ({"control_from": "all"}, "control_from is 'all'"),
+        ({"minimum_probability": 1.0}, "between 0 and 1"),
+        ({"seed": -1}, "the seed is -1"),
+        ({"interventions": ("mask",)}, "an intervention is 'mask'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            TableOptions(**settings)
     for target, options, message in (
         ("zzz", TableOptions(), "'zzz' after 'Old maps forgets letters' is"),
         ("in", TableOptions(controls=6), "6 control channels for one channel: expected 1 to 5"),
         ("in", TableOptions(controls=18, control_from="model"), "expected 1 to 17"),
-        ("in", TableOptions(control_from="all"), "control_from is 'all'"),
-        ("in", TableOptions(minimum_probability=1.0), "between 0 and 1"),
-        ("in", TableOptions(seed=-1), "the seed is -1"),
-        ("in", TableOptions(interventions=("mask",)), "an intervention is 'mask'"),
     ):
         cases = [Case("c", "Old maps forgets letters", target)]
         asked = {"corpus": corpus, "options": options, "progress": Unread()}

@@ -125,14 +125,10 @@ def test_figures_of_groups_are_those_of_each_group():
 
 def test_counts_refuse_what_does_not_fit():
     counts = TokenCounts.empty(torch.tensor([[0.5]]), 3)
-    with pytest.raises(InputError, match="no position has been counted"):
-        counts.information()
     with pytest.raises(InputError, match="not one of the 3"):
         counts.add(torch.tensor([3]), torch.tensor([[0.1]]))
-    with pytest.raises(InputError, match="expected \\[2, 1\\]"):
-        counts.add(torch.tensor([1, 2]), torch.tensor([[0.1]]))
     with pytest.raises(InputError, match="the number of bins is 1"):
-        equal_bins(torch.rand(3, 2), 1)
+        LayerTally(3, bins=1)
 
 
 def test_a_tally_is_the_same_in_any_batches():
@@ -154,5 +150,3 @@ def test_a_tally_is_the_same_in_any_batches():
     counts = TokenCounts.empty(equal_bins(values, 3), 9)
     counts.add(tokens, values)
     assert found[0].mutual_information == pytest.approx(counts.information().mean().item())
-    with pytest.raises(InputError, match="no positions"):
-        LayerTally(9).metrics(0)

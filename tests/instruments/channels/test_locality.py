@@ -10,7 +10,7 @@ from prismlm.instruments.channels.build_report import locality_of
 from prismlm.instruments.channels.locality import quartiles, repetition
 from prismlm.instruments.channels.report import Channel, LayerReport
 from prismlm.instruments.channels.top_sequences import empty_ranking
-from prismlm.instruments.channels.wording import correlation_words
+from prismlm.instruments.channels.wording import locality_words
 
 
 def report(lives, repetitions):
@@ -23,10 +23,11 @@ def report(lives, repetitions):
 
 def test_p_is_students_whatever_is_installed():
     # ρ is 1 − 6·4 / (4·15) of four channels, and p 1 − |ρ| with two degrees of freedom.
-    found = locality_of(report([1.0, 2.0, 3.0, 4.0], [0.2, 0.1, 0.4, 0.3])).correlation
+    locality = locality_of(report([1.0, 2.0, 3.0, 4.0], [0.2, 0.1, 0.4, 0.3]))
+    found, words = locality.correlation, locality_words(locality)
     assert found is not None
     assert (found.rho, found.p, found.count) == (pytest.approx(0.6), pytest.approx(0.4), 4)
-    assert correlation_words(found) == "Spearman ρ = +0.600, p = 0.4 (from Student's t), 4 channels"
+    assert words[0] == "Spearman ρ = +0.600, p = 0.4 (from Student's t), 4 channels"
 
 
 def test_what_has_no_ranks_says_why():

@@ -1,7 +1,6 @@
 """The stratified rank test against brute force, and groups of heads that differ or do not."""
 
 import itertools
-import math
 import random
 
 import pytest
@@ -41,11 +40,9 @@ def test_against_every_permutation(sizes, ties):
             [[draw.randint(0, 3) if ties else draw.random() for _ in range(s[k])] for s in sizes]
             for k in (0, 1)
         )
-        found = stratified_rank_test(first, second)
         u, p = brute_force(first, second)
-        assert found.u == pytest.approx(u)
-        assert found.p == pytest.approx(p)
-        assert found.effect == pytest.approx(2 * u / sum(m * n for m, n in sizes) - 1)
+        effect = 2 * u / sum(m * n for m, n in sizes) - 1
+        assert stratified_rank_test(first, second) == pytest.approx((u, effect, p))
 
 
 def test_hand_computed():
@@ -63,8 +60,7 @@ def test_hand_computed():
 def test_a_difference_between_strata_alone_is_none():
     """Heads of the second layer reach further, of both groups: pooled ranks would be wrong."""
     found = stratified_rank_test([[1.0, 2.1], [101.0, 102.1]], [[1.1, 2.0], [101.1, 102.0]])
-    assert found.effect == 0
-    assert found.p == 1
+    assert found[1:] == (0, 1)
 
 
 def test_against_scipy():
@@ -72,10 +68,10 @@ def test_against_scipy():
     draw = random.Random(1)
     for sizes in ((8, 8), (5, 11), (16, 16)):
         own, other = ([draw.gauss(0.5 * k, 1) for _ in range(sizes[k])] for k in (0, 1))
-        found = stratified_rank_test([own], [other])
+        u, _, p = stratified_rank_test([own], [other])
         theirs = stats.mannwhitneyu(own, other, method="exact")
-        assert found.u == theirs.statistic
-        assert found.p == pytest.approx(theirs.pvalue, rel=1e-9)
+        assert u == theirs.statistic
+        assert p == pytest.approx(theirs.pvalue, rel=1e-9)
 
 
 def test_signs():
@@ -83,15 +79,6 @@ def test_signs():
     assert sign_test([1.0, -2.0, 0.5, 0.0]) == 1
     assert sign_test([-1.0] * 6) == pytest.approx(2 / 64)
     assert sign_test([]) == sign_test([0.0]) == 1
-
-
-def test_wrong_input_says_what_is_wrong():
-    with pytest.raises(InputError, match="at least one of each"):
-        stratified_rank_test([[1.0]], [[]])
-    with pytest.raises(InputError, match="strata"):
-        stratified_rank_test([], [])
-    with pytest.raises(InputError, match="not finite"):
-        stratified_rank_test([[math.nan]], [[1.0]])
 
 
 def uses_of(distance):

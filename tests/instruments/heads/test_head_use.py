@@ -96,8 +96,10 @@ def test_each_head_of_each_layer_is_its_own_weights():
     for layer in (0, 1):
         for head in range(8):
             expected = figures(kept[layer][0, head], least=3)
-            assert_close(found.of(layer, head), expected)
-            assert found.of(layer, head).group == ("signal" if head < 4 else "noise")
+            own = found.heads[8 * layer + head]
+            assert_close(own, expected)
+            assert (own.layer, own.head) == (layer, head)
+            assert own.group == ("signal" if head < 4 else "noise")
     sums = [sum(head.spectrum) for head in found.heads]
     assert sums == pytest.approx([1] * 16)
 
@@ -159,11 +161,6 @@ def test_what_cannot_be_read_is_refused():
         head_uses(model, [make_batch([5])])
     with pytest.raises(InputError, match="none of 0 tokens"):
         head_uses(model, [])
-    found = head_uses(model, [batch])
-    with pytest.raises(InputError, match="no head 8: its heads are 0 to 7"):
-        found.of(0, 8)
-    with pytest.raises(InputError, match="layer 5 was not read"):
-        found.of(5, 0)
     with pytest.raises(InputError, match="learned an embedding of 64 positions"):
         head_uses(make_gpt2(), [make_batch(*random_rows(65))])
     protot = ProtoTForCausalLM(

@@ -19,7 +19,7 @@ from prismlm.instruments.themes.units import (
     read_spans,
 )
 from prismlm.labels.themes import Judgement
-from prismlm.models.head_writes import head_writes
+from prismlm.models.attention import head_writes
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
 LENGTH = 12
@@ -61,7 +61,7 @@ def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
         near = dict(
             zip(
                 records["position"].tolist(),
-                lens.cells.cosines(records, directions[number]).tolist(),
+                lens.cells.codes.cosines(records, directions[number]).tolist(),
                 strict=True,
             )
         )

@@ -6,7 +6,7 @@ import torch
 
 from prismlm.instruments.uncertainty_feedback import Signal
 from prismlm.instruments.uncertainty_feedback.continuation import continuations, draw_tokens
-from prismlm.instruments.uncertainty_feedback.signal import own_codes
+from prismlm.instruments.uncertainty_feedback.signal import no_codes, own_codes
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot, random_texts
 
 
@@ -33,7 +33,8 @@ def test_what_is_written_is_what_the_model_generates(make):
             prompt[None], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
         )
         assert torch.equal(whole[0, len(prompt) :], one.ids)
-    bare = continuations(model, prompts, codes, 6, feedback=False, temperature=0)
+    nothing = tuple(torch.full((5,), -1) for _ in prompts)
+    bare = continuations(model, prompts, no_codes(prompts), 6, written_codes=nothing, temperature=0)
     whole = torch.cat([prompts[1], bare[1].ids])
     none = torch.full((1, len(whole)), -1)
     logits = model(whole[None], uncertainty_codes=none, use_cache=False).logits[0, 7:-1]

@@ -56,9 +56,12 @@ def test_documents_packed_into_one_row_stay_apart(model):
     assert keeps_documents_apart(model)
     pieces = [tokens(1, n, seed=n) for n in (7, 1, 30, 12)]
     position_ids = torch.cat([torch.arange(p.shape[1]) for p in pieces])[None]
-    packed = model(torch.cat(pieces, 1), position_ids=position_ids, use_cache=False).logits
-    for piece, logits in zip(pieces, packed.split([p.shape[1] for p in pieces], 1), strict=True):
-        torch.testing.assert_close(logits, model(piece).logits, **CLOSE)
+    empty = type(model(pieces[0], use_cache=True).past_key_values)(model.config.num_hidden_layers)
+    for caching in ({"use_cache": False}, {"use_cache": True}, {"past_key_values": empty}):
+        packed = model(torch.cat(pieces, 1), position_ids=position_ids, **caching).logits
+        of_each = packed.split([p.shape[1] for p in pieces], 1)
+        for piece, logits in zip(pieces, of_each, strict=True):
+            torch.testing.assert_close(logits, model(piece).logits, **CLOSE)
 
 
 def options(**changes):

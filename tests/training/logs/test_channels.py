@@ -18,6 +18,7 @@ from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.logs.channels import COLUMNS, channels_figures
 from prismlm.training.logs.layers import EVALUATED, PLACE, LayerLog
 from prismlm.training.setup import prepare
+from tests.helpers.layer_logs import run_of
 from tests.helpers.runs import InterruptAfter, start
 
 PROTOT = {
@@ -112,13 +113,12 @@ def untrained(settings, corpus, directory):
     model = build_model(build_config(settings, len(opened.tokenizer), opened.eos_token_id))
     heldout = HeldOut(opened, 32, 0)
     log = LayerLog(
-        directory / "channels.csv",
+        *run_of(directory, tokens=50, corpus_tokens=200),
         0,
+        "channels.csv",
         columns=COLUMNS,
         counts=("gate_tokens",),
         measure=lambda decoder: channels_figures(decoder, heldout.batches(100)),
-        tokens=lambda: 50,
-        corpus_tokens=200,
     )
     log.add(model, step=1, ce=math.log(7), ce_tokens=11)
     return read(directory)
@@ -141,8 +141,7 @@ def test_a_cross_entropy_that_is_not_finite_is_divergence_and_nothing_is_read(tm
     def measure(decoder):
         raise AssertionError("read")
 
-    settings = {"columns": COLUMNS, "measure": measure, "tokens": int, "corpus_tokens": 100}
-    log = LayerLog(tmp_path / "channels.csv", 0, **settings)
+    log = LayerLog(*run_of(tmp_path), 0, "channels.csv", columns=COLUMNS, measure=measure)
     with pytest.raises(
         DivergenceError, match=f"cross-entropy is {ce} after step 20. No checkpoint"
     ):

@@ -18,12 +18,12 @@ from prismlm.instruments.heads.states import read_states
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.layer_gradients import LayerGradients
-from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, heads_figures
+from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, LayerGradients, heads_figures
 from prismlm.training.logs.layers import EVALUATED, PLACE, LayerLog
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
 from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
+from tests.helpers.layer_logs import run_of
 from tests.helpers.runs import InterruptAfter
 
 SIGNAL_NOISE = {
@@ -113,14 +113,8 @@ def test_resuming_what_is_complete_changes_no_row(signal_noise):
 
 def test_only_what_was_measured_again_replaces_what_was_there(tmp_path):
     figures = [{"rate": 1.0, "gain": 2.0}, {"rate": 3.0, "gain": math.nan}]
-    log = LayerLog(
-        tmp_path / "heads.csv",
-        0,
-        columns=("rate", "gain"),
-        measure=lambda _: figures,
-        tokens=lambda: 100,
-        corpus_tokens=100,
-    )
+    columns = ("rate", "gain")
+    log = LayerLog(*run_of(tmp_path), 0, "heads.csv", columns=columns, measure=lambda _: figures)
     log.add(make_signal_noise(), step=20, ce=0.5, ce_tokens=40)
     figures[:] = [{"rate": 5.0, "gain": math.nan}, {"rate": math.nan, "gain": 6.0}]
     log.add(make_signal_noise(), step=20, ce=0.25, ce_tokens=40)
@@ -265,12 +259,11 @@ def test_a_file_of_an_older_version_is_gone_on_with(tmp_path):
     old = "step,epoch,layer,rate,positions,ce,perplexity,ce_tokens\n10,0.5,0,2.5,9,1.0,2.7,40\n"
     file.write_text(old)
     log = LayerLog(
-        file,
+        *run_of(tmp_path),
         10,
+        "heads.csv",
         **columns,
         measure=lambda _: [{"rate": 3.0, "gradient_norm": 4.0, "positions": 9}],
-        tokens=lambda: 100,
-        corpus_tokens=100,
     )
     log.add(make_signal_noise(), step=20, ce=0.5, ce_tokens=40)
     rows = read(tmp_path)
@@ -289,4 +282,4 @@ def test_a_file_of_an_older_version_is_gone_on_with(tmp_path):
     for broken in (old.replace("rate", "other"), old.replace("positions", "gradient_norm")):
         file.write_text(broken)
         with pytest.raises(FormatError, match="has other columns"):
-            LayerLog(file, 10, **columns, measure=lambda _: [], tokens=int, corpus_tokens=100)
+            LayerLog(*run_of(tmp_path), 10, "heads.csv", **columns, measure=lambda _: [])

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.text import Text
-
 from prismlm.cli.options import DryRun, Json, Model, flag, number, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
@@ -47,8 +45,7 @@ def glue(
     Finished runs are kept: the same command goes on where it was stopped.
     """
     from prismlm.eval.glue import study
-    from prismlm.eval.glue.classifier import GlueModel
-    from prismlm.eval.glue.runs import GlueOptions
+    from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
     from prismlm.eval.glue.study import estimate_glue
     from prismlm.eval.glue.tasks import tasks_of
     from prismlm.run_state import orderly_end
@@ -97,7 +94,7 @@ def _seeds(text: str) -> list[int]:
 def print_figures(result: dict[str, Any]) -> None:
     """Print each task's metrics over seeds, beside a constant answer and training from scratch."""
     console = console_for_reading()
-    console.print(Text(plain(result["name"]), style="bold"))
+    console.print(plain(result["name"]), style="bold")
     headings = ("*trained on", "*rows", "metric", "*mean (seeds)", "*constant", "*from scratch")
     table = table_of("task", *headings)
     for row in result["tasks"]:
@@ -117,7 +114,7 @@ def print_figures(result: dict[str, Any]) -> None:
     console.print(table)
     rate = f"learning rate {result['learning_rate']:g}, warm-up {result['warmup']:g}"
     notes = [f"{rate} ({result['rate_from']})", "dev sets unless test is said", "figures × 100"]
-    console.print(Text(" · ".join(notes), style="dim"), soft_wrap=True)
+    console.print(" · ".join(notes), style="dim", soft_wrap=True)
 
 
 def print_search(result: dict[str, Any]) -> None:
@@ -129,7 +126,7 @@ def print_search(result: dict[str, Any]) -> None:
         table.add_row(f"{one['learning_rate']:g}", f"{one['warmup']:g}", *figures)
     console.print(table)
     chosen = f"chosen: {result['learning_rate']:g} with warm-up {result['warmup']:g}"
-    console.print(Text(chosen, style="bold"))
+    console.print(chosen, style="bold")
 
 
 def _share(rows: dict[str, Any]) -> str:

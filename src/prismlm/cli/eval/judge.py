@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from prismlm.cli.format import count
 from prismlm.cli.label import ModelThere, Url
 from prismlm.cli.options import DryRun, Json, Temperature, choice, number, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
@@ -92,8 +93,6 @@ def judge(
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:
-    from prismlm.cli.format import count
-
     if questions:
         typer.echo(
             f"{questions:,} questions about {what}, some {count(tokens)} tokens in; "
@@ -112,16 +111,16 @@ def print_judging(result: dict[str, Any]) -> None:
     if result["bleu"] is not None:
         _print_bleu(console, result["bleu"])
     models = len(result["models"])
-    console.print(Text(f"\n{result['prompts']:,} prompts, {models} models", style="dim"))
+    console.print(f"\n{result['prompts']:,} prompts, {models} models", style="dim")
 
 
 def _print_judge(console: Console, judge: dict[str, Any]) -> None:
     name, order = plain(judge["source"]), judge["order"]
     if judge["usable"]:
-        console.print(Text(f"The judge {name} is usable.", style="bold"))
+        console.print(f"The judge {name} is usable.", style="bold")
     else:
         reasons = "; ".join(judge["reasons"])
-        console.print(Text(f"The judge {name} is unusable: {reasons}.", style="bold red"))
+        console.print(f"The judge {name} is unusable: {reasons}.", style="bold red")
     rows = (
         ("prefers real text to its words shuffled", judge["preferred"]["shuffled"]),
         ("prefers real text to that of another prompt", judge["preferred"]["elsewhere"]),
@@ -136,13 +135,13 @@ def _print_judge(console: Console, judge: dict[str, Any]) -> None:
     console.print(table)
     failed = f"; {order['failed']:,} without an answer" if order["failed"] else ""
     note = f"{order['pairs']:,} pairs, each in both orders{failed}; no look at the texts: 50 %"
-    console.print(Text(note, style="dim"))
+    console.print(note, style="dim")
 
 
 def _print_ratings(console: Console, ratings: dict[str, Any]) -> None:
     console.print()
     if not ratings["readable"]:
-        console.print(Text(NOT_TO_BE_READ, style="bold red"))
+        console.print(NOT_TO_BE_READ, style="bold red")
     table = table_of("model", "*Elo", "*95 % interval", "*Bradley-Terry", "*95 % interval")
     for one in sorted(ratings["models"], key=lambda one: -one["bradley_terry"]["value"]):
         elo, fitted = one["elo"], one["bradley_terry"]
@@ -154,7 +153,7 @@ def _print_ratings(console: Console, ratings: dict[str, Any]) -> None:
         f"{order['pairs']:,} pairs; {_share(order['changed']['value'])} change with the order, "
         f"{_share(order['ties'])} of the verdicts are ties, {order['failed']:,} failed"
     )
-    console.print(Text(note, style="dim"))
+    console.print(note, style="dim")
 
 
 def _print_bleu(console: Console, bleu: dict[str, Any]) -> None:
@@ -167,11 +166,11 @@ def _print_bleu(console: Console, bleu: dict[str, Any]) -> None:
         table.add_row(Text(plain(name)), *figures, difference)
     console.print(table)
     for sample in bleu["samples"]:
-        console.print(Text(f"\nBest of {plain(sample['best'])}", style="bold"))
+        console.print(f"\nBest of {plain(sample['best'])}", style="bold")
         for label, text in (("prompt", sample["text"]), ("reference", sample["reference"])):
-            console.print(Text(f"{label}: {_line(text)}", style="dim"))
+            console.print(f"{label}: {_line(text)}", style="dim")
         for one in sample["texts"]:
-            console.print(Text(f"{plain(one['model'])} ({one['bleu']:.1f}): {_line(one['text'])}"))
+            console.print(f"{plain(one['model'])} ({one['bleu']:.1f}): {_line(one['text'])}")
 
 
 def _line(text: str) -> str:

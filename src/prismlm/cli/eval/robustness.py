@@ -1,4 +1,4 @@
-"""prismlm eval robustness and clamping: what becomes of predictions where a text is changed."""
+"""prismlm eval robustness, clamping and pairs: what becomes of predictions where a text changes."""
 
 from __future__ import annotations
 
@@ -99,6 +99,36 @@ def clamping(
     _show(found, print_clamping, {"pairs": str(pairs), "limit": limit}, out, as_json)
 
 
+def pairs(
+    out: Annotated[Path, option("DIR", "Where the two files of pairs go.")],
+    data: Annotated[
+        Path | None, option("DIR", "Holds wikitext2, dailydialog and ag_news; else from the hub.")
+    ] = None,
+    per_slice: Annotated[int, number("N", "Pairs of each slice.", 1)] = 500,
+    seed: Annotated[int, number("S", "Of what is drawn.")] = 0,
+    similarity: Annotated[
+        float, number("C", "The least cosine of a pair, by all-MiniLM-L6-v2.", -1, 1)
+    ] = 0.75,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Make pairs of sentences that mean the same, and of sentences that do not.
+
+    The pairs are of the corpora's licences, AG News for research only: they do not ship.
+    """
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.eval.perturbations.generate import FILES, PairOptions, write_pairs
+    from prismlm.run_state import orderly_end
+
+    check_outputs(*(out / name for name in FILES), inputs=(data,), overwrite=overwrite)
+    options = PairOptions(per_slice=per_slice, seed=seed, similarity=similarity)
+    with orderly_end():
+        result = write_pairs(out, data, options, ConsoleReporter())
+    for name in FILES:
+        typer.echo(f"wrote {out / name}", err=True)
+    print_json(result) if as_json else print_pairs(result)
+
+
 def _drawn(path: Path, limit: int | None, seed: int) -> list[Pair]:
     from prismlm.eval.pairs import read_pairs
     from prismlm.eval.robustness import drawn_pairs
@@ -149,7 +179,7 @@ def print_robustness(found: Robustness) -> None:
         said += f" · {found.left_out:,} pairs left out, being empty or too long for a model"
     if not found.comparable:
         said += " · vocabularies differ, so JS must not be compared between these models"
-    console.print(Text(said, "dim"), soft_wrap=True)
+    console.print(said, style="dim", soft_wrap=True)
     console.print()
     table = table_of("", *HEADINGS, gap=1)
     for part in found.slices:
@@ -160,13 +190,13 @@ def print_robustness(found: Robustness) -> None:
             if one == found.models[0].name:
                 table.add_row(_name(f"first − {other}"), *_figures(figures, sign="+"), style="dim")
     console.print(table)
-    console.print(Text("In brackets 95 % intervals, bootstrapped over pairs.", "dim"))
+    console.print("In brackets 95 % intervals, bootstrapped over pairs.", style="dim")
 
 
 def print_clamping(found: Clamping) -> None:
     """Print PMR of each slice beside the control."""
     console = console_for_reading()
-    console.print(Text(f"{plain(found.name)}, {found.routing} clamped", style="bold"))
+    console.print(f"{plain(found.name)}, {found.routing} clamped", style="bold")
     table = table_of(
         "slice", "routing of", "*PMR", "*std", "*> 0", "*pooled", "*JS base", "*JS clamped", "*n"
     )
@@ -184,7 +214,7 @@ def print_clamping(found: Clamping) -> None:
         if part.gain is not None:
             gain = _interval(part.gain, "+")
             said.insert(0, f"JS with random routing minus the original's {gain}")
-        console.print(Text(f"{plain(part.name)}: {', '.join(said)}", "dim"), soft_wrap=True)
+        console.print(f"{plain(part.name)}: {', '.join(said)}", style="dim", soft_wrap=True)
 
 
 def _mediation(one: Mediation | None) -> tuple[str, ...]:
@@ -215,3 +245,18 @@ def _interval(one: Interval, sign: str = "") -> str:
 
 def _name(name: str) -> Text:
     return Text(fit_ends(plain(name), NAME_WIDTH))
+
+
+def print_pairs(result: dict[str, Any]) -> None:
+    """Print of each slice how alike its pairs are, where they come from and what was filtered."""
+    parts = {
+        part: sorted({name for row in result["slices"] for name in row[part]})
+        for part in ("sources", "left_out")
+    }
+    headings = [f"*{name}" for names in parts.values() for name in names]
+    table = table_of("slice", "*pairs", "*cosine", "*edits", "*candidates", *headings, gap=1)
+    for row in result["slices"]:
+        counts = (f"{row[part].get(name, 0):,}" for part, names in parts.items() for name in names)
+        figures = (f"{row['pairs']:,}", f"{row['similarity']:.3f}", f"{row['distance']:.2f}")
+        table.add_row(row["slice"], *figures, f"{row['candidates']:,}", *counts)
+    console_for_reading().print(table)

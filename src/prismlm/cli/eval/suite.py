@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from prismlm.cli.options import DryRun, Json, Model, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
@@ -101,7 +100,7 @@ def print_result(result: dict[str, Any]) -> None:
     """Print each task's accuracies beside chance, with their changes from plain."""
     console = console_for_reading()
     predictors, metric = result["predictors"], result["metric"]
-    console.print(Text(plain(result["model"]), style="bold"))
+    console.print(plain(result["model"]), style="bold")
     headings = ("questions", "chance", *(NAMES[name] for name in predictors))
     table = table_of("task", *(f"*{heading}" for heading in headings))
     for task in result["tasks"]:
@@ -113,7 +112,7 @@ def print_result(result: dict[str, Any]) -> None:
     means = (_figure(result["mean"][name]) for name in predictors)
     table.add_row("mean", "", "", *means, style="bold")
     console.print(table)
-    console.print(Text(_notes(result), style="dim"), soft_wrap=True)
+    console.print(_notes(result), style="dim", soft_wrap=True)
 
 
 def _figure(figure: dict[str, Any]) -> str:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from prismlm.cli.options import Json, Model, Overwrite, flag, number, option
-from prismlm.cli.output import print_json
+from prismlm.cli.output import console_for_reading, fit, plain, print_json, table_of
 from prismlm.errors import InputError
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from prismlm.explain.attention_maps import Head
+    from prismlm.explain.attention_maps import AttentionMap, Head, Link
+    from prismlm.instruments.heads.roles import RoleFinding, RoleSearch
+
+TOKEN_WIDTH = 12
+ROLE_WORDS = {
+    "subject": "whom the sentence is about",
+    "object": "the thing that the last word needs, from the token that predicts that word",
+    "structure": "determiners: a, an, the",
+    "action": "verbs",
+}
 
 Roles = Annotated[
     bool,
@@ -75,7 +87,7 @@ def attention(
     if out is not None:
         # Said before the model is read, not after.
         import prismlm.pages.attention_plots  # noqa: F401
-    from prismlm.explain.attention_maps import heads_of
+    from prismlm.explain.attention_maps import heads_of, read_maps
     from prismlm.models.checkpoint import read_checkpoint
 
     opened, tokenizer = read_checkpoint(model)
@@ -83,44 +95,22 @@ def attention(
     if text is None:
         value = _roles(opened, tokenizer, heads, cases, draws, seed, beside_untrained, as_json)
     else:
-        value = _maps(opened, tokenizer, text, heads, top, out, as_json=as_json)
+        maps = read_maps(opened, tokenizer, text, heads)
+        value = {"text": text, "maps": [_map(one, top) for one in maps]}
+        if out is not None:
+            from prismlm.pages.attention_plots import save_maps
+
+            save_maps(maps, out)
+            typer.echo(f"wrote {out}", err=True)
+        if not as_json:
+            print_maps(maps, top)
     if as_json:
         print_json({"model": str(model), **value})
 
 
-def _maps(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    text: str,
-    heads: tuple[Head, ...],
-    top: int,
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> dict[str, Any]:
-    from prismlm.explain.attention_maps import read_maps
-
-    maps = read_maps(model, tokenizer, text, heads)
-    if out is not None:
-        from prismlm.pages.attention_plots import save_maps
-
-        save_maps(maps, out)
-        typer.echo(f"wrote {out}", err=True)
-    if not as_json:
-        from prismlm.cli.printing.attention import print_maps
-
-        print_maps(maps, top)
-    return {
-        "text": text,
-        "maps": [
-            one.to_dict()
-            | {
-                "on_itself": one.on_itself(),
-                "strongest": [link._asdict() for link in one.strongest(top)],
-            }
-            for one in maps
-        ],
-    }
+def _map(one: AttentionMap, top: int) -> dict[str, Any]:
+    strongest = [link._asdict() for link in one.strongest(top)]
+    return one.to_dict() | {"on_itself": one.on_itself(), "strongest": strongest}
 
 
 def _roles(
@@ -144,9 +134,83 @@ def _roles(
     if beside_untrained:
         other = search_roles(untrained(model, seed), tokenizer, cases, heads, **options)
     if not as_json:
-        from prismlm.cli.printing.attention import print_roles
-
         print_roles(found, other)
     source = None if path is None else str(path)
     counts = None if other is None else other.counts()
     return {"cases": source, **found.to_dict(), "untrained": counts}
+
+
+def print_maps(maps: Sequence[AttentionMap], top: int) -> None:
+    """Print the strongest weights of each head on other tokens, and the mean weight on itself."""
+    from prismlm.corpus.words import DITTO
+
+    console = console_for_reading()
+    tokens = maps[0].tokens
+    text = "".join(plain(token) for token in tokens if token != DITTO)
+    console.print(text, soft_wrap=True)
+    console.print()
+    table = table_of("head", "*itself")
+    table.add_column("strongest on others: from → to")
+    for one in maps:
+        links = Text("   ").join(_link(link, one.tokens) for link in one.strongest(top))
+        table.add_row(one.head.title, f"{one.on_itself():.2f}", links)
+    console.print(table)
+
+
+def print_roles(found: RoleSearch, untrained: RoleSearch | None = None) -> None:
+    """Print the heads that look for each role more than for random words, or none.
+
+    Args:
+        found: in the model.
+        untrained: the same search with random weights, of which only the number is shown.
+    """
+    console = console_for_reading()
+    others = {} if untrained is None else untrained.counts()
+    for finding in found.findings:
+        console.print(
+            Text(finding.role, style="bold").append(f"  {ROLE_WORDS[finding.role]}", "dim")
+        )
+        _print_finding(console, finding)
+        if finding.role in others:
+            console.print(f"with random weights: {others[finding.role] or 'none'}")
+        console.print()
+    console.print(
+        f"{found.heads} heads, {found.draws:,} draws; lift: weight on the role's words over "
+        "that of uniform attention; excess: beyond the head's habit at those distances; q: p "
+        f"corrected over all heads and roles, found at {found.level:g} or less.",
+        style="dim",
+    )
+
+
+def _print_finding(console: Console, finding: RoleFinding) -> None:
+    if not finding.scores:
+        console.print("no sentence has it")
+        return
+    if not finding.beating_controls:
+        best = finding.scores[0]
+        console.print(
+            f"none of {len(finding.scores)} heads, in {finding.sentences} sentences, is clear of "
+            f"its controls; nearest {best.head.title}: lift {best.lift:.2f}, controls "
+            f"{best.control:.2f}, q {best.q:.2g}"
+        )
+        return
+    table = table_of("head", "*lift", "*controls", "*excess", "*rank", "*p", "*q")
+    for score in finding.beating_controls:
+        table.add_row(
+            score.head.title,
+            *(f"{figure:.2f}" for figure in (score.lift, score.control, score.excess)),
+            f"{score.rank:,}",
+            f"{score.p:.1g}",
+            f"{score.q:.2g}",
+        )
+    console.print(table)
+
+
+def _link(link: Link, tokens: Sequence[str]) -> Text:
+    from prismlm.pages.trace_data import visible
+
+    source, target = (
+        fit(plain(visible(tokens[place])).strip("·") or "·", TOKEN_WIDTH)
+        for place in (link.source, link.target)
+    )
+    return Text(f"{source} → {target} ").append(f"{link.weight:.2f}", "bold")

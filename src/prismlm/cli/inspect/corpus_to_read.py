@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from prismlm.cli.options import option
 
@@ -38,8 +38,6 @@ def open_both(
     path: Path, corpus: Path | None, split: str, tokens: int, length: int | None
 ) -> tuple[PreTrainedModel, Sequences]:
     """Open a model and say what is to be read of which corpus."""
-    from typing import cast
-
     from prismlm.corpus.sequences import Sequences
     from prismlm.corpus.store import Split
     from prismlm.corpus.tokenizer import check_tokenizer_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from prismlm.cli.default_command import model_first
 from prismlm.cli.inspect.attention import attention
 from prismlm.cli.inspect.channels import channels
 from prismlm.cli.inspect.heads import heads
@@ -12,16 +11,12 @@ from prismlm.cli.inspect.prototypes import prototypes
 from prismlm.cli.inspect.spectra import spectra
 from prismlm.cli.inspect.themes import themes
 from prismlm.cli.inspect.uncertainty_feedback import uncertainty_feedback
+from prismlm.cli.options import model_first
 
 app = model_first(
     "index", "Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do."
 )
-app.command()(attention)
-app.command()(prototypes)
-app.command()(channels)
-app.command()(interventions)
-app.command()(heads)
-app.command()(spectra)
-app.command()(themes)
-app.command()(uncertainty_feedback)
-app.command()(index)
+for command in (attention, prototypes, channels, interventions, heads, spectra, themes):
+    app.command()(command)
+for command in (uncertainty_feedback, index):
+    app.command()(command)

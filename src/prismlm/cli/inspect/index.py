@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
+from prismlm.cli.format import count
 from prismlm.cli.options import Json, Lens, Model, flag, load_with_lens
-from prismlm.cli.output import print_json
+from prismlm.cli.output import console_for_reading, print_json, table_of
 
 if TYPE_CHECKING:
     from prismlm.index.convergence import LensInspection
@@ -40,19 +42,15 @@ def index(
         print_json(value)
         return
     _print(found, str(opened.path))
-    for count in verified.values():
+    for files in verified.values():
         typer.echo(
-            f"{count} files of weights hold what was written"
-            if count
+            f"{files} files of weights hold what was written"
+            if files
             else "The weights cannot be verified: an older prismlm noted no checksums of them."
         )
 
 
 def _print(found: LensInspection, path: str) -> None:
-    from rich.text import Text
-
-    from prismlm.cli.format import count
-    from prismlm.cli.output import console_for_reading
     from prismlm.index.layout import trained_on_words
 
     console = console_for_reading()
@@ -75,15 +73,12 @@ def _print(found: LensInspection, path: str) -> None:
         f"duplicates among the contexts of a prototype: {found.duplicate_share:.1%} with the same "
         f"text, {found.near_duplicate_share:.1%} with a state of cosine above 0.999"
     )
-    console.print(Text(path, style="dim"), soft_wrap=True)
+    console.print(path, style="dim", soft_wrap=True)
     console.print()
-    console.print(Text(found.verdict))
+    console.print(found.verdict)
 
 
-def _print_convergence(console: Any, found: LensInspection) -> None:
-    from prismlm.cli.format import count
-    from prismlm.cli.output import table_of
-
+def _print_convergence(console: Console, found: LensInspection) -> None:
     if found.converged_at is None:
         return
     table = table_of("*share of corpus", "*tokens", "*mean nearest cosine")
@@ -104,9 +99,7 @@ def _print_convergence(console: Any, found: LensInspection) -> None:
     )
 
 
-def _print_spread(console: Any, found: LensInspection) -> None:
-    from prismlm.cli.output import table_of
-
+def _print_spread(console: Console, found: LensInspection) -> None:
     quantiles = found.spread.quantiles()
     labels = (f"*{label}" for label in next(iter(quantiles.values())))
     table = table_of("of each prototype", *labels)

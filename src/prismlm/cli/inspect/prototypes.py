@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from prismlm.cli.options import Json, Lens, Model, choice, load_with_lens, number, option
-from prismlm.cli.output import console_for_reading, plain, print_json
+from prismlm.cli.output import console_for_reading, plain, print_json, table_of
 from prismlm.errors import InputError, suggest
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SORTS = ("text", "usage", "score", "name", "id")
 CONTEXTS, BEFORE, AFTER = 5, 100, 50
@@ -56,14 +55,9 @@ def prototypes(
 
 
 def _print_list(console: Console, rows: list[dict[str, Any]], total: int) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for name, side in (("prototype", "right"), ("name", "left"), ("category", "left")):
-        table.add_column(name, justify=cast(Any, side))
-    for name in ("nearest at", "used at", "name tells"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = table_of("*prototype", "name", "category", "*nearest at", "*used at", "*name tells")
+    for column in table.columns[1:3]:
+        column.no_wrap = False
     for row in rows:
         score = row["score"]
         table.add_row(
@@ -80,13 +74,11 @@ def _print_list(console: Console, rows: list[dict[str, Any]], total: int) -> Non
 
 
 def _print_card(console: Console, card: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    console.print(Text(plain(f"#{card['id']} {card['name']}"), style="bold"))
+    console.print(plain(f"#{card['id']} {card['name']}"), style="bold")
     facts = [card["category"], card["role"], *card["tags"]]
-    console.print(Text(plain(" · ".join(filter(None, facts))), style="dim"))
+    console.print(plain(" · ".join(filter(None, facts))), style="dim")
     if card["description"]:
-        console.print(Text(plain(card["description"])))
+        console.print(plain(card["description"]))
     figures = [f"used at {card['usage']:.2%} of positions"]
     if card["positions"] is not None:
         figures.insert(0, f"nearest of all at {card['positions']:,} positions")
@@ -96,7 +88,7 @@ def _print_card(console: Console, card: dict[str, Any]) -> None:
         figures.append(f"nearest training text at cosine {card['nearest_cosine']:.2f}")
     console.print(" · ".join(figures), style="dim")
     raised = "  ".join(f"{plain(token)!s} {value:+.2f}" for token, value in card["tokens"])
-    console.print(Text(f"\nraises  {raised}"))
+    console.print(f"\nraises  {raised}")
     console.print("\nWhere it fires", style="bold")
     for place in card["contexts"][:CONTEXTS]:
         flat = ((place[name] or "").replace("\n", "↵ ") for name in ("before", "token", "after"))
@@ -105,4 +97,4 @@ def _print_card(console: Console, card: dict[str, Any]) -> None:
         text.append(f"[{token.strip()}]", style="bold").append(f"{after[:AFTER]}…")
         console.print(text)
         origin = " · ".join(filter(None, (place["doc_id"], place["source"], place["license"])))
-        console.print(Text(f"    {plain(origin)}", style="dim"))
+        console.print(f"    {plain(origin)}", style="dim")

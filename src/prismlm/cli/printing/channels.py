@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -57,7 +57,13 @@ def print_report(
         else:
             _print_channel(console, one, one.channels[channel], report)
     if report.text is not None:
-        _print_text(console, report.text, channel)
+        console.print("The text", style="bold")
+        tokens = [Text(fit(visible(plain(token)))) for token in report.text.text.tokens]
+        if channel is None:
+            _print_strongest(console, report.text, tokens)
+        else:
+            _print_curve(console, report.text, report.text.curves[0], tokens, channel)
+        console.print()
 
 
 def _print_header(console: Console, report: ChannelReport) -> None:
@@ -96,11 +102,8 @@ def _print_metrics(console: Console, reports: Sequence[ChannelReport]) -> None:
                 )
     console.print(table)
     console.print(
-        Text(
-            "entropy and mutual information with the token in nats; corrected after Miller and "
-            "Madow",
-            style="dim",
-        )
+        "entropy and mutual information with the token in nats; corrected after Miller and Madow",
+        style="dim",
     )
     console.print()
 
@@ -108,7 +111,7 @@ def _print_metrics(console: Console, reports: Sequence[ChannelReport]) -> None:
 def _print_findings(console: Console, report: ChannelReport) -> None:
     locality = report.locality
     assert locality is not None
-    console.print(Text("Half-life against repetition", style="bold"))
+    console.print("Half-life against repetition", style="bold")
     for line in locality_words(locality):
         console.print(line)
     if locality.quartiles is not None:
@@ -116,7 +119,7 @@ def _print_findings(console: Console, report: ChannelReport) -> None:
         bounds = "  ".join(f"{bound:.3g}" for bound in locality.quartiles.bounds)
         console.print(f"mean repetition by quartile: {means}   (half-lives {bounds} between)")
     console.print()
-    console.print(Text("Is a channel read before it is written?", style="bold"))
+    console.print("Is a channel read before it is written?", style="bold")
     for layer in report.layers:
         line = f"layer {layer.layer}  {lag_words(layer)}"
         if not layer.shared_gates:
@@ -157,7 +160,8 @@ def _print_channels(
         if ranked:
             row += [f"{channel.repetition:.2f}", _lag(layer, channel.channel)]
             tokens = [visible(plain(t.text)) for t in channel.tokens[:TOKENS_SHOWN]]
-            row += [Text("  ".join(tokens)), _snippet(channel.sequences[:1], report, room)]
+            first = [_snippet(one, report, room) for one in channel.sequences[:1]]
+            row += [Text("  ".join(tokens)), *first]
         table.add_row(*row)
     console.print(table)
     if len(shown) < len(layer.channels):
@@ -192,19 +196,16 @@ def _lag(layer: LayerReport, channel: int) -> str:
     return f"{layer.lags.peak[channel].item():+d}".replace("-", "−").replace("+0", "0")
 
 
-def _snippet(sequences: Iterable[ChannelSequence], report: ChannelReport, room: int) -> Text:
-    """Return the place where the first sequence writes most, the word in brackets."""
-    for sequence in sequences:
-        passage = report.passages[sequence.start]
-        place = sequence.tokens[0].position - sequence.start
-        before, word, after = passage.text.around(place, WORDS_AROUND)
-        marked = f"[{fit(_word(word), max(4, room - 4))}]"
-        left = plain(" ".join((before + (" " if _apart(word) else "")).split()))
-        shown = Text(left[-max(0, (room - len(marked)) // 2) :].lstrip())
-        shown.append(" " if _apart(word) and shown else "").append(marked, "bold")
-        following = plain(" ".join(after.split()))
-        return shown.append(" " if after[:1].isspace() else "").append(following)
-    return Text("")
+def _snippet(sequence: ChannelSequence, report: ChannelReport, room: int) -> Text:
+    """Return the place where a sequence writes most, the word in brackets."""
+    place = sequence.tokens[0].position - sequence.start
+    before, word, after = report.passages[sequence.start].text.around(place, WORDS_AROUND)
+    marked = f"[{fit(_word(word), max(4, room - 4))}]"
+    left = plain(" ".join((before + (" " if _apart(word) else "")).split()))
+    shown = Text(left[-max(0, (room - len(marked)) // 2) :].lstrip())
+    shown.append(" " if _apart(word) and shown else "").append(marked, "bold")
+    following = plain(" ".join(after.split()))
+    return shown.append(" " if after[:1].isspace() else "").append(following)
 
 
 def _apart(word: str) -> bool:
@@ -219,7 +220,7 @@ def _word(word: str) -> str:
 def _print_channel(
     console: Console, layer: LayerReport, channel: Channel, report: ChannelReport
 ) -> None:
-    console.print(Text(f"Layer {layer.layer}, channel {channel.channel}", style="bold"))
+    console.print(f"Layer {layer.layer}, channel {channel.channel}", style="bold")
     if channel.half_life is None:
         line = "no half-life of its own: β depends on the token"
         read = () if report.text is None else report.text.curves
@@ -272,16 +273,6 @@ def _excerpt(sequence: ChannelSequence, passage: Passage) -> Text:
         else:
             shown.append(plain(" ".join(inner.split())))
     return shown
-
-
-def _print_text(console: Console, worded_curves: WordedCurves, channel: int | None) -> None:
-    console.print(Text("The text", style="bold"))
-    tokens = [Text(fit(visible(plain(token)))) for token in worded_curves.text.tokens]
-    if channel is None:
-        _print_strongest(console, worded_curves, tokens)
-    else:
-        _print_curve(console, worded_curves, worded_curves.curves[0], tokens, channel)
-    console.print()
 
 
 def _print_strongest(console: Console, worded_curves: WordedCurves, tokens: Sequence[Text]) -> None:

@@ -65,7 +65,7 @@ def print_trace(
     _print_support(console, trace)
     # It is of all text by evidence: beside shares of another kind it would not fit these.
     if sources is not None and sources.method == "evidence" and not sources.where:
-        console.print(Text(f"{plain(trace.summary or '')}\n"))
+        console.print(f"{plain(trace.summary or '')}\n")
     _print_header(console, trace)
     console.print(_tokens(trace))
     console.print()
@@ -89,10 +89,10 @@ def print_trace(
     if against is not None:
         _print_against(console, against)
     for note in _notes(trace):
-        console.print(Text(note, style="yellow"))
+        console.print(note, style="yellow")
     if documents and trace.lens is not None and trace.lens.suffixes is not None:
         _print_quotes(console, trace.verbatim(QUOTES_SHOWN))
-    console.print(Text(CAVEAT, style="dim"))
+    console.print(CAVEAT, style="dim")
 
 
 def _print_header(console: Console, trace: Trace) -> None:
@@ -125,9 +125,7 @@ def _print_support(console: Console, trace: Trace) -> None:
     console.print(line)
 
 
-def _colour(use: PrototypeUse | None, lightness: float = 0.72) -> str:
-    if use is None:
-        return "default"
+def _colour(use: PrototypeUse, lightness: float = 0.72) -> str:
     r, g, b = (
         round(255 * x) for x in colorsys.hls_to_rgb(hue(use.category, use.id) / 360, lightness, 0.6)
     )
@@ -295,7 +293,7 @@ def _print_against(console: Console, passages: Sequence[Passage]) -> None:
         instead.append(f", to which the model gave {_percent(passage.probability)} there")
         console.print(instead, no_wrap=True, overflow="ellipsis")
     if not passages:
-        console.print(Text("none was found", style="dim"))
+        console.print("none was found", style="dim")
     console.print()
 
 
@@ -329,7 +327,7 @@ def _print_quotes(console: Console, quotes: list[Quote]) -> None:
     title = Text("Verbatim", style="bold").append("  stands word for word in the corpus", "dim")
     console.print(title)
     if not quotes:
-        console.print(Text(f"nothing of {MINIMUM} tokens or more", style="dim"))
+        console.print(f"nothing of {MINIMUM} tokens or more", style="dim")
     for quote in quotes:
         line = Text(f"{quote.span.length:>4} tokens  ", style="bold")
         line.append(f"“{_flat(quote.text).strip()}”")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
-from rich.text import Text
 
 from prismlm.cli.format import count
 from prismlm.cli.output import console_for_reading, plain, print_head, table_of
@@ -37,15 +36,15 @@ def print_uncertainty_feedback(report: UncertaintyReport) -> None:
         found = getattr(report, check)
         if found is not None:
             heading, table, note = show(found)
-            console.print(Text(heading, style="bold"))
+            console.print(heading, style="bold")
             console.print(table)
-            console.print(Text(found.verdict))
-            console.print(Text(note + "\n", style="dim"))
+            console.print(found.verdict)
+            console.print(note + "\n", style="dim")
     if report.too_short:
         console.print(f"{report.too_short} texts of fewer than 2 tokens were left out.")
     for check, reason in report.left_out.items():
         console.print(f"No {check}: {plain(reason)}")
-    console.print(Text(CAVEAT, style="dim"))
+    console.print(CAVEAT, style="dim")
 
 
 def _ablation(found: Ablation) -> Shown:

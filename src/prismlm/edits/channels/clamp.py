@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Int64
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 GateName = Literal["both", "write", "read"]
-GATE_NAMES = ("both", "write", "read")
 OWN = -1
 _INPUTS = (
     "input_ids",
@@ -97,7 +96,7 @@ class ClampGates:
     alignment: Sequence[int] | Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_choice("the gates of a clamp", self.gates, GATE_NAMES)
+        check_choice("the gates of a clamp", self.gates, get_args(GateName))
         recorded = len(self.record.input_ids)
         sources = self.sources()
         if sources.ndim != 1 or not sources.numel():
@@ -211,17 +210,12 @@ def _check(span: PositionSpan, clamp: LayerClamp) -> None:
     if span.obstacle is not None:
         raise InputError(f"gates cannot be clamped onto {span.obstacle}.")
     last, length = span.first + span.length, len(clamp.sources)
-    if not clamp.whole or span.first >= length or last == length:
-        return
-    if last > length:
+    # A shorter pass may go on from its cache.
+    fits = last == length or (last < length and span.goes_on)
+    if clamp.whole and span.first < length and not fits:
         raise InputError(
             f"a pass reads positions {span.first} to {last - 1} and the recorded text has {length} "
             "tokens: texts must have equally many, or the clamp needs an alignment."
-        )
-    if not span.goes_on:
-        raise InputError(
-            f"a pass reads {last} positions and the recorded text has {length} tokens: texts must "
-            "have equally many, or the clamp needs an alignment."
         )
 
 

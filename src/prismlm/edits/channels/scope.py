@@ -7,7 +7,7 @@ carry out what holds. A model that was compiled before calls no hooks: intervene
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -40,36 +40,28 @@ class _LayerIntervention:
     """What is done to one layer's gates.
 
     Attributes:
-        channels: R.
-        groups: G.
         prototypes: those drawn anew, by channel.
         masked: the gate, whether its score is −∞ or else the gate zero, and the channel.
         clamps: recorded gates, in the order in which they take the place of the model's own.
     """
 
-    channels: int
-    groups: int
     prototypes: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
     masked: frozenset[tuple[str, bool, int]] = frozenset()
     clamps: tuple[LayerClamp, ...] = ()
 
-    def excluded(self, gate: str) -> list[int]:
-        """The channels with the score −∞ in a gate, ascending."""
-        return sorted(k for name, excluded, k in self.masked if name == gate and excluded)
-
-    def zero(self, gate: str) -> list[int]:
-        """The channels of a gate that are set to zero, ascending."""
-        return sorted(k for name, excluded, k in self.masked if name == gate and not excluded)
+    def channels(self, *, excluded: bool) -> tuple[list[int], list[int]]:
+        """The channels of the write and the read gate with the score −∞, or set to zero."""
+        write, read = (
+            sorted(k for name, score, k in self.masked if (name, score) == (gate, excluded))
+            for gate in ("write", "read")
+        )
+        return write, read
 
     def then(self, inner: _LayerIntervention) -> _LayerIntervention:
         """Return both, with ``inner``'s draw where both draw one channel anew."""
-        return _LayerIntervention(
-            self.channels,
-            self.groups,
-            {**self.prototypes, **inner.prototypes},
-            self.masked | inner.masked,
-            self.clamps + inner.clamps,
-        )
+        prototypes = {**self.prototypes, **inner.prototypes}
+        masked, clamps = self.masked | inner.masked, self.clamps + inner.clamps
+        return _LayerIntervention(prototypes, masked, clamps)
 
 
 ByGates = Mapping[nn.Module, _LayerIntervention]
@@ -98,17 +90,21 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
             given is not an intervention, no channel of a group is left to share its gate, or a gate
             is both clamped and renormalised. Inside the block: a pass that a clamp does not fit.
     """
-    own = _by_gates(model, interventions)
-    outer = _in_force.get()
-    combined = {
-        gates: outer[gates].then(wanted) if gates in outer else wanted
-        for gates, wanted in own.items()
-    }
-    for wanted in combined.values():
-        _check(wanted)
-    decoders = _decoders(model, own.values())
+    mixers, outer = mixers_of(model), _in_force.get()
+    combined: dict[nn.Module, _LayerIntervention] = {}
+    clamping = False
+    for intervention in interventions:
+        for layer, wanted in _by_layer(intervention, mixers):
+            gates = mixers[layer].gates
+            clamping |= bool(wanted.clamps)
+            held = combined.get(gates, outer.get(gates))
+            combined[gates] = wanted if held is None else held.then(wanted)
+    for mixer in mixers:
+        if mixer.gates in combined:
+            _check(mixer, combined[mixer.gates])
+    decoders = _decoders(model) if clamping else ()
     hooks = [Hook(module, note_span, forget_span, always=True) for module in decoders]
-    hooks += [Hook(gates, _before, _after) for gates in own]
+    hooks += [Hook(gates, _before, _after) for gates in combined]
     token = _in_force.set({**outer, **combined})
     try:
         with watch(hooks, unwatched_too=True):
@@ -120,19 +116,6 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
 def interventions_hold() -> bool:
     """Return whether any intervention holds in this thread or task."""
     return bool(_in_force.get())
-
-
-def _by_gates(
-    model: nn.Module, interventions: Iterable[Intervention]
-) -> dict[nn.Module, _LayerIntervention]:
-    mixers = mixers_of(model)
-    by_gates: dict[nn.Module, _LayerIntervention] = {}
-    for intervention in interventions:
-        for layer, wanted in _by_layer(intervention, mixers):
-            gates = mixers[layer].gates
-            held = by_gates.get(gates)
-            by_gates[gates] = wanted if held is None else held.then(wanted)
-    return by_gates
 
 
 def _by_layer(
@@ -148,35 +131,26 @@ def _by_layer(
             )
         for layer in chosen_layers(len(mixers), intervention.layers):
             clamp = layer_clamp(intervention, layer, mixers[layer])
-            size = mixers[layer].channels, mixers[layer].groups
-            yield layer, _LayerIntervention(*size, clamps=(clamp,))
+            yield layer, _LayerIntervention(clamps=(clamp,))
         return
     if not isinstance(intervention, (Reinitialise, MaskWrite, MaskRead)):
         raise InputError(
             f"{intervention!r} is not an intervention: expected Reinitialise, MaskWrite, MaskRead "
             "or ClampGates."
         )
-    check_layer(len(mixers), intervention.layer)
-    mixer = mixers[intervention.layer]
-    check_channel(mixer.channels, intervention.layer, intervention.channel)
-    yield intervention.layer, _on_channel(intervention, mixer)
-
-
-def _on_channel(
-    intervention: Reinitialise | MaskWrite | MaskRead, mixer: PrototypeMixer
-) -> _LayerIntervention:
+    layer, channel = intervention.layer, intervention.channel
+    check_layer(len(mixers), layer)
+    check_channel(mixers[layer].channels, layer, channel)
     if isinstance(intervention, Reinitialise):
-        drawn = {intervention.channel: _drawn(intervention, mixer)}
-        return _LayerIntervention(mixer.channels, mixer.groups, drawn)
+        yield layer, _LayerIntervention({channel: _drawn(intervention, mixers[layer])})
+        return
     gate = "read" if isinstance(intervention, MaskRead) else "write"
-    masked = frozenset([(gate, intervention.renormalise, intervention.channel)])
-    return _LayerIntervention(mixer.channels, mixer.groups, masked=masked)
+    masked = frozenset([(gate, intervention.renormalise, channel)])
+    yield layer, _LayerIntervention(masked=masked)
 
 
-def _decoders(model: nn.Module, layers: Iterable[_LayerIntervention]) -> tuple[nn.Module, ...]:
-    """Return what says positions, if a clamp asks for them."""
-    if not any(wanted.clamps for wanted in layers):
-        return ()
+def _decoders(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return what says positions to clamps."""
     found = tuple(module for module in model.modules() if isinstance(module, RecurrentModel))
     if not found:
         raise InputError(
@@ -193,13 +167,12 @@ def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
     return initial_prototypes(1, mixer.prototypes.shape[1], generator)[0]
 
 
-def _check(wanted: _LayerIntervention) -> None:
-    size = wanted.channels // wanted.groups
-    for name in ("write", "read"):
-        excluded = set(wanted.excluded(name))
-        for first in range(0, wanted.channels, size):
-            if excluded.issuperset(range(first, first + size)):
-                of = "" if wanted.groups == 1 else f" of group {first // size}"
+def _check(mixer: PrototypeMixer, wanted: _LayerIntervention) -> None:
+    size = mixer.channels // mixer.groups
+    for name, excluded in zip(("write", "read"), wanted.channels(excluded=True), strict=True):
+        for first in range(0, mixer.channels, size):
+            if set(excluded).issuperset(range(first, first + size)):
+                of = "" if mixer.groups == 1 else f" of group {first // size}"
                 raise InputError(
                     f"all {size} channels{of} of a {name} gate are excluded from its softmax, so "
                     "that none is left to share it: leave one out, or mask without renormalise."
@@ -221,10 +194,10 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         places = torch.tensor(list(wanted.prototypes), device=device)
         rows = torch.stack(list(wanted.prototypes.values())).to(inputs.prototypes)
         inputs = inputs._replace(prototypes=inputs.prototypes.index_copy(0, places, rows))
-    excluded = wanted.excluded("write"), wanted.excluded("read")
-    write = _flags(excluded[0], wanted.channels, device)
+    excluded, count = wanted.channels(excluded=True), len(inputs.prototypes)
+    write = _flags(excluded[0], count, device)
     # One tensor for both keeps shared gates shared.
-    read = write if excluded[0] == excluded[1] else _flags(excluded[1], wanted.channels, device)
+    read = write if excluded[0] == excluded[1] else _flags(excluded[1], count, device)
     return (inputs._replace(write_excluded=write, read_excluded=read),), kwargs
 
 
@@ -232,13 +205,13 @@ def _after(
     module: nn.Module, args: Any, kwargs: Any, evidence: MixerEvidence
 ) -> MixerEvidence | None:
     wanted = _in_force.get().get(module)
-    zeros = [] if wanted is None else [wanted.zero("write"), wanted.zero("read")]
-    if wanted is None or not (any(zeros) or wanted.clamps):
+    if wanted is None:
         return None
     for clamp in wanted.clamps:
         evidence = clamped(evidence, clamp)
+    zeros = wanted.channels(excluded=False)
     if not any(zeros):
-        return evidence
+        return evidence if wanted.clamps else None
     gates = [
         gate if not zero else gate.index_fill(-1, torch.tensor(zero, device=gate.device), 0)
         for gate, zero in zip(evidence, zeros, strict=True)

@@ -55,21 +55,7 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
         FormatError: a file is damaged or of another version, or a label is none of the task's.
     """
     found = _from_hub(task, split) if data is None else _from_directory(task, split, data)
-    if found is None:
-        if split in ("train", "dev"):
-            names = " and ".join(f"{stem}.parquet" for stem in task.splits[split].stems)
-            raise InputError(
-                f"{data} has neither {names} nor {_subset(task, split)}, which {task.title} needs. "
-                "Put them there, leave the task out with --tasks, or leave --data out to read "
-                "from the hub."
-            )
-        return None
-    table, where = found
-    return _rows(task, split, table, where)
-
-
-def _subset(task: Task, split: str) -> str:
-    return f"{task.name}_{split}_subset.parquet"
+    return None if found is None else _rows(task, split, *found)
 
 
 def _from_directory(task: Task, split: str, data: Path) -> tuple[pa.Table, str] | None:
@@ -77,16 +63,21 @@ def _from_directory(task: Task, split: str, data: Path) -> tuple[pa.Table, str] 
         raise InputError(f"{data} is not a directory: expected Parquet files of GLUE in it.")
     files = [data / f"{stem}.parquet" for stem in task.splits[split].stems]
     missing = [path.name for path in files if not path.is_file()]
-    share = data / _subset(task, split)
+    share, where = data / f"{task.name}_{split}_subset.parquet", " and ".join(p.name for p in files)
     if missing and len(missing) < len(files):
         raise InputError(
             f"{data} has no {', '.join(missing)}, which belongs to GLUE's {split} set of "
             f"{task.title}. Put it beside {files[0].name}."
         )
+    if missing and not share.is_file() and split in ("train", "dev"):
+        raise InputError(
+            f"{data} has neither {where} nor {share.name}, which {task.title} needs. Put them "
+            "there, leave the task out with --tasks, or leave --data out to read from the hub."
+        )
     if missing:
         return (_read(task, share), share.name) if share.is_file() else None
     table = pa.concat_tables([_read(task, path) for path in files])
-    where, expected = " and ".join(path.name for path in files), task.splits[split].rows
+    expected = task.splits[split].rows
     if len(table) != expected:
         raise FormatError(
             f"{where} in {data}: {len(table):,} rows, where GLUE has {expected:,}, so they are of "

@@ -1,8 +1,12 @@
-"""Fine-tuning of all weights on one task, with early stopping on its dev set.
+"""A decoder as a classifier, and fine-tuning of all its weights on one task.
+
+A linear layer stands on the state of a row's last token. Rows are ``sentence EOS`` or ``first EOS
+second EOS``, after a BOS where the tokenizer sets one: the last token has seen everything, and is
+the same in all rows.
 
 AdamW, the rate rising over the warm-up's share of all steps and falling linearly to 0. Matrices
 decay; embeddings, norms and biases do not. Rows of a batch are of similar length, which halves the
-padding.
+padding. It stops early by the dev set.
 
 Source: ProtoT, A.4; decay, clipping, patience and batches by length are not said there and chosen
 here.
@@ -11,44 +15,188 @@ here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import get_linear_schedule_with_warmup
-from transformers.trainer_pt_utils import get_length_grouped_indices
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    get_linear_schedule_with_warmup,
+)
+from transformers.trainer_pt_utils import get_length_grouped_indices, get_parameter_names
 
-from prismlm.errors import DivergenceError
-from prismlm.eval.glue.classifier import REMEDY, Classifier
+from prismlm import fingerprints
+from prismlm.errors import DivergenceError, check_number, check_whole
+from prismlm.eval.glue.tasks import Task
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.device import uses_bf16
+from prismlm.models.evaluating import evaluating
+from prismlm.models.positions import learned_positions
+from prismlm.models.presets import build_model
+from prismlm.models.seam import capture, output_embedding
 from prismlm.progress import Task as Progress
 
+LENGTH = 512  # tokens of a row, where no fewer positions are learned
+DEVIATION = 0.02  # of the new layer's weights, that of Hugging Face's classifiers
+REMEDY = "give a smaller rate by --learning-rate, or have one chosen by --search."
+ROWS = 32  # read at once where nothing is trained
 WEIGHT_DECAY, MAX_NORM = 0.1, 1.0
 # Dev is measured so often in an epoch; an epoch without a rise ends the run.
 EVALUATIONS = PATIENCE = 2
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Of one run.
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], length: int
+) -> tuple[list[list[int]], int]:
+    """Return the tokens of rows, and how many rows were cut: the longer sentence, at its end."""
+    call: Any = tokenizer
+    columns = [
+        call(list(column), add_special_tokens=False, verbose=False)["input_ids"]
+        for column in zip(*texts, strict=True)
+    ]
+    begin = [tokenizer.bos_token_id] * (call("a")["input_ids"][0] == tokenizer.bos_token_id)
+    end = tokenizer.eos_token_id
+    end = call("\n", add_special_tokens=False)["input_ids"] if end is None else [end]
+    room = length - len(begin) - len(columns) * len(end)
+    rows: list[list[int]] = []
+    cut = 0
+    for parts in zip(*columns, strict=True):
+        first, rest = len(parts[0]), sum(map(len, parts[1:]))
+        cut += first + rest > room
+        kept = min(first, max(room - rest, -(-room // len(parts))))
+        sizes = (kept, room - kept)
+        row = [
+            token for part, size in zip(parts, sizes, strict=False) for token in part[:size] + end
+        ]
+        rows.append(begin + row)
+    return rows, cut
 
-    Attributes:
-        learning_rate: at its highest.
-        warmup: share of all steps over which it rises.
-        epochs: at most.
-        batch_size: rows of a step.
+
+class Classifier(nn.Module):
+    """y = W z_T + b, z_T [d] the state that the decoder would predict the token after T from.
+
+    Padding stands at the right, where no token of a causal model sees it.
+
+    Args:
+        model: a causal language model; its output embedding is left out of every pass.
+        outputs: C.
     """
 
-    learning_rate: float
-    warmup: float
+    def __init__(self, model: PreTrainedModel, outputs: int) -> None:
+        super().__init__()
+        weight: Any = output_embedding(model).weight
+        self.model, self.out = model, nn.Linear(weight.shape[1], outputs)
+        nn.init.normal_(self.out.weight, std=DEVIATION)
+        nn.init.zeros_(self.out.bias)
+        self.out.to(weight.device)
+        self.bf16 = uses_bf16("auto", weight.device.type)
+
+    def forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Return y [B, C] in float32 of rows of tokens, of any lengths."""
+        device = self.out.weight.device
+        sizes = torch.tensor([len(row) for row in rows])
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        mask = (torch.arange(ids.shape[1]) < sizes[:, None]).long()
+        with (
+            torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
+            capture(self.model, logits=False) as seen,
+        ):
+            self.model(input_ids=ids.to(device), attention_mask=mask.to(device), use_cache=False)
+        last = seen.z[torch.arange(len(rows), device=device), (sizes - 1).to(device)]
+        return self.out(last.float())
+
+    def predict(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return y [N, C] without dropout and gradients.
+
+        Raises:
+            DivergenceError: a figure is not finite.
+        """
+        order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
+        found = np.zeros((len(rows), self.out.out_features), np.float32)
+        with evaluating(self):
+            for first in range(0, len(order), ROWS):
+                chosen = order[first : first + ROWS]
+                found[chosen] = self([rows[row] for row in chosen]).cpu().numpy()
+        if not np.isfinite(found).all():
+            raise DivergenceError(f"the classifier's outputs are not finite: {REMEDY}")
+        return found
+
+
+class GlueModel:
+    """A model directory, and its weights as they were, which every run begins with.
+
+    Raises:
+        InputError, FormatError: as :func:`prismlm.models.checkpoint.read_checkpoint`.
+    """
+
+    def __init__(self, path: Path | str, *, device: str = "cpu") -> None:
+        self.name = Path(path).name
+        self.model, self.tokenizer = read_checkpoint(path, device=device)
+        self.model.float()
+        self.identity = fingerprints.of_weights(self.model)
+        self.length = min(LENGTH, learned_positions(self.model) or LENGTH)
+        self._weights = {k: v.to("cpu", copy=True) for k, v in self.model.state_dict().items()}
+
+    def classifier(self, task: Task, seed: int, *, from_scratch: bool = False) -> Classifier:
+        """Return the model under a new layer, with its own weights or new ones."""
+        torch.manual_seed(seed)
+        if from_scratch:
+            fresh = build_model(self.model.config).to(self.model.device)  # pyright: ignore
+            return Classifier(fresh.float(), task.outputs)
+        self.model.load_state_dict(self._weights)
+        return Classifier(self.model, task.outputs)
+
+
+@dataclass(frozen=True)
+class GlueOptions:
+    """What is asked of every run.
+
+    Attributes:
+        data: a directory of Parquet files; None for the hub.
+        limit: rows trained on, drawn by a run's seed, the same for every model; None for all.
+        dev_limit: rows of each dev set, drawn by seed 0; None for all.
+        learning_rate: at its highest; None for that of a search kept in the directory, else the
+            source's. A run has one.
+        warmup: share of all steps over which it rises, likewise.
+        epochs: at most.
+        batch_size: rows of a step.
+        test: whether to predict the test sets that are there.
+    """
+
+    data: Path | None = None
+    limit: int | None = None
+    dev_limit: int | None = None
+    learning_rate: float | None = None
+    warmup: float | None = None
     epochs: int = 3
     batch_size: int = 16
+    test: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "dev_limit", "epochs", "batch_size"):
+            if getattr(self, name) is not None:
+                # Correlations of ranks take three rows.
+                check_whole(name, getattr(self, name), 3 if name == "dev_limit" else 1)
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
+        if self.warmup is not None:
+            check_number("warmup", self.warmup, "a share of 0 to 1", lambda share: 0 <= share <= 1)
 
     def steps(self, rows: int) -> int:
-        """Return how many steps there are at most."""
+        """Return how many steps a run takes at most."""
         return self.epochs * math.ceil(rows / self.batch_size)
+
+    def note(self, lm: GlueModel) -> dict[str, Any]:
+        """Return what must stay as it is where a study goes on."""
+        data = "hub" if self.data is None else str(self.data.resolve())
+        return asdict(self) | {"format_version": 1, "model": lm.identity, "data": data}
 
 
 class Examples(NamedTuple):
@@ -62,7 +210,7 @@ def fine_tune(
     classifier: Classifier,
     train: Examples,
     judge: Callable[[], float],
-    settings: Settings,
+    options: GlueOptions,
     seed: int,
     progress: Progress,
 ) -> list[float]:
@@ -72,7 +220,7 @@ def fine_tune(
         classifier: of one output for scores.
         train: what it is trained on.
         judge: measures the classifier as it is on dev; larger is better.
-        settings: of the run.
+        options: of the run.
         seed: of the order of rows, and of dropout.
         progress: is told of every step, and of what ``judge`` said.
 
@@ -82,14 +230,14 @@ def fine_tune(
     Raises:
         DivergenceError: the loss is not finite.
     """
-    step = trainer(classifier, settings, settings.steps(len(train.rows)))
+    step = trainer(classifier, options, options.steps(len(train.rows)))
     torch.manual_seed(seed)
     order, lengths = torch.Generator().manual_seed(seed), [len(row) for row in train.rows]
     said: list[float] = []
     best: dict[str, Tensor] = {}
-    for _ in range(settings.epochs):
-        drawn = get_length_grouped_indices(lengths, settings.batch_size, generator=order)
-        batches = torch.tensor(drawn).split(settings.batch_size)
+    for _ in range(options.epochs):
+        drawn = get_length_grouped_indices(lengths, options.batch_size, generator=order)
+        batches = torch.tensor(drawn).split(options.batch_size)
         stops = {math.ceil(len(batches) * (k + 1) / EVALUATIONS) for k in range(EVALUATIONS)}
         for number, batch in enumerate(batches, start=1):
             step(Examples(*([part[i] for i in batch.tolist()] for part in train)))
@@ -105,10 +253,13 @@ def fine_tune(
     return said
 
 
-def trainer(classifier: Classifier, settings: Settings, steps: int) -> Callable[[Examples], None]:
+def trainer(classifier: Classifier, options: GlueOptions, steps: int) -> Callable[[Examples], None]:
     """Return a function that takes one optimizer step on a batch, of ``steps`` in all."""
-    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=settings.learning_rate)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(settings.warmup * steps), steps)
+    rate, warmup = options.learning_rate, options.warmup
+    assert rate is not None
+    assert warmup is not None
+    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
     device = classifier.out.weight.device
 
     def step(batch: Examples) -> None:
@@ -120,8 +271,7 @@ def trainer(classifier: Classifier, settings: Settings, steps: int) -> Callable[
         else:
             loss = F.cross_entropy(outputs, labels.long())
         if not bool(torch.isfinite(loss)):
-            rate = f"{settings.learning_rate:g}"
-            raise DivergenceError(f"the loss is {loss.item()} at the rate {rate}: {REMEDY}")
+            raise DivergenceError(f"the loss is {loss.item()} at the rate {rate:g}: {REMEDY}")
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(classifier.parameters(), MAX_NORM)
@@ -133,21 +283,13 @@ def trainer(classifier: Classifier, settings: Settings, steps: int) -> Callable[
 
 def parameter_groups(classifier: Classifier) -> list[dict[str, Any]]:
     """Return the weights that decay and those that do not, tied ones once."""
-    embedded = {
-        id(parameter)
-        for module in classifier.modules()
-        if isinstance(module, nn.Embedding)
-        for parameter in module.parameters()
-    }
-    trained = [p for p in classifier.parameters() if p.requires_grad]
-    decays = [
-        p.ndim > 1 and id(p) not in embedded and not getattr(p, "_no_weight_decay", False)
-        for p in trained
-    ]
+    outside = set(get_parameter_names(classifier, [nn.Embedding]))
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, p in classifier.named_parameters():
+        if p.requires_grad:
+            decays = p.ndim > 1 and name in outside and not getattr(p, "_no_weight_decay", False)
+            groups[decays].append(p)
     return [
-        {
-            "params": [p for p, d in zip(trained, decays, strict=True) if d == chosen],
-            "weight_decay": w,
-        }
-        for chosen, w in ((True, WEIGHT_DECAY), (False, 0.0))
+        {"params": groups[True], "weight_decay": WEIGHT_DECAY},
+        {"params": groups[False], "weight_decay": 0.0},
     ]

@@ -73,17 +73,14 @@ def examine(
         shares[name] = {"count": len(scores), **asdict(wilson(sum(scores), len(scores)))}
     order = order_figures([one for found in judged.values() for one in found])
     reasons: list[str] = []
-    if not (low := shares["shuffled"]["low"]) > BAR:
+    for name, least, what in (
+        ("shuffled", BAR, f"the same words shuffled in more than {BAR:.0%}"),
+        ("repeated", 0.5, "the prompt's last words again and again more often than not"),
+    ):
+        low = shares[name]["low"]
         said = "nothing was judged" if np.isnan(low) else f"its 95 % interval begins at {low:.0%}"
-        reasons.append(
-            f"it must prefer real text to the same words shuffled in more than {BAR:.0%}: {said}"
-        )
-    if not (low := shares["repeated"]["low"]) > 0.5:
-        said = "nothing was judged" if np.isnan(low) else f"its 95 % interval begins at {low:.0%}"
-        reasons.append(
-            "it must prefer real text to the prompt's last words again and again more often than "
-            f"not: {said}"
-        )
+        if not low > least:
+            reasons.append(f"it must prefer real text to {what}: {said}")
     if (followed := order["by_position"]["value"]) > MOST_BY_POSITION:
         reasons.append(f"it follows the position, not the text, in {followed:.0%} of the pairs")
     return {

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prismlm.corpus.pieces import pieces_of
-from prismlm.errors import InputError, suggest
+from prismlm.errors import InputError, check_text, suggest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,22 +41,16 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Probe:
+class Probe(Case):
     """A case as the model reads it.
 
     Attributes:
-        concept: what the target belongs to.
-        context: as text.
-        target: as text.
         ids: the tokens of the context.
         target_id: the token whose probability is measured after them.
         document: the number of its document, where it comes from a corpus.
         first: the text of the first token, where the target is several and it alone is measured.
     """
 
-    concept: str
-    context: str
-    target: str
     ids: tuple[int, ...]
     target_id: int
     document: int | None = None
@@ -105,7 +99,8 @@ def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
         OSError, UnicodeDecodeError: the file cannot be read.
     """
     rows: dict[str, dict[str, str]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # Texts may hold other ends of lines, such as U+2028.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
             place = f"{path}, line {number}"
             rows[place] = _row(line, place, keys)
@@ -167,6 +162,7 @@ def _row(line: str, place: str, keys: Sequence[str]) -> dict[str, str]:
             )
         if not isinstance(value[key], str) or not value[key].strip():
             raise InputError(f"{place}: {key!r} is {value[key]!r}, expected some text.")
+        check_text(f"{place}: {key!r}", value[key])
     for key in value:
         if key not in keys:
             raise InputError(f"{place}: {key!r} is not one of {', '.join(keys)}.")

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from prismlm.errors import InputError
-
 
 def rank_among(value: float, others: Sequence[float]) -> float:
     """Return how many of ``others`` a value exceeds, ties counting half: 0 to their number."""
@@ -25,12 +23,7 @@ def rank_sum_p(ranks: Sequence[float], others: int) -> float:
     The null says that in each case the value is exchangeable with the ``others`` beside it, and
     that cases are independent: a permutation test over cases, of one side, computed exactly. With
     one other it is the sign test. Ties, given as halves, make it err towards large p.
-
-    Raises:
-        InputError: no case, or nothing to compare with.
     """
-    if not ranks or others < 1:
-        raise InputError(f"{len(ranks)} cases beside {others} controls: expected at least 1 each.")
     one = np.zeros(2 * others + 1)
     one[::2] = 1 / (others + 1)
     total = np.ones(1)

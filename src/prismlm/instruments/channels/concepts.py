@@ -24,8 +24,8 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError, check_whole
 from prismlm.instruments.channels.case_files import Case, probe_of, words_of
-from prismlm.instruments.channels.effect_table import Channel, EffectTable
-from prismlm.instruments.channels.effects import TableOptions, effects_on
+from prismlm.instruments.channels.effect_table import Channel, EffectTable, TableOptions
+from prismlm.instruments.channels.effects import check_controls, effects_on
 from prismlm.instruments.channels.token_gates import (
     TokenGates,
     WordForms,
@@ -304,18 +304,18 @@ def concept_in_model(
     found, difference, count = None, None, 0
     if not channels and corpus is not None:
         # Said before a corpus is read, not after.
-        by.check_for(model)
+        check_controls(model, by)
         check_tokenizer_of(corpus, tokenizer, name)
         train = Sequences(corpus, "train", max_tokens=max_tokens)
         found = find_channels(model, tokenizer, cases, train, progress=progress)
         channels = ((found.best.layer, found.best.channel),)
-        difference, count = _in_heldout(
-            model,
-            tokenizer,
-            cases,
-            Sequences(corpus, "heldout", max_tokens=max_tokens),
-            channels[0],
-        )
+        heldout = Sequences(corpus, "heldout", max_tokens=max_tokens)
+        gates = token_gates(model, heldout, WordForms.of(tokenizer, words_of(cases)))
+        count = sum(word.count for word in gates.words.values())
+        if count:
+            layer, channel = channels[0]
+            sums = sum((word.sums[layer] for word in gates.words.values()), torch.zeros(()))
+            difference = float(gates.difference(layer, sums, count)[channel])
     table = effects_on(model, probes, channels, by, progress=progress)
     return ConceptInModel(name, found, difference, count, table)
 
@@ -326,20 +326,3 @@ def ranked_to_dict(found: RankedChannels) -> dict[str, Any]:
         "ranked": [asdict(score) for score in found.ranked],
         "difference": [layer.tolist() for layer in found.difference],
     }
-
-
-def _in_heldout(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    cases: Sequence[Case],
-    sequences: Sequences,
-    place: Channel,
-) -> tuple[float | None, int]:
-    """Return d of one channel, with the occurrences that it is from."""
-    layer, channel = place
-    gates = token_gates(model, sequences, WordForms.of(tokenizer, words_of(cases)))
-    count = sum(word.count for word in gates.words.values())
-    if not count:
-        return None, 0
-    sums = sum(word.sums[layer] for word in gates.words.values())
-    return float(gates.difference(layer, sums, count)[channel]), count  # pyright: ignore

@@ -13,13 +13,14 @@ import pyarrow as pa
 from jaxtyping import Float64
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.instruments.channels.case_files import Probe
 from prismlm.instruments.channels.chance import median_interval, rank_among, rank_sum_p
 from prismlm.outputs import write_table
 
 Channel = tuple[int, int]
 By = Literal["relative", "points"]
+ControlFrom = Literal["layer", "model"]
 SHORT = {
     "reinitialise": "random",
     "mask_write": "write",
@@ -27,9 +28,46 @@ SHORT = {
     "mask_write_renormalised": "write −∞",
     "mask_read_renormalised": "read −∞",
 }
+INTERVENTIONS = tuple(SHORT)
 SIGNIFICANT = 0.05
 CONTEXT_SHOWN = 40
 CASE = ("concept", "context", "target", "measured")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How a table is measured.
+
+    Attributes:
+        controls: how many channels to draw beside each one, without those that are measured.
+        control_from: the same ``"layer"``, or the whole ``"model"``.
+        interventions: names, of :data:`INTERVENTIONS`.
+        reinitialisations: random prototypes drawn for each channel.
+        minimum_probability: cases with less without an intervention are left out, and counted.
+        first_token: measure the first token of a target that is several.
+        seed: of controls and random prototypes.
+
+    Raises:
+        InputError: settings that no table can be measured by.
+    """
+
+    controls: int = 5
+    control_from: ControlFrom = "layer"
+    interventions: Sequence[str] = INTERVENTIONS
+    reinitialisations: int = 3
+    minimum_probability: float = 0.01
+    first_token: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.interventions:
+            check_choice("an intervention", name, INTERVENTIONS)
+        check_whole("the number of interventions", len(self.interventions), 1)
+        check_whole("the number of random prototypes", self.reinitialisations, 1)
+        check_whole("the seed", self.seed)
+        check_choice("control_from", self.control_from, ("layer", "model"))
+        least, expected = self.minimum_probability, "a number between 0 and 1"
+        check_number("minimum_probability", least, expected, lambda share: 0 < share < 1)
 
 
 class Measured(NamedTuple):
@@ -92,29 +130,21 @@ class EffectTable:
 
     Attributes:
         probes: the cases that were measured.
-        left_out: those whose baseline is below ``minimum_probability``.
+        left_out: those whose baseline is below the minimum.
         baseline: p of each, float64 on the CPU.
-        minimum_probability: below which cases are left out.
         channels: those asked for, (layer, channel).
         controls: drawn for each of them.
-        interventions: their names.
         measured: by channel and intervention.
-        control_from: ``"layer"`` or ``"model"``.
-        reinitialisations: random prototypes of each channel.
-        seed: of controls and prototypes.
+        options: how it was measured.
     """
 
     probes: tuple[Probe, ...]
     left_out: tuple[Probe, ...]
     baseline: Float64[Tensor, " n"]
-    minimum_probability: float
     channels: tuple[Channel, ...]
     controls: Mapping[Channel, tuple[Channel, ...]]
-    interventions: tuple[str, ...]
     measured: Mapping[tuple[Channel, str], Measured]
-    control_from: str
-    reinitialisations: int
-    seed: int
+    options: TableOptions
 
     def changes(self, place: Channel, intervention: str, by: By = "relative") -> list[float]:
         """Return the change of every case, in % or in percentage points.
@@ -143,28 +173,27 @@ class EffectTable:
         rows: list[dict[str, Any]] = []
         for chosen in self.channels:
             for place in (chosen, *self.controls[chosen]):
-                for name in self.interventions:
+                for name in self.options.interventions:
                     rows += self._cells(place, name, None if place == chosen else chosen)
         return rows
 
     def summaries(self) -> list[Summary]:
         """Return what each channel and intervention come to."""
-        return [
-            self._summary(place, name) for place in self.channels for name in self.interventions
-        ]
+        names = self.options.interventions
+        return [self._summary(place, name) for place in self.channels for name in names]
 
     def to_dict(self) -> dict[str, Any]:
         """Return settings, cases, cells and summaries, for JSON."""
         return {
             "cases": len(self.probes),
             "left_out": len(self.left_out),
-            "minimum_probability": self.minimum_probability,
+            "minimum_probability": self.options.minimum_probability,
             "channels": [list(place) for place in self.channels],
             "controls": [[list(c) for c in self.controls[place]] for place in self.channels],
-            "control_from": self.control_from,
-            "interventions": list(self.interventions),
-            "reinitialisations": self.reinitialisations,
-            "seed": self.seed,
+            "control_from": self.options.control_from,
+            "interventions": list(self.options.interventions),
+            "reinitialisations": self.options.reinitialisations,
+            "seed": self.options.seed,
             "summaries": [
                 asdict(summary) | {"beats_controls": summary.beats_controls}
                 for summary in self.summaries()
@@ -185,10 +214,11 @@ class EffectTable:
         In brackets is the median of the controls.
         """
         unit = "%" if by == "relative" else "percentage points"
+        least = 100 * self.options.minimum_probability
         lines = [
             f"{len(self.probes)} cases; {len(self.left_out)} left out whose target has a "
-            f"probability below {100 * self.minimum_probability:.3g} %. Changes in {unit}; in "
-            "brackets the median of the controls.",
+            f"probability below {least:.3g} %. Changes in {unit}; in brackets the median of the "
+            "controls.",
             "",
         ]
         for place in self.channels:
@@ -240,7 +270,7 @@ class EffectTable:
         )
 
     def _markdown(self, place: Channel, by: By) -> list[str]:
-        names = [SHORT[name] for name in self.interventions]
+        names = [SHORT[name] for name in self.options.interventions]
         controls = ", ".join(channel_name(control) for control in self.controls[place])
         lines = [
             f"**{channel_name(place)}**, controls {controls}",
@@ -249,7 +279,7 @@ class EffectTable:
             "|---|---|---|" + "---|" * len(names),
         ]
         columns: list[list[str]] = []
-        for name in self.interventions:
+        for name in self.options.interventions:
             others = [self.changes(control, name, by) for control in self.controls[place]]
             middle = np.median(np.array(others), axis=0).tolist()
             pairs = zip(self.changes(place, name, by), middle, strict=True)

@@ -7,8 +7,7 @@ and a channel is compared with all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
-from prismlm.errors import InputError, check_choice, check_number, check_whole
+from prismlm.errors import InputError
 from prismlm.instruments.channels.case_files import Probe
-from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured
+from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured, TableOptions
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
 from prismlm.models.seam import run_decoder
 from prismlm.progress import SILENT, Reporter
@@ -28,7 +27,6 @@ from prismlm.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ControlFrom = Literal["layer", "model"]
 RANDOM = "reinitialise"
 BUILD: dict[str, Callable[[int, int, int], Intervention]] = {
     RANDOM: Reinitialise,
@@ -37,52 +35,6 @@ BUILD: dict[str, Callable[[int, int, int], Intervention]] = {
     "mask_write_renormalised": lambda layer, channel, _: MaskWrite(layer, channel, True),
     "mask_read_renormalised": lambda layer, channel, _: MaskRead(layer, channel, True),
 }
-INTERVENTIONS = tuple(BUILD)
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """How a table is measured.
-
-    Attributes:
-        controls: how many channels to draw beside each one, without those that are measured.
-        control_from: the same ``"layer"``, or the whole ``"model"``.
-        interventions: names, of :data:`INTERVENTIONS`.
-        reinitialisations: random prototypes drawn for each channel.
-        minimum_probability: cases with less without an intervention are left out, and counted.
-        first_token: measure the first token of a target that is several.
-        seed: of controls and random prototypes.
-    """
-
-    controls: int = 5
-    control_from: ControlFrom = "layer"
-    interventions: Sequence[str] = INTERVENTIONS
-    reinitialisations: int = 3
-    minimum_probability: float = 0.01
-    first_token: bool = False
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raise InputError for settings that no table can be measured by."""
-        for name in self.interventions:
-            check_choice("an intervention", name, INTERVENTIONS)
-        check_whole("the number of interventions", len(self.interventions), 1)
-        check_whole("the number of random prototypes", self.reinitialisations, 1)
-        check_whole("the seed", self.seed)
-        check_choice("control_from", self.control_from, ("layer", "model"))
-        least, expected = self.minimum_probability, "a number between 0 and 1"
-        check_number("minimum_probability", least, expected, lambda share: 0 < share < 1)
-
-    def check_for(self, model: PreTrainedModel) -> None:
-        """Check what a table is measured by before the channel is known that it is of.
-
-        Raises:
-            InputError: as :func:`effects_on`, but for channels and probabilities.
-        """
-        self.check()
-        sizes = [mixer.channels for mixer in mixers_of(model)]
-        others = (max(sizes) if self.control_from == "layer" else sum(sizes)) - 1
-        _check_controls(self.controls, others, "one channel", self.control_from)
 
 
 def effects_on(
@@ -113,16 +65,12 @@ def effects_on(
             no case that is probable enough.
     """
     by = TableOptions(**settings) if options is None else options
-    by.check()
     if not probes or not channels:
         raise InputError(
             f"{len(probes)} cases and {len(channels)} channels: expected at least 1 of both."
         )
     chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
-    drawn = {
-        place: draw_controls(model, place, by.controls, by.control_from, by.seed, exclude=chosen)
-        for place in chosen
-    }
+    drawn = {place: draw_controls(model, place, by, exclude=chosen) for place in chosen}
     baseline = target_probabilities(model, probes)
     kept = _probable(baseline, by.minimum_probability)
     used = tuple(probes[i] for i in kept)
@@ -134,9 +82,7 @@ def effects_on(
                 measured[place, name] = _measured(model, used, place, name, by)
             task.advance()
     left = tuple(probe for i, probe in enumerate(probes) if i not in set(kept))
-    how = (by.control_from, by.reinitialisations, by.seed)
-    names, least = tuple(by.interventions), by.minimum_probability
-    return EffectTable(used, left, baseline[kept], least, chosen, drawn, names, measured, *how)
+    return EffectTable(used, left, baseline[kept], chosen, drawn, measured, by)
 
 
 def _probable(baseline: Tensor, minimum: float) -> list[int]:
@@ -154,28 +100,25 @@ def _probable(baseline: Tensor, minimum: float) -> list[int]:
 def draw_controls(
     model: PreTrainedModel,
     place: Channel,
-    count: int,
-    control_from: ControlFrom = "layer",
-    seed: int = 0,
+    by: TableOptions,
     exclude: Sequence[Channel] = (),
 ) -> tuple[Channel, ...]:
     """Draw control channels for one; a function of the seed and of the channel's place.
 
     Raises:
-        InputError: an unknown channel, an unknown place to draw from, or too few channels.
+        InputError: an unknown channel, or too few channels.
     """
     mixers = mixers_of(model)
     layer, channel = place
     check_layer(len(mixers), layer)
     check_channel(mixers[layer].channels, layer, channel)
-    check_choice("control_from", control_from, ("layer", "model"))
-    layers = (layer,) if control_from == "layer" else range(len(mixers))
+    layers = (layer,) if by.control_from == "layer" else range(len(mixers))
     barred = {place, *exclude}
     places = [(i, k) for i in layers for k in range(mixers[i].channels)]
     free = [candidate for candidate in places if candidate not in barred]
-    _check_controls(count, len(free), f"channel {channel} of layer {layer}", control_from)
-    generator = np.random.default_rng([seed, layer, channel])
-    picked = generator.choice(len(free), count, replace=False)
+    _check_controls(by, len(free), f"channel {channel} of layer {layer}")
+    generator = np.random.default_rng([by.seed, layer, channel])
+    picked = generator.choice(len(free), by.controls, replace=False)
     return tuple(free[i] for i in sorted(picked.tolist()))
 
 
@@ -190,11 +133,18 @@ def _measured(
     return Measured(stacked.mean(0), stacked.std(0) if len(runs) > 1 else None)
 
 
-def _check_controls(count: int, free: int, of: str, control_from: str) -> None:
-    if not 1 <= count <= free:
+def check_controls(model: PreTrainedModel, by: TableOptions) -> None:
+    """Raise InputError where no channel of a model has so many controls, before one is known."""
+    sizes = [mixer.channels for mixer in mixers_of(model)]
+    others = (max(sizes) if by.control_from == "layer" else sum(sizes)) - 1
+    _check_controls(by, others, "one channel")
+
+
+def _check_controls(by: TableOptions, free: int, of: str) -> None:
+    if not 1 <= by.controls <= free:
         raise InputError(
-            f"{count} control channels for {of}: expected 1 to {free}, the channels of the "
-            f"{control_from} that are not measured themselves."
+            f"{by.controls} control channels for {of}: expected 1 to {free}, the channels of the "
+            f"{by.control_from} that are not measured themselves."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int64
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
 
 Kind = Literal["write", "read", "values"]
-KINDS = ("write", "read", "values")
 
 
 @torch.no_grad()
@@ -62,8 +61,8 @@ def activations(
     Raises:
         InputError: an unknown kind, or one that the model does not have.
     """
-    ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-    check_choice("the kind of activations", kind, KINDS)
+    check_choice("the kind of activations", kind, get_args(Kind))
+    ids, mask = batch.input_ids, batch.attention_mask
     if kind == "values":
         layers = value_norms(model, ids, mask)
     else:
@@ -166,13 +165,7 @@ class LayerTally:
             self._counts = self._count()
 
     def metrics(self, layer: int) -> LayerMetrics:
-        """Return the figures so far.
-
-        Raises:
-            InputError: no positions have come.
-        """
-        if not self.positions:
-            raise InputError("no positions were read, so there is nothing to measure.")
+        """Return the figures so far."""
         if self._counts is None:
             self._counts = self._count()
         ratio, inequality, spread = (self._sums / self.positions).tolist()
@@ -231,14 +224,7 @@ def measure_layers(
 
 
 def equal_bins(sample: Float[Tensor, "N P"], bins: int) -> Float[Tensor, "P bins-1"]:
-    """Return the edges between bins that hold equally many of each channel's activations.
-
-    Raises:
-        InputError: fewer than two bins, or no activations.
-    """
-    check_whole("the number of bins", bins, 2)
-    if sample.ndim != 2 or 0 in sample.shape:
-        raise InputError(f"the sample is {list(sample.shape)}: expected [N, P], N and P above 0.")
+    """Return the edges between bins that hold equally many of each channel's activations."""
     ordered = sample.double().sort(0).values
     # The last activation of each bin but the last: an edge belongs to the bin below it.
     places = (torch.arange(1, bins) * len(sample) / bins).ceil().long() - 1
@@ -279,13 +265,9 @@ class TokenCounts:
         """Count N positions.
 
         Raises:
-            InputError: shapes that do not fit, or a token beyond the vocabulary.
+            InputError: a token beyond the vocabulary.
         """
         vocabulary, channels, bins = self.counts.shape
-        if activations.shape != (len(tokens), channels):
-            raise InputError(
-                f"activations are {list(activations.shape)}: expected [{len(tokens)}, {channels}]."
-            )
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
             raise InputError(f"a token is not one of the {vocabulary} counted: give all tokens.")
         values = activations.double().T.contiguous()
@@ -298,14 +280,9 @@ class TokenCounts:
     def information(self, *, corrected: bool = False) -> Float[Tensor, " P"]:
         """Return I(T; ã_p) of each channel, in nats; float64.
 
-            corrected:  I + (K_T + K_B − K_TB − 1) / 2n,   K: how many values or pairs were seen
-
-        Raises:
-            InputError: nothing has been counted.
+        corrected:  I + (K_T + K_B − K_TB − 1) / 2n,   K: how many values or pairs were seen
         """
         total = self.counts[:, 0].sum().item()
-        if not total:
-            raise InputError("no position has been counted, so there is no mutual information.")
         pairs, tokens, bins = self.counts, self.counts.sum(2), self.counts.sum(0)
         information = _entropy(tokens, 0) + _entropy(bins, 1) - _entropy(pairs, (0, 2))
         if corrected:

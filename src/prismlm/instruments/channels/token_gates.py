@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class WordSums:
     """Write gates at the last tokens of one word.
 
@@ -98,10 +98,11 @@ def token_gates(
         torch.zeros(size, dtype=torch.int64),
         tuple(torch.zeros(size, r, dtype=torch.float64) for r in channels),
         tuple(torch.zeros(r, dtype=torch.float64) for r in channels),
-        {},
+        {
+            word: WordSums(0, tuple(torch.zeros(r, dtype=torch.float64) for r in channels))
+            for word in (() if words is None else words.forms)
+        },
     )
-    found = dict.fromkeys(() if words is None else words.forms, 0)
-    sums = {word: [torch.zeros(r, dtype=torch.float64) for r in channels] for word in found}
     with progress.task("Reading write gates", sequences.tokens) as task:
         for batch in sequences.batches():
             layers = _write_gates(model, batch)
@@ -112,13 +113,11 @@ def token_gates(
                 gates.squares[layer].add_(write.square().sum(0))
             ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
             for word, hits in ends.items():
-                here = hits[batch.owned]
-                found[word] += int(here.sum())
-                for layer, write in enumerate(layers):
-                    sums[word][layer] += write[here].sum(0)
+                here, found = hits[batch.owned], gates.words[word]
+                found.count += int(here.sum())
+                for sums, write in zip(found.sums, layers, strict=True):
+                    sums.add_(write[here].sum(0))
             task.advance(len(tokens))
-    for word, count in found.items():
-        gates.words[word] = WordSums(count, tuple(sums[word]))
     return gates
 
 

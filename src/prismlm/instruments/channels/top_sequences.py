@@ -19,7 +19,7 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.words import WordedText, worded
-from prismlm.errors import InputError, check_finite, check_whole
+from prismlm.errors import check_finite, check_whole
 from prismlm.models.decoders.mixers import check_channel, chosen_layers, gates_of, mixers_of
 
 if TYPE_CHECKING:
@@ -102,13 +102,7 @@ def empty_ranking(channels: int, sequences: int, tokens: int) -> TopSequences:
 
 
 def merge_rankings(left: TopSequences, right: TopSequences) -> TopSequences:
-    """Return the best of both, in as many places as ``left`` has; associative and commutative.
-
-    Raises:
-        InputError: other channels, or another number of tokens.
-    """
-    if left.gate.shape[::2] != right.gate.shape[::2]:
-        raise InputError("rankings of other channels or numbers of tokens cannot be merged.")
+    """Return the best of both, in as many places as ``left`` has; associative and commutative."""
     both = TopSequences(*(torch.cat(columns, 1) for columns in zip(left, right, strict=True)))
     by_start = both.start.argsort(1)
     rank = torch.gather(both.total, 1, by_start).argsort(dim=1, descending=True, stable=True)

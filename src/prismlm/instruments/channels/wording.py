@@ -6,31 +6,20 @@ import math
 
 import torch
 
-from prismlm.instruments.channels.locality import Quartiles
 from prismlm.instruments.channels.report import LayerReport, Locality
-from prismlm.statistics import RankCorrelation
 
 SIGNIFICANT = 0.05
 
 
-def correlation_words(found: RankCorrelation) -> str:
-    """Return ρ with p, and from how many channels."""
-    return (
-        f"Spearman ρ = {signed(found.rho, 3)}, p = {found.p:.2g} (from Student's t), "
-        f"{found.count} channels"
-    )
-
-
-def effect_words(found: Quartiles) -> str:
-    """Return Cohen's d."""
-    return f"Cohen's d of the first quartile against the last: {signed(found.cohens_d, 2)}"
-
-
 def locality_words(found: Locality) -> tuple[str, ...]:
-    """Return the correlation and the effect, or why there is none; one reason once."""
-    correlation, groups = found.correlation, found.quartiles
-    first = correlation_words(correlation) if correlation else f"No ρ: {found.no_correlation}"
-    second = effect_words(groups) if groups else f"No quartiles: {found.no_quartiles}"
+    """Return Spearman's ρ over channels, and Cohen's d, or why there is none."""
+    first, second = f"No ρ: {found.no_correlation}", f"No quartiles: {found.no_quartiles}"
+    if found.correlation is not None:
+        rho, one = signed(found.correlation.rho, 3), found.correlation
+        first = f"Spearman ρ = {rho}, p = {one.p:.2g} (from Student's t), {one.count} channels"
+    if found.quartiles is not None:
+        d = signed(found.quartiles.cohens_d, 2)
+        second = f"Cohen's d of the first quartile against the last: {d}"
     return first, second
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -154,28 +153,12 @@ def _difference(
     signal: Sequence[Sequence[float]], noise: Sequence[Sequence[float]]
 ) -> tuple[float, float, float, float, float]:
     own, other = (statistics.median([x for part in g for x in part]) for g in (signal, noise))
-    found = stratified_rank_test(signal, noise)
-    return own, other, found.u, found.effect, found.p
-
-
-class RankTest(NamedTuple):
-    """Two groups by rank, within each stratum.
-
-    Attributes:
-        u: Mann and Whitney's U of the first group, summed over strata: pairs of a stratum in which
-            the first exceeds the second, ties counting half.
-        effect: 2 U / pairs − 1, the rank-biserial correlation, also Cliff's δ: −1 to 1, 0 for none.
-        p: of both sides, if within each stratum every assignment to groups is equally likely.
-    """
-
-    u: float
-    effect: float
-    p: float
+    return own, other, *stratified_rank_test(signal, noise)
 
 
 def stratified_rank_test(
     first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
-) -> RankTest:
+) -> tuple[float, float, float]:
     """Compare two groups by rank within strata, such as the heads of each layer.
 
     The sum over strata of the first group's ranks is compared with all of its values under
@@ -184,19 +167,19 @@ def stratified_rank_test(
     several of one size it is van Elteren's statistic. Nothing is drawn at random.
 
     Args:
-        first: the first group's figures in each stratum.
+        first: the first group's figures in each stratum, at least one.
         second: the second group's.
 
-    Raises:
-        InputError: no stratum, a group that is empty in one, or figures that are not finite.
+    Returns:
+        Mann and Whitney's U of the first group, summed over strata: pairs of a stratum in which the
+        first exceeds the second, ties counting half; the effect 2 U / pairs − 1, the rank-biserial
+        correlation, also Cliff's δ: −1 to 1, 0 for none; and p of both sides, if within each
+        stratum every assignment to groups is equally likely.
     """
-    if not first or len(first) != len(second):
-        raise InputError(
-            f"{len(first)} and {len(second)} strata: expected as many of both, at least 1."
-        )
     distribution, total, middle, pairs, u = np.ones(1), 0, 0, 0, 0.0
     for own, other in zip(first, second, strict=True):
-        ranks = _doubled_ranks(own, other)
+        # Doubled they are whole, where ties share their mean.
+        ranks = (2 * stats.rankdata([*own, *other])).astype(np.int64)
         size = len(own)
         sums = _rank_sums(ranks, size)
         distribution = np.convolve(distribution, sums)
@@ -204,10 +187,10 @@ def stratified_rank_test(
         middle += size * (len(ranks) + 1)
         pairs += size * len(other)
         u += ranks[:size].sum() / 2 - size * (size + 1) / 2
-    # Doubled ranks are whole, so sums are places in the distribution; its mean is `middle`.
+    # So sums are places in the distribution; its mean is `middle`.
     away = np.abs(np.arange(len(distribution)) - middle)
     p = float(distribution[away >= abs(total - middle)].sum())
-    return RankTest(float(u), float(2 * u / pairs - 1), min(1.0, p))
+    return float(u), float(2 * u / pairs - 1), min(1.0, p)
 
 
 def sign_test(values: Sequence[float]) -> float:
@@ -218,18 +201,6 @@ def sign_test(values: Sequence[float]) -> float:
     positive = sum(value > 0 for value in values)
     count = positive + sum(value < 0 for value in values)
     return float(stats.binomtest(positive, count).pvalue) if count else 1.0
-
-
-def _doubled_ranks(own: Sequence[float], other: Sequence[float]) -> np.ndarray:
-    """Return twice the ranks of both groups together, ties sharing their mean; int64."""
-    if not len(own) or not len(other):
-        raise InputError(
-            f"{len(own)} figures beside {len(other)}: expected at least one of each in a stratum."
-        )
-    values = np.array([*own, *other], dtype=np.float64)
-    if not np.isfinite(values).all():
-        raise InputError("figures to be ranked are not finite.")
-    return (2 * stats.rankdata(values)).astype(np.int64)
 
 
 def _rank_sums(ranks: np.ndarray, size: int) -> np.ndarray:

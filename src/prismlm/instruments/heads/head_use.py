@@ -102,21 +102,6 @@ class HeadUses:
         """Which layers were read."""
         return tuple(sorted({head.layer for head in self.heads}))
 
-    def of(self, layer: int, head: int) -> HeadUse:
-        """Return the figures of one head.
-
-        Raises:
-            InputError: the layer was not read, or has no such head.
-        """
-        found = [use for use in self.heads if use.layer == layer]
-        if not found:
-            raise InputError(f"layer {layer} was not read: there are {list(self.layers)}.")
-        if not 0 <= head < len(found):
-            raise InputError(
-                f"layer {layer} has no head {head}: its heads are 0 to {len(found) - 1}."
-            )
-        return found[head]
-
 
 def distance_bins(length: int) -> tuple[tuple[int, int], ...]:
     """Return the bins of a spectrum up to distance T − 1: 0, 1, 2, 3–4, 5–8, 9–16, …

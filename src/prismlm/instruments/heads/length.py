@@ -140,10 +140,8 @@ def token_losses(
     """Return the cross-entropy of each token but a row's first, nats; float64, on the CPU.
 
     Raises:
-        InputError: a row of one token, or a loss that is not finite.
+        InputError: a loss that is not finite.
     """
-    if input_ids.shape[1] < 2:
-        raise InputError("a text of one token: nothing is predicted in it. Give a longer one.")
     ids = input_ids.to(model.device)
     with capture(model, logits=False) as seen:
         model(input_ids=ids, use_cache=False)

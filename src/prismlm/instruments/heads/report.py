@@ -185,25 +185,32 @@ def spectra_report(
     rates: tuple[LayerRates, ...] = ()
     terms: tuple[RatioTerms, ...] = ()
     positions = 0
+    shared: dict[str, Any] = {"seed": options.seed, "progress": progress}
     # Said before minutes of reading, not after.
     _check(options)
     if not loss_only:
         signal_noise_layers(model)
         documents_of(sequences.corpus, sequences.split)
-        states = read_states(
-            model,
-            sequences.batches(),
-            positions=options.positions,
-            seed=options.seed,
-            progress=progress,
-        )
+        states = read_states(model, sequences.batches(), positions=options.positions, **shared)
         positions = len(states[0].positions)
         rates = layer_rates(states, distortion=options.distortion, seed=options.seed)
-        length = options.trained_length or sequences.length
-        terms = cross_terms(states, length=length, order=options.order)
+        trained = options.trained_length or sequences.length
+        terms = cross_terms(states, length=trained, order=options.order)
+    length = options.context or 2 * (options.trained_length or sequences.length)
     # Asked for by itself, it has to be said at once.
     wanted = loss_only or options.context is not None
-    loss, no_loss = _loss(model, sequences, options, progress, wanted=wanted)
+    no_loss = None if wanted else _too_long(model, sequences, length)
+    loss = None
+    if no_loss is None:
+        loss = loss_against_length(
+            model,
+            sequences.corpus,
+            length=length,
+            trained_length=options.trained_length,
+            split=sequences.split,
+            documents=options.documents,
+            **shared,
+        )
     return SpectraReport(name, sequences.part(positions), options, rates, terms, loss, no_loss)
 
 
@@ -216,32 +223,11 @@ def _check(options: SpectraOptions) -> None:
     check_whole("the number of documents of the loss", options.documents, 1)
 
 
-def _loss(
-    model: PreTrainedModel,
-    sequences: Sequences,
-    options: SpectraOptions,
-    progress: Reporter,
-    *,
-    wanted: bool,
-) -> tuple[LossAgainstLength | None, str | None]:
-    corpus = sequences.corpus
-    length = options.context
-    if length is None:
-        length = 2 * (options.trained_length or sequences.length)
-    if not wanted:
-        try:
-            check_window(model, length)
-            long_documents(corpus, sequences.split, length)
-        except InputError as error:
-            return None, str(error)
-    found = loss_against_length(
-        model,
-        corpus,
-        length=length,
-        trained_length=options.trained_length,
-        split=sequences.split,
-        documents=options.documents,
-        seed=options.seed,
-        progress=progress,
-    )
-    return found, None
+def _too_long(model: PreTrainedModel, sequences: Sequences, length: int) -> str | None:
+    """Return why no loss can be read in windows of so many tokens, or None."""
+    try:
+        check_window(model, length)
+        long_documents(sequences.corpus, sequences.split, length)
+    except InputError as error:
+        return str(error)
+    return None

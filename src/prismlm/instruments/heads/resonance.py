@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -132,17 +132,7 @@ def cross_terms(
     Raises:
         InputError: no layer, T or the order below 1, or weights that are not finite.
     """
-    contents = _contents(states)
-    attention = states[0].attention
-    base, _, _ = attention.rotation
-    size = attention.head_size
-    found = [_own(states, contents, length, order)]
-    for scaling in SCALINGS:
-        for name, ratio in RATIOS.items():
-            pair = group_frequencies(size, base, ratio, scaling)
-            least = denominators(size, base, ratio, scaling, order=order)
-            found.append(_terms(name, ratio, scaling, pair, contents, length, least))
-    return tuple(found)
+    return tuple(_each_ratio(states, length, order))
 
 
 def denominators(
@@ -173,64 +163,49 @@ def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> RatioT
     Raises:
         InputError: as :func:`cross_terms`.
     """
-    return _own(states, _contents(states), length, ORDER)
+    return next(_each_ratio(states, length, ORDER))
 
 
-Content = tuple[Tensor, Tensor, Tensor]
-
-
-def _own(
-    states: Sequence[AttentionStates], contents: Sequence[Content], length: int, order: int
-) -> RatioTerms:
-    attention = states[0].attention
-    base, ratio, scaling = attention.rotation
-    pair = (attention.signal_frequencies.cpu(), attention.noise_frequencies.cpu())
-    least = denominators(attention.head_size, base, ratio, scaling, order=order)
-    return _terms("own", ratio, scaling, pair, contents, length, least)
-
-
-def _contents(states: Sequence[AttentionStates]) -> list[Content]:
+def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> Iterator[RatioTerms]:
     if not states:
         raise InputError("no layers to take cross terms of: expected the states of at least one.")
-    return [_content(one) for one in states]
+    contents = [_content(one) for one in states]
+    attention = states[0].attention
+    size = attention.head_size
+    base, own_ratio, own_scaling = attention.rotation
+    rotations: list[tuple[str, float, Scaling]] = [
+        ("own", own_ratio, own_scaling),
+        *((name, ratio, scaling) for scaling in SCALINGS for name, ratio in RATIOS.items()),
+    ]
+    for name, ratio, scaling in rotations:
+        signal, noise = group_frequencies(size, base, ratio, scaling)
+        if name == "own":
+            # Those that the model runs with.
+            signal, noise = attention.signal_frequencies.cpu(), attention.noise_frequencies.cpu()
+        places = [position_term(*pair, length) for pair in _pairs(signal, noise)]
+        least, later = denominators(size, base, ratio, scaling, order=order)
+        yield RatioTerms(
+            ratio=name,
+            value=ratio,
+            scaling=scaling,
+            layers=tuple(_integrated(content, places) for content in contents),
+            position=_integrated([torch.ones_like(places[0])] * 3, places),
+            denominator=least,
+            later_denominator=later,
+        )
 
 
-def _content(one: AttentionStates) -> Content:
+def _pairs(signal: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Return what SN, SS and NN are of."""
+    return (signal, noise), (signal, signal), (noise, noise)
+
+
+def _content(one: AttentionStates) -> list[Tensor]:
     """Return E[C_uj C_vl] of SN, SS and NN, [half, half]: means over pairs of heads."""
     amplitudes = content_amplitudes(one.projections())
     check_finite(f"the projections of layer {one.layer}", amplitudes)
-    signal, noise = amplitudes.chunk(2)
-    pairs = ((signal, noise), (signal, signal), (noise, noise))
-    sn, ss, nn = (content_term(own, other).mean((0, 1)) for own, other in pairs)
-    return sn, ss, nn
+    return [content_term(*pair).mean((0, 1)) for pair in _pairs(*amplitudes.chunk(2))]
 
 
-def _terms(
-    name: str,
-    ratio: float,
-    scaling: Scaling,
-    pair: tuple[Tensor, Tensor],
-    contents: Sequence[Content],
-    length: int,
-    least: tuple[Denominator, Denominator | None],
-) -> RatioTerms:
-    signal, noise = pair
-    places = tuple(
-        position_term(own, other, length)
-        for own, other in ((signal, noise), (signal, signal), (noise, noise))
-    )
-
-    def integrated(content: Sequence[Tensor]) -> CrossTerms:
-        return CrossTerms(
-            *(float((c * place).sum()) for c, place in zip(content, places, strict=True))
-        )
-
-    return RatioTerms(
-        ratio=name,
-        value=ratio,
-        scaling=scaling,
-        layers=tuple(integrated(content) for content in contents),
-        position=integrated([torch.ones_like(places[0])] * 3),
-        denominator=least[0],
-        later_denominator=least[1],
-    )
+def _integrated(content: Sequence[Tensor], places: Sequence[Tensor]) -> CrossTerms:
+    return CrossTerms(*(float((c * place).sum()) for c, place in zip(content, places, strict=True)))

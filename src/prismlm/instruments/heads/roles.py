@@ -90,19 +90,17 @@ class RoleFinding:
         sentences: those that have it.
         words: of the role in them.
         scores: of every head, by p and then by lift; empty if no sentence has the role.
-        level: of q.
     """
 
     role: Role
     sentences: int
     words: int
     scores: tuple[RoleScore, ...]
-    level: float
 
     @property
     def beating_controls(self) -> tuple[RoleScore, ...]:
-        """The heads that beat their controls: q ≤ level."""
-        return tuple(score for score in self.scores if score.q <= self.level)
+        """The heads that beat their controls: q ≤ 0.05."""
+        return tuple(score for score in self.scores if score.q <= LEVEL)
 
 
 @dataclass(frozen=True)
@@ -114,14 +112,14 @@ class RoleSearch:
         heads: how many were tested.
         draws: of the control.
         seed: of the draws.
-        level: of q.
+        level: the largest q of a head that is found.
     """
 
     findings: tuple[RoleFinding, ...]
     heads: int
     draws: int
     seed: int
-    level: float
+    level: float = LEVEL
 
     def counts(self) -> dict[str, int]:
         """Return how many heads were found for each role."""
@@ -159,7 +157,6 @@ def search_roles(
     *,
     draws: int | None = None,
     seed: int = 0,
-    level: float = LEVEL,
     progress: Reporter = SILENT,
 ) -> RoleSearch:
     """Measure what heads give to the roles of marked sentences, beside random other words.
@@ -171,7 +168,6 @@ def search_roles(
         heads: those tested, and corrected for; None for all of the model.
         draws: of the control; None for as many as one head alone needs to be found, twice over.
         seed: of the draws.
-        level: the largest q of a head that is found.
         progress: is shown the sentences read.
 
     Raises:
@@ -179,17 +175,17 @@ def search_roles(
             too few draws for any head to be found, or weights that are not finite.
     """
     heads = heads_of(model) if heads is None else heads
-    check_draws(draws, len(heads), level)
+    check_draws(draws, len(heads))
     texts = [role_text(tokenizer, case) for case in (load_role_cases() if cases is None else cases)]
     weights: list[Tensor] = []
     with progress.task("Reading attention", len(texts), "sentences") as task:
         for text in texts:
             weights.append(read_weights(model, torch.tensor([text.ids]), heads))
             task.advance()
-    return score_roles(texts, weights, heads, draws=draws, seed=seed, level=level)
+    return score_roles(texts, weights, heads, draws=draws, seed=seed)
 
 
-def check_draws(draws: int | None, heads: int, level: float = LEVEL) -> int:
+def check_draws(draws: int | None, heads: int) -> int:
     """Return how many draws to take; by default twice what one head alone needs to be found.
 
     Raises:
@@ -197,11 +193,11 @@ def check_draws(draws: int | None, heads: int, level: float = LEVEL) -> int:
     """
     tests = heads * len(ROLES)
     if draws is None:
-        return max(LEAST_DRAWS, math.ceil(2 * tests / level))
-    if (draws + 1) * level < tests:
+        return max(LEAST_DRAWS, math.ceil(2 * tests / LEVEL))
+    if (draws + 1) * LEVEL < tests:
         raise InputError(
             f"{draws} draws give a p of 1 / {draws + 1} at best, and {tests} tests at a level of "
-            f"{level} need one of {level / tests:.2g}: draw at least {math.ceil(tests / level)}."
+            f"{LEVEL} need one of {LEVEL / tests:.2g}: draw at least {math.ceil(tests / LEVEL)}."
         )
     return draws
 
@@ -227,7 +223,6 @@ def score_roles(
     *,
     draws: int | None = None,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> RoleSearch:
     """Score heads by weights that were read, each [heads, T, T]; see :func:`search_roles`.
 
@@ -237,7 +232,7 @@ def score_roles(
     """
     if not texts or not heads:
         raise InputError(f"{len(texts)} sentences and {len(heads)} heads: expected at least 1.")
-    draws = check_draws(draws, len(heads), level)
+    draws = check_draws(draws, len(heads))
     check_finite("attention weights", *weights)
     own = [one.double() for one in weights]
     usual = expected(own)
@@ -252,8 +247,8 @@ def score_roles(
         found = tested[role]
         scores = [] if found is None else [*_scores(found, heads, draws, q)]
         scores.sort(key=lambda score: (score.p, -score.lift))
-        findings.append(RoleFinding(role, len(having), words, tuple(scores), level))
-    return RoleSearch(tuple(findings), len(heads), draws, seed, level)
+        findings.append(RoleFinding(role, len(having), words, tuple(scores)))
+    return RoleSearch(tuple(findings), len(heads), draws, seed)
 
 
 class _Tested(NamedTuple):

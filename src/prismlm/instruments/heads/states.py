@@ -112,17 +112,17 @@ class StateCollector:
     """
 
     def __init__(self, model: PreTrainedModel, *, positions: int, seed: int) -> None:
-        self._found = signal_noise_layers(model)
+        self._layers = signal_noise_layers(model)
         check_whole("the number of positions", positions, 2)
-        self._device = model.device
-        self._seed = seed
-        self._samples = [_Sample(positions) for _ in self._found]
+        self._device, self._size, self._seed = model.device, positions, seed
+        # λ and U of each layer; and of the lowest keys so far key, position, input and step.
+        self._fixed: dict[nn.Module, tuple[float, Tensor]] = {}
+        self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._places = self._keys = self._owned = torch.empty(0)
 
     def listening(self) -> AbstractContextManager[None]:
         """Take in what the layers read and add during the block."""
-        pairs = zip(self._found, self._samples, strict=True)
-        return watch(Hook(layer, after=self._hook(sample)) for layer, sample in pairs)
+        return watch(Hook(layer, after=self._take) for layer in self._layers)
 
     def begin(self, batch: WindowBatch) -> None:
         """Say which batch the next forward pass is of."""
@@ -130,25 +130,36 @@ class StateCollector:
         self._keys = _hashed(self._places, self._seed)
         self._owned = batch.owned.to(self._device)
 
+    def _take(self, layer: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
+        assert isinstance(layer, SignalNoiseAttention)
+        if layer not in self._fixed:
+            self._fixed[layer] = float(args[1]), _dictionary(layer)
+        states = (column[self._owned].detach().cpu() for column in (args[0], output.output))
+        columns = (self._keys, self._places, *states)
+        if layer in self._kept:
+            columns = tuple(map(torch.cat, zip(self._kept[layer], columns, strict=True)))
+        lowest = columns[0].argsort()[: self._size]
+        self._kept[layer] = tuple(column[lowest] for column in columns)
+
     def result(self) -> tuple[AttentionStates, ...]:
         """Return the states of each layer.
 
         Raises:
             InputError: fewer than two tokens were read.
         """
-        found = enumerate(zip(self._samples, self._found, strict=True))
-        return tuple(sample.states(layer, attention) for layer, (sample, attention) in found)
-
-    def _hook(self, sample: _Sample) -> Any:
-        def after(module: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
-            assert isinstance(module, SignalNoiseAttention)
-            owned = self._owned
-            if not len(sample.dictionary):
-                sample.noise_weight = float(args[1])
-                sample.dictionary = _dictionary(module)
-            sample.add(self._keys, self._places, args[0][owned], output.output[owned])
-
-        return after
+        found: list[AttentionStates] = []
+        for number, layer in enumerate(self._layers):
+            _, places, inputs, steps = self._kept.get(layer, (torch.empty(0),) * 4)
+            if len(places) < 2:
+                raise InputError(
+                    "the text has fewer than two tokens, of which no coding rate can be told: read "
+                    "a longer one."
+                )
+            # In the corpus' order, sums are the same whatever batches they came in.
+            order = places.argsort()
+            columns = (places[order], inputs[order], steps[order])
+            found.append(AttentionStates(number, layer, *self._fixed[layer], *columns))
+        return tuple(found)
 
 
 def read_states_and_heads(
@@ -174,41 +185,6 @@ def read_states_and_heads(
     heads = HeadUseCollector(model, least_visible=least_visible)
     collect(model, batches, states, heads, title="Reading states and heads")
     return states.result(), heads.result() if heads.queries else None
-
-
-class _Sample:
-    """The positions of the lowest keys so far."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.noise_weight = 0.0
-        self.dictionary = torch.empty(0)
-        self._kept: tuple[Tensor, ...] = ()
-
-    def add(self, keys: Tensor, *columns: Tensor) -> None:
-        new = (keys, *(column.detach().cpu() for column in columns))
-        both = tuple(map(torch.cat, zip(self._kept, new, strict=True))) if self._kept else new
-        lowest = both[0].argsort()[: self.size]
-        self._kept = tuple(column[lowest] for column in both)
-
-    def states(self, layer: int, attention: SignalNoiseAttention) -> AttentionStates:
-        if not self._kept or len(self._kept[0]) < 2:
-            raise InputError(
-                "the text has fewer than two tokens, of which no coding rate can be told: read a "
-                "longer one."
-            )
-        _, places, inputs, steps = self._kept
-        # In the corpus' order, sums are the same whatever batches they came in.
-        order = places.argsort()
-        return AttentionStates(
-            layer,
-            attention,
-            self.noise_weight,
-            self.dictionary,
-            places[order],
-            inputs[order],
-            steps[order],
-        )
 
 
 def _dictionary(attention: SignalNoiseAttention) -> Float[Tensor, "G d p"]:

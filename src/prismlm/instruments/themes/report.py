@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from prismlm.errors import InputError
 from prismlm.instruments.themes.units import Unit, random_spans, read_spans
-from prismlm.labels.themes import SEQUENCES, Judge, Judgement, Passage, WordJudge
+from prismlm.labels.themes import SEQUENCES, EndpointJudge, Judgement, Passage, WordJudge
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
 
@@ -82,10 +82,10 @@ class ThemeReport:
             "left_out": self.left_out,
             "figures": {figure: self._summary(figure) for figure in FIGURES},
             "units": [
-                {"unit": name, "documents": of, **({} if one is None else one.to_dict())}
+                {"unit": name, "documents": of, **({} if one is None else asdict(one))}
                 for name, of, one in zip(self.names, self.documents, self.judged, strict=True)
             ],
-            "random": [one.to_dict() for one in self.random if one is not None],
+            "random": [asdict(one) for one in self.random if one is not None],
         }
 
     def _summary(self, figure: Figure) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def theme_report(
     split: Split,
     name: str,
     of: Kind,
-    judge: Judge | None = None,
+    judge: WordJudge | EndpointJudge | None = None,
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> ThemeReport:

@@ -24,8 +24,8 @@ from prismlm.instruments.channels.top_sequences import (
     sequences_of,
 )
 from prismlm.labels.themes import SEQUENCES, Passage
+from prismlm.models.attention import head_writes
 from prismlm.models.decoders.mixers import chosen_layers
-from prismlm.models.head_writes import head_writes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -196,7 +196,7 @@ def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
         bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
         first, last = np.append(starts, len(lens.cells))[bounds].tolist()
         records = lens.cells.records(np.arange(first, last))
-        order = np.argsort(-lens.cells.cosines(records, direction), kind="stable")
+        order = np.argsort(-lens.cells.codes.cosines(records, direction), kind="stable")
         found += records["position"][order].astype(np.int64).tolist()
     return list(dict.fromkeys(found))
 

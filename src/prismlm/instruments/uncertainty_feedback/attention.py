@@ -75,17 +75,7 @@ def matched_ranks(
         y: likewise.
         permutations: of rows; the same for the same n and seed.
         seed: of the permutations.
-
-    Raises:
-        InputError: shapes that differ, fewer than two texts, or figures that are not finite.
     """
-    if x.shape != y.shape or x.ndim != 2 or len(x) < 2:
-        raise InputError(
-            f"figures {list(x.shape)} and {list(y.shape)}: expected [texts, positions] twice, of "
-            "at least 2 texts."
-        )
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise InputError("figures to be ranked are not finite.")
     texts = len(x)
     own, other = _centred_ranks(x), _centred_ranks(y)
     norm = float(np.sqrt((own**2).sum() * (other**2).sum()))

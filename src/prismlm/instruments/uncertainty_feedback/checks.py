@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError, check_choice
-from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER
-from prismlm.instruments.uncertainty_feedback.hedging import PROMPT, SIGNALS, prompts_of
-from prismlm.instruments.uncertainty_feedback.options import DEFAULTS, InspectOptions
+from prismlm.instruments.uncertainty_feedback.ablation import ablation
+from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER, attention_probe
+from prismlm.instruments.uncertainty_feedback.hedging import PROMPT, SIGNALS, hedging, prompts_of
+from prismlm.instruments.uncertainty_feedback.mistakes import mistakes
+from prismlm.instruments.uncertainty_feedback.options import DEFAULTS, InspectOptions, Reading
+from prismlm.instruments.uncertainty_feedback.prefill import prefill_gap
+from prismlm.instruments.uncertainty_feedback.probe import code_probe
 from prismlm.instruments.uncertainty_feedback.sample import Sample, check_sample, longer_than
 from prismlm.instruments.uncertainty_feedback.signal import (
     cache_of,
@@ -29,22 +33,39 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Need(NamedTuple):
-    """What a check needs at least."""
+# Of a pass that holds attention weights or hidden states, against one that does not.
+HELD = 2
 
+
+class Check(NamedTuple):
+    """One check.
+
+    Attributes:
+        do: what it does.
+        texts: the fewest that it needs.
+        tokens: the fewest of each; of mistakes by the steps after one.
+        passes: over how often it reads all texts at once, own codes apart.
+    """
+
+    do: Callable[[Reading], Any]
     texts: int
     tokens: int
+    passes: Callable[[InspectOptions], int]
+
+
+def _mistaken_passes(options: InspectOptions) -> int:
+    own = options.signal.passes - 1 if options.signal.kind == "passes" else 0
+    return 2 + options.mistakes * (4 + own)
 
 
 CHECKS = {
-    "ablation": Need(4, 2),
-    "prefill": Need(4, 2),
-    "attention": Need(8, LEAST_LATER + 2),
-    "hedging": Need(4, 2),
-    "mistakes": Need(4, DEFAULTS.steps + 2),
-    "probe": Need(6, 2),
+    "ablation": Check(ablation, 4, 2, lambda options: 3 + options.permutations),
+    "prefill": Check(prefill_gap, 4, 2, lambda options: 1 + options.passes),
+    "attention": Check(attention_probe, 8, LEAST_LATER + 2, lambda _: 2 * HELD),
+    "hedging": Check(hedging, 4, 2, lambda _: 0),
+    "mistakes": Check(mistakes, 4, DEFAULTS.steps + 2, _mistaken_passes),
+    "probe": Check(code_probe, 6, 2, lambda _: 2 * HELD),
 }
-"""The checks, each with the fewest texts and their fewest tokens."""
 
 
 def checks_for(
@@ -87,9 +108,8 @@ def checks_for(
 
 
 def _too_few(check: str, sample: Sample, options: InspectOptions) -> str | None:
-    texts, tokens = CHECKS[check]
-    if check == "mistakes":
-        tokens = options.steps + 2
+    texts = CHECKS[check].texts
+    tokens = options.steps + 2 if check == "mistakes" else CHECKS[check].tokens
     found = len(longer_than(sample.texts, tokens))
     if found >= texts:
         return None
@@ -127,8 +147,6 @@ def _no_attention(model: PreTrainedModel) -> str | None:
 
 
 STEPS_MEASURED = 4
-# Of a pass that holds attention weights or hidden states, against one that does not.
-HELD = 2
 
 
 def estimate_inspection(
@@ -153,7 +171,7 @@ def estimate_inspection(
     codes = neutral_codes(first, feedback_of(model).embedding.levels)
     scale = sample.tokens / sum(map(len, first))
     pass_seconds = seconds_of(lambda: replay(model, first, codes), warm=False) * scale
-    passes = sum(forward_passes(check, options) for check in planned)
+    passes = sum(CHECKS[check].passes(options) for check in planned)
     steps = 0
     along = sum(len(texts[numbers[0]]) for numbers in grouped)
     if options.signal.kind == "recursion":
@@ -175,16 +193,3 @@ def estimate_inspection(
         "steps": steps,
     }
     return Cost(passes * pass_seconds + steps * step_seconds, peak_memory(), 0, figures)
-
-
-def forward_passes(check: str, options: InspectOptions) -> int:
-    """Return over how often a check reads all texts at once, own codes apart."""
-    own = options.signal.passes - 1 if options.signal.kind == "passes" else 0
-    return {
-        "ablation": 3 + options.permutations,
-        "prefill": 1 + options.passes,
-        "attention": 2 * HELD,
-        "hedging": 0,
-        "mistakes": 2 + options.mistakes * (4 + own),
-        "probe": 2 * HELD,
-    }[check]

@@ -21,7 +21,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
 )
 from prismlm.models.positions import check_window
 from prismlm.models.uncertainty_feedback import CODES
-from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy
+from prismlm.ops.uncertainty_feedback import normalised_entropy
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -47,27 +47,26 @@ def continuations(
     codes: Codes,
     tokens: int,
     *,
-    feedback: bool = True,
     written_codes: Codes | None = None,
     temperature: float = 1.0,
     seed: int = 0,
     progress: Reporter = SILENT,
+    title: str = "Writing on",
 ) -> tuple[Continuation, ...]:
     """Let a model go on from prompts.
 
-    Every text and step has its own random number, the same with feedback as without, so that
-    both write the same for as long as they predict the same.
+    Every text and step has its own random number, the same whatever codes are fed, so that all
+    write the same for as long as they predict the same.
 
     Args:
         model: a decoder with uncertainty feedback.
         prompts: tokens of each.
-        codes: of the prompts, for ``feedback``.
+        codes: of the prompts.
         tokens: S, how many to write.
-        feedback: whether codes are fed to it; otherwise none is, to the prompt neither.
         written_codes: codes [S − 1] to feed with the tokens that are written; None for the own.
         temperature: of sampling; 0 takes the likeliest token.
         seed: of the random numbers.
-        progress: shows the writing.
+        progress, title: show the writing.
 
     Raises:
         InputError: a model without feedback, a temperature that is no number from 0 on, no token
@@ -78,56 +77,27 @@ def continuations(
     check_window(model, max(map(len, prompts)) + tokens)
     draws = np.random.default_rng(seed).random((len(prompts), tokens))
     found: dict[int, Continuation] = {}
-    own = feedback and written_codes is None
-    title = "Writing on" if own else "Writing with other codes" if feedback else "Writing without"
-    if not feedback:
-        written_codes = tuple(torch.full((tokens - 1,), NO_CODE) for _ in prompts)
     with evaluating_feedback(model), progress.task(title, len(prompts) * tokens) as task:
         for numbers in text_batches(model, prompts):
-            ids, fed = stacked(prompts, numbers), stacked(codes, numbers)
-            if not feedback:
-                fed = torch.full_like(fed, NO_CODE)
+            ids, fed = stacked(prompts, numbers), {CODES: stacked(codes, numbers)}
             given = None if written_codes is None else stacked(written_codes, numbers)
-            written = _Writing(model, given, temperature)
-            written.read(ids, fed)
+            cached: dict[str, Any] = {}
+            written: list[Tensor] = []
+            shares: list[Tensor] = []
             for step in range(tokens):
-                written.add(torch.from_numpy(draws[numbers, step]), last=step + 1 == tokens)
+                asked = {name: x.to(model.device) for name, x in ({"input_ids": ids} | fed).items()}
+                output: Any = model(**asked, use_cache=True, **cached)
+                cached, logits = cache_of(output), output.logits[:, -1]
+                shares.append(normalised_entropy(logits).float().cpu())
+                drawn = torch.from_numpy(draws[numbers, step])
+                written.append(draw_tokens(logits, drawn, temperature))
+                # The cache has the own.
+                fed = {} if given is None else {CODES: given[:, step : step + 1]}
+                ids = written[-1][:, None]
                 task.advance(len(numbers))
-            found |= {number: written.row(row) for row, number in enumerate(numbers)}
+            rows = zip(torch.stack(written, 1), torch.stack(shares, 1), strict=True)
+            found |= dict(zip(numbers, (Continuation(*row) for row in rows), strict=True))
     return tuple(found[number] for number in range(len(prompts)))
-
-
-class _Writing:
-    """Rows that are being written."""
-
-    def __init__(self, model: PreTrainedModel, codes: Tensor | None, temperature: float) -> None:
-        self.ids: list[Tensor] = []
-        self.shares: list[Tensor] = []
-        self._model, self._codes, self._temperature = model, codes, temperature
-        self._cached: dict[str, Any] = {}
-        self._logits = torch.empty(0)
-
-    def read(self, ids: Tensor, codes: Tensor | None) -> None:
-        device = self._model.device
-        fed = {} if codes is None else {CODES: codes.to(device)}
-        output: Any = self._model(input_ids=ids.to(device), use_cache=True, **self._cached, **fed)
-        self._cached, self._logits = cache_of(output), output.logits[:, -1]
-
-    def add(self, draws: Tensor, *, last: bool) -> None:
-        self.shares.append(normalised_entropy(self._logits).float().cpu())
-        chosen = draw_tokens(self._logits, draws, self._temperature)
-        self.ids.append(chosen)
-        if not last:
-            at = len(self.ids) - 1
-            # The cache has the own.
-            codes = None if self._codes is None else self._codes[:, at : at + 1]
-            self.read(chosen[:, None], codes)
-
-    def row(self, number: int) -> Continuation:
-        return Continuation(
-            torch.stack([one[number] for one in self.ids]),
-            torch.stack([one[number] for one in self.shares]),
-        )
 
 
 def draw_tokens(

@@ -16,16 +16,21 @@ from torch import Tensor
 
 from prismlm.instruments.uncertainty_feedback.continuation import Continuation, continuations
 from prismlm.instruments.uncertainty_feedback.options import Reading
-from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, permuted
+from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, no_codes, permuted
 from prismlm.instruments.uncertainty_feedback.verdict_words import in_points, of_texts
-from prismlm.ops.uncertainty_feedback import quantise
+from prismlm.ops.uncertainty_feedback import NO_CODE, quantise
 from prismlm.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PROMPT = 16
-SIGNALS = ("own", "none", "shuffled")
+SIGNALS = {
+    "own": "Writing on",
+    "none": "Writing without",
+    "shuffled": "Writing with other codes",
+}
+"""What is fed, with the title of the writing."""
 
 
 @dataclass(frozen=True)
@@ -122,28 +127,35 @@ def hedging(reading: Reading) -> Hedging:
     model, tokenizer, texts, codes, options, progress = reading
     seed = options.seed
     prompts = prompts_of(texts)
-    lengths = [len(prompt) for prompt in prompts]
-    own = tuple(row[:length] for row, length in zip(codes, lengths, strict=True))
+    own = tuple(row[: len(prompt)] for row, prompt in zip(codes, prompts, strict=True))
+    nothing = tuple(torch.full((options.tokens - 1,), NO_CODE) for _ in prompts)
+    fed_codes: dict[str, tuple[Codes, Codes | None]] = {
+        "own": (own, None),
+        "none": (no_codes(prompts), nothing),
+    }
     columns: list[Float[np.ndarray, "texts 4"]] = []
     runs: list[HedgingRun] = []
-    mixed: Codes = ()
-    for signal in SIGNALS:
-        read, after = (own, None) if signal != "shuffled" else _divided(mixed, lengths)
+    for signal, title in SIGNALS.items():
+        read, after = fed_codes[signal]
         written = continuations(
             model,
             prompts,
             read,
             options.tokens,
-            feedback=signal != "none",
             written_codes=after,
             temperature=options.temperature,
             seed=seed,
             progress=progress,
+            title=title,
         )
         if signal == "own":
-            mixed = _mixed(own, written, feedback_of(model).embedding.levels, seed + 1)
+            levels = feedback_of(model).embedding.levels
+            fed_codes["shuffled"] = _shuffled(own, written, levels, seed + 1)
         kept = [_until_end(one, tokenizer.eos_token_id) for one in written]
-        starts = _starts(tokenizer, prompts, [ids for ids, _ in kept])
+        starts = [
+            np.array(hedge_starts(tokenizer, prompt.tolist(), ids.tolist()), dtype=bool)
+            for prompt, (ids, _) in zip(prompts, kept, strict=True)
+        ]
         column, steps = hedges_after([shares for _, shares in kept], starts, options.window)
         columns.append(column)
         runs.append(_run(column, starts, steps, seed))
@@ -158,28 +170,14 @@ def prompts_of(texts: Sequence[Tensor]) -> list[Tensor]:
     return [text[: min(PROMPT, max(1, len(text) // 2))] for text in texts]
 
 
-def _mixed(own: Codes, written: Sequence[Continuation], levels: int, seed: int) -> Codes:
-    """Return the codes of prompts and of what was written, permuted over all positions."""
-    whole = [
-        torch.cat([row, quantise(one.shares[:-1], levels)])
-        for row, one in zip(own, written, strict=True)
-    ]
-    return permuted(tuple(whole), seed)
-
-
-def _divided(whole: Codes, lengths: Sequence[int]) -> tuple[Codes, Codes]:
-    """Return the codes of the prompts, and those of what was written after each."""
-    parts = list(zip(whole, lengths, strict=True))
+def _shuffled(
+    own: Codes, written: Sequence[Continuation], levels: int, seed: int
+) -> tuple[Codes, Codes]:
+    """Return the codes of prompts and those of what was written, permuted over all positions."""
+    pairs = list(zip(own, written, strict=True))
+    whole = tuple(torch.cat([row, quantise(one.shares[:-1], levels)]) for row, one in pairs)
+    parts = list(zip(permuted(whole, seed), map(len, own), strict=True))
     return tuple(row[:n] for row, n in parts), tuple(row[n:] for row, n in parts)
-
-
-def _starts(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Tensor], added: Sequence[np.ndarray]
-) -> list[Bool[np.ndarray, " S"]]:
-    return [
-        np.array(hedge_starts(tokenizer, prompt.tolist(), ids.tolist()), dtype=bool)
-        for prompt, ids in zip(prompts, added, strict=True)
-    ]
 
 
 def _change(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,11 +26,10 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     text_batches,
 )
 from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
-from prismlm.progress import Reporter
 from prismlm.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 TEST_SHARE = 1 / 3
 EXPECTED_DEPTH = 2 / 3
@@ -143,8 +141,7 @@ def code_probe(reading: Reading) -> CodeProbe:
     Raises:
         InputError: a model without feedback or hidden states, or fewer than four texts.
     """
-    model, _, texts, codes, options, progress = reading
-    seed = options.seed
+    texts, codes, seed = reading.texts, reading.codes, reading.options.seed
     if len(texts) < 4:
         raise InputError(
             f"{len(texts)} texts: a probe is fitted on some and tested on others, at least 4."
@@ -152,9 +149,7 @@ def code_probe(reading: Reading) -> CodeProbe:
     order = np.random.default_rng(seed).permutation(len(texts))
     tested = order[: max(2, round(TEST_SHARE * len(texts)))]
     mixed = permuted(codes, seed + 1)
-    levels = feedback_of(model).embedding.levels
-    fed = _LayerStates(model, texts, codes, codes, mixed, levels, progress)
-    bare = _LayerStates(model, texts, no_codes(texts), codes, mixed, levels, progress)
+    fed, bare = (_LayerStates(reading, each, mixed) for each in (codes, no_codes(texts)))
     fitted = [number for number in range(len(texts)) if number not in set(tested.tolist())]
     errors, spreads = fed.read(fitted, tested.tolist())
     errors_bare, _ = bare.read(fitted, tested.tolist())
@@ -169,13 +164,9 @@ def code_probe(reading: Reading) -> CodeProbe:
 class _LayerStates(NamedTuple):
     """States of every layer along texts, with what is to be read from them."""
 
-    model: PreTrainedModel
-    texts: Sequence[Tensor]
+    reading: Reading
     fed: Codes
-    codes: Codes
     mixed: Codes
-    levels: int
-    progress: Reporter
 
     def read(self, fitted: list[int], tested: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return squared errors [layers, texts, 3] and squares about the mean [texts, 3]."""
@@ -200,27 +191,24 @@ class _LayerStates(NamedTuple):
         return errors, torch.stack(spreads).numpy()
 
     def _batches(self, chosen: list[int]):  # noqa: ANN202 - numbers, states, targets
-        rows = [self.texts[number] for number in chosen]
-        with (
-            evaluating_feedback(self.model),
-            self.progress.task("Reading states", sum(map(len, rows))) as task,
-        ):
-            for some in text_batches(self.model, rows):
+        model, _, texts, _, _, progress = self.reading
+        rows = [texts[number] for number in chosen]
+        title = "Reading states"
+        with evaluating_feedback(model), progress.task(title, sum(map(len, rows))) as task:
+            for some in text_batches(model, rows):
                 numbers = [chosen[row] for row in some]
-                ids = stacked(self.texts, numbers)
-                fed = stacked(self.fed, numbers)
-                output = run(self.model, ids, fed, output_hidden_states=True)
+                ids, fed = stacked(texts, numbers), stacked(self.fed, numbers)
+                output = run(model, ids, fed, output_hidden_states=True)
                 if output.get("hidden_states") is None:
-                    raise InputError(
-                        f"{type(self.model).__name__} gives no hidden_states to probe."
-                    )
+                    raise InputError(f"{type(model).__name__} gives no hidden_states to probe.")
                 states = [x[:, 1:].float().cpu() for x in output["hidden_states"]]
                 shares = read_logits(output.logits, ids)[1]
                 yield numbers, states, self._targets(numbers, shares)
                 task.advance(ids.numel())
 
     def _targets(self, numbers: list[int], shares: Tensor) -> Float[Tensor, "B T_less_1 3"]:
-        codes = [stacked(own, numbers) / (self.levels - 1) for own in (self.codes, self.mixed)]
+        levels = feedback_of(self.reading.model).embedding.levels
+        codes = [stacked(c, numbers) / (levels - 1) for c in (self.reading.codes, self.mixed)]
         return torch.stack([*codes, shares], -1)[:, 1:].double()
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from prismlm.files import finite
-from prismlm.instruments.uncertainty_feedback.ablation import Ablation, ablation
-from prismlm.instruments.uncertainty_feedback.attention import AttentionProbe, attention_probe
+from prismlm.instruments.uncertainty_feedback.ablation import Ablation
+from prismlm.instruments.uncertainty_feedback.attention import AttentionProbe
 from prismlm.instruments.uncertainty_feedback.checks import CHECKS, checks_for
-from prismlm.instruments.uncertainty_feedback.hedging import Hedging, hedging
-from prismlm.instruments.uncertainty_feedback.mistakes import Mistakes, mistakes
+from prismlm.instruments.uncertainty_feedback.hedging import Hedging
+from prismlm.instruments.uncertainty_feedback.mistakes import Mistakes
 from prismlm.instruments.uncertainty_feedback.options import DEFAULTS, InspectOptions, Reading
-from prismlm.instruments.uncertainty_feedback.prefill import PrefillGap, prefill_gap
-from prismlm.instruments.uncertainty_feedback.probe import CodeProbe, code_probe
+from prismlm.instruments.uncertainty_feedback.prefill import PrefillGap
+from prismlm.instruments.uncertainty_feedback.probe import CodeProbe
 from prismlm.instruments.uncertainty_feedback.sample import Sample
 from prismlm.instruments.uncertainty_feedback.signal import feedback_of, own_codes
 from prismlm.progress import SILENT, Reporter
@@ -26,15 +26,6 @@ CAVEAT = (
     "Intervals and p are over these texts, of one model: another training seed may say otherwise, "
     "and what holds of the method takes several models."
 )
-
-DO: dict[str, Callable[[Reading], Any]] = {
-    "ablation": ablation,
-    "prefill": prefill_gap,
-    "attention": attention_probe,
-    "hedging": hedging,
-    "mistakes": mistakes,
-    "probe": code_probe,
-}
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ def inspect_uncertainty_feedback(
     reading = Reading(model, tokenizer, sample.texts, codes, options, progress)
     found: dict[str, Any] = dict.fromkeys(CHECKS)
     for check in planned:
-        found[check] = DO[check](reading)
+        found[check] = CHECKS[check].do(reading)
     return UncertaintyReport(
         name,
         sample.name,

@@ -90,11 +90,11 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
 
 
 @contextmanager
-def evaluating_feedback(model: PreTrainedModel) -> Iterator[UncertaintyFeedback]:
+def evaluating_feedback(model: PreTrainedModel) -> Iterator[None]:
     """Run the block in evaluation mode without gradients; the model is as it was afterwards."""
-    feedback = feedback_of(model)
+    feedback_of(model)
     with evaluating(model):
-        yield feedback
+        yield
 
 
 def text_batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
@@ -169,10 +169,11 @@ def neutral_codes(texts: Sequence[Tensor], levels: int) -> Codes:
     return found
 
 
-def codes_after(shares: Float[Tensor, " T"], levels: int) -> Int64[Tensor, " T"]:
-    """Return the codes of a text's tokens, each of the prediction before it."""
-    codes = torch.full((len(shares),), NO_CODE)
-    codes[1:] = quantise(shares[:-1], levels)
+def codes_after(found: Sequence[Replay], levels: int) -> Codes:
+    """Return the codes of each text's tokens, each of the prediction before it."""
+    codes = no_codes([one.shares for one in found])
+    for own, one in zip(codes, found, strict=True):
+        own[1:] = quantise(one.shares[:-1], levels)
     return codes
 
 
@@ -208,7 +209,7 @@ def pass_codes(
         title = f"Pass {number + 1} of {passes}"
         found = replay(model, texts, codes, progress=progress, title=title)
         yield codes, found
-        codes = tuple(codes_after(one.shares, levels) for one in found)
+        codes = codes_after(found, levels)
 
 
 def own_codes(
@@ -228,7 +229,7 @@ def own_codes(
         return recursion(model, texts, progress=progress)[0]
     codes = neutral_codes(texts, levels)
     for _, found in pass_codes(model, texts, signal.passes - 1, progress=progress):
-        codes = tuple(codes_after(one.shares, levels) for one in found)
+        codes = codes_after(found, levels)
     return codes
 
 
@@ -260,12 +261,9 @@ def recursion(
                 if at + 1 < ids.shape[1]:
                     losses.append(target_losses(output.logits[:, -1], ids[:, at + 1]))
                 task.advance(len(ids))
-            for row, number in enumerate(numbers):
-                codes[number] = torch.stack([one[row] for one in used])
-                found[number] = Replay(
-                    torch.stack([one[row] for one in losses]),
-                    torch.stack([one[row] for one in shares]),
-                )
+            columns = (torch.stack(one, 1) for one in (used, losses, shares))
+            for number, own, lost, spread in zip(numbers, *columns, strict=True):
+                codes[number], found[number] = own, Replay(lost, spread)
     order = range(len(texts))
     return tuple(codes[n] for n in order), tuple(found[n] for n in order)
 

@@ -28,6 +28,11 @@ class RecurrentCacheLayer(CacheLayerMixin):
         self.state: Any = None
         self.tokens = 0
 
+    @property
+    def rows(self) -> int | None:
+        """How many rows it holds; None for nothing."""
+        return next((len(held) for held in tree_leaves(self.state) if held is not None), None)
+
     def advance(self, state: Any, tokens: int) -> None:
         """Replace the state by the one after ``tokens`` more positions."""
         self.state = state
@@ -95,50 +100,6 @@ class RecurrentCacheLayer(CacheLayerMixin):
         self.state = tree_map_only(Tensor, lambda t: t.repeat_interleave(repeats, 0), self.state)
 
 
-class RecurrentCache(Cache):
-    """A state for each layer of a recurrent decoder.
-
-    Args:
-        num_layers: of the decoder.
-    """
-
-    layers: list[RecurrentCacheLayer]
-
-    def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[RecurrentCacheLayer() for _ in range(num_layers)])
-        self._layout: Mapping[str, Any] | None = None
-
-    def check(self, config: Any, batch: int) -> None:
-        """Note which model writes this cache, or see that it may go on from it.
-
-        Args:
-            config: of the model, whose ``state_layout`` says what its states look like.
-            batch: rows of the input.
-
-        Raises:
-            InputError: another number of layers, another model's states, or another batch.
-        """
-        layout = config.state_layout
-        _check_layers(self, config)
-        if self._layout is None:
-            self._layout = dict(layout)
-        differing = [name for name, value in layout.items() if self._layout.get(name) != value]
-        if differing:
-            name = differing[0]
-            raise InputError(
-                f"the cache is another model's: it was made with {name} "
-                f"{self._layout.get(name)!r}, and this model has {layout[name]!r}. Give the cache "
-                "that this model returned."
-            )
-        states = tree_leaves([layer.state for layer in self.layers])
-        _check_rows([state for state in states if state is not None], batch)
-
-    def reset(self) -> None:
-        """Start anew, for any model of as many layers."""
-        super().reset()
-        self._layout = None
-
-
 class ProjectionCacheLayer(DynamicLayer):
     """Z U of what one layer has seen, and at which positions.
 
@@ -152,53 +113,68 @@ class ProjectionCacheLayer(DynamicLayer):
         super().lazy_initialization(key_states, value_states)
         self.values = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
 
+    @property
+    def rows(self) -> int | None:
+        """How many rows it holds; None for nothing."""
+        return len(cast(Tensor, self.keys)) if self.get_seq_length() else None
 
-class ProjectionCache(Cache):
-    """One :class:`ProjectionCacheLayer` for each layer of a signal/noise decoder.
+
+class OwnCache(Cache):
+    """What each layer of a decoder of this package holds.
 
     Args:
         num_layers: of the decoder.
     """
 
-    layers: list[ProjectionCacheLayer]
+    layer_class: type[RecurrentCacheLayer | ProjectionCacheLayer]
 
     def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[ProjectionCacheLayer() for _ in range(num_layers)])
+        super().__init__(layers=[self.layer_class() for _ in range(num_layers)])
+        self._layout: Mapping[str, Any] = {}
 
     def check(self, config: Any, batch: int) -> None:
-        """See that a model can go on from this cache.
+        """Note which model writes this cache, or see that it may go on from it.
 
         Args:
-            config: of the model.
+            config: of the model, whose ``state_layout`` says what its layers hold.
             batch: rows of the input.
 
         Raises:
-            InputError: another number of layers, other heads or another batch.
+            InputError: another number of layers, another model's cache, or another batch.
         """
-        _check_layers(self, config)
-        if not self.get_seq_length():
-            return
-        held = cast(Tensor, self.layers[0].keys)
-        heads = config.expansion * config.hidden_size // config.head_size
-        if (held.shape[1], held.shape[3]) != (heads, config.head_size):
+        if len(self.layers) != config.num_hidden_layers:
             raise InputError(
-                f"the cache is another model's: it holds {held.shape[1]} heads of size "
-                f"{held.shape[3]}, and this model has {heads} of size {config.head_size}."
+                f"the cache has {len(self.layers)} layers and the model "
+                f"{config.num_hidden_layers}: give the cache that this model returned."
             )
-        _check_rows([held], batch)
+        layout = config.state_layout
+        if not (self._layout and self.get_seq_length()):
+            self._layout = dict(layout)
+        differing = [name for name, value in layout.items() if self._layout.get(name) != value]
+        if differing:
+            name = differing[0]
+            raise InputError(
+                f"the cache is another model's: it was made with {name} "
+                f"{self._layout.get(name)!r}, and this model has {layout[name]!r}. Give the cache "
+                "that this model returned."
+            )
+        rows = cast(Any, self.layers[0]).rows
+        if rows not in (None, batch):
+            raise InputError(
+                f"the cache holds {rows} rows and the input has {batch}: select or repeat rows "
+                "with the cache's batch_select_indices or batch_repeat_interleave."
+            )
 
 
-def _check_layers(cache: Cache, config: Any) -> None:
-    if len(cache.layers) != config.num_hidden_layers:
-        raise InputError(
-            f"the cache has {len(cache.layers)} layers and the model {config.num_hidden_layers}: "
-            "give the cache that this model returned."
-        )
+class RecurrentCache(OwnCache):
+    """A state for each layer of a recurrent decoder."""
+
+    layers: list[RecurrentCacheLayer]
+    layer_class = RecurrentCacheLayer
 
 
-def _check_rows(held: list[Tensor], batch: int) -> None:
-    if held and len(held[0]) != batch:
-        raise InputError(
-            f"the cache holds {len(held[0])} rows and the input has {batch}: select or repeat rows "
-            "with the cache's batch_select_indices or batch_repeat_interleave."
-        )
+class ProjectionCache(OwnCache):
+    """One unrotated tensor per head for each layer of a signal/noise decoder."""
+
+    layers: list[ProjectionCacheLayer]
+    layer_class = ProjectionCacheLayer

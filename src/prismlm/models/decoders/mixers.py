@@ -14,9 +14,6 @@ from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.models.seam import run_decoder
 
-MODEL_TYPES = (ProtoTConfig.model_type,)
-"""The model types of this package that have prototype mixers."""
-
 
 def has_mixers(model: nn.Module) -> bool:
     """Say whether a model has a prototype mixer."""
@@ -34,7 +31,7 @@ def mixers_of(model: nn.Module) -> tuple[PrototypeMixer, ...]:
         kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
         raise InputError(
             f"a model of type {kind!r} has no prototype mixer, so there are no channels to read: "
-            f"expected a model of type {' or '.join(map(repr, MODEL_TYPES))}."
+            f"expected a model of type {ProtoTConfig.model_type!r}."
         )
     return found
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast, no_type_check
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, no_type_check
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.utils import logging
-from transformers.utils.generic import can_return_tuple
+from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from prismlm.errors import InputError
+from prismlm.models.decoders.caches import OwnCache
 
 logger: Any = logging.get_logger(__name__)
 
@@ -33,6 +35,35 @@ class OwnConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+    state_settings: ClassVar[tuple[str, ...]] = ()
+    """The settings, beside width and depth, that say what a layer's cache looks like."""
+
+    @property
+    def state_layout(self) -> dict[str, Any]:
+        """What a cache must have been made by, for this model to go on from it."""
+        names = ("model_type", "hidden_size", "num_hidden_layers", *self.state_settings)
+        values = {name: getattr(self, name) for name in names}
+        # A configuration that was read from a file has lists for tuples.
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+
+
+@dataclass
+class OwnOutput(ModelOutput):
+    """What every decoder of this package gives: Hugging Face's usual fields.
+
+    Attributes:
+        loss: cross-entropy of the next token, with labels.
+        logits: [B, T, V], of the language model.
+        last_hidden_state: [B, T, d], of the model without its output embedding.
+        past_key_values: the cache, if one was asked for.
+        hidden_states: of the embeddings and of every block, if asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    last_hidden_state: Tensor | None = None
+    past_key_values: OwnCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class OwnDecoder(PreTrainedModel):
@@ -50,7 +81,7 @@ class OwnDecoder(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (the library's own declaration)
-    cache_class: type[Any] = Cache
+    cache_class: type[OwnCache] = OwnCache
     cache_form: str = ""
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -76,7 +107,9 @@ class OwnDecoder(PreTrainedModel):
             )
         return embedded
 
-    def _cache_of_call(self, given: Cache | None, use_cache: bool | None, batch: int) -> Any:
+    def _cache_of_call(
+        self, given: Cache | None, use_cache: bool | None, batch: int
+    ) -> OwnCache | None:
         """Return the cache that a call goes on from and returns, a new one, or None.
 
         While blocks are computed a second time there is none, as in Hugging Face's decoders, which
@@ -110,7 +143,7 @@ class OwnDecoder(PreTrainedModel):
         if given is None and use_cache:
             given = self.cache_class(self.config.num_hidden_layers)
         if given is not None:
-            cast("Any", given).check(self.config, batch)
+            given.check(self.config, batch)
         return given
 
 
@@ -147,7 +180,6 @@ class OwnModel(OwnDecoder):
             attention_mask: Tensor | None,
             position_ids: Tensor | None,
             cache: Any,
-            given: Cache | None,
             options: dict[str, Any],
         ) -> tuple[bool, dict[str, Any]]:
             """Say whether evidence is asked for, and return what every block is given."""
@@ -178,9 +210,7 @@ class OwnModel(OwnDecoder):
         """Run the decoder; see the language model's forward."""
         embedded = self._embedded(input_ids, inputs_embeds)
         cache = self._cache_of_call(past_key_values, use_cache, len(embedded))
-        asked, given = self._of_blocks(
-            embedded, attention_mask, position_ids, cache, past_key_values, kwargs
-        )
+        asked, given = self._of_blocks(embedded, attention_mask, position_ids, cache, kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = F.dropout(embedded, self.config.dropout, self.training)

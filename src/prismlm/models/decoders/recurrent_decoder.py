@@ -9,23 +9,26 @@ what is before it: documents packed into one training row stay apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast, no_type_check
+from typing import TYPE_CHECKING, Any, ClassVar, no_type_check
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.generic import ModelOutput
 
 from prismlm.errors import InputError, check_number
 from prismlm.layers import PrototypeMixer
 from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.models.decoders.caches import RecurrentCache
-from prismlm.models.decoders.own_decoder import OwnConfig, OwnDecoder, OwnForCausalLM, OwnModel
+from prismlm.models.decoders.own_decoder import (
+    OwnConfig,
+    OwnDecoder,
+    OwnForCausalLM,
+    OwnModel,
+    OwnOutput,
+)
 
 INNER_MULTIPLE = 16
 
@@ -46,8 +49,6 @@ class RecurrentConfig(OwnConfig):
     """
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "gates"]
-    state_settings: ClassVar[tuple[str, ...]] = ()
-    """The settings, beside width and depth, that say what a layer's state looks like."""
 
     vocab_size: int = 16000
     hidden_size: int = 256
@@ -69,35 +70,18 @@ class RecurrentConfig(OwnConfig):
         Raises:
             InputError: a dropout that is no share.
         """
-        check_share("dropout", self.dropout)
-
-    @property
-    def state_layout(self) -> dict[str, Any]:
-        """What a cache must have been made by, for this model to go on from it."""
-        names = ("model_type", "hidden_size", "num_hidden_layers", *self.state_settings)
-        values = {name: getattr(self, name) for name in names}
-        # A configuration that was read from a file has lists for tuples.
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        expected = "a share of at least 0 and below 1; 0 for none"
+        check_number("dropout", self.dropout, expected, lambda share: 0 <= share < 1)
 
 
 @dataclass
-class RecurrentOutput(ModelOutput):
-    """What a recurrent decoder gives; Hugging Face's usual fields, and the mixers' evidence.
+class RecurrentOutput(OwnOutput):
+    """What a recurrent decoder gives, beside :class:`OwnOutput`.
 
     Attributes:
-        loss: cross-entropy of the next token, with labels.
-        logits: [B, T, V], of the language model.
-        last_hidden_state: [B, T, d], of the model without its output embedding.
-        past_key_values: the cache, if one was asked for.
-        hidden_states: of the embeddings and of every block, if asked for.
         gates: each layer's evidence, if asked for.
     """
 
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    last_hidden_state: Tensor | None = None
-    past_key_values: RecurrentCache | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
     gates: tuple[Any, ...] | None = None
 
 
@@ -210,12 +194,12 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         cache: RecurrentCache | None,
-        given: Cache | None,
         options: dict[str, Any],
     ) -> tuple[bool, dict[str, Any]]:
-        mask = _mask(attention_mask, embedded, 0 if cache is None else cache.get_seq_length())
+        held = 0 if cache is None else cache.get_seq_length()
+        mask = _mask(attention_mask, embedded, held)
         starts = None
-        if attention_mask is None and given is None:
+        if attention_mask is None and not held:
             starts = _starts(position_ids, embedded)
         asked = bool(options.get("output_gates"))
         return asked, {"mask": mask, "starts": starts, "return_evidence": asked}
@@ -260,29 +244,15 @@ def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
     return starts.expand(len(embedded), -1) if bool(starts.any()) else None
 
 
-def check_share(name: str, value: object) -> None:
-    """Raise InputError unless 0 ≤ value < 1."""
-    expected = "a share of at least 0 and below 1; 0 for none"
-    check_number(name, value, expected, lambda share: 0 <= share < 1)
-
-
 def check_layers(name: str, value: object, layers: int, default: tuple[int, ...]) -> None:
     """Raise InputError unless a value lists layers that the model has, or is the default.
 
     A model of one layer has the defaults of deeper ones too, as its checkpoints say.
     """
-    given = _whole_numbers(value)
-    if given is None or not (given == default or all(0 <= layer < layers for layer in given)):
+    given: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (None,)
+    whole = all(type(layer) is int for layer in given)
+    if not (whole and (given == default or all(0 <= layer < layers for layer in given))):
         raise InputError(
             f"{name} is {value!r}: expected a list of layers, whole numbers from 0 to "
             f"{layers - 1} for num_hidden_layers {layers}; [] for none."
         )
-
-
-def _whole_numbers(value: object) -> tuple[int, ...] | None:
-    """Return a list of whole numbers, or None for anything else."""
-    if not isinstance(value, list | tuple):
-        return None
-    given = cast("Sequence[object]", value)
-    numbers = tuple(n for n in given if isinstance(n, int) and not isinstance(n, bool))
-    return numbers if len(numbers) == len(given) else None

@@ -109,6 +109,7 @@ class SignalNoiseConfig(OwnConfig):
     """
 
     model_type = "prismlm_signal_noise"
+    state_settings: ClassVar[tuple[str, ...]] = ("head_size", "expansion")
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "past_key_values",
         "router_logits",

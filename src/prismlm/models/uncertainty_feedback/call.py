@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -26,11 +27,13 @@ SOURCES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs")
 CODES = "uncertainty_codes"
 
 
+@dataclass(eq=False)
 class Call:
     """One call of a language model.
 
     Attributes:
         ids: the decoder's new tokens.
+        placeholders: tokens that stand for what is no text.
         starts: which of them begin a sequence within their row, by position ids that do not go up
             by one, as in packed rows; None where nothing says so.
         plain: whether all tokens are text, as far as is known without looking at tensors of a GPU.
@@ -39,43 +42,33 @@ class Call:
         kept: ``logits_to_keep``: of which positions there are to be logits.
     """
 
-    def __init__(
-        self,
-        ids: Int64[Tensor, "B T"],
-        mask: Any,
-        placeholders: tuple[int, ...],
-        *,
-        starts: Bool[Tensor, "B T"] | None,
-        cache: Any,
-        beside: Mapping[str, Tensor],
-        kept: Any,
-    ) -> None:
-        self.ids = ids
-        self.starts = starts
-        self.cache = cache
-        self.beside = beside
-        self.kept = kept
-        self.plain = starts is None and not placeholders and (mask is None or _seen(ids, mask))
-        self._placeholders = placeholders
-        self._real: Bool[Tensor, "B T"] | None = None if self.plain else _real(ids, mask, cache)
-        self._text: Bool[Tensor, "B T"] | None = None
+    ids: Int64[Tensor, "B T"]
+    mask: InitVar[Any]
+    placeholders: tuple[int, ...]
+    starts: Bool[Tensor, "B T"] | None
+    cache: Any
+    beside: Mapping[str, Tensor]
+    kept: Any
 
-    @property
+    def __post_init__(self, mask: Any) -> None:
+        ids, unsaid = self.ids, self.starts is None and not self.placeholders
+        self.plain = unsaid and (mask is None or _seen(ids, mask))
+        if not self.plain:
+            # Now: the pass moves the cache on.
+            self.real = _real(ids, mask, self.cache)
+
+    @cached_property
     def real(self) -> Bool[Tensor, "B T"]:
         """Which tokens are no padding."""
-        if self._real is None:
-            self._real = torch.ones_like(self.ids, dtype=torch.bool)
-        return self._real
+        return torch.ones_like(self.ids, dtype=torch.bool)
 
-    @property
+    @cached_property
     def text(self) -> Bool[Tensor, "B T"]:
         """Which tokens are text: real, and no place of an image."""
-        if self._text is None:
-            text = self.real
-            for place in self._placeholders:
-                text = text & (self.ids != place)
-            self._text = text
-        return self._text
+        text = self.real
+        for place in self.placeholders:
+            text = text & (self.ids != place)
+        return text
 
 
 @dataclass(frozen=True)

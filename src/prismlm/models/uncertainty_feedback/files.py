@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,14 +18,12 @@ from prismlm.files import atomic_file, json_text
 from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
 from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback
 from prismlm.models.uncertainty_feedback.place import check_model, decoder_and_embeddings, width_of
-from prismlm.ops.uncertainty_feedback import check_levels
 from prismlm.outputs import check_outputs
 
 UNCERTAINTY_FILE = "uncertainty_feedback.safetensors"
 FORMAT_VERSION = 1
 TABLE = "embedding"
 DAMAGED = "Put a whole copy of the file there, or train again."
-NO_PLACES: Mapping[str, str | None] = MappingProxyType({})
 
 
 def attach_uncertainty(
@@ -61,7 +57,6 @@ def attach_uncertainty(
         InputError: as :class:`UncertaintyFeedback`, levels that are no whole number from 2 on, or
             a deviation below 0.
     """
-    check_levels(levels)
     check_model(model)
     _, inputs = decoder_and_embeddings(model, decoder=decoder, embeddings=embeddings)
     text: Any = model.config.get_text_config(decoder=True)
@@ -83,11 +78,12 @@ def save_uncertainty(directory: Path | str, feedback: UncertaintyFeedback) -> No
     path = check_path("the directory", directory) / UNCERTAINTY_FILE
     check_outputs(path, overwrite=True)
     table = feedback.embedding.weight.detach().cpu().contiguous()
+    _, inputs = decoder_and_embeddings(feedback.model, **feedback.places)
     meta = {
         "format_version": FORMAT_VERSION,
         "levels": feedback.embedding.levels,
         "passes": feedback.passes,
-        "model": fingerprint_of(feedback.model, feedback.places),
+        "model": fingerprint_of(inputs),
         "places": {part: name for part, name in feedback.places.items() if name is not None},
     }
     # One entry: safetensors writes several in another order each time.
@@ -160,7 +156,7 @@ def _check_belongs(
             f"the vectors in {path} are {table.shape[1]} wide, and the input embeddings of "
             f"{type(model).__name__} {width_of(inputs)}: they do not belong together."
         )
-    if meta["model"] == fingerprint_of(model, meta["places"]):
+    if meta["model"] == fingerprint_of(inputs):
         return
     dtype = next(inputs.parameters()).dtype
     if dtype != table.dtype:
@@ -211,9 +207,7 @@ def _checked_meta(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     return meta | {"places": places}
 
 
-def fingerprint_of(model: nn.Module, places: Mapping[str, str | None] = NO_PLACES) -> str:
-    """Return the fingerprint of a model's input embeddings, which may be named."""
-    assert isinstance(model, PreTrainedModel)
-    _, inputs = decoder_and_embeddings(model, **places)
+def fingerprint_of(inputs: nn.Module) -> str:
+    """Return the fingerprint of input embeddings."""
     weight: Any = inputs.weight
     return fingerprints.of_tensor(weight)

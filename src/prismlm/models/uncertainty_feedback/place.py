@@ -9,9 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError, check_text
-from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import sees_ahead
 
-PROBE = ((1, 1, 1), (1, 1, 0))
 NAMED_AT_MOST = 8
 
 
@@ -51,7 +50,6 @@ def decoder_and_embeddings(
             f"{kind} predicts no next token, so there is no prediction whose uncertainty could be "
             "fed back: expected a causal language model or an encoder-decoder."
         )
-    generator: Any = model
     inner = _module_of(model, model, decoder, "get_decoder")
     embeds = inner if model.config.is_encoder_decoder and inner is not None else model
     inputs = _module_of(model, embeds, embeddings, "get_input_embeddings")
@@ -67,21 +65,21 @@ def decoder_and_embeddings(
         raise InputError(
             f"no {' and no '.join(missing)} found in {kind}: looked at {looked}. Name what it is: "
             f"attach_uncertainty(model, {names}), dotted as in model.named_modules(). "
-            f"{_candidates(generator, missing)}"
+            f"{_candidates(model, missing)}"
         )
     assert inner is not None
     assert inputs is not None
     if decoder is not None and not any(isinstance(m, nn.Embedding) for m in inner.modules()):
         raise InputError(
             f"{decoder} of {kind} has no embeddings inside and is no decoder, which calls them: "
-            f"{_candidates(generator, ['decoder'])}"
+            f"{_candidates(model, ['decoder'])}"
         )
     weight = getattr(inputs, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
         raise InputError(
             f"{looked_at['embeddings']} of {kind} is a {type(inputs).__name__} without a weight "
             f'[V, d]. Name the module that has it: embeddings="…". '
-            f"{_candidates(generator, ['embeddings'])}"
+            f"{_candidates(model, ['embeddings'])}"
         )
     return inner, inputs
 
@@ -123,28 +121,11 @@ def width_of(inputs: nn.Module) -> int:
 
 
 def check_causal(model: PreTrainedModel) -> None:
-    """Refuse a model whose predictions look at the tokens that they predict.
-
-    BERT and its kin have a class for language modelling, which attends to both sides unless their
-    configuration has ``is_decoder``. Some causal models have that as false too, so that the logits
-    of a probe are what tells.
-
-    Raises:
-        InputError: logits of a position change with a later token.
-    """
-    config = model.config
-    weight = next(model.parameters())
-    if config.is_encoder_decoder or getattr(config, "is_decoder", None) is not False:
-        return
-    if weight.device.type == "meta":
-        return
-    with evaluating(model):
-        probe = torch.tensor(PROBE, device=weight.device)
-        logits = model(input_ids=probe).logits[:, 0].float()
-    if not torch.allclose(logits[0], logits[1], rtol=1e-2, atol=1e-4):
+    """Raise InputError for a model whose predictions look at the tokens that they predict."""
+    if sees_ahead(model):
         raise InputError(
-            f"a {type(model).__name__} of type {config.model_type!r} is an encoder: its prediction "
-            "at a position changes with the token after it, so it has no next-token prediction "
-            "whose uncertainty could be fed back. Load it with is_decoder=True, if it was trained "
-            "so, or use a causal language model."
+            f"a {type(model).__name__} of type {model.config.model_type!r} is an encoder: its "
+            "prediction at a position changes with the token after it, so it has no next-token "
+            "prediction whose uncertainty could be fed back. Load it with is_decoder=True, if it "
+            "was trained so, or use a causal language model."
         )

@@ -111,11 +111,16 @@ def load_balancing_loss(
     return count * torch.dot(kept @ used.to(p.dtype), kept @ p) / total.square()
 
 
+@torch.library.custom_op(
+    "prismlm::grouped_linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor counts, Tensor[] weights, Tensor[] biases) -> Tensor",
+)
 def grouped_linear(
     x: Float[Tensor, "M d"],
     counts: Int64[Tensor, " E"],
     weights: Sequence[Float[Tensor, "m d"]],
-    biases: Sequence[Float[Tensor, " m"]] = (),
+    biases: Sequence[Float[Tensor, " m"]],
 ) -> Float[Tensor, "M m"]:
     """Return W_e x + b_e for the rows of each group: the first counts_0 rows with W_0, and so on.
 
@@ -129,24 +134,13 @@ def grouped_linear(
         weights: of each group.
         biases: of each group, or none.
     """
-    return _grouped_linear(x, counts, list(weights), list(biases))
-
-
-@torch.library.custom_op(
-    "prismlm::grouped_linear",
-    mutates_args=(),
-    schema="(Tensor x, Tensor counts, Tensor[] weights, Tensor[] biases) -> Tensor",
-)
-def _grouped_linear(
-    x: Tensor, counts: Tensor, weights: list[Tensor], biases: list[Tensor]
-) -> Tensor:
     out = x.new_empty(len(x), len(weights[0]))
     for number, (own, into) in enumerate(_groups(counts, x, out)):
         into.copy_(F.linear(own, weights[number], biases[number] if biases else None))
     return out
 
 
-@_grouped_linear.register_fake  # pyright: ignore[reportUnknownMemberType]
+@grouped_linear.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _(x: Tensor, counts: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
     return x.new_empty(x.shape[0], weights[0].shape[0])
 
@@ -189,7 +183,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, list[Tensor], list[
     return of_x, None, rest[: len(weights)], rest[len(weights) :]
 
 
-_grouped_linear.register_autograd(  # pyright: ignore[reportUnknownMemberType]
+grouped_linear.register_autograd(  # pyright: ignore[reportUnknownMemberType]
     _backward, setup_context=_save
 )
 

@@ -19,8 +19,8 @@ def check_arguments(
     positions: Tensor | None,
     mask: Tensor | None,
     queries: int | None,
-) -> None:
-    """Raise InputError for shapes that do not fit together, or a number λ outside of [0, 1]."""
+) -> int:
+    """Return how many positions attend; raise InputError for what does not fit together."""
     if u_signal.ndim != 4 or 0 in u_signal.shape or u_noise.shape != u_signal.shape:
         raise InputError(
             f"u_signal is {list(u_signal.shape)} and u_noise {list(u_noise.shape)}: expected "
@@ -42,20 +42,14 @@ def check_arguments(
         raise InputError(
             f"mask is {mask.dtype} {list(mask.shape)}: expected bool {[batch, 1, asked, seen]}."
         )
-    check_noise_weight(noise_weight)
-
-
-def check_noise_weight(noise_weight: float | Tensor) -> None:
-    """Raise InputError for a number λ outside of [0, 1], or a tensor of more than one.
-
-    The value of a tensor is not looked at, which would wait for the device at every call: whoever
-    sets it checks it, as ``SignalNoiseModel.set_noise_weight`` does.
-    """
+    # The value of a tensor is not looked at, which would wait for the device at every call: whoever
+    # sets it checks it, as ``SignalNoiseModel.set_noise_weight`` does.
     if isinstance(noise_weight, Tensor):
         if noise_weight.numel() != 1:
             raise InputError(f"λ is {list(noise_weight.shape)}: expected one number.")
     elif not 0 <= noise_weight <= 1:
         raise InputError(f"λ is {noise_weight}: expected 0 to 1.")
+    return asked
 
 
 def attend(
@@ -98,11 +92,9 @@ def attend(
         InputError: shapes that do not fit together, or a number λ outside of [0, 1].
     """
     rotations = (signal_frequencies, noise_frequencies)
-    check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
+    asked = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
     seen = u_signal.shape[2]
-    asked = seen if queries is None else queries
-    place = torch.arange(seen, device=u_signal.device)[None] if positions is None else positions
-    values, keys = values_and_keys(u_signal, u_noise, place, rotations)
+    values, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
     causal = False
     if mask is None and asked > 1:
         if asked == seen:
@@ -110,8 +102,7 @@ def attend(
             causal = True
         else:
             # PyTorch aligns its own causal mask with the first key, not the last.
-            ends = torch.arange(seen - asked, seen, device=keys.device)
-            mask = torch.arange(seen, device=keys.device) <= ends[:, None]
+            mask = _up_to_each(seen, asked, keys.device)
     heads = F.scaled_dot_product_attention(
         keys[:, :, seen - asked :], keys, values, attn_mask=mask, is_causal=causal, scale=scale
     )
@@ -120,18 +111,21 @@ def attend(
     return heads * weights[:, None, None]
 
 
-def values_and_keys(
-    u_signal: Float[Tensor, "B H S p"],
-    u_noise: Float[Tensor, "B H S p"],
-    positions: Int64[Tensor, "#B S"],
-    rotations: tuple[Float[Tensor, " half"], Float[Tensor, " half"]],
+def _values_and_keys(
+    u_signal: Tensor, u_noise: Tensor, positions: Tensor | None, rotations: tuple[Tensor, Tensor]
 ) -> tuple[Float[Tensor, "B G S p"], Float[Tensor, "B G S p"]]:
     """Return u of all heads, signal first, as it is and rotated by each group's frequencies."""
     values = torch.cat([u_signal, u_noise], 1)
     batch, heads, seen, size = u_signal.shape
     groups = values.view(batch, 2, heads, seen, size)
     own = torch.stack(rotations)[:, None]
-    return values, rotate(groups, positions[:, None, None], own).flatten(1, 2)
+    place = torch.arange(seen, device=values.device)[None] if positions is None else positions
+    return values, rotate(groups, place[:, None, None], own).flatten(1, 2)
+
+
+def _up_to_each(seen: int, asked: int, device: torch.device) -> Bool[Tensor, "T S"]:
+    ends = torch.arange(seen - asked, seen, device=device)
+    return torch.arange(seen, device=device) <= ends[:, None]
 
 
 def attention_weights(
@@ -161,17 +155,11 @@ def attention_weights(
         InputError: shapes that do not fit together.
     """
     rotations = (signal_frequencies, noise_frequencies)
-    check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
+    asked = check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
     seen, size = u_signal.shape[2:]
-    asked = seen if queries is None else queries
-    device = u_signal.device
-    place = torch.arange(seen, device=device)[None] if positions is None else positions
-    if mask is None:
-        ends = torch.arange(seen - asked, seen, device=device)
-        mask = (torch.arange(seen, device=device) <= ends[:, None])[None, None]
-    _, keys = values_and_keys(u_signal, u_noise, place, rotations)
+    _, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
     factor = size**-0.5 if scale is None else scale
-    hidden = ~mask
+    hidden = ~(_up_to_each(seen, asked, keys.device) if mask is None else mask)
     scores = (keys[:, :, seen - asked :] * factor) @ keys.mT
     weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
     # For a position that sees nothing. The gradient of softmax needs what it returned.

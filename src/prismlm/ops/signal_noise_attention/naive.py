@@ -27,9 +27,8 @@ def attend(
     S_h,i = Σ_j softmax_j(scale · R_i u_i · R_j u_j) u_j over j ≤ i;  −λ N_h,i likewise
     """
     rotations = (signal_frequencies, noise_frequencies)
-    check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
+    asked = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
     batch, heads, seen, size = u_signal.shape
-    asked = seen if queries is None else queries
     factor = size**-0.5 if scale is None else scale
     lam = torch.as_tensor(noise_weight, dtype=u_noise.dtype, device=u_noise.device)
     groups: list[Tensor] = []

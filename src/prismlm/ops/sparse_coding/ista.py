@@ -63,9 +63,7 @@ def ista_step(
     Raises:
         InputError: shapes that do not fit, a step that is not positive, or θ below 0.
     """
-    check_settings(step, threshold, 1)
-    check_shapes(z, dictionary, code)
-    return _step(code, z - F.linear(code, dictionary), dictionary, step, threshold)
+    return sparse_code(z, dictionary, step=step, threshold=threshold, steps=1, start=code)
 
 
 def sparse_code(
@@ -92,16 +90,10 @@ def sparse_code(
     code = start
     for _ in range(steps):
         rest = z if code is None else z - F.linear(code, dictionary)
-        code = _step(code, rest, dictionary, step, threshold)
+        moved = step * (rest @ dictionary - threshold)
+        code = torch.relu(moved if code is None else code + moved)
     assert code is not None
     return code
-
-
-def _step(
-    code: Tensor | None, rest: Tensor, dictionary: Tensor, step: float, threshold: float
-) -> Tensor:
-    moved = step * (rest @ dictionary - threshold)
-    return torch.relu(moved if code is None else code + moved)
 
 
 def lasso(

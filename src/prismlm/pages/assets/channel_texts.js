@@ -1,31 +1,18 @@
 // Texts along a channel: words to choose from, shaded by their gates, and what the chosen one finds in it.
 import { byWord, memory } from "./gates.js";
+import { make, moves, origin } from "./parts.js";
 
-export const make = (tag, classes, ...children) => {
-  const node = document.createElement(tag);
-  if (classes) node.className = classes;
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-};
 const drawn = (tag, attributes) => {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   return node;
 };
 export const share = (x) => (x === 0 ? "0" : x < 0.0005 ? "<0.001" : x.toFixed(3));
-const percent = (x) => (x > 0 && x < 0.005 ? "<1 %" : `${Math.round(100 * x)} %`);
+const rounded = (x) => (x > 0 && x < 0.005 ? "<1 %" : `${Math.round(100 * x)} %`);
 export const digits = (x) => (x >= 100 ? x.toFixed(0) : x >= 10 ? x.toFixed(1) : x.toFixed(2));
 const named = (word) => (word === "" ? "end of document" : word.trim() || (word.includes("\n") ? "↵" : "␣"));
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
 const sum = (a, b) => a + b;
-
-/** Which of so many a key goes to from one, or null. @returns {number | null} */
-export const moves = (event, at, count) => {
-  const to = { ArrowUp: at - 1, ArrowLeft: at - 1, ArrowDown: at + 1, ArrowRight: at + 1, Home: 0, End: count - 1 }[event.key];
-  if (to === undefined || event.altKey || event.ctrlKey || event.metaKey) return null;
-  event.preventDefault();
-  return Math.max(0, Math.min(count - 1, to));
-};
 
 /** What is read, and what the shade shows. @typedef {{ data: any, view: string }} Shown */
 /** A text along a channel: its gates by token (`gates`) and by word (`writes`, `reads`), and the word that is chosen.
@@ -44,7 +31,7 @@ export const sequence = (ui, channel, gates, place) => {
   const rank = place + 1 - (channel.texts[0][1] === null ? 1 : 0);
   const label = make("span", "c-rank", total === null ? "" : String(rank));
   if (total !== null) label.title = `writes ${digits(total)} in all`;
-  const node = make("li", null, label, make("div", null, box, svg, say, origin(ui.data.documents, text)));
+  const node = make("li", null, label, make("div", null, box, svg, say, from(ui.data.documents, text)));
   /** @type {Sequence} */
   const one = { text, channel, gates, writes, reads, chosen: Math.max(0, reads.indexOf(largest(reads.slice(1)), 1)), node, nodes, say, point };
   nodes.forEach((node, word) => {
@@ -86,7 +73,7 @@ export const shade = (one, view) => {
   one.nodes.forEach((node, word) => {
     node.style.setProperty("--a", Math.min(1, values[word] / most).toFixed(3));
     const label = `${named(text.words[word])}: writes ${share(writes[word])}, reads ${share(reads[word])}`;
-    node.title = shares ? `${label}, memory ${percent(shares[word])}` : label;
+    node.title = shares ? `${label}, memory ${rounded(shares[word])}` : label;
     node.setAttribute("aria-label", node.title);
   });
 };
@@ -96,7 +83,7 @@ const speak = (one) => {
   const { text, writes, reads, chosen } = one, { weights, mass } = found(one);
   const shares = byWord(text, weights, sum);
   const strongest = shares.map((x, word) => [x, word]).sort((a, b) => b[0] - a[0]).slice(0, 3).filter(([x]) => x > 0);
-  const behind = strongest.flatMap(([x, word], place) => [place ? ", " : ": ", make("b", null, word === chosen ? "itself" : named(text.words[word])), ` ${percent(x)}`]);
+  const behind = strongest.flatMap(([x, word], place) => [place ? ", " : ": ", make("b", null, word === chosen ? "itself" : named(text.words[word])), ` ${rounded(x)}`]);
   one.say.replaceChildren(make("b", null, named(text.words[chosen])), ` writes ${share(writes[chosen])}, reads ${share(reads[chosen])}; `,
     mass ? `finds a mass of ${digits(mass)} in the channel` : "finds the channel empty", ...behind);
 };
@@ -132,11 +119,5 @@ const curve = (channel, gates, length) => {
   return [svg, (token) => { at.setAttribute("x1", token + 0.5); at.setAttribute("x2", token + 0.5); }];
 };
 
-const origin = (documents, text) => {
-  if (text.doc === null) return make("cite", "p-origin", make("b", null, "the text that was given"));
-  const place = documents[text.doc];
-  const link = make(place.url ? "a" : "b", null, place.title || place.doc_id);
-  if (place.url) Object.assign(link, { href: place.url, rel: "noopener noreferrer nofollow", target: "_blank" });
-  const facts = [place.title ? place.doc_id : null, `from token ${text.at}`, place.source, place.license || "licence (unknown)"];
-  return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
-};
+const from = (documents, text) =>
+  text.doc === null ? make("cite", "p-origin", make("b", null, "the text that was given")) : origin(documents[text.doc], `from token ${text.at}`);

@@ -1,10 +1,11 @@
 // Channels to read: a list of them, and the texts that write into the chosen one. Text from models
 // and corpora is only ever a text node.
 import { bytesOf, gatesOf, measure } from "./gates.js";
-import { digits, make, moves, sequence, shade, share } from "./channel_texts.js";
+import { digits, sequence, shade, share } from "./channel_texts.js";
+import { figure, make, moves } from "./parts.js";
 
 const lifeOf = (channel) => (channel.halfLife === null ? "–" : digits(channel.halfLife));
-const signed = (x) => (x > 0 ? "+" : x < 0 ? "−" : "") + Math.abs(x);
+const ahead = (x) => (x > 0 ? "+" : x < 0 ? "−" : "") + Math.abs(x);
 const VIEWS = { write: "written", read: "read", memory: "memory" };
 const HELP = {
   write: "shade: how much of its write gate a word gives to this channel; a word counts as its largest token",
@@ -155,11 +156,10 @@ const showChannel = (ui) => {
 
 /** What a channel is called, and its figures. */
 const topOf = (layer, channel) => {
-  const figure = (value, label) => make("div", "p-figure", make("b", null, value), make("span", null, label));
   const figures = make("div", "p-figures", figure(lifeOf(channel), "half-life, positions"));
   if (channel.repetition !== null) figures.append(figure(channel.repetition.toFixed(2), "repetition"));
   if (channel.lag && channel.lag[2] !== null && !layer.shared) {
-    figures.append(figure(signed(channel.lag[0]), `positions from read to write, p ${channel.lag[2].toFixed(2)}`));
+    figures.append(figure(ahead(channel.lag[0]), `positions from read to write, p ${channel.lag[2].toFixed(2)}`));
   }
   const title = make("div", "p-title", make("h2", null, `Layer ${layer.layer}, channel ${channel.id}`),
     make("p", "p-note", layer.shared ? "reads by its write gate" : channel.decay === null ? "β depends on the token" : `β ${channel.decay.toFixed(4)}`));

@@ -17,15 +17,6 @@ const colour = (category) => {
   const hue = (category * 137.5 + 20) % 360;
   return dark.matches ? `oklch(.74 .14 ${hue})` : `oklch(.58 .15 ${hue})`;
 };
-const element = (name, text, kind) => {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
-};
-// Direction marks in corpus text must not reorder the page.
-const isolated = (text, kind) => element("bdi", text, kind);
-
 const draw = () => {
   state.drawing = false;
   const context = cleared(canvas), size = seen.size(), colours = categories.map((_, c) => colour(c));
@@ -42,11 +33,10 @@ const choose = (i) => {
   state.chosen = i;
   history.replaceState(null, "", `#${i}`);
   const p = prototypes[i];
-  card.replaceChildren(element("h2"), element("p", factsOf(i), "m-facts"));
-  card.firstChild.append(isolated(p.name));
-  if (p.about) card.append(element("p", undefined, "m-about")), card.lastChild.append(isolated(p.about));
-  card.append(element("h3", "Tokens it raises most, in logits"), raised(p.tokens));
-  if (p.contexts.length) card.append(element("h3", "Nearest training text; it fires on the marked token"));
+  card.replaceChildren(make("h2", null, isolated(p.name)), make("p", "m-facts", factsOf(i)));
+  if (p.about) card.append(make("p", "m-about", isolated(p.about)));
+  card.append(make("h3", null, "Tokens it raises most, in logits"), raised(p.tokens));
+  if (p.contexts.length) card.append(make("h3", null, "Nearest training text; it fires on the marked token"));
   card.append(passages(p.contexts));
   redraw();
 };
@@ -56,50 +46,33 @@ const factsOf = (i) => {
   if (p.score !== null) facts.push(`its name tells its passages from others in ${Math.round(100 * p.score)} % (50 % by chance)`);
   return facts.filter(Boolean).join(" · ");
 };
-const raised = (tokens) => {
-  const rows = element("ul", undefined, "m-tokens");
-  for (const [token, value] of tokens) {
-    const row = element("li");
-    row.append(isolated(token.replaceAll("\n", "↵").replace(/^ /, "·")), element("span", value.toFixed(2), "p-number"));
-    rows.append(row);
-  }
-  return rows;
-};
-const passages = (contexts) => {
-  const places = element("ul");
-  for (const [before, token, after, document_] of contexts) {
-    const row = element("li", undefined, "m-context"), text = isolated("…" + before);
-    text.append(element("mark", token), after + "…");
-    row.append(text, element("small", document_));
-    places.append(row);
-  }
-  return places;
-};
+// Direction marks in corpus text must not reorder the page.
+const isolated = (...text) => make("bdi", null, ...text);
+const raised = (tokens) => make("ul", "m-tokens", ...tokens.map(([token, value]) =>
+  make("li", null, isolated(token.replaceAll("\n", "↵").replace(/^ /, "·")), make("span", "p-number", value.toFixed(2)))));
+const passages = (contexts) => make("ul", null, ...contexts.map(([before, token, after, document_]) =>
+  make("li", "m-context", isolated(`…${before}`, make("mark", null, token), `${after}…`), make("small", null, document_))));
 
 /** Say how many are seen; of a search those with most text instead of a card. */
 const list = () => {
   const those = prototypes.map((_, i) => i).filter(visible);
   count.textContent = `${those.length.toLocaleString("en")} of ${prototypes.length.toLocaleString("en")}`;
   if (state.found === null) return;
-  const results = element("ul", undefined, "m-results");
   those.sort((a, b) => prototypes[a].place - prototypes[b].place);
-  for (const i of those.slice(0, 100)) {
-    const row = element("li"), button = element("button");
-    button.append(isolated(prototypes[i].name));
+  const results = those.slice(0, 100).map((i) => {
+    const button = make("button", null, isolated(prototypes[i].name));
     button.addEventListener("click", () => choose(i));
-    row.append(button);
-    results.append(row);
-  }
-  card.replaceChildren(element("h3", those.length > 100 ? "The 100 with most text of those found" : "Found"), results);
+    return make("li", null, button);
+  });
+  card.replaceChildren(make("h3", null, those.length > 100 ? "The 100 with most text of those found" : "Found"), make("ul", "m-results", ...results));
 };
 
 /** The button that hides and shows a category. */
 const keyOf = (name, c) => {
-  const key = element("button", undefined, "m-key"), dot = element("i");
-  const share = prototypes.filter((p) => p.category === c).length / prototypes.length;
+  const share = prototypes.filter((p) => p.category === c).length / prototypes.length, dot = make("i");
+  const key = make("button", "m-key", dot, isolated(name), make("span", null, `${(100 * share).toFixed(1)} %`));
   key.type = "button";
   key.setAttribute("aria-pressed", "true");
-  key.append(dot, isolated(name), element("span", `${(100 * share).toFixed(1)} %`));
   key.title = "click to hide or show, double-click to show it alone";
   const paint = () => { dot.style.background = colour(c); };
   paint();

@@ -12,13 +12,14 @@ export const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(3);
 export const plain = (x) => (x < 0 ? "−" : "") + Math.abs(x).toFixed(3);
 export const percent = (x) => x > 0 && x < 0.0005 ? "<0.1 %" : (100 * x).toFixed(Math.abs(x) < 0.1 ? 1 : 0) + " %";
 
-export const origin = (place) => {
+/** Where a place of text is from. @param {any} place @param {string} [more] what else is said of it */
+export const origin = (place, more) => {
   const name = place.title || place.doc_id;
   const own = links.document?.(place);
   const link = make(own || place.url ? "a" : "b", null, name);
   if (own) link.href = own;
   else if (place.url) Object.assign(link, { href: place.url, rel: "noopener noreferrer nofollow", target: "_blank" });
-  const facts = [place.title ? place.doc_id : null, place.source, place.license || "licence (unknown)"];
+  const facts = [place.title ? place.doc_id : null, more, place.source, place.license || "licence (unknown)"];
   return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
 };
 export const flat = (text) => text.replace(/\s*\n\s*/g, " ↵ ");
@@ -71,27 +72,22 @@ export const shares = (group) => {
   list.append(bar("unattributed", group.unattributed, "p-grey"));
   return make("section", `p-by-${group.by}`, make("h3", null, heading[group.by]), list);
 };
-export const documents = (data, list, title) => {
-  const items = list.map((entry) => {
-    const place = data.contexts[entry.place];
-    return make("li", null, make("span", "p-number", percent(entry.share)),
-      make("div", null, quote(place, "p-passage"), origin(place)));
-  });
-  return make("section", "p-documents", make("h3", null, title),
-    items.length ? make("ol", null, ...items) : make("p", "p-note", "None stands behind it."));
+// Items under a heading, or that there are none; each with a number before what is in it.
+const listed = (kind, title, note, items, none) => make("section", kind, make("h3", null, title), note && make("p", "p-note", note),
+  items.length ? make("ol", null, ...items) : make("p", "p-note", none));
+const numbered = (number, ...parts) => make("li", null, make("span", "p-number", number), make("div", null, ...parts));
+const placed = (data, entry, said = null) => {
+  const place = data.contexts[entry.place];
+  return numbered(percent(entry.share), quote(place, "p-passage"), said, origin(place));
 };
+export const documents = (data, list, title) =>
+  listed("p-documents", title, null, list.map((entry) => placed(data, entry)), "None stands behind it.");
 
 export const against = (data, list) => {
-  const items = list.map((entry) => {
-    const place = data.contexts[entry.place];
-    const instead = make("p", "p-instead", "instead of ", shown(entry.predicted, "p-target"),
-      `, to which the model gave ${percent(entry.probability)} there`);
-    return make("li", null, make("span", "p-number", percent(entry.share)),
-      make("div", null, quote(place, "p-passage"), instead, origin(place)));
-  });
-  return make("section", "p-documents p-against", make("h3", null, "Against"),
-    make("p", "p-note", "Text near to this where another token came next. Shares are of this kind alone."),
-    items.length ? make("ol", null, ...items) : make("p", "p-note", "None was found."));
+  const items = list.map((entry) => placed(data, entry, make("p", "p-instead", "instead of ", shown(entry.predicted, "p-target"),
+    `, to which the model gave ${percent(entry.probability)} there`)));
+  const note = "Text near to this where another token came next. Shares are of this kind alone.";
+  return listed("p-documents p-against", "Against", note, items, "None was found.");
 };
 // Of the whole text that many, the longest; of one prediction those that hold its token.
 const QUOTES = 6;
@@ -104,13 +100,11 @@ export const verbatim = (list) => {
     if (own) link.href = own;
     const facts = [place.title ? place.doc_id : null, place.source, place.license].filter(Boolean);
     if (count > 1) facts.push(`and ${(count - 1).toLocaleString("en")} more`);
-    return make("li", null, make("span", "p-number", `${length} tokens`),
-      make("div", null, make("p", "p-passage", make("q", null, flat(text).trim())),
-        make("cite", "p-origin", link, make("span", null, facts.join(" · ")))));
+    return numbered(`${length} tokens`, make("p", "p-passage", make("q", null, flat(text).trim())),
+      make("cite", "p-origin", link, make("span", null, facts.join(" · "))));
   });
-  return make("section", "p-documents p-verbatim", make("h3", null, "Verbatim"),
-    make("p", "p-note", "Word for word in the corpus: where the words stand, not that the model has them from there."),
-    items.length ? make("ol", null, ...items) : make("p", "p-note", "No span of five tokens or more."));
+  const note = "Word for word in the corpus: where the words stand, not that the model has them from there.";
+  return listed("p-documents p-verbatim", "Verbatim", note, items, "No span of five tokens or more.");
 };
 
 export const stacked = (data, step) => {
@@ -259,13 +253,20 @@ export const wholeText = (data) => [...(data.whole.written
   make("div", "p-shares", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, data.places),
   ...(data.whole.against ? [against(data, data.whole.against)] : []),
   ...(data.whole.verbatim ? [verbatim(data.whole.verbatim)] : [])];
+/** Which of so many a key goes to from one, or null. @returns {number | null} */
+export const moves = (event, at, count) => {
+  const to = { ArrowUp: at - 1, ArrowLeft: at - 1, ArrowDown: at + 1, ArrowRight: at + 1, Home: 0, End: count - 1 }[event.key];
+  if (to === undefined || event.altKey || event.ctrlKey || event.metaKey) return null;
+  event.preventDefault();
+  return Math.max(0, Math.min(count - 1, to));
+};
 // Tokens as one list to walk with the arrow keys: what is chosen stays, what is pointed at shows.
 // What it returns chooses one by its number.
 export const walk = (text, tokens, show) => {
   let chosen = tokens.length - 1;
   const choose = (number, focus) => {
     tokens[chosen].tabIndex = -1;
-    chosen = Math.max(0, Math.min(tokens.length - 1, number));
+    chosen = number;
     tokens[chosen].tabIndex = 0;
     if (focus) tokens[chosen].focus();
     show(chosen);
@@ -277,10 +278,8 @@ export const walk = (text, tokens, show) => {
   });
   text.addEventListener("pointerleave", () => show(chosen));
   text.addEventListener("keydown", (event) => {
-    const to = { ArrowLeft: chosen - 1, ArrowUp: chosen - 1, ArrowRight: chosen + 1, ArrowDown: chosen + 1, Home: 0, End: tokens.length - 1 }[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    choose(to, true);
+    const to = moves(event, chosen, tokens.length);
+    if (to !== null) choose(to, true);
   });
   choose(chosen, false);
   return (number) => choose(number, false);

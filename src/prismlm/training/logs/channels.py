@@ -50,18 +50,17 @@ def channels_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerL
     Raises:
         FormatError: there is a ``channels.csv`` that was written by something else.
     """
-    recipe, tokens = prepared.recipe, prepared.recipe.evaluation.channel_tokens
+    tokens = prepared.recipe.evaluation.channel_tokens
     if not tokens or not has_mixers(prepared.model.model):
         return None
     return LayerLog(
-        recipe.out / CHANNELS_FILE,
+        prepared,
+        trainer,
         done,
+        CHANNELS_FILE,
         columns=COLUMNS,
         counts=("gate_tokens",),
         measure=lambda decoder: channels_figures(decoder, prepared.heldout.batches(tokens)),
-        tokens=lambda: trainer.meter.tokens,
-        corpus_tokens=prepared.rows.num_tokens,
-        tensorboard=prepared.drawings("channels"),
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.files import atomic_file, json_text
+from prismlm.files import write_json
 from prismlm.instruments.heads import (
     HeadUses,
     LayerRates,
@@ -24,8 +25,8 @@ from prismlm.instruments.heads.head_use import LEAST_VISIBLE
 from prismlm.instruments.heads.length import DOCUMENTS
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.training import checkpoints, distributed, parallel
-from prismlm.training.layer_gradients import LayerGradients
 from prismlm.training.logs.layers import LayerLog, Row
+from prismlm.training.recipe import Recipe
 from prismlm.training.setup import CHECKPOINTS, Prepared
 from prismlm.training.trainer import PrismTrainer
 
@@ -63,6 +64,38 @@ COLUMNS = (
 )
 
 
+class LayerGradients:
+    """‖∂L/∂θ_ℓ‖ over all parameters θ_ℓ of block ℓ, before clipping.
+
+    Read once an evaluation, so that other steps cost nothing, and kept in checkpoints: the last
+    rows are written after the last of them.
+
+    Attributes:
+        norms: of each block at the last step that was read; NaN before.
+
+    Args:
+        blocks: of the decoder.
+        recipe: says after which steps there is an evaluation.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], recipe: Recipe) -> None:
+        self._blocks, self._recipe = blocks, recipe
+        self.norms = [math.nan] * len(blocks)
+
+    def read(self, step: int) -> None:
+        """Take in the gradients of a step, counted from 1. Every process has to call."""
+        every = self._recipe.evaluation.every
+        if step == self._recipe.steps or (every and step % every == 0):
+            self.norms = [_norm(block) for block in self._blocks]
+
+
+@torch.no_grad()
+def _norm(block: nn.Module) -> float:
+    grads = [p.grad for p in block.parameters() if p.grad is not None]
+    each: list[Tensor] = [parallel.full(grad.float().norm()) for grad in grads]
+    return float(torch.stack(each).norm()) if each else 0.0
+
+
 def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog | None:
     """Return the log of a run's signal and noise heads; None for a model without them.
 
@@ -90,16 +123,15 @@ def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog 
     gradients = LayerGradients(parallel.blocks(prepared.model.model), recipe)
     trainer.layer_gradients = gradients
     return LayerLog(
-        recipe.out / HEADS_FILE,
+        prepared,
+        trainer,
         done,
+        HEADS_FILE,
         columns=COLUMNS,
         counts=("positions", "attention_tokens"),
         measure=lambda decoder: heads_figures(
             decoder, prepared.heldout.batches(tokens), recipe.data.length, gradients
         ),
-        tokens=lambda: trainer.meter.tokens,
-        corpus_tokens=prepared.rows.num_tokens,
-        tensorboard=prepared.drawings("heads"),
     )
 
 
@@ -128,12 +160,8 @@ def write_heads_report(prepared: Prepared) -> None:
         )
     if distributed.is_main():
         file = recipe.out / REPORT_FILE
-        with (
-            checkpoints.guard_writing(str(file), recipe.out / CHECKPOINTS),
-            atomic_file(file) as temporary,
-        ):
-            text = json_text(report.to_dict(), indent=1)
-            temporary.write_text(text + "\n", encoding="utf-8")
+        with checkpoints.guard_writing(str(file), recipe.out / CHECKPOINTS):
+            write_json(file, report.to_dict(), indent=1)
 
 
 def heads_figures(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,8 +15,8 @@ from prismlm.files import atomic_file
 from prismlm.outputs import put_csv
 from prismlm.training import checkpoints, distributed
 from prismlm.training.evaluation import perplexity
-from prismlm.training.setup import CHECKPOINTS
-from prismlm.training.trainer import REMEDY
+from prismlm.training.setup import CHECKPOINTS, TENSORBOARD, Prepared
+from prismlm.training.trainer import REMEDY, PrismTrainer
 
 PLACE = ("step", "epoch", "layer")
 EVALUATED = ("ce", "perplexity", "ce_tokens")
@@ -41,14 +40,13 @@ class LayerLog(TrainerCallback):
     exp(ce) and ``ce_tokens``, the predictions behind it.
 
     Args:
-        file: where they are kept.
+        prepared: the run.
+        trainer: of the run, which counts its tokens.
         done: the step of the checkpoint that the run goes on from, or 0.
+        file: the name of the CSV file; without its ending, of what TensorBoard draws.
         columns: what is measured.
         counts: those of the columns that are whole numbers, and not drawn.
         measure: returns the columns of each layer; every process calls it.
-        tokens: returns the tokens trained on so far.
-        corpus_tokens: tokens of the training text.
-        tensorboard: where to draw the figures too, or None.
 
     Raises:
         FormatError: the file is there and was written by something else.
@@ -56,25 +54,26 @@ class LayerLog(TrainerCallback):
 
     def __init__(
         self,
-        file: Path,
+        prepared: Prepared,
+        trainer: PrismTrainer,
         done: int,
+        file: str,
         *,
         columns: Sequence[str],
         counts: Sequence[str] = (),
         measure: Callable[[nn.Module], Sequence[Row]],
-        tokens: Callable[[], int],
-        corpus_tokens: int,
-        tensorboard: Path | None = None,
     ) -> None:
-        self._file = file
-        self._checkpoints = file.parent / CHECKPOINTS
+        out = prepared.recipe.out
+        self._file, self._checkpoints = out / file, out / CHECKPOINTS
         self.columns = (*PLACE, *columns, *EVALUATED)
         self._counts = (*COUNTS, *counts)
         self._not_drawn = (*NOT_DRAWN, *counts)
         self._measure = measure
-        self._tokens = tokens
-        self._corpus_tokens = corpus_tokens
-        self._drawn = tensorboard
+        self._trainer, self._corpus_tokens = trainer, prepared.rows.num_tokens
+        # A run of its own for TensorBoard, which watches one file in each directory.
+        self._drawn = (
+            out / TENSORBOARD / self._file.stem if prepared.recipe.logging.tensorboard else None
+        )
         self._done = done
         self._writer: Any = None
         self.rows = [row for row in self._read() if row["step"] <= done]
@@ -105,7 +104,7 @@ class LayerLog(TrainerCallback):
                 f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
             )
         same = {"ce": ce, "perplexity": perplexity(ce), "ce_tokens": ce_tokens}
-        place = {"step": step, "epoch": self._tokens() / self._corpus_tokens}
+        place = {"step": step, "epoch": self._trainer.meter.tokens / self._corpus_tokens}
         before = {row["layer"]: row for row in self.rows if row["step"] == step}
         found: list[Row] = []
         for layer, own in enumerate(self._measure(decoder)):
@@ -130,7 +129,6 @@ class LayerLog(TrainerCallback):
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # A run of its own for TensorBoard, which watches one file in each directory.
             purge = self._done + 1 if self._done else None
             self._writer = SummaryWriter(str(self._drawn), purge_step=purge)
         for row in rows:

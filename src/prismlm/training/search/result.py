@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -122,7 +121,10 @@ class SearchResult:
     @property
     def ranked(self) -> list[TrialResult]:
         """The completed trials, the best first."""
-        return ranked_trials(self.trials)
+        complete = [
+            (trial.ce, trial.number, trial) for trial in self.trials if trial.ce is not None
+        ]
+        return [trial for *_, trial in sorted(complete)]
 
     @property
     def best(self) -> TrialResult | None:
@@ -145,12 +147,6 @@ class SearchResult:
         }
 
 
-def ranked_trials(trials: Iterable[TrialResult]) -> list[TrialResult]:
-    """Return the completed trials, the least objective first."""
-    complete = [(trial.ce, trial.number, trial) for trial in trials if trial.ce is not None]
-    return [trial for *_, trial in sorted(complete)]
-
-
 def write_results(result: SearchResult, noted: dict[str, Any], best: Recipe | None) -> None:
     """Write ``search.json``, ``search.csv`` and, if a trial is complete, ``best.yaml``.
 
@@ -161,7 +157,10 @@ def write_results(result: SearchResult, noted: dict[str, Any], best: Recipe | No
     """
     if best is not None and result.best is not None:
         _write_best(result, result.best, best)
-    _write_table(result.directory / TABLE_FILE, result.trials, list(noted["search"]["space"]))
+    keys = list(noted["search"]["space"])
+    columns = ["trial", "state", "ce", "deviation", "perplexity", *keys, "seeds", "failed"]
+    with atomic_file(result.directory / TABLE_FILE) as temporary:
+        put_csv(temporary, columns, (_row(trial, columns) for trial in result.trials))
     write_json(result.directory / RESULTS_FILE, noted | result.to_dict())
 
 
@@ -175,12 +174,6 @@ def _write_best(result: SearchResult, trial: TrialResult, recipe: Recipe) -> Non
     with atomic_file(result.best_recipe) as temporary:
         text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True)
         temporary.write_text(head + text, encoding="utf-8")
-
-
-def _write_table(path: Path, trials: Iterable[TrialResult], keys: list[str]) -> None:
-    columns = ["trial", "state", "ce", "deviation", "perplexity", *keys, "seeds", "failed"]
-    with atomic_file(path) as temporary:
-        put_csv(temporary, columns, (_row(trial, columns) for trial in trials))
 
 
 def _row(trial: TrialResult, columns: list[str]) -> dict[str, Any]:

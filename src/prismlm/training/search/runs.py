@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -111,11 +110,9 @@ class _Named:
         self._inner = inner
         self._name = name
 
-    @contextmanager
     def task(
         self, description: str, total: int | None = None, unit: str = "tokens"
-    ) -> Iterator[Task]:
+    ) -> AbstractContextManager[Task]:
         """Open a task."""
         shown = self._inner if description == "training" else SILENT
-        with shown.task(self._name, total, unit) as task:
-            yield task
+        return shown.task(self._name, total, unit)

@@ -73,8 +73,13 @@ def search(
     check_measured(recipe)
     check_search(recipe, resume=resume)
     noted = _noted(recipe)
-    # What the largest trial needs is missed now, and not in the middle of the search.
-    prepare(_largest(recipe))
+    # What the trial with the most rows a step needs is missed now, and not in the middle.
+    sizes: dict[str, Any] = {
+        key: max(ends_of(dimension))
+        for key, dimension in recipe.search.dimensions().items()
+        if key in ("batch_size", "gradient_accumulation")
+    }
+    prepare(recipe_of(recipe, sizes))
     directory = recipe.out / SEARCH
     room = room_to_write(f"the search in {recipe.out}", recipe.out, GO_ON)
     with writing(directory, within=True), room:
@@ -183,12 +188,3 @@ def _check_same(directory: Path, recipe: Recipe, noted: dict[str, Any]) -> None:
             f"{directory} was begun as another search ({'; '.join(changed)}), so it cannot be "
             "resumed with this recipe. Put these settings back, or search into another out."
         )
-
-
-def _largest(recipe: Recipe) -> Recipe:
-    """Return the recipe of the trial that takes the most rows a step."""
-    values: dict[str, Any] = {}
-    for key, dimension in recipe.search.dimensions().items():
-        if key in ("batch_size", "gradient_accumulation"):
-            values[key] = max(ends_of(dimension))
-    return recipe_of(recipe, values)

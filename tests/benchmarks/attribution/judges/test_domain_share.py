@@ -4,6 +4,7 @@ import pytest
 import prismlm
 from benchmarks.attribution.judges.domain_share import (
     DocumentEvidence,
+    GroupWeights,
     document_evidence,
     domain_share,
     paired_difference,
@@ -11,7 +12,6 @@ from benchmarks.attribution.judges.domain_share import (
 )
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
-from prismlm.index.lens import GroupWeights
 
 WEIGHTS = GroupWeights(["law", "medicine"], np.array([[1.0, 0.0], [0.25, 0.75], [0.0, 0.0]]))
 
@@ -26,6 +26,18 @@ def test_hand_computed():
     assert figures.accuracy == 1.0
     assert figures.chance_accuracy == 0.5
     assert figures.documents == 2
+
+
+def test_weights_of_a_lens_are_shares_of_activation(tiny_model):
+    lens = prismlm.load(tiny_model).lens
+    found = GroupWeights.of(lens, "domain")
+    rows = lens.mass.to_pylist()
+    for prototype in range(0, lens.num_prototypes, 7):
+        own = [row for row in rows if row["prototype"] == prototype]
+        total = sum(row["activation_sum"] for row in own) or 1.0
+        for key, weight in zip(found.keys, found.weights[prototype], strict=True):
+            of_key = [row["activation_sum"] for row in own if (row["domain"] or "(unknown)") == key]
+            assert weight == pytest.approx(sum(of_key) / total)
 
 
 def test_shuffling_moves_whole_rows():

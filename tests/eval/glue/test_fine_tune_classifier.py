@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from prismlm.eval.glue.classifier import Classifier, GlueModel, encode
+from prismlm.eval.glue.fine_tune import Classifier, GlueModel, encode
 from prismlm.eval.glue.tasks import tasks_of
 from tests.helpers.glue_rows import CONFIGS, WORDS, save_glue_model, words_tokenizer
 

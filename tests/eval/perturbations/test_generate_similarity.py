@@ -1,6 +1,6 @@
 import pytest
 
-from prismlm.eval.perturbations.similarity import MiniLM, levenshtein
+from prismlm.eval.perturbations.generate import MiniLM, levenshtein
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from prismlm.cli.eval.pairs import print_pairs
+from prismlm.cli.eval.robustness import print_pairs
 from prismlm.eval.pairs import read_pairs
 from tests.helpers.pair_texts import write_texts
 

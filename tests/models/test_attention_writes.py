@@ -5,8 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from prismlm.errors import InputError
-from prismlm.models.attention import attention_layers
-from prismlm.models.head_writes import head_writes
+from prismlm.models.attention import attention_layers, head_writes
 from tests.helpers.families import FAMILIES, V
 from tests.helpers.head_models import make_signal_noise
 from tests.helpers.mixer_models import make_model
