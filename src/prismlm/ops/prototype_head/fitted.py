@@ -21,7 +21,7 @@ from prismlm.ops.prototype_head.sparse import gather_sum, scatter_sum
 # λ, beside the 1 that a unit prototype has with itself: two that are nearly one share their weight.
 RIDGE = 1e-3
 # States solved together: their prototypes' rows stay in cache.
-STATES = 32
+STATES = 64
 # Prototypes chosen at a time: one by one would take as many passes over the bank as prototypes.
 PICKS = 16
 # Elements of scores, and of chosen prototypes' rows, held at a time: 64 MiB each.
@@ -262,29 +262,32 @@ def solve(
         positive: where the weights are expected to be so; it costs rounds alone.
     """
     n, k = along.shape
-    positive = positive.clone()
     weights = torch.zeros_like(along)
     fewest = torch.full((n,), k + 1, device=along.device)
     patience = torch.full_like(fewest, PATIENCE)
     bound = torch.finfo(along.dtype).eps * k * along.abs().amax(1, keepdim=True)
     left = torch.arange(n, device=along.device)
     for _ in range(ROUNDS * k):
-        w = _solve_positive(gram[left], along[left], positive[left])
-        slope = (gram[left] @ w[:, :, None]).squeeze(2) - along[left]
-        wrong = torch.where(positive[left], w < 0, slope < -bound[left])
+        w = _solve_positive(gram, along, positive)
         weights[left] = w.clamp_min(0)
+        slope = (gram @ w[:, :, None]).squeeze(2) - along
+        wrong = torch.where(positive, w < 0, slope < -bound)
         count = wrong.sum(1)
-        better = count < fewest[left]
-        at_once = better | (patience[left] > 0)
-        patience[left] = torch.where(better, PATIENCE, patience[left] - 1)
-        fewest[left] = torch.minimum(count, fewest[left])
+        rest = count.nonzero().squeeze(1)
+        if not len(rest):
+            break
+        better = count < fewest
+        at_once = better | (patience > 0)
+        patience = torch.where(better, PATIENCE, patience - 1)
+        fewest = torch.minimum(count, fewest)
         # The last alone: a rule that cannot come back to where it was.
         last = k - 1 - wrong.flip(1).int().argmax(1)
         alone = torch.zeros_like(wrong).scatter_(1, last[:, None], True) & wrong
-        positive[left] ^= torch.where(at_once[:, None], wrong, alone)
-        left = left[count > 0]
-        if not len(left):
-            break
+        positive = positive ^ torch.where(at_once[:, None], wrong, alone)
+        if len(rest) < len(left):
+            gram, along, positive, bound, fewest, patience, left = (
+                of[rest] for of in (gram, along, positive, bound, fewest, patience, left)
+            )
     return weights
 
 
