@@ -96,16 +96,19 @@ def position_records(
     records["cell"] = cell[on_device].cpu().numpy()
     records["token"], records["read"] = following.numpy(), read.numpy()
     records["position"] = positions[chosen].numpy()
-    records["probability"] = probabilities(model, z, following.to(z.device)).cpu().numpy()
+    likely = probabilities(model, z, following.to(z.device), for_index=True)
+    records["probability"] = likely.cpu().numpy()
     records["scale"], records["code"] = quantise(unit.cpu().numpy())
     return records
 
 
-def probabilities(model: PreTrainedModel, z: Tensor, tokens: Tensor) -> Tensor:
+def probabilities(
+    model: PreTrainedModel, z: Tensor, tokens: Tensor, *, for_index: bool = False
+) -> Tensor:
     """Return the probability that a model gives one token after each state, float32 [N].
 
-    As precise as its own logits; of a float32 model on a CPU that multiplies bfloat16 itself, that
-    of :func:`_screened_logits`.
+    As precise as the model's logits. In an index they only pick places that are then read again:
+    there :func:`_screened_logits` do, on a CPU that multiplies bfloat16 itself.
     """
     embedding, logit_map = output_embedding(model), LogitMap.of(model)
     weight, bias = embedding.weight, getattr(embedding, "bias", None)

@@ -137,7 +137,7 @@ def _lens(model: Any, head: PrototypeHead, states: HiddenStates) -> float:
 
     def position() -> None:
         head.nearest(z)
-        probabilities(model, z.to(model.dtype), tokens)
+        probabilities(model, z.to(model.dtype), tokens, for_index=True)
 
     return seconds_of(position, 1) / len(rows)
 
