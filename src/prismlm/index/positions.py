@@ -113,10 +113,8 @@ def probabilities(
     embedding, logit_map = output_embedding(model), LogitMap.of(model)
     weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
-    cpu = z.device.type == "cpu"
-    low = (
-        weight.bfloat16() if cpu and weight.dtype == torch.float32 and has_fast_product() else None
-    )
+    screened = for_index and z.device.type == "cpu" and weight.dtype == torch.float32
+    low = weight.bfloat16() if screened and has_fast_product() else None
     found = torch.empty(len(z), device=z.device)
     rows = max(ROWS_AT_LEAST, LOGITS_AT_ONCE // len(weight))
     for first in range(0, len(z), rows):
