@@ -30,7 +30,8 @@ def test_a_product_in_bfloat16_gives_nearly_the_same(monkeypatch, vocabulary, bi
     expected = model.head(z).softmax(-1).gather(1, tokens[:, None])[:, 0]
     monkeypatch.setattr(positions, "has_fast_product", lambda: True)
     with torch.no_grad():
-        found = {fast: positions.probabilities(model, z, tokens, for_index=fast) for fast in (0, 1)}
+        low = positions.screening_weight(model)
+        found = [positions.probabilities(model, z, tokens, given) for given in (None, low)]
     torch.testing.assert_close(found[0], expected)
     torch.testing.assert_close(found[1], expected, atol=6e-3, rtol=0)
     assert (found[1] - expected).abs().mean() < 5e-4
@@ -42,5 +43,5 @@ def test_a_product_in_bfloat16_gives_nearly_the_same(monkeypatch, vocabulary, bi
 def test_no_positions(monkeypatch):
     monkeypatch.setattr(positions, "has_fast_product", lambda: True)
     model = Decoder(9, 4, bias=False)
-    empty = torch.empty(0, dtype=torch.long)
-    assert positions.probabilities(model, torch.empty(0, 4), empty, for_index=True).shape == (0,)
+    empty, low = torch.empty(0, dtype=torch.long), positions.screening_weight(model)
+    assert positions.probabilities(model, torch.empty(0, 4), empty, low).shape == (0,)

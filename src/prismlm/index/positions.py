@@ -77,6 +77,7 @@ def position_records(
     cell: Tensor,
     tokens: tuple[Tensor, Tensor],
     positions: Tensor,
+    low: Tensor | None = None,
 ) -> np.ndarray:
     """Return the records of the positions that are kept.
 
@@ -87,6 +88,7 @@ def position_records(
         cell: the nearest prototype of each, int64 [N].
         tokens: those at the positions and those that come next, int64 [N].
         positions: global, int64 [N].
+        low: the model's :func:`screening_weight`.
     """
     chosen = torch.from_numpy(drawn(positions.numpy(), share))
     on_device = chosen.to(z.device)
@@ -96,25 +98,31 @@ def position_records(
     records["cell"] = cell[on_device].cpu().numpy()
     records["token"], records["read"] = following.numpy(), read.numpy()
     records["position"] = positions[chosen].numpy()
-    likely = probabilities(model, z, following.to(z.device), for_index=True)
+    likely = probabilities(model, z, following.to(z.device), low)
     records["probability"] = likely.cpu().numpy()
     records["scale"], records["code"] = quantise(unit.cpu().numpy())
     return records
 
 
+def screening_weight(model: PreTrainedModel) -> Tensor | None:
+    """Return the output embedding in bfloat16, where a product with it is the faster one."""
+    weight = output_embedding(model).weight
+    assert isinstance(weight, Tensor)
+    faster = weight.device.type == "cpu" and weight.dtype == torch.float32 and has_fast_product()
+    return weight.detach().bfloat16() if faster else None
+
+
 def probabilities(
-    model: PreTrainedModel, z: Tensor, tokens: Tensor, *, for_index: bool = False
+    model: PreTrainedModel, z: Tensor, tokens: Tensor, low: Tensor | None = None
 ) -> Tensor:
     """Return the probability that a model gives one token after each state, float32 [N].
 
     As precise as the model's logits. In an index they only pick places that are then read again:
-    there :func:`_screened_logits` do, on a CPU that multiplies bfloat16 itself.
+    there :func:`_screened_logits` do, with ``low``, the :func:`screening_weight`.
     """
     embedding, logit_map = output_embedding(model), LogitMap.of(model)
     weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
-    screened = for_index and z.device.type == "cpu" and weight.dtype == torch.float32
-    low = weight.bfloat16() if screened and has_fast_product() else None
     found = torch.empty(len(z), device=z.device)
     rows = max(ROWS_AT_LEAST, LOGITS_AT_ONCE // len(weight))
     for first in range(0, len(z), rows):

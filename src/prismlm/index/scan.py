@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from prismlm.corpus.windows import Block, BlockOrder, block_passes, read_block
 from prismlm.index.codes import CodeName
 from prismlm.index.mass import Key, MassCounter
-from prismlm.index.positions import next_tokens, position_records
+from prismlm.index.positions import next_tokens, position_records, screening_weight
 from prismlm.index.sort_cells import SORT_BYTES
 from prismlm.index.spool import Spool
 from prismlm.index.states import HiddenStates, predicting, states_of
@@ -94,6 +94,16 @@ class ScanInput:
     def order(self) -> BlockOrder:
         """In which the blocks of the corpus are read."""
         return BlockOrder.of(self.corpus.num_tokens)
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """1/‖p‖ of every prototype, [K, 1]."""
+        return inverse_norms(self.head.prototypes.detach())
+
+    @cached_property
+    def low(self) -> Tensor | None:
+        """What likelihoods are screened with."""
+        return screening_weight(self.model)
 
     def block(self, slot: int) -> Block:
         """Return the block that is read as the ``slot``-th."""
@@ -240,13 +250,14 @@ def _scan_pass(
     threshold = scan.top.threshold.to(z.device)
     found = prototype_head.scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
     nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
-    relied = head.chosen(z[owned], nearest)
+    relied = head.chosen(z[owned], nearest, given.inverse)
     share = given.options.positions
     if share is not None and scan.spool is not None:
         kept = owned.cpu()
         tokens = batch.input_ids[kept], next_tokens(batch, given.corpus)[kept]
         cell, positions = found.indices[:, 0], batch.positions[kept]
-        scan.spool.add(position_records(share, given.model, states[owned], cell, tokens, positions))
+        z_owned, model = states[owned], given.model
+        scan.spool.add(position_records(share, model, z_owned, cell, tokens, positions, given.low))
     window = owned.nonzero()[:, 0].cpu()
     scan.mass.add(keys, key[window], relied.indices.cpu(), relied.activations.cpu())
     state = z[found.window, found.offset]

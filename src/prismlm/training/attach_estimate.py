@@ -14,7 +14,7 @@ from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.windows import PASS_TOKENS, split_counts
 from prismlm.cost import Cost, peak_memory, seconds_of
-from prismlm.index.positions import probabilities
+from prismlm.index.positions import probabilities, screening_weight
 from prismlm.index.states import HiddenStates, Writer, bytes_per_position
 from prismlm.index.write import lens_bytes
 from prismlm.layers import PrototypeHead
@@ -135,9 +135,11 @@ def _lens(model: Any, head: PrototypeHead, states: HiddenStates) -> float:
     rows = torch.arange(min(512, len(states))).numpy()
     z, tokens = states.states(rows).to(model.device), states.tokens(rows).to(model.device)
 
+    low = screening_weight(model)
+
     def position() -> None:
         head.nearest(z)
-        probabilities(model, z.to(model.dtype), tokens, for_index=True)
+        probabilities(model, z.to(model.dtype), tokens, low)
 
     return seconds_of(position, 1) / len(rows)
 
