@@ -257,6 +257,8 @@ def _other(line: CommandLine, value: Any) -> str | None:
     for path in line.outputs:
         if os.path.isfile(path):
             os.unlink(path)
+        elif os.path.isdir(path):
+            shutil.rmtree(path)
     code, out, _ = invoke(list(line.argv))
     if code == 0 and json.loads(out) == value:
         return None

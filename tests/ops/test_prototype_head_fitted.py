@@ -204,3 +204,17 @@ def test_gradients_of_a_pursuit_are_those_of_the_weights_it_found():
     for one, other in zip(*gradients, strict=True):
         assert one.abs().max() > 0
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_prototypes_that_are_not_finite_have_no_weights_and_spoil_no_other_state(value):
+    z, unit, indices = problem(29, states=4, prototypes=30, k=6)
+    expected = fit_weights(z, unit, indices)
+    bad = unit.clone()
+    bad[indices[1, 2], 0] = value
+    found = fit_weights(z, bad, indices)
+    assert found[1].isnan().any()
+    for row in (0, 2, 3):
+        if int(indices[1, 2]) not in indices[row].tolist():
+            torch.testing.assert_close(found[row], expected[row])
+    assert chosen_of(z, bad, 12).shape == (4, 12)

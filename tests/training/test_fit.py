@@ -4,6 +4,7 @@ import math
 import os
 import resource
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import FormatError, InputError, Interrupted, PrismError
+from prismlm.errors import DivergenceError, FormatError, InputError, Interrupted, PrismError
 from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
 from prismlm.ops.divergence import divergence
@@ -203,3 +204,10 @@ def test_a_small_corpus_has_fewer_prototypes(given, states, count):
 def test_more_prototypes_than_states(states):
     with pytest.raises(InputError, match="to place 1,000,000 prototypes on"):
         place(PrototypeHead(states.width, 10**6, 4), states, seed=0)
+
+
+@pytest.mark.parametrize("weights", ["cosine", "fitted"])
+def test_a_rate_that_no_fit_bears_is_told(lm, states, tmp_path, weights):
+    options = replace(SMALL, learning_rate=1e20, weights=weights)
+    with pytest.raises(DivergenceError, match="fit with a lower --rate"):
+        fit(lm.model, states, options, tmp_path / "fit.pt")

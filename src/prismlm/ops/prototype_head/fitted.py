@@ -292,10 +292,11 @@ def solve(
 
 
 def _solve_positive(gram: Tensor, along: Tensor, positive: Tensor) -> Tensor:
-    """Return G_A⁻¹ b_A of each state, 0 outside of A."""
+    """Return G_A⁻¹ b_A of each state, 0 outside of A; NaN where G is not finite."""
     inside = positive.to(gram.dtype)
     masked = gram * inside[:, :, None] * inside[:, None, :]
     masked.diagonal(dim1=1, dim2=2).add_(1 - inside)
-    factor = cast("Tensor", torch.linalg.cholesky(masked))  # pyright: ignore[reportUnknownMemberType]
-    found = torch.cholesky_solve((along * inside)[:, :, None], factor)
-    return found.squeeze(2) * inside
+    # Where a fit diverges, whoever looks at its loss says so; here it would be LAPACK's error.
+    factor, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(masked))  # pyright: ignore[reportUnknownMemberType]
+    found = torch.cholesky_solve((along * inside)[:, :, None], factor).squeeze(2) * inside
+    return found.masked_fill_((failed > 0)[:, None], torch.nan)
