@@ -48,8 +48,14 @@ class WindowScan(NamedTuple):
     cosine: Float[Tensor, " M"]
 
 
-_Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-"""Indices and cosines of all rows; row, prototype and cosine of candidates."""
+class _RowScan(NamedTuple):
+    """Routing of all rows, and row, prototype and cosine of candidates."""
+
+    indices: Tensor
+    cosines: Tensor
+    row: Tensor
+    prototype: Tensor
+    cosine: Tensor
 
 
 @torch.no_grad()
@@ -94,10 +100,14 @@ def scan_windows(
             found = _scan_screened(flat[rows], prototypes, k, window, threshold)
         if found is None:
             found = _scan_tiles(flat, rows, prototypes, k, window, threshold)
-    indices, cosines, row, prototype, cosine = found
-    place = rows[row]
+    place = rows[found.row]
     return WindowScan(
-        indices[kept], cosines[kept], place // length, place % length, prototype, cosine
+        found.indices[kept],
+        found.cosines[kept],
+        place // length,
+        place % length,
+        found.prototype,
+        found.cosine,
     )
 
 
@@ -119,7 +129,7 @@ def _whole_groups(owned: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scan_tiles(
     flat: Tensor, rows: Tensor, prototypes: Tensor, k: int, window: Tensor, threshold: Tensor
-) -> _Found:
+) -> _RowScan:
     dtype = score_dtype(flat.dtype)
     prototypes = prototypes.to(dtype)
     unit_p = prototypes * inverse_norms(prototypes)
@@ -128,16 +138,15 @@ def _scan_tiles(
     buffer = prototypes.new_empty(min(step, len(rows)), count)
     none = prototypes.new_empty(0)
     empty = rows.new_empty(0)
-    parts: list[_Found] = [(rows.new_empty(0, k), none.new_empty(0, k), empty, empty, none)]
+    parts = [_RowScan(rows.new_empty(0, k), none.new_empty(0, k), empty, empty, none)]
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         states = flat[rows[part]].to(dtype)
         scores = torch.mm(states * inverse_norms(states), unit_p.T, out=buffer[: len(states)])
         cosines, indices = rank_rows(*largest(scores, spread), states, prototypes, k)
         row, prototype, cosine = _best_of_windows(scores, window[part], threshold)
-        parts.append((indices, cosines, row + start, prototype, cosine))
-    indices, cosines, row, prototype, cosine = map(torch.cat, zip(*parts, strict=True))
-    return indices, cosines, row, prototype, cosine
+        parts.append(_RowScan(indices, cosines, row + start, prototype, cosine))
+    return _RowScan(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _tile_rows(count: int, device: torch.device) -> int:
@@ -183,7 +192,7 @@ def _first_of_windows(
 
 def _scan_screened(
     states: Tensor, prototypes: Tensor, k: int, window: Tensor, threshold: Tensor
-) -> _Found | None:
+) -> _RowScan | None:
     """Do what :func:`_scan_tiles` does from a bf16 product, or nothing where that does not pay.
 
     Whether it pays depends on the states alone: else their cosines, rounded another way, would
@@ -202,7 +211,7 @@ def _scan_screened(
     cosines, indices = rank_rows(values, indices, vectors.full, bank.full, k)
     best.settle()
     row, prototype, cosine = (torch.cat(part) for part in zip(*best.parts, strict=True))
-    return indices, cosines, row, prototype, cosine
+    return _RowScan(indices, cosines, row, prototype, cosine)
 
 
 class _BestOfWindows:

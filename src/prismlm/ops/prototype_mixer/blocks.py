@@ -38,6 +38,44 @@ from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
 BLOCK = 32
 
 
+class Distances(NamedTuple):
+    """How many decays act, where all positions have the same.
+
+    Attributes:
+        since: from a block's start to each of its positions, [C, 1].
+        until: from each position to its block's end, [n, C, 1].
+        whole: over a block, [n, 1].
+    """
+
+    since: Tensor
+    until: Tensor
+    whole: Tensor
+
+    @classmethod
+    def of(cls, length: int, size: int, like: Tensor) -> Distances:
+        """Return those of rows of ``length`` positions in blocks of ``size``."""
+        place = torch.arange(size, device=like.device, dtype=like.dtype)[:, None]
+        starts = torch.arange(0, length, size, device=like.device, dtype=like.dtype)[:, None]
+        whole = (length - starts).clamp_max(size)
+        return cls(place, (whole[:, None] - place).clamp_min(0), whole)
+
+
+class Gradients(NamedTuple):
+    """Gradients of a tile's inputs in blocks.
+
+    Attributes:
+        w, r, v, state: of these.
+        passing: with decays by token u behind each position, [B, G, n, C, R]; else its sum over
+            positions, [G, R].
+    """
+
+    w: Tensor
+    r: Tensor
+    v: Tensor
+    state: PrefixState
+    passing: Tensor
+
+
 class _Flow(NamedTuple):
     """What reaches positions and what leaves them, before the other side's share.
 
@@ -70,15 +108,10 @@ def block_gradients(
     factors: Factors,
     kept: Kept,
     after: PrefixState,
-    length: int | None,
+    distances: Distances | None,
     normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, PrefixState]:
-    """Return the gradients of w, r and v, what passes, and the gradient of the state.
-
-    They come from ``g``, the gradient of the means, and ``after``. ``length`` is that of the rows
-    where all positions have one decay, and what passes the sum of u over positions, [G, R]. With
-    decays by token it is None, and what passes u behind each position, [B, G, n, C, R].
-    """
+) -> Gradients:
+    """Return the gradients of a tile's inputs from ``g``, that of the means, and ``after``."""
     q = over_mass(r, kept.mass) if normalise else r
     parts = halves_written(w, factors)
     pairs = g @ v.mT
@@ -102,15 +135,15 @@ def block_gradients(
         pair_scores(q, parts, factors).flatten(0, 2).mT,
         g.flatten(0, 2),
     ).reshape(v.shape)
-    if length is None:
+    if distances is None:
         passing = _passing_by_token(w, dw, q, dq, dmass, kept, behind)
     else:
         flow = _Flow(q, dmass, parts, arrived, met, left, returned, behind)
-        passing = _passing_in_all(w, flow, factors, kept, length)
+        passing = _passing_in_all(w, flow, factors, kept, distances)
         if normalise:
             passing += _between(kept.end_sums, kept.end_mass, after).sum(0)
             passing -= _between(kept.sums_at[:, :, 0], kept.mass_at[:, :, 0], state).sum(0)
-    return dw, dr, dv, passing, state
+    return Gradients(dw, dr, dv, state, passing)
 
 
 def _met(
@@ -176,7 +209,9 @@ def _returned(pairs: Tensor, q: Tensor, dmass: Tensor | None, factors: Factors) 
     return found
 
 
-def _passing_in_all(w: Tensor, flow: _Flow, factors: Factors, kept: Kept, length: int) -> Tensor:
+def _passing_in_all(
+    w: Tensor, flow: _Flow, factors: Factors, kept: Kept, distances: Distances
+) -> Tensor:
     """Return Σ u over positions: every pair as often as there are decays between the two.
 
     With mass normalisation all that reaches a query adds up to 0, so that each pair counts once
@@ -184,27 +219,22 @@ def _passing_in_all(w: Tensor, flow: _Flow, factors: Factors, kept: Kept, length
     """
     q, dmass, behind = flow.q, flow.dmass, flow.behind
     less = 0 if dmass is None else 1
-    # How many decays act from a block's start to a position, over a block, and to its end.
-    since = torch.arange(w.shape[3], device=w.device, dtype=w.dtype)[:, None]
-    starts = torch.arange(0, length, w.shape[3], device=w.device, dtype=w.dtype)[:, None]
-    whole = (length - starts).clamp_max(w.shape[3])
-    until = (whole[:, None] - since).clamp_min(0)
     ending = q * flow.arrived
     if dmass is not None:
         ending.addcmul_(dmass, factors.since * kept.mass_at[..., None, :])
-    total = (since * ending).sum((0, 2, 3))
-    total += ((until - less) * (w * flow.left)).sum((0, 2, 3))
+    total = (distances.since * ending).sum((0, 2, 3))
+    total += ((distances.until - less) * (w * flow.left)).sum((0, 2, 3))
     levels = zip(factors.levels, flow.parts, flow.met, flow.returned, strict=True)
     for level, part, met, returned in levels:
         size = level.size
-        place = since[:size]
+        place = distances.since[:size]
         gained = halves(q, size)[1] * met
         if dmass is not None:
             gained.addcmul_(halves(dmass, size)[1], part.sum(-2, keepdim=True))
         total += (place * level.since * gained).sum((0, 2, 3))
         total += ((size - less - place) * (part * returned)).sum((0, 2, 3))
     through = (kept.sums_at * behind.sums).sum(-1) + kept.mass_at * behind.mass
-    return total + (whole * factors.whole.to(w.dtype) * through).sum((0, 2))
+    return total + (distances.whole * factors.whole.to(w.dtype) * through).sum((0, 2))
 
 
 def _passing_by_token(
@@ -292,17 +322,16 @@ class BlockwiseMean(torch.autograd.Function):
         w_, r_, v_, g_ = (blocks_of(x, groups, size) for x in (w, r, v, grad_outputs[0]))
         factors = _factors(beta, length, size, groups)
         after = _by_group(grad_outputs[1], grad_outputs[2], groups)
-        alike = None if beta.ndim == 3 else length
-        *found, passing, before = block_gradients(
-            w_, r_, v_, g_, factors, Kept(*kept), after, alike, ctx.normalise
+        distances = None if beta.ndim == 3 else Distances.of(length, size, beta)
+        found = block_gradients(
+            w_, r_, v_, g_, factors, Kept(*kept), after, distances, ctx.normalise
         )
-        dw, dr, dv = (rows_of(x, length) for x in found)
+        dw, dr, dv = (rows_of(x, length) for x in (found.w, found.r, found.v))
         if beta.ndim == 3:
-            cut, behind = beta == 0, rows_of(passing, length)
-            dbeta = (behind / beta.masked_fill(cut, 1)).masked_fill_(cut, 0)
+            dbeta = _token_decay_gradient(found.passing, beta, length)
         else:
-            dbeta = passing.flatten() / beta
-        state = (None if ctx.fresh else x.flatten(1, 2) for x in before)
+            dbeta = found.passing.flatten() / beta
+        state = (None if ctx.fresh else x.flatten(1, 2) for x in found.state)
         return dw, dr, dv, dbeta, *state, None, None
 
 
@@ -335,3 +364,9 @@ def _factors(beta: Tensor, length: int, size: int, groups: int) -> Factors:
     if beta.ndim == 1:
         return channel_factors(beta.reshape(groups, -1), length, size)
     return token_factors(blocks_of(beta, groups, size, fill=1.0))
+
+
+def _token_decay_gradient(passing: Tensor, beta: Tensor, length: int) -> Tensor:
+    behind = rows_of(passing, length)
+    cut = beta == 0
+    return (behind / beta.masked_fill(cut, 1)).masked_fill_(cut, 0)

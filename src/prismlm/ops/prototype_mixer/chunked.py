@@ -16,6 +16,7 @@ from prismlm.ops.prototype_mixer.blocks import blockwise_mean
 from prismlm.ops.prototype_mixer.state import (
     PrefixState,
     check_arguments,
+    empty_state,
     working_dtype,
 )
 
@@ -108,11 +109,7 @@ def _step(
 ) -> tuple[Tensor, PrefixState]:
     """Read one position from the state and write it, by the recurrence."""
     w, r, v, beta = inputs
-    if state is None:
-        mass = torch.zeros_like(w[:, 0])
-        sums = mass.new_zeros(*mass.shape, v.shape[2] // groups)
-    else:
-        sums, mass = state
+    sums, mass = empty_state(w, v, groups) if state is None else state
     w, q, beta = w[:, 0], r[:, 0], beta[:, 0] if beta.ndim == 3 else beta
     if normalise:
         q = over_mass(q, mass)

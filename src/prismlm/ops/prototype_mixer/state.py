@@ -30,6 +30,15 @@ class PrefixState(NamedTuple):
     mass: Float[Tensor, "B R"]
 
 
+def empty_state(write: Tensor, values: Tensor, groups: int = 1) -> PrefixState:
+    """Return the state of rows into which nothing has been written, in the dtype of ``write``."""
+    batch, _, channels = write.shape
+    return PrefixState(
+        write.new_zeros(batch, channels, values.shape[2] // groups),
+        write.new_zeros(batch, channels),
+    )
+
+
 def check_arguments(
     write: Tensor,
     read: Tensor,
@@ -73,13 +82,7 @@ def check_arguments(
             f"{decay.max().item():g}. Keep them there, for example by a sigmoid and a clamp."
         )
     check_groups(groups, channels, values.shape[2])
-    held = (batch, channels, values.shape[2] // groups)
-    if state is not None and (state.sums.shape != held or state.mass.shape != held[:2]):
-        raise InputError(
-            f"the state holds sums {list(state.sums.shape)} and mass {list(state.mass.shape)}, and "
-            f"the input needs {list(held)} and {list(held[:2])}: it comes from another batch or "
-            "another layer."
-        )
+    _check_state(state, (batch, channels, values.shape[2] // groups))
     check_flags((batch, length), mask=mask, starts=starts)
 
 
@@ -89,6 +92,17 @@ def check_groups(groups: int, channels: int, value_width: int) -> None:
         raise InputError(
             f"{groups} groups of {channels} channels and values of width {value_width}: expected a "
             "number of groups that divides both."
+        )
+
+
+def _check_state(state: PrefixState | None, shape: tuple[int, int, int]) -> None:
+    if state is None:
+        return
+    if state.sums.shape != shape or state.mass.shape != shape[:2]:
+        raise InputError(
+            f"the state holds sums {list(state.sums.shape)} and mass {list(state.mass.shape)}, and "
+            f"the input needs {list(shape)} and {list(shape[:2])}: it comes from another batch or "
+            "another layer."
         )
 
 
