@@ -69,7 +69,7 @@ def pursue(
     check_arguments(z, prototypes, k)
     dtype = score_dtype(z.dtype)
     z, bank = z.to(dtype), prototypes.to(dtype)
-    wanted = torch.is_grad_enabled() and (z.requires_grad or bank.requires_grad)
+    wanted = _wanted(z, bank)
     with torch.no_grad():
         lengths = inverse_norms(bank) if inverse is None else inverse.to(dtype)
         found = _pursued(z.detach(), bank.detach(), lengths, k, first[:, :k], keep=wanted)
@@ -113,10 +113,11 @@ def fit_weights(
         float32, or float64 for float64 states.
     """
     dtype = score_dtype(z.dtype)
-    z, unit = z.to(dtype), unit.to(dtype)
+    z, unit, k = z.to(dtype), unit.to(dtype), indices.shape[1]
+    wanted = _wanted(z, unit)
     with torch.no_grad():
-        ones, k = unit.new_ones(len(unit), 1), indices.shape[1]
-        found = _pursued(z.detach(), unit.detach(), ones, k, indices, keep=True)
+        ones = unit.new_ones(len(unit), 1)
+        found = _pursued(z.detach(), unit.detach(), ones, k, indices, keep=wanted)
     return _with_gradient(z, unit, indices, found)
 
 
@@ -153,6 +154,11 @@ def _pursued(
         gram = chosen.gram if keep else chosen.gram[:0]
         parts.append(_Found(chosen.indices, chosen.along, chosen.weights, gram))
     return _Found(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _wanted(z: Tensor, prototypes: Tensor) -> bool:
+    """Whether there will be a gradient, for which k² products of each state are kept."""
+    return torch.is_grad_enabled() and (z.requires_grad or prototypes.requires_grad)
 
 
 def _scores(rest: Tensor, bank: Tensor, inverse: Tensor) -> Tensor:
