@@ -87,7 +87,7 @@ def test_the_bound_holds_for_the_worst_rounding(dtype):
     signs = inputs(40, 200, 64)
     z, prototypes = (x.sign().float() * (1 + 2.0**-8 - 2.0**-20) for x in signs)
     z[:, ::2] *= 0.3
-    vectors = [screened._vectors(x.to(dtype)) for x in (z, prototypes)]
+    vectors = [screened.vectors(x.to(dtype)) for x in (z, prototypes)]
     exact = torch.nn.functional.cosine_similarity(
         vectors[0].full[:, None].double(), vectors[1].full[None].double(), dim=-1
     )
@@ -136,8 +136,8 @@ def test_norms_at_the_ends_of_float32_are_not_screened(screening, exponent, scre
 def test_overflowing_states_are_not_screened():
     z, prototypes = inputs(50, 200, 24)
     z[1] = 3e38
-    vectors = [screened._vectors(x) for x in (z, prototypes)]
-    assert [screened._in_range(x) for x in vectors] == [False, True]
+    vectors = [screened.vectors(x) for x in (z, prototypes)]
+    assert [screened.in_range(x) for x in vectors] == [False, True]
 
 
 def test_a_mask_without_states():

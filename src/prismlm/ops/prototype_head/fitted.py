@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from prismlm.ops.pair_products import pair_products
+from prismlm.ops.prototype_head import screened
 from prismlm.ops.prototype_head.exact import full_precision, largest, products
 from prismlm.ops.prototype_head.routing import (
     Nearest,
@@ -142,15 +144,15 @@ def _pursued(
 ) -> _Found:
     """Choose k prototypes of every state, and fit their weights; ``keep`` their products, too."""
     step = max(1, min(ELEMENTS // len(bank), ELEMENTS // (k * z.shape[1])))
+    low = _to_screen(z, bank, k)
     parts: list[_Found] = []
     # Of no states there is still one part, with the shapes.
     for states, nearest in zip(torch.split(z, step), torch.split(first, step), strict=True):
         chosen = _Chosen(states, bank, inverse, k)
         chosen.take(nearest)
         while chosen.count < k:
-            scores = _scores(chosen.rest(), bank, inverse)
-            scores.scatter_(1, chosen.indices[:, : chosen.count], -torch.inf)
-            chosen.take(largest(scores, min(PICKS, k - chosen.count))[1])
+            taken, more = chosen.indices[:, : chosen.count], min(PICKS, k - chosen.count)
+            chosen.take(_nearest(chosen.rest(), bank, inverse, taken, more, low))
         gram = chosen.gram if keep else chosen.gram[:0]
         parts.append(_Found(chosen.indices, chosen.along, chosen.weights, gram))
     return _Found(*(torch.cat(part) for part in zip(*parts, strict=True)))
@@ -161,10 +163,48 @@ def _wanted(z: Tensor, prototypes: Tensor) -> bool:
     return torch.is_grad_enabled() and (z.requires_grad or prototypes.requires_grad)
 
 
-def _scores(rest: Tensor, bank: Tensor, inverse: Tensor) -> Tensor:
-    """Return r·u_i of every state and prototype."""
-    with full_precision(rest.device):
-        return products(rest, bank).mul_(inverse.T)
+def _to_screen(z: Tensor, bank: Tensor, k: int) -> screened.Vectors | None:
+    """Return what scores are screened with, or None where their product is as quick in full."""
+    if k <= PICKS or len(bank) < k + 2 * PICKS or not screened.supports(z, bank, PICKS):
+        return None
+    low = screened.vectors(bank)
+    return low if screened.in_range(low) else None
+
+
+def _nearest(
+    rest: Tensor,
+    bank: Tensor,
+    inverse: Tensor,
+    taken: Tensor,
+    count: int,
+    low: screened.Vectors | None,
+) -> Tensor:
+    """Return the prototypes with the largest r·u_i that are not taken yet, [n, count]."""
+    if low is None:
+        with full_precision(rest.device):
+            scores = products(rest, bank).mul_(inverse.T)
+        return largest(scores.scatter_(1, taken, -torch.inf), count)[1]
+    found, sure = _screened(rest, low, taken, count)
+    if not sure.all():
+        unsure = (~sure).nonzero().squeeze(1)
+        found[unsure] = _nearest(rest[unsure], bank, inverse, taken[unsure], count, None)
+    return found
+
+
+def _screened(
+    rest: Tensor, low: screened.Vectors, taken: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Choose among those of the largest bf16 scores; say where no other can be nearer."""
+    states, some = screened.vectors(rest), 2 * count
+    scores = (states.low @ low.low.T).scatter_(1, taken, -torch.inf)
+    scores, columns = largest(scores, some)
+    starts = torch.arange(0, columns.numel() + 1, some)
+    sums = pair_products(starts, columns.flatten(), states.full, low.full).view_as(columns)
+    cosines, place = (sums * low.inverse[columns] * states.inverse[:, None]).topk(count, dim=1)
+    # Whatever is left out scores no more than the last of these.
+    last = scores[:, -1].float()
+    most = last + screened.ROUNDING * last.abs() + screened.error_of(states, low)
+    return columns.gather(1, place), cosines[:, -1] > most
 
 
 class _Chosen:

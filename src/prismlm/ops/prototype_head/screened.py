@@ -146,22 +146,23 @@ def scan(
 
 def vectors_of(z: Tensor, prototypes: Tensor) -> tuple[Vectors, Vectors] | None:
     """Return both as they are multiplied, or None where products overflow or lose digits."""
-    states, bank = _vectors(z), _vectors(prototypes)
-    return (states, bank) if _in_range(states) and _in_range(bank) else None
+    states, bank = vectors(z), vectors(prototypes)
+    return (states, bank) if in_range(states) and in_range(bank) else None
 
 
-def _vectors(vectors: Tensor) -> Vectors:
-    vectors = vectors.contiguous()
-    full = vectors.float()
+def vectors(given: Tensor) -> Vectors:
+    """Return vectors as they are multiplied."""
+    given = given.contiguous()
+    full = given.float()
     inverse = inverse_norms(full)
-    if vectors.dtype == torch.bfloat16:
-        return Vectors(vectors, inverse.squeeze(1), full, inverse.squeeze(1), 0.0)
+    if given.dtype == torch.bfloat16:
+        return Vectors(given, inverse.squeeze(1), full, inverse.squeeze(1), 0.0)
     unit = full * inverse
     low = unit.bfloat16()
     return Vectors(low, None, full, inverse.squeeze(1), float(norm(unit.sub_(low)).max()))
 
 
-def _in_range(vectors: Vectors) -> bool:
+def in_range(vectors: Vectors) -> bool:
     """Whether products of these neither overflow nor lose digits; those of zero rows do not."""
     inverse = vectors.inverse
     inside = (inverse >= SMALLEST_NORM) & (inverse <= 1 / SMALLEST_NORM)
