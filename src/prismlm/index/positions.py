@@ -150,5 +150,6 @@ def _screened_logits(
         logits += bias
     some = min(LARGEST, logits.shape[1])
     again = torch.cat([largest(logits, some)[1], wanted], dim=1)
-    exact = (weight[again] @ z[:, :, None]).squeeze(2)
+    rows = weight.index_select(0, again.flatten()).view(*again.shape, -1)
+    exact = (z[:, None] @ rows.transpose(1, 2)).squeeze(1)
     return logits.scatter_(1, again, exact if bias is None else exact + bias[again])

@@ -250,7 +250,8 @@ def _scan_pass(
     threshold = scan.top.threshold.to(z.device)
     found = prototype_head.scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
     nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
-    relied = head.chosen(z[owned], nearest, given.inverse)
+    own = z[owned]
+    relied = head.chosen(own, nearest, given.inverse)
     share = given.options.positions
     if share is not None and scan.spool is not None:
         kept = owned.cpu()
@@ -260,12 +261,11 @@ def _scan_pass(
         scan.spool.add(position_records(share, model, z_owned, cell, tokens, positions, given.low))
     window = owned.nonzero()[:, 0].cpu()
     scan.mass.add(keys, key[window], relied.indices.cpu(), relied.activations.cpu())
-    state = z[found.window, found.offset]
     rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
-    here = relied.indices[rank] == found.prototype[:, None]
+    here = relied.indices.index_select(0, rank) == found.prototype[:, None]
     activation = torch.relu(head.scale * found.cosine)
     if head.weights == "fitted":
-        activation = (relied.activations[rank] * here).sum(1)
+        activation = (relied.activations.index_select(0, rank) * here).sum(1)
     scan.admit(
         top_contexts.Contexts(
             found.prototype.cpu(),
@@ -274,7 +274,7 @@ def _scan_pass(
             batch.document[found.window.cpu()],
             activation.cpu(),
             here.any(1).cpu(),
-            (state * inverse_norms(state)).bfloat16().cpu(),
+            (own * inverse_norms(own)).bfloat16().index_select(0, rank).cpu(),
         )
     )
     return len(window)

@@ -71,24 +71,19 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
     """
     if torch.isnan(candidates.cosine).any():
         raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
-    reaches = candidates.cosine >= top.threshold[candidates.prototype]
-    candidates = Contexts(*(column[reaches] for column in candidates))
-    if not candidates.prototype.numel():
+    entering = (candidates.cosine >= top.threshold[candidates.prototype]).nonzero().squeeze(1)
+    if not len(entering):
         return top
-    present = torch.zeros(len(top.cosine), dtype=torch.bool)
-    present[candidates.prototype] = True
-    affected = present.nonzero().squeeze(1)
-    row = (present.cumsum(0) - 1)[candidates.prototype]
-    contexts = top.cosine.shape[1]
-    held = TopContexts(*(column[affected] for column in top))
-    filled = (held.position >= 0).flatten()
-    held_row = torch.arange(len(affected)).repeat_interleave(contexts)[filled]
-    rows = torch.cat([held_row, row])
-    columns = [
-        torch.cat([old.flatten(0, 1)[filled], new])
-        for old, new in zip(held, candidates[1:], strict=True)
-    ]
-    cosine, position, document = columns[0], columns[1], columns[2]
+    prototype = candidates.prototype[entering]
+    prototypes, contexts = top.cosine.shape
+    present = torch.zeros(prototypes, dtype=torch.bool)
+    present[prototype] = True
+    filled = (present[:, None] & (top.position >= 0)).flatten().nonzero().squeeze(1)
+    rows = torch.cat([filled // contexts, prototype])
+    cosine, position, document = (
+        torch.cat([held.flatten()[filled], new[entering]])
+        for held, new in zip(top[:3], candidates[1:4], strict=True)
+    )
 
     by_rank = position.argsort(stable=True)
     by_rank = by_rank[(-cosine)[by_rank].argsort(stable=True)]
@@ -102,12 +97,21 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
     ranked = by_rank[best_of_document[by_rank]]
     ranked = ranked[rows[ranked].argsort(stable=True)]
     ranked_rows = rows[ranked]
-    starts = torch.searchsorted(ranked_rows, torch.arange(len(affected)))
+    starts = torch.searchsorted(ranked_rows, torch.arange(prototypes))
     rank = torch.arange(len(ranked)) - starts[ranked_rows]
     kept = rank < contexts
-    target_row, target_rank, source = affected[ranked_rows[kept]], rank[kept], ranked[kept]
-    for store, column in zip(top, columns, strict=True):
-        store[target_row, target_rank] = column[source]
+    source = ranked[kept]
+    target = ranked_rows[kept] * contexts + rank[kept]
+    old = source < len(filled)
+    # What has its place already stays: states are by far the most of what there is to move.
+    source_old, target_old = filled[source[old]], target[old]
+    moves = source_old != target_old
+    source_old, target_old = source_old[moves], target_old[moves]
+    source_new, target_new = entering[source[~old] - len(filled)], target[~old]
+    for store, column in zip(top, candidates[1:], strict=True):
+        flat = store.flatten(0, 1)
+        flat[target_old] = flat.index_select(0, source_old)
+        flat[target_new] = column.index_select(0, source_new)
     return top
 
 

@@ -241,7 +241,8 @@ class _Chosen:
         # Products are made those of unit vectors: there are fewer of them than elements.
         with full_precision(self.z.device):
             gram = rows[:, new] @ rows.transpose(1, 2)
-            along = (rows[:, new] @ self.z[part, :, None]).squeeze(2)
+            # Ten times as fast as rows times a column.
+            along = (self.z[part, None] @ rows[:, new].transpose(1, 2)).squeeze(1)
         gram *= inverse[:, new, None] * inverse[:, None, :]
         self.gram[part, new, : self.count] = gram
         self.gram[part, :old, new] = gram[:, :, :old].transpose(1, 2)
@@ -316,7 +317,7 @@ def solve(
     for _ in range(ROUNDS * k):
         w = _solve_positive(gram, along, positive)
         weights[left] = w.clamp_min(0)
-        slope = (gram @ w[:, :, None]).squeeze(2) - along
+        slope = (w[:, None] @ gram).squeeze(1) - along
         wrong = torch.where(positive, w < 0, slope < -bound)
         count = wrong.sum(1)
         rest = count.nonzero().squeeze(1)
