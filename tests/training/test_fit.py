@@ -72,11 +72,40 @@ def test_drawn_tokens_stand_for_the_others():
     assert found.item() == pytest.approx(expected, rel=1e-6)
 
 
-def prismlm_like(weight):
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_in_bf16_change_the_divergence_and_its_gradient_little(monkeypatch, biased):
+    monkeypatch.setattr(module, "LEAST_STATES", 1)
+    monkeypatch.setattr(module, "LEAST_TOKENS", 1)
+    generator = torch.Generator().manual_seed(0)
+    weight, z, change = (torch.randn(n, 32, generator=generator) for n in (400, 60, 60))
+    model = prismlm_like(weight, bias=weight[:, 0] if biased else None)
+    vocabulary = Vocabulary(model, torch.arange(9), frequent=100, drawn=100)
+    tokens = vocabulary.draw(torch.Generator().manual_seed(0))
+    values, gradients = [], []
+    for low in (True, False):
+        monkeypatch.setattr(module, "has_fast_product", lambda low=low: low)
+        rebuilt = (z + 0.2 * change).requires_grad_()
+        found = vocabulary.divergence(z, rebuilt, *tokens)
+        found.backward()
+        values.append(found.item())
+        gradients.append(rebuilt.grad.flatten())
+        assert vocabulary.divergence(z, z, *tokens) == 0
+    assert values[0] != values[1]
+    assert values[0] == pytest.approx(values[1], rel=0.01)
+    assert F.cosine_similarity(*gradients, dim=0) > 0.9995
+    # As it is without the detour by a difference.
+    bias = weight[tokens[0], 0] * biased + tokens[1]
+    logits = [F.linear(x, weight[tokens[0]], bias) for x in (z, rebuilt)]
+    assert values[1] == pytest.approx(divergence(*logits).mean().item(), rel=1e-4)
+
+
+def prismlm_like(weight, bias=None):
     """Return the least that has an output embedding."""
     model = torch.nn.Module()
-    embedding = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    embedding = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     embedding.weight.data = weight
+    if bias is not None:
+        embedding.bias.data = bias
     model.get_output_embeddings = lambda: embedding
     return model
 

@@ -19,6 +19,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops import prototype_head as ops
+from prismlm.ops.prototype_head.screened import has_fast_product
 from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.loop import SAVE_SECONDS, Loop, batches
@@ -28,6 +29,8 @@ STATES_PER_CLUSTER = 4
 KMEANS_ITERATIONS = 5
 # What is fitted where no number is given: as many, if there are so many states for each.
 MOST_PROTOTYPES, STATES_OF_EACH = 8192, 16
+# The least states and tokens of a step whose logits are formed in bf16.
+LEAST_STATES, LEAST_TOKENS = 128, 4096
 MAY_BE_ZERO = ("frequent", "drawn", "residual", "pull", "seed")
 
 
@@ -150,16 +153,30 @@ class Vocabulary:
         tokens: Int64[Tensor, " S"],
         counted: Float[Tensor, " S"],
     ) -> Float[Tensor, ""]:
-        """Return the mean divergence of what ẑ predicts from what z predicts, in nats."""
+        """Return the mean divergence of what ẑ predicts from what z predicts, in nats.
+
+        Logits of ẑ are those of z and of ẑ − z: where products are in bf16, the rounding of the
+        former is in both predictions, and that of the latter is 2⁻⁸ of a difference at most.
+        """
         device = self.weight.device
         tokens, counted = tokens.to(device), counted.to(device)
         weight = self.weight[tokens].float()
-        bias = None if self.bias is None else self.bias.detach()[tokens].float()
+        if _in_bf16(z, weight):
+            weight = weight.bfloat16()
+        logits = F.linear(z.to(weight.dtype), weight).float()
+        if self.bias is not None:
+            logits = logits + self.bias.detach()[tokens].float()
+        change = F.linear((rebuilt - z).to(weight.dtype), weight).float()
         target, own = (
-            F.log_softmax(self.logit_map(F.linear(state, weight, bias)) + counted, -1)
-            for state in (z, rebuilt)
+            F.log_softmax(self.logit_map(raw) + counted, -1) for raw in (logits, logits + change)
         )
         return F.kl_div(own, target, reduction="batchmean", log_target=True)
+
+
+def _in_bf16(z: Tensor, weight: Tensor) -> bool:
+    """Whether a product of these is so large that bf16 pays, on a CPU that multiplies it."""
+    large = len(z) >= LEAST_STATES and len(weight) >= LEAST_TOKENS
+    return z.device.type == "cpu" and large and has_fast_product()
 
 
 def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
