@@ -21,8 +21,9 @@ from scipy import sparse
 import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
-from prismlm.index.write import top_signatures
+from prismlm.index.write import tokens_seen, top_signatures
 from prismlm.labels.categories import CATEGORIES
 from prismlm.labels.embedded import Label, shares
 from prismlm.labels.scores import Scores, score_labels
@@ -59,7 +60,7 @@ def main() -> None:
     scored = time.process_time()
     weighed = make_labels(lens, lm.model, weigh=class_tf_idf)
     others = score_labels(weighed.labels, weighed.text, weighed.held_out, SEED)
-    former = by_signature(lm, lens.corpus.tokenizer, made)
+    former = by_signature(lm, lens.corpus, made)
     signatures = score_labels(former, made.text, made.held_out, SEED)
     found = {
         "model": given.called,
@@ -91,14 +92,15 @@ def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_mat
     return score
 
 
-def by_signature(lm: prismlm.PrismLM, tokenizer: Any, made: Made) -> list[Label | None]:
+def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Made) -> list[Label | None]:
     """Return the names that a lens without labels has, for the same prototypes."""
-    head = lm.head
+    head, weight = lm.head, weight_of(lm.model).detach().float()
     names = top_signatures(
         head.prototypes.detach().float(),
-        weight_of(lm.model).detach().float(),
+        weight,
         float(head.scale.detach()),
-        tokenizer,
+        corpus.tokenizer,
+        tokens_seen(corpus, len(weight)),
     ).names
     return [
         None if label is None else Label(name, "", "", "", ())

@@ -1,6 +1,7 @@
 """Writing what a scan has found: contexts with their text, states, prototypes, cells.
 
-On its own a prototype says its logit signature τ W p over the vocabulary, which names it at first.
+On its own a prototype says its logit signature τ W p over the vocabulary: the tokens that this has
+more of than those of the others name it at first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,6 +29,7 @@ from prismlm.index.support import measure_support
 from prismlm.layers import PrototypeHead
 from prismlm.models.sidecar import weight_of
 from prismlm.ops import top_contexts
+from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.top_contexts import Contexts
 from prismlm.progress import Reporter
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     from prismlm.index.spool import Spool
 
 TILE = 256
+# How often a corpus has the tokens that a prototype is told by; the others are hardly ever read.
+SEEN = 5
+TOKENS_AT_ONCE = 2**24
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
 # Of a kept context on disk: its compressed text and columns, and those columns alone.
@@ -205,12 +210,13 @@ def write_prototypes(
     directory: Path, model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
 ) -> None:
     """Write ``prototypes.parquet`` with names made of signatures, until labels replace them."""
-    count = head.num_prototypes
+    count, weight = head.num_prototypes, weight_of(model).float()
     signatures = top_signatures(
         head.prototypes.detach().float(),
-        weight_of(model).float(),
+        weight,
         float(head.scale.detach()),
         corpus.tokenizer,
+        tokens_seen(corpus, len(weight)),
     )
     nearest = scan.top.cosine[:, 0]
     known = {
@@ -230,12 +236,12 @@ def write_prototypes(
 
 
 class Signatures(NamedTuple):
-    """The strongest tokens of every prototype.
+    """The tokens that tell every prototype from the others.
 
     Attributes:
-        tokens: decoded, [K][count], strongest first.
+        tokens: decoded, [K][count], the most telling first.
         values: τ (W p)[v] of those, float32 [K, count].
-        names: a short name made of the tokens that set the prototype apart from the others.
+        names: a short name made of the first ones.
     """
 
     tokens: list[list[str]]
@@ -249,24 +255,44 @@ def top_signatures(
     weight: Float[Tensor, "V d"],
     scale: float,
     tokenizer: PreTrainedTokenizerBase,
+    seen: Int64[np.ndarray, " V"],
     count: int = 10,
 ) -> Signatures:
-    """Return the ``count`` largest entries of τ W p for every prototype, a tile at a time.
+    """Return the tokens that every prototype raises more than the others do, a tile at a time.
 
-    Names use W (p − mean p): tokens that every prototype raises say nothing of one of them.
+        told_iv = w_v·(u_i − ū) / σ_v,   u = p / ‖p‖, ū and σ_v their mean and the standard
+                                         deviation of w_v·u over the prototypes
+
+    The largest (W p)[v] themselves are of few tokens with long rows of W, again and again: common
+    ones, and beginnings of words that are hardly ever read and that W was hardly trained for.
+    ``seen`` is how often the corpus has each token; those it has less than ``SEEN`` times are left
+    out, unless too few remain.
     """
-    count = min(count, weight.shape[0])
-    mean = prototypes.mean(0)
+    count = min(count, len(weight))
+    rare = torch.from_numpy(seen < SEEN).to(weight.device)
+    if int((~rare).sum()) < count:
+        rare = torch.zeros_like(rare)
+    unit = prototypes * inverse_norms(prototypes)
+    apart = unit - unit.mean(0) if len(unit) > 1 else unit
+    spread = ((weight @ (apart.T @ apart / len(apart))) * weight).sum(1).clamp_min(0).sqrt()
     tokens: list[list[str]] = []
-    names: list[str] = []
     values: list[np.ndarray] = []
-    for tile in prototypes.split(TILE):
-        top = (scale * (tile @ weight.T)).topk(count, dim=1)
-        tokens += [_decode(tokenizer, row) for row in top.indices.tolist()]
-        values.append(top.values.float().cpu().numpy())
-        distinct = ((tile - mean) @ weight.T).topk(min(6, weight.shape[0]), dim=1)
-        names += [_name(_decode(tokenizer, row)) for row in distinct.indices.tolist()]
-    return Signatures(tokens, np.concatenate(values), names)
+    for tile, raw in zip(apart.split(TILE), prototypes.split(TILE), strict=True):
+        told = (tile @ weight.T).div_(spread.clamp_min(torch.finfo(spread.dtype).tiny))
+        ids = told.masked_fill_(rare, -torch.inf).topk(count, dim=1).indices
+        tokens += [_decode(tokenizer, row) for row in ids.tolist()]
+        found = (raw[:, None] @ weight[ids].transpose(1, 2)).squeeze(1)
+        values.append(scale * found.cpu().numpy())
+    return Signatures(tokens, np.concatenate(values), [_name(row) for row in tokens])
+
+
+def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
+    """Return how often a corpus has each token."""
+    found = np.zeros(vocabulary, np.int64)
+    for start in range(0, corpus.num_tokens, TOKENS_AT_ONCE):
+        part = corpus.tokens(start, min(TOKENS_AT_ONCE, corpus.num_tokens - start))
+        found += np.bincount(part, minlength=vocabulary)
+    return found
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
