@@ -19,6 +19,7 @@ import numpy as np
 from scipy import sparse
 
 import prismlm
+from benchmarks.labels.tokens import told_by_tokens
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
@@ -71,6 +72,7 @@ def main() -> None:
         "names": described(scores),
         "class_tf_idf": described(others),
         "signatures": described(signatures),
+        "tokens": told_by_tokens(lm, lens.corpus, SEED),
         "categories": by_category(made.labels, scores),
         "drawn": drawn(made.labels, scores, weighed.labels, former, lens),
         "environment": environment(),

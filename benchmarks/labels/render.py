@@ -51,7 +51,7 @@ def render(result: dict[str, Any]) -> str:
         "*BERTopic's weights*: the same names with words ranked by class-based TF-IDF, tf ln(1 + "
         "A / f), a cell being a class (Grootendorst 2022), in place of p ln(p / base). "
         "*Signature*: the name of a lens that was not labelled, the tokens that its prototype "
-        "raises most.",
+        "raises more than others do.",
         "",
         *table_head("| model | labels | scored | detection | difference | fuzzing | difference |"),
     ]
@@ -60,6 +60,7 @@ def render(result: dict[str, Any]) -> str:
             if key in model:
                 lines.append(f"| {model['model']} | {said} | {_scored(model[key])} |")
     lines += ["", _weights(result["models"])]
+    lines += ["", *_tokens(result["models"])]
     if "asked" in result:
         lines += ["", *_asked(result["asked"])]
     for model in result["models"]:
@@ -88,6 +89,33 @@ def _weights(models: list[dict[str, Any]]) -> str:
 def _lost(model: dict[str, Any], key: str) -> str:
     lost = model["names"][key]["mean"] - model["class_tf_idf"][key]["mean"]
     return f"{100 * lost:.1f} of {key}"
+
+
+def _tokens(models: list[dict[str, Any]]) -> list[str]:
+    """Return the section on the ten tokens of a prototype."""
+    lines = [
+        "## Ten tokens",
+        "",
+        "Beside a name a prototype has ten tokens: those that it raises more than the others do, "
+        "in standard deviations over the prototypes, of those that the corpus has five times or "
+        "more; they stand on the right of a name where a cell has less than ten places. The ten "
+        "with the largest logits are others. *Has it*: of predictions of the lens's text, the "
+        "model's most likely token is among the ten of the prototype with the most evidence for "
+        "it; in brackets, among another's. *Hardly there*: of all tokens of the lists, those that "
+        "the corpus has less than five times. *Firsts*: different ones at the head of a list.",
+        "",
+        *table_head("| model | ten tokens | predictions | has it | hardly there | firsts |"),
+    ]
+    for model in models:
+        for kind, said in (("telling", "raised more than by others"), ("largest", "largest")):
+            if "tokens" in model:
+                found = model["tokens"][kind]
+                lines.append(
+                    f"| {model['model']} | {said} | {model['tokens']['predictions']:,} | "
+                    f"{found['has']:.1%} ({found['another_has']:.1%}) | {found['rare']:.1%} | "
+                    f"{found['different_first']:,} of {model['prototypes']:,} |"
+                )
+    return lines
 
 
 def _asked(asked: dict[str, Any]) -> list[str]:

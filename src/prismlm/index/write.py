@@ -239,11 +239,13 @@ class Signatures(NamedTuple):
     """The tokens that tell every prototype from the others.
 
     Attributes:
-        tokens: decoded, [K][count], the most telling first.
+        ids: of the tokens, the most telling first, int64 [K, count].
+        tokens: the same decoded, [K][count].
         values: τ (W p)[v] of those, float32 [K, count].
         names: a short name made of the first ones.
     """
 
+    ids: Tensor
     tokens: list[list[str]]
     values: np.ndarray
     names: list[str]
@@ -275,15 +277,17 @@ def top_signatures(
     unit = prototypes * inverse_norms(prototypes)
     apart = unit - unit.mean(0) if len(unit) > 1 else unit
     spread = ((weight @ (apart.T @ apart / len(apart))) * weight).sum(1).clamp_min(0).sqrt()
-    tokens: list[list[str]] = []
+    chosen: list[Tensor] = []
     values: list[np.ndarray] = []
     for tile, raw in zip(apart.split(TILE), prototypes.split(TILE), strict=True):
         told = (tile @ weight.T).div_(spread.clamp_min(torch.finfo(spread.dtype).tiny))
         ids = told.masked_fill_(rare, -torch.inf).topk(count, dim=1).indices
-        tokens += [_decode(tokenizer, row) for row in ids.tolist()]
+        chosen.append(ids.cpu())
         found = (raw[:, None] @ weight[ids].transpose(1, 2)).squeeze(1)
         values.append(scale * found.cpu().numpy())
-    return Signatures(tokens, np.concatenate(values), [_name(row) for row in tokens])
+    ids = torch.cat(chosen)
+    tokens = [_decode(tokenizer, row) for row in ids.tolist()]
+    return Signatures(ids, tokens, np.concatenate(values), [_name(row) for row in tokens])
 
 
 def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:

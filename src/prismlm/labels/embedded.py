@@ -9,7 +9,7 @@ a Kullback–Leibler divergence. Where what was read varies, words of the text a
 brackets, chosen by the same measure over the places that they are near; they come last where both
 sides have only words of grammar and signs, or what comes next varies. Where mostly a word goes on,
 it is shown whole, parted where the prototype is: Li-ouville, Ha-usdorff. Where a cell has less than
-ten places, what came next there is chance, and the tokens that the prototype raises stand for it.
+ten places, what came next there is chance, and the tokens that tell the prototype stand for it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def embedded_labels(
         places: of all cells.
         cells: says what domain a document is of.
         subject_words: by :func:`~prismlm.labels.categories.subject_words`.
-        raised: tokens that each prototype raises, those raised most first.
+        raised: tokens that each prototype raises, the most telling first.
         weigh: says which words come first, by default :func:`telling`.
     """
     found = _Statistics(text, places, cells, subject_words, raised, weigh or telling)

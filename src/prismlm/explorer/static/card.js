@@ -21,9 +21,9 @@ const nearest = (positions) => positions === null ? null
 export const worth = (score) => score === null ? null : `its name tells its passages from others in ${Math.round(100 * score)} % (50 % by chance)`;
 
 const tokens = (list) => {
-  const largest = Math.max(...list.map(([, value]) => Math.abs(value)), 1e-9);
+  const largest = Math.max(...list.map(([, value]) => value), 1e-9);
   return html`<ul class="x-raised">${list.map(([token, value]) => html`<li><bdi>${spaced(token)}</bdi>
-    <span class="p-track"><span class="p-fill" .style=${`width: ${(100 * Math.abs(value)) / largest}%`}></span></span>
+    <span class="p-track"><span class="p-fill" .style=${`width: ${(100 * Math.max(value, 0)) / largest}%`}></span></span>
     <span class="p-number">${value.toFixed(2)}</span></li>`)}</ul>`;
 };
 
@@ -49,6 +49,6 @@ export const whole = (one, here = "prototypes") => {
     <p class="x-actions"><a class="x-button" href=${address("steer", { prototype: one.id })}>Steer with it</a>${here === "map"
       ? html`<a class="x-button" href=${`#/prototypes/${one.id}`}>Among all</a>`
       : html`<a class="x-button" href=${address("map", { prototype: one.id })}>On the map</a>`}</p>
-    <h3>Tokens it raises most, in logits</h3>${tokens(one.tokens)}
+    <h3>Tokens it raises more than others do, in logits</h3>${tokens(one.tokens)}
     <h3>Where it fires: on the marked token</h3>${contexts(one.contexts)}`;
 };
