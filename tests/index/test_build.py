@@ -246,6 +246,11 @@ def test_what_tells_a_prototype_is_what_others_do_not_raise(lm):
     assert decoded[2] not in signatures_of(lm, raised, seen).tokens[2]
     # Unless that leaves too few.
     assert signatures_of(lm, raised, seen * 0).tokens == found.tokens
+    # A word that is written in several ways takes one place.
+    ways = {lm.tokenizer.encode(word)[0]: 4.0 for word in (" the", " The", "The")}
+    assert len(ways) == 3
+    tokens = signatures_of(lm, [{**ways, 20: 2.0}, {10: 1.0}]).tokens[0]
+    assert sorted(token.strip().lower() for token in tokens[:2]) == sorted([decoded[1], "the"])
     # One prototype has no others.
     assert signatures_of(lm, raised[:1]).tokens[0][:2] == decoded[:2]
 

@@ -42,6 +42,8 @@ TILE = 256
 # How often a corpus has the tokens that a prototype is told by; the others are hardly ever read.
 SEEN = 5
 TOKENS_AT_ONCE = 2**24
+# Tokens looked at for each one wanted: a word may be there with a space, a capital.
+WAYS = 4
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
 # Of a kept context on disk: its compressed text and columns, and those columns alone.
@@ -268,26 +270,49 @@ def top_signatures(
     The largest (W p)[v] themselves are of few tokens with long rows of W, again and again: common
     ones, and beginnings of words that are hardly ever read and that W was hardly trained for.
     ``seen`` is how often the corpus has each token; those it has less than ``SEEN`` times are left
-    out, unless too few remain.
+    out, unless too few remain, and of those that write one word in several ways one stays.
     """
     count = min(count, len(weight))
     rare = torch.from_numpy(seen < SEEN).to(weight.device)
     if int((~rare).sum()) < count:
         rare = torch.zeros_like(rare)
+    wide = min(WAYS * count, int((~rare).sum()))
+    texts: dict[int, str] = {}
     unit = prototypes * inverse_norms(prototypes)
     apart = unit - unit.mean(0) if len(unit) > 1 else unit
     spread = ((weight @ (apart.T @ apart / len(apart))) * weight).sum(1).clamp_min(0).sqrt()
-    chosen: list[Tensor] = []
-    values: list[np.ndarray] = []
+    ids: list[list[int]] = []
+    values: list[list[float]] = []
     for tile, raw in zip(apart.split(TILE), prototypes.split(TILE), strict=True):
         told = (tile @ weight.T).div_(spread.clamp_min(torch.finfo(spread.dtype).tiny))
-        ids = told.masked_fill_(rare, -torch.inf).topk(count, dim=1).indices
-        chosen.append(ids.cpu())
-        found = (raw[:, None] @ weight[ids].transpose(1, 2)).squeeze(1)
-        values.append(scale * found.cpu().numpy())
-    ids = torch.cat(chosen)
-    tokens = [_decode(tokenizer, row) for row in ids.tolist()]
-    return Signatures(ids, tokens, np.concatenate(values), [_name(row) for row in tokens])
+        first = told.masked_fill_(rare, -torch.inf).topk(wide, dim=1).indices
+        logits = scale * (raw[:, None] @ weight[first].transpose(1, 2)).squeeze(1)
+        for token in set(first.flatten().tolist()) - texts.keys():
+            texts[token] = token_alone(tokenizer, token)
+        for row in zip(first.tolist(), logits.tolist(), strict=True):
+            kept = _different(*row, texts, count)
+            ids.append([token for token, _ in kept])
+            values.append([value for _, value in kept])
+    tokens = [[texts[token] for token in row] for row in ids]
+    names = [_name(row) for row in tokens]
+    return Signatures(torch.tensor(ids), tokens, np.array(values, np.float32), names)
+
+
+def _different(
+    ids: list[int], logits: list[float], texts: dict[int, str], count: int
+) -> list[tuple[int, float]]:
+    """Return the first tokens that write different words, and more where these are too few.
+
+    Of several that write one word it is the one with the largest logit.
+    """
+    words: dict[str, tuple[int, float]] = {}
+    for token, value in zip(ids, logits, strict=True):
+        word = texts[token].strip().lower() or texts[token]
+        if word not in words or value > words[word][1]:
+            words[word] = token, value
+    kept = list(words.values())
+    rest = (pair for pair in zip(ids, logits, strict=True) if pair not in kept)
+    return [*kept, *rest][:count]
 
 
 def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
@@ -297,10 +322,6 @@ def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
         part = corpus.tokens(start, min(TOKENS_AT_ONCE, corpus.num_tokens - start))
         found += np.bincount(part, minlength=vocabulary)
     return found
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    return [token_alone(tokenizer, token) for token in ids]
 
 
 def _name(tokens: list[str]) -> str:
