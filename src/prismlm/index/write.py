@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 TILE = 256
 # How often a corpus has the tokens that a prototype is told by; the others are hardly ever read.
 SEEN = 5
-TOKENS_AT_ONCE = 2**24
+TOKENS_AT_ONCE = 2**20
 # Tokens looked at for each one wanted: a word may be there with a space, a capital.
 WAYS = 4
 CHARACTERS_BEFORE = 160
