@@ -280,3 +280,19 @@ def test_equal_positions_of_a_window_give_the_first():
     assert all(7 in of and 21 not in of and 30 not in of for of in offsets[:3])
     assert 21 in offsets[3]
     assert 30 not in offsets[3]
+
+
+def test_products_in_bf16_have_few_numbers_of_rows(monkeypatch):
+    """What is compiled for each number of rows is kept, a megabyte each."""
+    sizes = set()
+    product = torch.mm
+
+    def counted(left, right, *, out=None):
+        if left.dtype == torch.bfloat16:
+            sizes.add(len(left))
+        return product(left, right, out=out)
+
+    monkeypatch.setattr(screened.torch, "mm", counted)
+    for n in range(1, 140, 9):
+        check_equals_naive(*inputs(n, 200, 24), 4)
+    assert sizes == {64, 128, 192}

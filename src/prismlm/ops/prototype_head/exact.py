@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import BFloat16, Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -22,6 +22,8 @@ SPARE = 8
 # Where few states are read at a time: more near-ties than these are rare, and cost one full row.
 FEW_SPARE = 3
 FEW_STATES = 8
+# Rows of a bf16 product come in multiples of this.
+LOW_ROWS = 64
 # float64 values computed at a time: 4 MiB.
 CHUNK_ELEMENTS = 2**19
 # The score of a state that a mask leaves out: below every cosine.
@@ -204,6 +206,16 @@ def products(
     """Return Z Pᵀ; a product of few rows with many columns takes up to three times as long."""
     few = len(states) <= FEW_STATES
     return (prototypes @ states.T).T.contiguous() if few else states @ prototypes.T
+
+
+def whole_rows(low: BFloat16[Tensor, "R d"]) -> BFloat16[Tensor, "S d"]:
+    """Return rows filled up with zeros to a multiple of ``LOW_ROWS``.
+
+    A bf16 product on a CPU is compiled for its number of rows, and the code of a thousand such
+    products is kept: a megabyte for each number.
+    """
+    missing = -len(low) % LOW_ROWS
+    return torch.cat([low, low.new_zeros(missing, low.shape[1])]) if missing else low
 
 
 def largest(

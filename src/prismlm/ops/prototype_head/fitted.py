@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prismlm.ops.pair_products import pair_products
 from prismlm.ops.prototype_head import screened
-from prismlm.ops.prototype_head.exact import full_precision, largest, products
+from prismlm.ops.prototype_head.exact import full_precision, largest, products, whole_rows
 from prismlm.ops.prototype_head.routing import (
     Nearest,
     check_arguments,
@@ -196,7 +196,7 @@ def _screened(
 ) -> tuple[Tensor, Tensor]:
     """Choose among those of the largest bf16 scores; say where no other can be nearer."""
     states, some = screened.vectors(rest), 2 * count
-    scores = (states.low @ low.low.T).scatter_(1, taken, -torch.inf)
+    scores = (whole_rows(states.low) @ low.low.T)[: len(rest)].scatter_(1, taken, -torch.inf)
     scores, columns = largest(scores, some)
     starts = torch.arange(0, columns.numel() + 1, some)
     sums = pair_products(starts, columns.flatten(), states.full, low.full).view_as(columns)

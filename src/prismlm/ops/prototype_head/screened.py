@@ -23,6 +23,7 @@ from torch import Tensor
 from prismlm.ops.pair_products import pair_products
 from prismlm.ops.prototype_head.exact import (
     ABSENT,
+    LOW_ROWS,
     SPARE,
     Candidates,
     column_maxima,
@@ -30,6 +31,7 @@ from prismlm.ops.prototype_head.exact import (
     exact_pairs,
     largest,
     margin,
+    whole_rows,
 )
 from prismlm.ops.prototype_head.routing import inverse_norms, norm
 
@@ -222,16 +224,17 @@ def screen(
 def _tiles(states: Vectors, bank: Vectors, k: int, elements: int) -> Iterator[Scores]:
     n, count = len(states.low), len(bank.low)
     rows = max(1, min(max(16, elements // count // 16 * 16), n))
-    low = states.low.new_empty(rows, count)
+    low = states.low.new_empty(-(-rows // LOW_ROWS) * LOW_ROWS, count)
     # Whole groups of columns: those beyond the bank score below all others.
-    whole = GROUP * _group_count(k)
-    buffer = states.full.new_empty(rows, -(-count // whole) * whole)
+    columns = GROUP * _group_count(k)
+    buffer = states.full.new_empty(rows, -(-count // columns) * columns)
     buffer[:, count:] = ABSENT
     for start in range(0, n, rows):
         part = slice(start, min(start + rows, n))
         scores = buffer[: part.stop - start]
         present = scores[:, :count]
-        torch.mm(states.low[part], bank.low.T, out=low[: len(scores)])
+        whole = whole_rows(states.low[part])
+        torch.mm(whole, bank.low.T, out=low[: len(whole)])
         present.copy_(low[: len(scores)])
         if bank.factor is not None:
             present.mul_(bank.factor)
