@@ -248,12 +248,13 @@ def test_screened_pursuit_chooses_what_that_in_full_does(screening, monkeypatch,
     assert sure[:, :7].float().mean() > 0.5
     assert not sure[:, 8].any()
     monkeypatch.setattr(naive, "PICKS", 4)
-    others = [i for i in range(50) if i not in (7, 8)]
-    expected = naive.pursue(z[others].double(), bank.double(), 18)
-    assert [sorted(row) for row in found.indices[others].tolist()] == [
-        sorted(row) for row in expected
-    ]
+    expected = naive.pursue(z[:7].double(), bank.double(), 18)
+    assert [sorted(row) for row in found.indices[:7].tolist()] == [sorted(row) for row in expected]
     assert all(len(set(row)) == 18 for row in found.indices.tolist())
+    monkeypatch.setattr(fitted.screened, "supports", lambda *_: False)
+    others = [i for i in range(50) if i not in (7, 8)]
+    in_full = pursue(z[others], bank, 18, nearest(z[others], bank, 4, 1.0).indices)
+    assert torch.equal(found.indices[others].sort(1).values, in_full.indices.sort(1).values)
 
 
 def test_prototypes_too_alike_for_bf16_are_told_apart(screening, monkeypatch):
