@@ -48,6 +48,37 @@ def test_steps_do_not_fault_their_memory_in_again():
     assert faults < 0.05 * without
 
 
+RETURN = """
+from pathlib import Path
+import torch
+from prismlm.allocator import keep_freed_memory, return_freed_memory
+def own():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) // 1024
+keep_freed_memory()
+tensors = [torch.ones(250_000) for _ in range(200)]
+last = tensors[-1]
+held = own()
+del tensors
+kept = own()
+return_freed_memory()
+print(held - kept, kept - own(), float(last.sum()))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
+def test_what_was_kept_is_returned_though_a_block_after_it_is_in_use():
+    """200 MB of tensors are freed but for the last."""
+    inherited = {key: value for key, value in os.environ.items() if key not in SETTINGS}
+    result = subprocess.run(
+        [sys.executable, "-c", RETURN], env=inherited, capture_output=True, text=True, check=True
+    )
+    freed_at_once, returned, total = result.stdout.split()
+    assert int(freed_at_once) < 20
+    assert int(returned) > 150
+    assert float(total) == 250_000
+
+
 def test_a_user_s_own_setting_stands():
     kept, _ = churn("keep", "setting alone", MALLOC_TRIM_THRESHOLD_="131072")
     assert not kept

@@ -1,4 +1,4 @@
-"""Memory of the C library: freed blocks that the next training step asks for again."""
+"""Memory of the C library: freed blocks that the next step asks for again, or that none does."""
 
 from __future__ import annotations
 
@@ -36,3 +36,12 @@ def keep_freed_memory() -> bool:
             (M_TRIM_THRESHOLD, 2 * KEPT_BYTES - 1),
         )
     )
+
+
+def return_freed_memory() -> None:
+    """Return to the system what :func:`keep_freed_memory` kept, where other work comes next.
+
+    Blocks of other sizes fit few of the gaps that many passes left, and would come on top of them.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.allocator import keep_freed_memory
+from prismlm.allocator import keep_freed_memory, return_freed_memory
 from prismlm.corpus.windows import split_counts
 from prismlm.errors import InputError
 from prismlm.files import check_room
@@ -256,6 +256,7 @@ def _finish(
             assert other is not None
             scan.merge(other)
             spools.append(other.spool)
+        return_freed_memory()
         with partial.staging() as directory:
             write_lens(directory, given, scan, spools, meta, progress)
     return partial.out

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from prismlm.allocator import return_freed_memory
 from prismlm.corpus.pieces import token_alone
 from prismlm.files import share
 from prismlm.index import layout
@@ -84,6 +85,7 @@ def write_lens(
     write_prototypes(directory, given.model, given.head, given.corpus, scan)
     if options.verbatim and options.with_text:
         write_suffixes(directory, given.corpus, options.split)
+    return_freed_memory()
     written = _write_cells(directory, spools, given, progress)
     curve = convergence(scan)
     files = layout.describe_files(directory)
