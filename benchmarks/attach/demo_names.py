@@ -22,9 +22,8 @@ from benchmarks.shared.options import script_options
 from prismlm.demo.fetched import LENS, SHIPPED
 from prismlm.files import atomic_file, read_json
 from prismlm.index import layout
-from prismlm.index.write import tokens_seen, top_signatures
+from prismlm.index.write import signatures_of
 from prismlm.labels.write import SIGNATURE, label_lens, write_columns
-from prismlm.models.sidecar import weight_of
 
 # What stays as it is in the archive, where it is not known or of another file.
 KEPT = ("prototype", "usage", "nearest_cosine", "x", "y")
@@ -35,16 +34,10 @@ def main() -> None:
     parser = script_options(__doc__)
     parser.add_argument("demo", type=Path)
     lm = prismlm.load(parser.parse_args().demo / "model")
-    lens, head, weight = lm.lens, lm.head, weight_of(lm.model).detach().float()
+    lens = lm.lens
     assert lens is not None
     assert lens.corpus is not None
-    found = top_signatures(
-        head.prototypes.detach().float(),
-        weight,
-        float(head.scale.detach()),
-        lens.corpus.tokenizer,
-        tokens_seen(lens.corpus, len(weight)),
-    )
+    found = signatures_of(lm.model, lm.head, lens.corpus)
     columns = {"name": found.names, "top_tokens": found.tokens, "top_values": list(found.values)}
     sources = [SIGNATURE] * lens.num_prototypes
     write_columns(lens, columns | {"label_source": sources}, labels=None)

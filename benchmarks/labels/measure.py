@@ -24,12 +24,11 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
-from prismlm.index.write import tokens_seen, top_signatures
+from prismlm.index.write import signatures_of
 from prismlm.labels.categories import CATEGORIES
 from prismlm.labels.embedded import Label, shares
 from prismlm.labels.scores import Scores, score_labels
 from prismlm.labels.write import SEED, Made, accuracy, make_labels
-from prismlm.models.sidecar import weight_of
 
 DRAWN = 24
 
@@ -96,14 +95,7 @@ def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_mat
 
 def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Made) -> list[Label | None]:
     """Return the names that a lens without labels has, for the same prototypes."""
-    head, weight = lm.head, weight_of(lm.model).detach().float()
-    names = top_signatures(
-        head.prototypes.detach().float(),
-        weight,
-        float(head.scale.detach()),
-        corpus.tokenizer,
-        tokens_seen(corpus, len(weight)),
-    ).names
+    names = signatures_of(lm.model, lm.head, corpus).names
     return [
         None if label is None else Label(name, "", "", "", ())
         for name, label in zip(names, made.labels, strict=True)

@@ -13,24 +13,24 @@ from torch import Tensor
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.index.write import SEEN, tokens_seen, top_signatures
+from prismlm.index.write import SEEN, signatures_of, tokens_seen
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 
-WINDOWS, WINDOW, SKIPPED, COUNT = 16, 256, 56, 10
+WINDOWS, WINDOW, SKIPPED = 16, 256, 56
 
 
 @torch.no_grad()
 def told_by_tokens(lm: prismlm.PrismLM, corpus: Corpus, seed: int) -> dict[str, Any]:
     """Return, for tokens that tell a prototype and those it raises most, how often they have it."""
     weight, prototypes = weight_of(lm.model).detach().float(), lm.head.prototypes.detach().float()
-    seen = tokens_seen(corpus, len(weight))
-    told = top_signatures(prototypes, weight, 1.0, corpus.tokenizer, seen, COUNT)
-    largest = [(part @ weight.T).topk(COUNT).indices for part in prototypes.split(256)]
-    kinds = {"telling": told.ids, "largest": torch.cat(largest)}
+    telling = signatures_of(lm.model, lm.head, corpus).ids
+    count = telling.shape[1]
+    largest = [(part @ weight.T).topk(count).indices for part in prototypes.split(256)]
+    kinds = {"telling": telling, "largest": torch.cat(largest)}
     top, used = _predictions(lm, corpus, weight, prototypes)
     other = torch.randperm(len(prototypes), generator=torch.Generator().manual_seed(seed))
-    rare = torch.from_numpy(seen < SEEN)
+    rare = torch.from_numpy(tokens_seen(corpus, len(weight)) < SEEN)
     return {"predictions": len(top)} | {
         name: {
             "has": _share(ids[used] == top[:, None]),
@@ -59,9 +59,8 @@ def _predictions(
             lm.model(input_ids=ids[None], use_cache=False)
         z = caught.z[0, SKIPPED:].float()
         found, best = lm.head.nearest(z), (z @ weight.T).argmax(1)
-        evidence = (
-            found.activations * (prototypes[found.indices] @ weight[best][:, :, None])[..., 0]
-        )
+        logits = (weight[best][:, None] @ prototypes[found.indices].transpose(1, 2))[:, 0]
+        evidence = found.activations * logits
         top.append(best)
         used.append(found.indices.gather(1, evidence.argmax(1, keepdim=True))[:, 0])
     return torch.cat(top), torch.cat(used)

@@ -2,7 +2,6 @@
 
 import copy
 import shutil
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +12,9 @@ import torch
 import prismlm
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.errors import InputError, StaleLensError
-from prismlm.index import layout, write
+from prismlm.index import layout
 from prismlm.index.build import IndexOptions, Shard, build_index
 from prismlm.index.lens import Lens
-from prismlm.index.write import tokens_seen, top_signatures
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 from prismlm.ops import prototype_head
 from tests.helpers.next_tokens import next_tokens
@@ -205,71 +203,10 @@ def test_without_text(lm, few, tmp_path):
     assert table["position"].null_count == 0
 
 
-def test_usage_and_names(lm, lens):
+def test_every_prototype_has_a_row_and_a_name(lm, lens):
     prototypes = pq.read_table(lens / layout.PROTOTYPES_FILE).to_pylist()
     assert [row["prototype"] for row in prototypes] == list(range(lm.head.num_prototypes))
     assert all(row["name"] for row in prototypes)
-    weight = lm.model.get_output_embeddings().weight
-    signature = float(lm.head.scale) * weight @ lm.head.prototypes[5]
-    row = prototypes[5]
-    by_text = {lm.tokenizer.decode([token]): token for token in range(len(weight))}
-    for token, value in zip(row["top_tokens"], row["top_values"], strict=True):
-        if token in by_text:
-            assert value == pytest.approx(signature[by_text[token]].item(), rel=1e-3)
-    assert sum(token in by_text for token in row["top_tokens"]) > 3
-
-
-def signatures_of(lm, raised, seen=None):
-    vocabulary = len(lm.tokenizer)
-    rows = torch.zeros(len(raised), vocabulary)
-    for row, values in zip(rows, raised, strict=True):
-        for token, value in values.items():
-            row[token] = value
-    seen = np.full(vocabulary, 5) if seen is None else seen
-    return top_signatures(rows, torch.eye(vocabulary), 2.0, lm.tokenizer, seen, 3)
-
-
-def test_what_tells_a_prototype_is_what_others_do_not_raise(lm):
-    """W is the identity. All raise 10 the most; the third alone raises 30, a little."""
-    raised = [{10: 4.0, 20: 3.0}, {10: 4.0, 20: -3.0}, {10: 4.0, 20: 3.0, 30: 0.1}]
-    found = signatures_of(lm, raised)
-    decoded = [lm.tokenizer.decode([token]) for token in (10, 20, 30)]
-    assert found.tokens[2][0] == decoded[2]
-    assert found.values[2][0] == pytest.approx(0.2)
-    # Of the first two, u of token 20 is 0.6 and −0.6.
-    assert found.tokens[0][0] == decoded[1]
-    assert found.values[0][0] == pytest.approx(6.0)
-    assert decoded[1] not in found.tokens[1]
-    # What the corpus hardly has tells nothing.
-    seen = np.full(len(lm.tokenizer), 5)
-    seen[30] = 4
-    assert decoded[2] not in signatures_of(lm, raised, seen).tokens[2]
-    # Unless that leaves too few.
-    assert signatures_of(lm, raised, seen * 0).tokens == found.tokens
-    # A word that is written in several ways takes one place.
-    ways = {lm.tokenizer.encode(word)[0]: 4.0 for word in (" the", " The", "The")}
-    assert len(ways) == 3
-    tokens = signatures_of(lm, [{**ways, 20: 2.0}, {10: 1.0}]).tokens[0]
-    assert sorted(token.strip().lower() for token in tokens[:2]) == sorted([decoded[1], "the"])
-    # One prototype has no others.
-    assert signatures_of(lm, raised[:1]).tokens[0][:2] == decoded[:2]
-
-
-def test_tokens_are_counted_whole_and_in_parts(sample_corpus, monkeypatch):
-    ids = sample_corpus.tokens(0, sample_corpus.num_tokens).tolist()
-    vocabulary, seen = max(ids) + 3, Counter(ids)
-    found = tokens_seen(sample_corpus, vocabulary)
-    assert found.tolist() == [seen[token] for token in range(vocabulary)]
-    monkeypatch.setattr(write, "TOKENS_AT_ONCE", 1000)
-    assert np.array_equal(tokens_seen(sample_corpus, vocabulary), found)
-
-
-def test_bytes_that_are_no_character_are_named(lm):
-    vocabulary = len(lm.tokenizer)
-    (token,) = (n for n in range(vocabulary) if lm.tokenizer.convert_ids_to_tokens(n) == "Ģ")
-    found = signatures_of(lm, [{token: 1.0}, {0: 1.0}])
-    assert found.tokens[0][0] == "‹80›"
-    assert found.names[0].startswith("‹80›")
 
 
 def test_an_existing_lens_is_kept(lm, lens, sample_corpus):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 from jaxtyping import Float, Int64
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.allocator import return_freed_memory
@@ -214,14 +214,7 @@ def write_prototypes(
     directory: Path, model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
 ) -> None:
     """Write ``prototypes.parquet`` with names made of signatures, until labels replace them."""
-    count, weight = head.num_prototypes, weight_of(model).float()
-    signatures = top_signatures(
-        head.prototypes.detach().float(),
-        weight,
-        float(head.scale.detach()),
-        corpus.tokenizer,
-        tokens_seen(corpus, len(weight)),
-    )
+    count, signatures = head.num_prototypes, signatures_of(model, head, corpus)
     nearest = scan.top.cosine[:, 0]
     known = {
         "prototype": pa.array(np.arange(count, dtype=np.int32)),
@@ -253,6 +246,18 @@ class Signatures(NamedTuple):
     tokens: list[list[str]]
     values: np.ndarray
     names: list[str]
+
+
+def signatures_of(model: nn.Module, head: PrototypeHead, corpus: Corpus) -> Signatures:
+    """Return the tokens that tell the prototypes of a model's head, of those a corpus has."""
+    weight = weight_of(model).detach().float()
+    return top_signatures(
+        head.prototypes.detach().float(),
+        weight,
+        float(head.scale.detach()),
+        corpus.tokenizer,
+        tokens_seen(corpus, len(weight)),
+    )
 
 
 @torch.no_grad()
