@@ -54,7 +54,7 @@ def main() -> None:
     ratio.add_argument(
         "--tokens", type=int, help="stop after so many; the whole corpus if not given"
     )
-    ratio.add_argument("--called", default="the demo's model", help="the model, on the page")
+    ratio.add_argument("--called", default="the model of `demo --train`", help="on the page")
     ratio.add_argument("--bf16", action="store_true", help="index in bfloat16")
     growth = commands.add_parser("growth")
     growth.add_argument("corpus", type=Path)

@@ -273,6 +273,20 @@ def test_prototypes_too_alike_for_bf16_are_told_apart(screening, monkeypatch):
     torch.testing.assert_close(found.activations.sum(1), expected.activations.sum(1))
 
 
+def test_products_in_bf16_have_few_numbers_of_rows(screening, monkeypatch):
+    """What is compiled for each number of rows is kept, a megabyte each."""
+    sizes, whole = [], fitted.whole_rows
+    monkeypatch.setattr(fitted, "whole_rows", lambda low: sizes.append(whole(low)) or sizes[-1])
+    z, unit, _ = problem(47, states=70, prototypes=100, width=24)
+    z, bank = z.float(), unit.float()
+    first = nearest(z, bank, 4, 1.0).indices
+    for n in (1, 63, 64, 70):
+        assert pursue(z[:n], bank, 8, first[:n]).indices.shape == (n, 8)
+    assert [len(low) for low in sizes] == [64, 64, 64, 128]
+    assert not sizes[0][1:].any()
+    assert sizes[3][:70].any(1).all()
+
+
 def test_screening_needs_prototypes_to_leave_out_and_norms_within_float32(screening):
     z, unit, _ = problem(43, states=5, prototypes=20, width=6)
     z, bank = z.float(), unit.float()
