@@ -6,6 +6,8 @@ import ctypes
 import os
 import platform
 
+import pyarrow as pa
+
 # Parameters of glibc's mallopt(3).
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -43,5 +45,6 @@ def return_freed_memory() -> None:
 
     Blocks of other sizes fit few of the gaps that many passes left, and would come on top of them.
     """
+    pa.default_memory_pool().release_unused()
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)

@@ -12,7 +12,7 @@ from prismlm.corpus import Corpus
 from prismlm.errors import FormatError
 from prismlm.index import layout
 from prismlm.index.cells import Cells
-from prismlm.index.sort_cells import stretches, write_cells, write_documents
+from prismlm.index.sort_cells import Range, cut, stretches, write_cells, write_documents
 from prismlm.index.spool import Spool, in_order, quantise, record_type
 from prismlm.progress import SILENT
 
@@ -126,6 +126,26 @@ def test_stretches_cover_every_cell_once_and_are_as_small_as_asked():
     counts = np.array([3, 0, 2, 9, 1, 1])
     found = list(stretches(counts, 4))
     assert found == [(0, 2), (2, 3), (3, 4), (4, 6)]
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 2**32)
+)
+def test_a_cell_larger_than_memory_is_cut_into_parts_that_fit(tmp_path_factory, sizes, most, seed):
+    spool = Spool(tmp_path_factory.mktemp("cut") / "spool", WIDTH)
+    records = random_records(sum(sizes), seed, cells=1)
+    for run in np.split(records, np.cumsum(sizes)[:-1]):
+        spool.add(run)
+        spool.flush()
+    ends = np.cumsum(sizes).tolist()
+    ranges = [Range(spool, end - size, end) for end, size in zip(ends, sizes, strict=True)]
+    parts = [
+        in_order(np.concatenate([spool.read(begin, end - begin) for _, begin, end in part]))
+        for part in cut(ranges, most)
+        if part
+    ]
+    assert all(len(part) <= max(2, most) for part in parts)
+    np.testing.assert_array_equal(np.concatenate([records[:0], *parts]), in_order(records))
 
 
 def test_states_are_within_half_a_step_of_a_code():

@@ -97,7 +97,7 @@ def index(
     text: WithText = True,
     positions: PositionShare = "1",
     codes: CodesOfStates = "int8",
-    sort_memory: SortMemory = 64,
+    sort_memory: SortMemory = 32,
     shard: Part = None,
     tokens_per_batch: TokensPerBatch = 2**18,
     save_every: Annotated[float, number("SECONDS", "How often what was found is saved.")] = 60.0,

@@ -57,6 +57,11 @@ class ShardedTable:
         shard, group, offset = self._place(number)
         return self._group(shard, group)[column][number - offset].as_py()
 
+    def forget(self) -> None:
+        """Let go of the rows that were read last."""
+        with self._lock:
+            self._groups.clear()
+
     def _place(self, number: int) -> tuple[int, int, int]:
         """Return the shard and row group of a document, and the first document in that group."""
         shard = bisect.bisect_right(self._starts, number) - 1

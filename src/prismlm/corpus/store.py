@@ -207,6 +207,11 @@ class Corpus:
         position, _ = self._check_range(position, 1)
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
+    def forget(self) -> None:
+        """Let go of the rows and texts that were read last, which the next question may be of."""
+        self.documents.forget()
+        self._texts.forget()
+
     # -- tokens and text
 
     def tokens(self, start: int, length: int) -> np.ndarray:

@@ -223,6 +223,7 @@ def _scan_shard(
                 saved = time.monotonic()
                 cost = saved - began
             elif scan.spool is not None and scan.spool.full:
+                return_freed_memory()
                 # What is behind the last save is cut off where a killed run goes on.
                 with partial.writing("what was scanned"):
                     scan.spool.flush()
@@ -256,7 +257,6 @@ def _finish(
             assert other is not None
             scan.merge(other)
             spools.append(other.spool)
-        return_freed_memory()
         with partial.staging() as directory:
             write_lens(directory, given, scan, spools, meta, progress)
     return partial.out

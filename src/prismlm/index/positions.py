@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 
-# How many logits are formed at once: 8 MB, which stay in a processor's cache.
-LOGITS_AT_ONCE = 2**21
+# How many logits are formed at once: 2 MB, which stay in a processor's cache.
+LOGITS_AT_ONCE = 2**19
 # Fewer rows would fetch a large vocabulary's weights more often than they are worth.
-ROWS_AT_LEAST = 160
+ROWS_AT_LEAST = 192
 # Logits of a state that are computed again where they were formed in bfloat16.
 LARGEST = 8
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,10 +23,12 @@ from prismlm.progress import Reporter
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
-# Memory for sorting: records, their order and the sorted copy.
-SORT_BYTES = 2**26
+SORT_BYTES = 2**25
+# What sorting takes of it: records as they are read, sorted and written, and beside each of them
+# its place in the order and what it is ordered by.
 COPIES = 3
-DOCUMENTS_AT_ONCE = 2**16
+BESIDE = 32
+DOCUMENTS_AT_ONCE = 2**13
 
 
 def write_cells(
@@ -42,9 +45,10 @@ def write_cells(
 ) -> dict[str, Any]:
     """Merge the runs of all shards into ``cells.npy`` and the files of its ranges.
 
-    Stretches of cells as large as memory allows are read from every run, which are sorted, and
-    written one after another. Every record is read twice, the first time to compare checksums. The
-    order is a total one, so how the records came to their runs changes no byte.
+    Stretches of cells as large as memory allows, and parts of a cell that is larger, are read from
+    every run, which are sorted, and written one after another. Every record is read twice, the
+    first time to compare checksums. The order is a total one, so how the records came to their
+    runs changes no byte.
 
     Args:
         directory: of the lens that is being written.
@@ -53,7 +57,7 @@ def write_cells(
         vocabulary: V, what keys are counted in.
         share: of positions that were kept.
         progress: shows positions done.
-        memory: bytes that sorting may take; at least the largest cell's.
+        memory: bytes that sorting may take; two records' at least.
         codes: of hidden states. Centres of pq are learned from a sample of the positions, for
             which every record is read once more.
         tokens: of the whole corpus, which no position is above.
@@ -81,10 +85,14 @@ def write_cells(
         _Files(directory, types, vocabulary) as files,
         progress.task("Sorting positions", rows, "positions") as task,
     ):
-        for first, last in stretches(total, max(1, memory // (COPIES * size))):
-            records = in_order(_read(spools, counts, first, last))
-            files.append(records, coded)
+        most = max(1, memory // (COPIES * size + BESIDE))
+        for part in _parts(spools, counts, total, most):
+            records = in_order(_read(part, spools[0].dtype))
+            if len(records):
+                files.append(records, coded)
             task.advance(len(records))
+            # Else it would be there still while the next is sorted.
+            del records
     checksums = files.checksums + of_codes
     return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, checksums, *sizes))
 
@@ -94,7 +102,7 @@ class _Files:
 
     def __init__(self, directory: Path, types: Sequence[np.dtype], vocabulary: int) -> None:
         self._stack, self._waiting = ExitStack(), b""
-        self._types, self._vocabulary, self._rows = types, vocabulary, 0
+        self._types, self._vocabulary, self._rows, self._last = types, vocabulary, 0, -1
         self._paths = [directory / name for name in layout.CELL_FILES]
         self.checksums = [0, 0]
 
@@ -110,14 +118,14 @@ class _Files:
                 self._columns[-1](np.array(rest, dtype=np.uint32))
 
     def append(self, records: np.ndarray, codes: Codes) -> None:
-        """Write records of whole cells, with states in other codes."""
+        """Write records that follow those before, with states in other codes."""
         kept = np.empty(len(records), self._types[0])
         for name in ("position", "read", "probability"):
             kept[name] = records[name]
         codes.put(records, kept)
         every = records["cell"].astype(np.int64) * self._vocabulary + records["token"]
-        begins = np.flatnonzero(np.diff(every, prepend=-1))
-        keys = every[begins]
+        begins = np.flatnonzero(np.diff(every, prepend=self._last))
+        keys, self._last = every[begins], int(every[-1])
         begins += self._rows
         self.checksums = [
             zlib.crc32(p.data, c) for p, c in zip((keys, begins), self.checksums, strict=True)
@@ -165,19 +173,55 @@ def stretches(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
         yield first, len(counts)
 
 
-def _read(
-    spools: Sequence[Spool], counts: Sequence[np.ndarray], first: int, last: int
-) -> np.ndarray:
-    """Return what all runs hold of the cells from ``first`` up to, without, ``last``."""
-    parts = [np.empty(0, spools[0].dtype)]
-    for spool, of_runs in zip(spools, counts, strict=True):
-        begin = 0
-        for run, of_cells in zip(spool.runs, of_runs, strict=True):
-            before, rows = int(of_cells[:first].sum()), int(of_cells[first:last].sum())
-            if rows:
-                parts.append(spool.read(begin + before, rows))
-            begin += run.rows
-    return np.concatenate(parts)
+class Range(NamedTuple):
+    """Records of one run that follow each other, by their places in the file."""
+
+    spool: Spool
+    begin: int
+    end: int
+
+
+def _parts(
+    spools: Sequence[Spool], counts: Sequence[np.ndarray], total: np.ndarray, most: int
+) -> Iterator[list[Range]]:
+    """Yield what is sorted together, in order: ranges of all runs, ``most`` records in all."""
+    for first, last in stretches(total, most):
+        ranges: list[Range] = []
+        for spool, of_runs in zip(spools, counts, strict=True):
+            start = 0
+            for run, of_cells in zip(spool.runs, of_runs, strict=True):
+                begin, end = int(of_cells[:first].sum()), int(of_cells[:last].sum())
+                ranges.append(Range(spool, start + begin, start + end))
+                start += run.rows
+        yield from cut(ranges, most)
+
+
+def cut(ranges: list[Range], most: int) -> Iterator[list[Range]]:
+    """Yield parts of sorted ranges, in order, that hold at most ``most`` records, or two.
+
+    Every step-th record of each of R ranges is looked at. k of these stand for k·step records, and
+    a part has at most R·(step − 1) beside that no look has met: step and k make each a half.
+    """
+    ranges = [one for one in ranges if one.end > one.begin]
+    edges: list[tuple[int, ...]] = []
+    if sum(end - begin for _, begin, end in ranges) > most:
+        step = max(1, most // (2 * len(ranges)))
+        half = max(1, most // (2 * step))
+        looks = [spool.key(at) for spool, begin, end in ranges for at in range(begin, end, step)]
+        edges = sorted(looks)[half::half]
+    for edge in edges:
+        ends = [bisect_right(range(one.end), edge, one.begin, key=one.spool.key) for one in ranges]
+        yield [one._replace(end=end) for one, end in zip(ranges, ends, strict=True)]
+        ranges = [one._replace(begin=end) for one, end in zip(ranges, ends, strict=True)]
+    yield ranges
+
+
+def _read(ranges: Sequence[Range], dtype: np.dtype) -> np.ndarray:
+    """Return the records of some ranges."""
+    found, held = np.empty(sum(end - begin for _, begin, end in ranges), dtype), 0
+    for spool, begin, end in ranges:
+        held += len(spool.read(begin, end - begin, found[held:]))
+    return found
 
 
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:

@@ -17,6 +17,7 @@ from prismlm.index.codes import Int8Codes
 # Records held in memory before they are written as a run.
 BUFFER_BYTES = 2**24
 READ_BYTES = 2**22
+ORDER = ("cell", "token", "position")
 
 
 class Run(NamedTuple):
@@ -31,7 +32,7 @@ def record_type(width: int) -> np.dtype:
 
     ``cell`` is the nearest prototype, ``token`` the next token, ``position`` a global offset,
     ``read`` the token there, ``probability`` what the model gave the next one, and
-    scale · code / 127 the unit hidden state. Records are sorted in this order.
+    scale · code / 127 the unit hidden state. Records are sorted by the first three.
     """
     return np.dtype([("cell", "<i4"), ("token", "<i4"), *cells.record_type(Int8Codes(width)).descr])
 
@@ -53,7 +54,7 @@ def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def in_order(records: np.ndarray) -> np.ndarray:
     """Return the records sorted by cell, then next token, then position."""
-    return records[np.lexsort((records["position"], records["token"], records["cell"]))]
+    return records[np.lexsort([records[name] for name in reversed(ORDER)])]
 
 
 class Spool:
@@ -72,8 +73,7 @@ class Spool:
         self.path = path
         self.dtype = record_type(width)
         self.runs = list(runs)
-        self._waiting: list[np.ndarray] = []
-        self._bytes = 0
+        self._waiting, self._held = np.empty(0, self.dtype), 0
 
     @property
     def rows(self) -> int:
@@ -83,13 +83,23 @@ class Spool:
     @property
     def full(self) -> bool:
         """Whether as much waits as memory is meant for."""
-        return self._bytes >= BUFFER_BYTES
+        return self._held * self.dtype.itemsize >= BUFFER_BYTES
 
     def add(self, records: np.ndarray) -> None:
-        """Take records; they wait for :meth:`flush`."""
-        if len(records):
-            self._waiting.append(records)
-            self._bytes += records.nbytes
+        """Take records; they wait for :meth:`flush`.
+
+        They wait in one array. Many small ones would lie between those of the passes, and where
+        these are freed, leave gaps that the next do not fit.
+        """
+        held = self._held + len(records)
+        if held > len(self._waiting):
+            larger = np.empty(
+                max(held, BUFFER_BYTES // self.dtype.itemsize) + len(records), self.dtype
+            )
+            larger[: self._held] = self._waiting[: self._held]
+            self._waiting = larger
+        self._waiting[self._held : held] = records
+        self._held = held
 
     def flush(self) -> None:
         """Write what waits as one run, to the disk itself.
@@ -98,9 +108,9 @@ class Spool:
             OSError: the disk is full or failing; what waits is kept.
             FormatError: the file is shorter than its runs.
         """
-        if not self._waiting:
+        if not self._held:
             return
-        data = in_order(np.concatenate(self._waiting)).view(np.uint8)
+        data = in_order(self._waiting[: self._held]).view(np.uint8)
         end = self.rows * self.dtype.itemsize
         with self.path.open("r+b" if self.path.exists() else "w+b") as file:
             if file.seek(0, os.SEEK_END) < end:
@@ -111,7 +121,7 @@ class Spool:
             file.flush()
             os.fsync(file.fileno())
         self.runs.append(Run(len(data) // self.dtype.itemsize, zlib.crc32(data.data)))
-        self._waiting, self._bytes = [], 0
+        self._held = 0
 
     def counts(self, num_cells: int) -> np.ndarray:
         """Return how many records of each cell each run has, int64 [runs, K]; reads every byte.
@@ -132,20 +142,27 @@ class Spool:
                 raise damaged(self.path, "its contents are not what was written")
         return found
 
-    def read(self, first: int, rows: int) -> np.ndarray:
-        """Return records by their place in the file.
+    def read(self, first: int, rows: int, into: np.ndarray | None = None) -> np.ndarray:
+        """Return records by their place in the file, in an array that is given or in a new one.
 
         Raises:
             FormatError: the file ends before.
         """
-        offset = first * self.dtype.itemsize
+        records = np.empty(rows, self.dtype) if into is None else into[:rows]
         try:
-            records = np.fromfile(self.path, self.dtype, rows, offset=offset)
+            with self.path.open("rb") as file:
+                file.seek(first * self.dtype.itemsize)
+                found = file.readinto(records.view(np.uint8).data)
         except OSError as error:
             raise damaged(self.path, error) from error
-        if len(records) != rows:
+        if found != records.nbytes:
             raise damaged(self.path, "it is cut off")
         return records
+
+    def key(self, place: int) -> tuple[int, ...]:
+        """Return what a record is sorted by, by its place in the file."""
+        record = self.read(place, 1)[0]
+        return tuple(int(record[name]) for name in ORDER)
 
     def parts(self, first: int, rows: int) -> Iterator[np.ndarray]:
         """Yield some megabytes of records after another, by their place in the file."""

@@ -33,7 +33,7 @@ ORDER_FILE = "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
 FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 PACKAGE = "pydivsufsort"
-PIECE = 2**20
+PIECE = 2**18
 # Tokens that are ordered together, unless a single document has more.
 PART = 2**21
 # Places up to here fit 4 bytes.
@@ -100,12 +100,17 @@ def _sorted(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np
         for at in range(0, end - first, PIECE):
             piece = tokens[first + at : min(end, first + at + PIECE)].view(np.uint8)
             text[at : at + PIECE] = piece.reshape(-1, size)[:, size - width :]
-        order = sorter.divsufsort(text.reshape(-1))
-        del text
-        for at in range(0, len(order), PIECE):
-            piece = order[at : at + PIECE]
-            # Big-endian bytes sort as the tokens do; suffixes within a token are left out.
-            yield first + piece[piece % width == 0].astype(np.int64) // width
+        yield from _in_pieces(sorter.divsufsort(text.reshape(-1)), first, width)
+
+
+def _in_pieces(order: np.ndarray, first: int, width: int) -> Iterator[np.ndarray]:
+    """Yield the tokens, counted from ``first``, whose bytes stand in an order, a piece at a time.
+
+    Big-endian bytes sort as the tokens do; suffixes within a token are left out.
+    """
+    for at in range(0, len(order), PIECE):
+        piece = order[at : at + PIECE]
+        yield first + piece[piece % width == 0].astype(np.int64) // width
 
 
 def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from prismlm.index.suffixes import Suffixes
 
 DOCUMENTS, RUN = 160, 32
-READ_TOGETHER = 32
+READ_TOGETHER = 8
 FEWEST_DOCUMENTS = 40
 LENGTHS = (1, 2, 4, 8, 16, 32)
 FEWEST_ANSWERS = 20

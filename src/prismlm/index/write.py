@@ -76,16 +76,18 @@ def write_lens(
     Raises:
         OSError: the disk is full or failing.
     """
-    kept, options = top_contexts.finish(scan.top), given.options
-    write_index(directory, kept, given.corpus, options.with_text, progress)
+    kept, options, corpus = top_contexts.finish(scan.top), given.options, given.corpus
+    _free(corpus)
+    write_index(directory, kept, corpus, options.with_text, progress)
     # Unit states in bf16, row for row with the index.
     save_file({"states": kept.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
     share(directory / layout.CONTEXTS_FILE)
     layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
-    write_prototypes(directory, given.model, given.head, given.corpus, scan)
+    _free(corpus)
+    write_prototypes(directory, given.model, given.head, corpus, scan)
     if options.verbatim and options.with_text:
-        write_suffixes(directory, given.corpus, options.split)
-    return_freed_memory()
+        write_suffixes(directory, corpus, options.split)
+    _free(corpus)
     written = _write_cells(directory, spools, given, progress)
     curve = convergence(scan)
     files = layout.describe_files(directory)
@@ -93,6 +95,12 @@ def write_lens(
         directory,
         layout.LensMeta(**meta, **written, tokens=scan.tokens, convergence=curve, files=files),
     )
+
+
+def _free(corpus: Corpus) -> None:
+    """Let go of what a step has read and no other needs: it would come on top of the next step."""
+    corpus.forget()
+    return_freed_memory()
 
 
 def _write_cells(
@@ -114,6 +122,7 @@ def _write_cells(
         codes=options.codes,
         tokens=corpus.num_tokens,
     )
+    _free(corpus)
     cells = Cells(directory, meta)
     suffixes = Suffixes.open(directory) if has_suffixes(directory) else None
     scale = measure_support(cells, given.model, given.head, corpus, options.split, suffixes)
@@ -207,6 +216,7 @@ def _texts(
                 token[place] = text[left:right]
                 after[place] = text[right : right + CHARACTERS_AFTER]
             task.advance()
+    _free(corpus)
     return [pa.array(column, pa.string()) for column in (before, token, after)]
 
 
