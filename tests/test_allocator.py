@@ -79,6 +79,20 @@ def test_what_was_kept_is_returned_though_a_block_after_it_is_in_use():
     assert float(total) == 250_000
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left alone")
+def test_once_nothing_is_to_be_kept_blocks_go_back_as_they_are_freed():
+    undone = (
+        RETURN.replace("import keep_freed", "import keep_no_freed_memory, keep_freed")
+        .replace("tensors = [", "keep_no_freed_memory()\ntensors = [")
+        .replace("250_000", "300_000")
+    )
+    inherited = {key: value for key, value in os.environ.items() if key not in SETTINGS}
+    result = subprocess.run(
+        [sys.executable, "-c", undone], env=inherited, capture_output=True, text=True, check=True
+    )
+    assert int(result.stdout.split()[0]) > 150
+
+
 def test_a_user_s_own_setting_stands():
     kept, _ = churn("keep", "setting alone", MALLOC_TRIM_THRESHOLD_="131072")
     assert not kept

@@ -13,6 +13,7 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 # Larger blocks still go back to the system at once, and so does free memory beyond twice as much.
 KEPT_BYTES = 2**30
+RETURNED_BYTES = 2**20
 SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
 
 
@@ -27,17 +28,7 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether glibc took the setting.
     """
-    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in SETTINGS):
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    return all(
-        mallopt(parameter, value) == 1
-        for parameter, value in (
-            (M_MMAP_THRESHOLD, KEPT_BYTES),
-            (M_TRIM_THRESHOLD, 2 * KEPT_BYTES - 1),
-        )
-    )
+    return _blocks_from(KEPT_BYTES)
 
 
 def return_freed_memory() -> None:
@@ -48,3 +39,22 @@ def return_freed_memory() -> None:
     pa.default_memory_pool().release_unused()
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_no_freed_memory() -> None:
+    """Undo :func:`keep_freed_memory`: return what it kept, and blocks of a megabyte as freed.
+
+    For work whose large blocks are each of another size.
+    """
+    _blocks_from(RETURNED_BYTES)
+    return_freed_memory()
+
+
+def _blocks_from(size: int) -> bool:
+    """Let blocks from a size on, and twice as much of free memory, go back to the system."""
+    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in SETTINGS):
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    settings = ((M_MMAP_THRESHOLD, size), (M_TRIM_THRESHOLD, 2 * size - 1))
+    return all(mallopt(parameter, value) == 1 for parameter, value in settings)

@@ -218,12 +218,15 @@ def _scan_shard(
             stopped = interrupts.received
             began = time.monotonic()
             due = began - saved >= max(save_seconds, cost / SAVE_SHARE) or save_seconds == 0
+            full = scan.spool is not None and scan.spool.full
+            if stopped or due or full:
+                # Sorting what waits would come on top of it.
+                return_freed_memory()
             if stopped or due:
                 partial.save(scan, shard.number, shard.count, complete=False)
                 saved = time.monotonic()
                 cost = saved - began
-            elif scan.spool is not None and scan.spool.full:
-                return_freed_memory()
+            elif full and scan.spool is not None:
                 # What is behind the last save is cut off where a killed run goes on.
                 with partial.writing("what was scanned"):
                     scan.spool.flush()
