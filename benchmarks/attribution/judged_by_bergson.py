@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--own", nargs="*", choices=OWN, default=OWN, help="methods of its own")
     parser.add_argument("--ours", nargs="+", default=[], help="files of scores/, without .npy")
     parser.add_argument("--qld", type=int, default=0, help="predictions to retrain for; 0: no QLD")
+    parser.add_argument("--qld-from", type=int, default=0, help="the first of these predictions")
     parser.add_argument("--removed", nargs="+", default=[], help="of the methods, those for QLD")
     arguments = parser.parse_args()
     judge = Judge(arguments.bank.resolve())
@@ -70,11 +71,13 @@ def main() -> None:
         "bergson": VERSION,
         "models": judge.models,
         "predictions": judge.predictions,
+        "asked": [arguments.qld_from, arguments.qld],
         "methods": results,
     }
     write_json(arguments.out, found)
     if arguments.qld:
-        for name, rise in judge.removal(arguments.removed, arguments.qld).items():
+        asked = range(arguments.qld_from, arguments.qld)
+        for name, rise in judge.removal(arguments.removed, asked).items():
             results[name]["qld"] = described(np.array(rise))
         write_json(arguments.out, found)
 
@@ -147,11 +150,11 @@ class Judge:
         rows = _rows(out / "summary.csv")
         return np.array([float(row["spearman_corr"]) for row in rows])
 
-    def removal(self, names: Sequence[str], predictions: int) -> dict[str, list[float]]:
-        """Return QLD of the first predictions: what a loss rises by, less that at random."""
+    def removal(self, names: Sequence[str], asked: range) -> dict[str, list[float]]:
+        """Return QLD of some predictions: what a loss rises by, less that at random."""
         rises: dict[str, list[float]] = {name: [] for name in names}
-        for first in range(0, predictions, AT_ONCE):
-            found = self.removed(names, range(first, min(first + AT_ONCE, predictions)))
+        for first in asked[::AT_ONCE]:
+            found = self.removed(names, range(first, min(first + AT_ONCE, asked.stop)))
             for name in names:
                 rises[name] += found[name]
         return rises

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.attribution.search_choices import mean_with_error
 from benchmarks.attribution.tables_of_lds import (
     MEANING,
     PRODUCT,
@@ -35,6 +36,7 @@ def main() -> int:
         for name, script in (
             ("datamodels", "datamodels"),
             ("bergson", "judged_by_bergson"),
+            ("removed", "judged_by_bergson"),
             ("forgetting", "forgetting"),
             ("ekfac_time", "ekfac_time"),
         )
@@ -43,12 +45,18 @@ def main() -> int:
 
 
 def render(
-    lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any], real: dict[str, Any]
+    lds: dict[str, Any],
+    tool: dict[str, Any],
+    more: dict[str, Any],
+    lost: dict[str, Any],
+    real: dict[str, Any],
 ) -> str:
     """Return the page."""
     chosen = best_choice(lds)
+    head = _head(lds, tool, more, lost, real)
+    tool = _with_more(tool, more)
     lines = [
-        *_head(lds, tool, lost, real),
+        *head,
         "## In short",
         "",
         *_short(lds, tool, lost, chosen),
@@ -103,20 +111,38 @@ def render(
     return "\n".join(lines) + "\n"
 
 
+def _with_more(tool: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return what Bergson judged, with the QLD of the predictions that it judged later."""
+    methods = dict(tool["methods"])
+    for name, later in more["methods"].items():
+        each = [*methods[name]["qld"]["each"], *later["qld"]["each"]]
+        methods[name] = methods[name] | {"qld": mean_with_error(np.array(each)) | {"each": each}}
+    return tool | {"methods": methods}
+
+
 def _head(
-    lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any], real: dict[str, Any]
+    lds: dict[str, Any],
+    tool: dict[str, Any],
+    more: dict[str, Any],
+    lost: dict[str, Any],
+    real: dict[str, Any],
 ) -> list[str]:
+    removed = " ".join(f'"{name}"' for name in more["methods"])
     return [
         "# Retraining: does attribution foretell it?",
         "",
         "Generated from `attribution_datamodels.json`, `attribution_bergson.json`, "
-        "`attribution_forgetting.json` and `attribution_ekfac_time.json` by `python -m "
-        "benchmarks.attribution.render_retraining`; the JSON by",
+        "`attribution_removed.json`, `attribution_forgetting.json` and "
+        "`attribution_ekfac_time.json` by `python -m benchmarks.attribution.render_retraining`; "
+        "the JSON by",
         "",
         "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
         "    python -m benchmarks.attribution.model_bank planted bank",
         "    python -m benchmarks.attribution.datamodels bank",
         f"    python -m benchmarks.attribution.judged_by_bergson bank {_said(tool, lost)[0]}",
+        f"    python -m benchmarks.attribution.judged_by_bergson bank --own --ours {removed} --qld "
+        f"{more['asked'][1]} --qld-from {more['asked'][0]} --removed {removed} --out "
+        "docs/results/attribution_removed.json",
         f"    python -m benchmarks.attribution.forgetting bank {_said(tool, lost)[1]}",
         *(
             f"    python -m benchmarks.attribution.ekfac_time MODEL --documents "
@@ -124,7 +150,7 @@ def _head(
             for one in real["runs"]
         ),
         "",
-        runs_made([one["environment"] for one in (lds, tool, lost, *real["runs"])]),
+        runs_made([one["environment"] for one in (lds, tool, more, lost, *real["runs"])]),
         "",
         f"{lds['models']} Llamas of 0.6 million parameters, each trained from the same first "
         f"weights for four epochs on a random half of {lds['documents']:,} beginnings of 128 "
@@ -163,12 +189,15 @@ def _unfinished(lds: dict[str, Any], tool: dict[str, Any], lost: dict[str, Any])
 
 
 def _asked(tool: dict[str, Any]) -> str:
-    count = min(
-        (len(one["qld"]["each"]) for one in tool["methods"].values() if "qld" in one), default=FEW
-    )
-    return (
-        "" if count >= FEW else f", of QLD the first {count} alone, too few to tell methods apart"
-    )
+    counts: dict[int, list[str]] = {}
+    for name, one in tool["methods"].items():
+        if "qld" in one:
+            counts.setdefault(len(one["qld"]["each"]), []).append(name_of(name))
+    if not counts:
+        return ""
+    told = [f"the first {count} for {' and '.join(names)}" for count, names in counts.items()]
+    few = ", too few to tell methods apart" if min(counts) < FEW else ""
+    return f", of QLD {', '.join(told)}{few}"
 
 
 def _same_figure(lds: dict[str, Any], tool: dict[str, Any]) -> str:
@@ -267,7 +296,8 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
             f"- {said} by Bergson of {name_of(own)}: **{ours:.3f}**, above BM25's "
             f"{words[key]['mean']:.3f}: "
             f"{_above(paired(judge[key]['each'], words[key]['each']))}. Its EK-FAC has "
-            f"{theirs:.3f}: ours less it {signed(paired(judge[key]['each'], rival[key]['each']))}."
+            f"{theirs:.3f}{_of_the_first(rival[key], judge[key])}: ours less it "
+            f"{signed(_paired_there(judge[key]['each'], rival[key]['each']))}."
         )
     seconds = lds["methods"][product_name(lds["methods"])]["seconds"]["a prediction"]
     fraction = seconds / rival["seconds"]["a prediction"]
@@ -278,6 +308,17 @@ def _tool_short(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
         f"{rival['seconds']['a prediction']:.2f} s, goal under {TIME_GOAL:.0%}: "
         f"{_verdict(fraction < TIME_GOAL)}. What is done once is left out.",
     ]
+
+
+def _of_the_first(fewer: dict[str, Any], more: dict[str, Any]) -> str:
+    count = len(fewer["each"])
+    return f", on the first {count}" if count < len(more["each"]) else ""
+
+
+def _paired_there(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """Return the paired difference on the predictions that both were judged on."""
+    count = min(len(ours), len(theirs))
+    return paired(ours[:count], theirs[:count])
 
 
 def _time_of_real(real: dict[str, Any]) -> list[str]:

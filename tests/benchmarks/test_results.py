@@ -53,6 +53,7 @@ def test_no_page_is_rendered_without_its_json(path, words, tmp_path, monkeypatch
     [
         ("attribution/render", "attribution_choices.json"),
         ("attribution/render_retraining", "attribution_bergson.json"),
+        ("attribution/render_retraining", "attribution_removed.json"),
         ("attribution/render_retraining", "attribution_forgetting.json"),
         ("attribution/render_retraining", "attribution_ekfac_time.json"),
         ("explorer/render", "explorer_map.json"),

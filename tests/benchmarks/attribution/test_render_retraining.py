@@ -75,6 +75,7 @@ def results(own=0.3, rival=0.1, qld=True):
     return (
         lds,
         {"environment": ENVIRONMENT, "bergson": "9.9", "models": 100, "methods": tool},
+        {"environment": ENVIRONMENT, "asked": [40, 60], "methods": {}},
         {
             "environment": ENVIRONMENT,
             "predictions": PREDICTIONS,
@@ -127,9 +128,9 @@ def test_the_choice_is_made_on_the_half_to_choose_on():
 
 
 def test_the_temperature_of_explain_is_beside_the_best():
-    lds, tool, lost, real = results()
+    lds, tool, more, lost, real = results()
     lds["methods"]["count of the token"]["all"]["mean"] = 0.2
-    said = line(render(lds, tool, lost, real), "- `explain` itself")
+    said = line(render(lds, tool, more, lost, real), "- `explain` itself")
     assert "**below** control: how often the predicted token comes next" in said
 
 
@@ -140,29 +141,43 @@ def test_what_was_not_measured_is_said():
 
 
 def test_what_is_judged_of_explain_stands_before_what_is_of_its_reference():
-    lds, tool, lost, real = results()
-    said = line(render(lds, tool, lost, real), "- QLD by Bergson")
+    lds, tool, more, lost, real = results()
+    said = line(render(lds, tool, more, lost, real), "- QLD by Bergson")
     assert "evidence by position" in said
     tool["methods"][PRODUCT] = tool["methods"][CHOSEN] | {"qld": described(0.9, 3)}
-    said = line(render(lds, tool, lost, real), "- QLD by Bergson")
+    said = line(render(lds, tool, more, lost, real), "- QLD by Bergson")
     assert "**`explain`**" in said
     assert "**0.900**" in said
 
 
+def test_predictions_judged_later_count_and_rivals_are_compared_on_those_they_have():
+    lds, tool, more, lost, real = results()
+    more["methods"] = {name: {"qld": {"each": [0.5] * 40}} for name in (CHOSEN, "bm25")}
+    page = render(lds, tool, more, lost, real)
+    assert "--qld 60 --qld-from 40" in page
+    first, words = (np.array(tool["methods"][name]["qld"]["each"]) for name in (CHOSEN, "bm25"))
+    said = line(page, "- QLD by Bergson")
+    assert f"**{(first.mean() + 0.5) / 2:.3f}**" in said
+    both = paired(np.append(first, [0.5] * 40), np.append(words, [0.5] * 40))
+    assert f"paired {both[0]:+.3f} ± {both[1]:.3f}" in said
+    apart = paired(first, tool["methods"]["Bergson EK-FAC"]["qld"]["each"])
+    assert f"on the first 40: ours less it {apart[0]:+.3f} ± {apart[1]:.3f}" in said
+
+
 def test_the_time_of_explain_is_a_share_of_that_over_the_most_documents():
-    *others, real = results()
-    said = line(render(*others, real), "- On a model (134.5 M parameters)")
+    lds, tool, more, lost, real = results()
+    said = line(render(lds, tool, more, lost, real), "- On a model (134.5 M parameters)")
     assert "20.0 s over 64 and 40.0 s over 128 beginnings" in said
     assert "0.75% of EK-FAC's over 128: met" in said
     real["runs"].pop()
-    said = line(render(*others, real), "- On a model (134.5 M parameters)")
+    said = line(render(lds, tool, more, lost, real), "- On a model (134.5 M parameters)")
     assert "1.50% of EK-FAC's over 64: **missed**" in said
 
 
 def test_what_is_less_than_planned_is_said():
     assert "Not finished" not in render(*results())
-    lds, tool, lost, real = results()
-    page = render(lds | {"models": 60}, tool, lost | {"seeds": [0]}, real)
+    lds, tool, more, lost, real = results()
+    page = render(lds | {"models": 60}, tool, more, lost | {"seeds": [0]}, real)
     said = line(page, "- **Not finished**")
     assert said == "- **Not finished**: 60 of 100 models, 1 of 3 seeds for forgetting."
 
