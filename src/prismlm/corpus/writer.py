@@ -24,7 +24,7 @@ from prismlm.files import json_text
 
 _TEXT_BYTES_PER_GROUP = 1_000_000
 _ROWS_AT_ONCE = 64
-_DOCUMENTS_PER_GROUP = 16_384
+_DOCUMENTS_PER_GROUP = 2**12
 
 
 class CorpusWriter:
