@@ -7,9 +7,10 @@ A prototype is nearest to some positions of a corpus. Its name has the words tha
 each by how much it tells this cell from all places, p(w | cell) ln(p(w | cell) / p(w)), one term of
 a Kullback–Leibler divergence. Where what was read varies, words of the text around stand for it, in
 brackets, chosen by the same measure over the places that they are near; they come last where both
-sides have only words of grammar and signs, or what comes next varies. Where mostly a word goes on,
-it is shown whole, parted where the prototype is: Li-ouville, Ha-usdorff. Where a cell has less than
-ten places, what came next there is chance, and the tokens that tell the prototype stand for it.
+sides have only words of grammar and signs. Where mostly a word goes on, it is shown whole, parted
+where the prototype is: Li-ouville, Ha-usdorff. Where a cell has less than ten places, what came
+next there is chance, and the tokens that tell the prototype stand for it; where what came next
+varies, they follow it.
 """
 
 from __future__ import annotations
@@ -149,12 +150,11 @@ class _Statistics:
         parts = self._parts(cell) if rates["piece"] >= 0.5 else []
         whole = ["-".join(one) for one in parts]
         about = topic or [tag for tag, _, _ in tags]
-        raised = _different(self.raised[cell]) if self.count[cell] < FEW_NEXT else []
-        right = Side(raised, [1.0]) if raised else following
+        right, raised = self._right(cell, following, parts)
         names = [
             " → ".join(filter(None, (", ".join(whole[:most]), ", ".join(raised[:most]))))
             if parts
-            else _sides(read, right, about[: min(most, 2)], most)
+            else _sides(read, right[:most], about[: min(most, 2)], most)
             for most in range(MOST_WORDS, 0, -1)
         ]
         # Where all are too long, the one with the fewest words is cut.
@@ -168,6 +168,22 @@ class _Statistics:
             tags=tuple(tag for tag, _, _ in tags),
             topic=tuple(topic),
         )
+
+    def _right(
+        self, cell: int, following: Side, parts: list[tuple[str, str]]
+    ) -> tuple[list[str], list[str]]:
+        """Return the words on the right of a name, and those of them that are of the prototype."""
+        kept = following.words
+        if self.count[cell] < FEW_NEXT:
+            kept = []
+        elif not parts and sum(following.shares) < LEAST_SIDE:
+            kept = kept[: MOST_WORDS - 1]
+        else:
+            return kept, []
+        there = {word.lower() for word in kept}
+        told = [word for word in _different(self.raised[cell]) if word.lower() not in there]
+        told = told[: MOST_WORDS - len(kept)]
+        return [*kept, *told], told
 
     def _side(self, name: str, cell: int) -> Side:
         written: list[str] = []
@@ -292,13 +308,11 @@ def _subject_rates(hits: sparse.csr_matrix, count: np.ndarray) -> np.ndarray:
     return (each + base) / (np.maximum(base, 1e-9) * (count + 1)[:, None])
 
 
-def _sides(read: Side, following: Side, about: list[str], most: int) -> str:
+def _sides(read: Side, following: list[str], about: list[str], most: int) -> str:
     """Return a name of two sides, with what the text is about where these alone say little."""
     around = f"({', '.join(about)})" if about else "…"
     left = ", ".join(read.words[:most]) if sum(read.shares) >= LEAST_SIDE else around
-    right = ", ".join(following.words[:most])
-    if sum(following.shares) < LEAST_SIDE:
-        right = ", ".join([*following.words[: min(most, 2)], "…"])
+    right = ", ".join(following) or "…"
     name = f"{left} → {right}"
     # A word with content, or a piece of one.
     says = any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
