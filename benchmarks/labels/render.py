@@ -40,7 +40,8 @@ def render(result: dict[str, Any]) -> str:
         "*words read last → words that come next*, in brackets words of the text around; a word "
         "that goes on is shown whole, parted where the prototype is. Names are made of four fifths "
         "of the documents and scored on the others. That cells of less than ten places have on the "
-        "right what they raise, and not what came next, was chosen with these in view. "
+        "right what they raise, and not what came next, and that it comes last there where what "
+        "came next varies, was chosen with these in view. "
         "*Detection*: of as many passages of 25 tokens that fire as of others, which fire? "
         "*Fuzzing*: the same of one marked place, the word read last and the next one. "
         "Asked is a scorer that knows the words of the label alone, and says that the half with "
@@ -98,11 +99,12 @@ def _tokens(models: list[dict[str, Any]]) -> list[str]:
         "",
         "Beside a name a prototype has ten tokens: those that it raises more than the others do, "
         "in standard deviations over the prototypes, of those that the corpus has five times or "
-        "more; they stand on the right of a name where a cell has less than ten places. The ten "
-        "with the largest logits are others. *Has it*: of predictions of the lens's text, the "
-        "model's most likely token is among the ten of the prototype with the most evidence for "
-        "it; in brackets, among another's. *Hardly there*: of all tokens of the lists, those that "
-        "the corpus has less than five times. *Firsts*: different ones at the head of a list.",
+        "more; they stand on the right of a name where a cell has less than ten places, and last "
+        "there where what comes next varies. The ten with the largest logits are others. *Has it*: "
+        "of predictions of the lens's text, the model's most likely token is among the ten of the "
+        "prototype with the most evidence for it; in brackets, among another's. *Hardly there*: of "
+        "all tokens of the lists, those that the corpus has less than five times. *Firsts*: "
+        "different ones at the head of a list.",
         "",
         *table_head("| model | ten tokens | predictions | has it | hardly there | firsts |"),
     ]
