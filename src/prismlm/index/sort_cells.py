@@ -28,7 +28,7 @@ SORT_BYTES = 2**25
 # its place in the order and what it is ordered by.
 COPIES = 3
 BESIDE = 32
-DOCUMENTS_AT_ONCE = 2**13
+DOCUMENTS_AT_ONCE = 2**12
 
 
 def write_cells(

@@ -85,6 +85,7 @@ def write_lens(
     layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
     _free(corpus)
     write_prototypes(directory, given.model, given.head, corpus, scan)
+    _free(corpus)
     if options.verbatim and options.with_text:
         write_suffixes(directory, corpus, options.split)
     _free(corpus)
@@ -111,6 +112,7 @@ def _write_cells(
     if options.positions is None:
         return {}
     write_documents(directory, corpus, options.split)
+    _free(corpus)
     meta = write_cells(
         directory,
         [spool for spool in spools if spool is not None],
