@@ -58,7 +58,7 @@ def main() -> None:
     ratio.add_argument("--bf16", action="store_true", help="index in bfloat16")
     growth = commands.add_parser("growth")
     growth.add_argument("corpus", type=Path)
-    growth.add_argument("--tokens", type=int, nargs="*", default=[10**5, 10**6, 10**7])
+    growth.add_argument("--tokens", type=int, nargs="*", default=[10**5, 10**6, 10**7, 3 * 10**7])
     arguments = parser.parse_args()
     before: dict[str, Any] = read_json(RESULT) if RESULT.exists() else {}
     # Each may be measured at another time, so that each has its own.
