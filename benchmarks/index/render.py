@@ -10,6 +10,8 @@ TARGET = 1.4
 EXTRAPOLATED = {"10⁹": 10**9, "10¹²": 10**12}
 DAY = 86_400
 MIB = 2**20
+# Tokens from which on memory is to be flat.
+FROM = 10**6
 
 
 def main() -> int:
@@ -77,6 +79,10 @@ def _ratio(found: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def _taken(row: dict[str, Any]) -> int:
+    return row["memory_bytes"] - row["memory_bytes_before"]
+
+
 def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[str]:
     if not rows:
         return ["## Growth", "", "Not measured yet."]
@@ -88,29 +94,30 @@ def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[st
         "Corpora of growing size, cut from one and repeated under new document names, each "
         "indexed in a process of its own by an untrained model of one layer (width 32, K = 256, "
         "L = 16), so that the index and not the model is what is measured. Memory is what the "
-        "process took for itself at its largest, beyond what it had before; pages of mapped files, "
-        "which the system takes back where it needs them, are not in it."
+        "process took for itself at its largest, beyond what it had before, and in all; pages of "
+        "mapped files, which the system takes back where it needs them, are not in it."
         + ("" if "cells" in rows[0] else " Without cells, as with `--positions none`.")
         + (" With what finds spans word for word." if rows[0].get("verbatim") else ""),
         "",
-        "| tokens | documents | CPU seconds | tokens a CPU second | memory, MiB | lens on disk, "
-        "MiB |",
-        "|---|---|---|---|---|---|",
+        "| tokens | documents | CPU seconds | tokens a CPU second | memory, MiB | in all, MiB | "
+        "lens on disk, MiB |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        memory = (row["memory_bytes"] - row["memory_bytes_before"]) / MIB
-        lines.append(
-            f"| {row['tokens']:,} | {row['documents']:,} | {row['cpu_seconds']:.1f} | "
-            f"{row['tokens'] / row['cpu_seconds']:,.0f} | {memory:.0f} | "
-            f"{row['disk_bytes'] / MIB:.1f} |"
+    lines += [
+        f"| {row['tokens']:,} | {row['documents']:,} | {row['cpu_seconds']:.1f} | "
+        f"{row['tokens'] / row['cpu_seconds']:,.0f} | {_taken(row) / MIB:.0f} | "
+        f"{row['memory_bytes'] / MIB:.0f} | {row['disk_bytes'] / MIB:.1f} |"
+        for row in rows
+    ]
+    large = [row for row in rows if row["tokens"] >= FROM]
+    if len(large) > 1:
+        first = large[0]
+        grown = "; ".join(
+            f"at {row['tokens']:,} {_taken(row) / _taken(first):.2f} times as large, "
+            f"{row['memory_bytes'] / first['memory_bytes']:.2f} times in all"
+            for row in large[1:]
         )
-    if len(rows) > 1:
-        before, after = (row["memory_bytes"] - row["memory_bytes_before"] for row in rows[-2:])
-        lines += [
-            "",
-            f"From {rows[-2]['tokens']:,} to {last['tokens']:,} tokens, memory is "
-            f"{after / before:.2f} times as large.",
-        ]
+        lines += ["", f"Beside that at {first['tokens']:,} tokens, memory is {grown}."]
     lines += [
         "",
         f"At the last row's {speed:,.0f} tokens a CPU second, time being linear in tokens: "
