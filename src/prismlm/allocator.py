@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -41,13 +43,18 @@ def return_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def keep_no_freed_memory() -> None:
-    """Undo :func:`keep_freed_memory`: return what it kept, and blocks of a megabyte as freed.
+@contextmanager
+def returning_freed_memory() -> Iterator[None]:
+    """Undo :func:`keep_freed_memory` during the block, for large blocks each of another size.
 
-    For work whose large blocks are each of another size.
+    What was kept is returned at once, and blocks of a megabyte that fit no gap as they are freed.
     """
     _blocks_from(RETURNED_BYTES)
     return_freed_memory()
+    try:
+        yield
+    finally:
+        _blocks_from(KEPT_BYTES)
 
 
 def _blocks_from(size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.allocator import keep_freed_memory, return_freed_memory
+from prismlm.allocator import keep_freed_memory, return_freed_memory, returning_freed_memory
 from prismlm.corpus.windows import split_counts
 from prismlm.errors import InputError
 from prismlm.files import check_room
@@ -260,7 +261,9 @@ def _finish(
             assert other is not None
             scan.merge(other)
             spools.append(other.spool)
-        with partial.staging() as directory:
+        on_cpu = given.model.device.type == "cpu"
+        freeing = returning_freed_memory() if on_cpu else nullcontext()
+        with partial.staging() as directory, freeing:
             write_lens(directory, given, scan, spools, meta, progress)
     return partial.out
 

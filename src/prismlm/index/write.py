@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm.allocator import keep_no_freed_memory, return_freed_memory
+from prismlm.allocator import return_freed_memory
 from prismlm.corpus.pieces import token_alone
 from prismlm.files import share
 from prismlm.index import layout
@@ -77,7 +77,6 @@ def write_lens(
         OSError: the disk is full or failing.
     """
     kept, options, corpus = top_contexts.finish(scan.top), given.options, given.corpus
-    keep_no_freed_memory()
     write_index(directory, kept, corpus, options.with_text, progress)
     # Unit states in bf16, row for row with the index.
     save_file({"states": kept.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
