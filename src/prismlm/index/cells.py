@@ -189,8 +189,11 @@ class Cells:
     @cached_property
     def documents(self) -> pa.Table:
         """``cell-documents.parquet``."""
+        return self._read_documents().combine_chunks()
+
+    def _read_documents(self, columns: list[str] | None = None) -> pa.Table:
         path = self._directory / layout.CELL_DOCUMENTS_FILE
-        return layout.read_table(path, DOCUMENT_SCHEMA).combine_chunks()
+        return layout.read_table(path, DOCUMENT_SCHEMA, columns)
 
     def facts(self, document: int) -> dict[str, Any]:
         """Return what is known of a document: doc_id, source, domain, license, title and url."""
@@ -202,7 +205,8 @@ class Cells:
     @cached_property
     def starts(self) -> np.ndarray:
         """Where each document starts, int64 [documents]."""
-        return self.documents["start"].to_numpy()
+        # Of a large corpus all columns take some hundred bytes a document.
+        return self._read_documents(["start"])["start"].to_numpy()
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
         """Return which document, by its row in ``documents``, each global position lies in."""
