@@ -21,14 +21,14 @@ def judge(tmp_path, monkeypatch):
         for step in steps:
             if "validate" in step:
                 out = Path(step["validate"]["run_path"])
-                out.mkdir(parents=True)
+                out.mkdir(parents=True, exist_ok=True)
                 (out / "summary.csv").write_text("query,spearman_corr\n0,0.5\n1,-0.1\n")
                 (out / "filter_summary.csv").write_text(
                     "query,filter_change,random_mean\n0,0.5,0.1\n1,0.3,0.2\n2,0.1,0.1\n3,0.2,0.2\n"
                 )
 
     monkeypatch.setattr(judged_by_bergson.subprocess, "run", run)
-    (tmp_path / "queries.jsonl").write_text("first\nsecond\nthird\n")
+    (tmp_path / "queries.jsonl").write_text("first\nsecond\nthird\nfourth\n")
     (tmp_path / "subsets.json").write_text("[[0], [1], [2]]")
     (tmp_path / "outputs").mkdir()
     for model in range(2):
@@ -53,18 +53,33 @@ def test_qld_of_every_method_is_one_run_beside_the_same_random_removals(judge, m
     handed = []
     monkeypatch.setattr(judge, "_untrained", lambda: None)
     monkeypatch.setattr(judge, "_side_by_side", lambda *given: handed.append(given))
-    rise = judge.removal(["ours", "theirs"], 2)
-    assert judge.removal(["ours", "theirs"], 2) == rise
+    rise = judge.removal(["ours", "theirs"], range(1, 3))
     assert {name: np.round(values, 9).tolist() for name, values in rise.items()} == {
         "ours": [0.4, 0.1],
         "theirs": [0.0, 0.0],
     }
-    assert handed == [(["ours", "theirs"], 2)]
-    assert (judge.work / "removed.jsonl").read_text().split() == ["first", "second"] * 2
+    name = "removed 1 to 3"
+    assert handed == [(name, ["ours", "theirs"], range(1, 3))]
+    assert (judge.work / f"{name}.jsonl").read_text().split() == ["second", "third"] * 2
     step = told[0]["validate"]
-    assert step["query"]["dataset"].endswith("removed.jsonl")
+    assert step["query"]["dataset"].endswith(f"{name}.jsonl")
+    assert step["scores"].endswith(f"{name}/scores")
     assert step["model"].endswith("untrained")
     assert step["baseline_model"].endswith("base")
+
+
+def test_qld_goes_on_where_it_was_stopped(judge, monkeypatch):
+    judge, told = judge
+    monkeypatch.setattr(judge, "_untrained", lambda: None)
+    monkeypatch.setattr(judge, "_side_by_side", lambda *_: None)
+    monkeypatch.setattr(judged_by_bergson, "AT_ONCE", 2)
+    judge.removal(["ours", "theirs"], range(2))
+    rise = judge.removal(["ours", "theirs"], range(4))
+    assert np.round(rise["ours"], 9).tolist() == [0.4, 0.1, 0.4, 0.1]
+    assert len(told) == 2
+    # Other methods are another question.
+    judge.removal(["theirs", "ours"], range(2))
+    assert len(told) == 3
 
 
 def test_a_method_of_its_own_is_run_once_and_timed(judge):
