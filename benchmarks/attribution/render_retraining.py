@@ -88,14 +88,7 @@ def render(
         "",
         "## Judged by Bergson",
         "",
-        f"Bergson {tool['bergson']} reads the same models and judges scores of its own and ours. "
-        "*QLD*: it trains once more for each prediction, without the 1 % of the documents with the "
-        "largest scores; what the loss rises by, less the mean of three trainings without as many "
-        "at random. Its methods leave out the embedding and the output layer, as is usual for "
-        f"EK-FAC; it was asked for all predictions at once. ± over predictions{_asked(tool)}. "
-        f"{_same_figure(lds, tool)}",
-        "",
-        *_judged(tool),
+        *_judged(lds, tool),
         "",
         "## Forgetting",
         "",
@@ -345,8 +338,17 @@ def _reference(methods: dict[str, Any]) -> str:
     return next(name for name in methods if name.startswith("evidence"))
 
 
-def _judged(tool: dict[str, Any]) -> list[str]:
-    lines = table_head("| method | LDS | QLD | s a prediction | s once |")
+def _judged(lds: dict[str, Any], tool: dict[str, Any]) -> list[str]:
+    lines = [
+        f"Bergson {tool['bergson']} reads the same models and judges scores of its own and ours. "
+        "*QLD*: it trains once more for each prediction, without the 1 % of the documents with the "
+        "largest scores; what the loss rises by, less the mean of three trainings without as many "
+        "at random. Its methods leave out the embedding and the output layer, as is usual for "
+        f"EK-FAC; it was asked for all predictions at once. ± over predictions{_asked(tool)}. "
+        f"{_same_figure(lds, tool)}",
+        "",
+        *table_head("| method | LDS | QLD | s a prediction | s once |"),
+    ]
     for name, found in tool["methods"].items():
         seconds = found["seconds"]
         removed = "–"

@@ -71,25 +71,20 @@ def write_cells(
         InputError: ``codes`` needs faiss, which is not installed.
     """
     counts = [spool.counts(num_cells) for spool in spools]
-    total = sum(rows.sum(0) for rows in counts)
-    assert isinstance(total, np.ndarray)
+    total = np.sum([rows.sum(0) for rows in counts], axis=0)
     size, rows = spools[0].dtype.itemsize, int(total.sum())
     width = spools[0].dtype["code"].shape[0]
     sizes = 4 if tokens <= 2**32 else 8, 2 if vocabulary <= 2**16 else 4
-    coded: Codes = Int8Codes(width)
-    if codes != "int8":
-        coded = ProductCodes.learn(_sample(spools, rows, share), codes)
+    coded = _coded(spools, codes, share)
     of_codes = coded.write(directory)
-    types = cells.column_types(coded, *sizes)
     with (
-        _Files(directory, types, vocabulary) as files,
+        _Files(directory, cells.column_types(coded, *sizes), vocabulary) as files,
         progress.task("Sorting positions", rows, "positions") as task,
     ):
         most = max(1, memory // (COPIES * size + BESIDE))
         for part in _parts(spools, counts, total, most):
             records = in_order(_read(part, spools[0].dtype))
-            if len(records):
-                files.append(records, coded)
+            files.append(records, coded)
             task.advance(len(records))
             # Else it would be there still while the next is sorted.
             del records
@@ -125,7 +120,7 @@ class _Files:
         codes.put(records, kept)
         every = records["cell"].astype(np.int64) * self._vocabulary + records["token"]
         begins = np.flatnonzero(np.diff(every, prepend=self._last))
-        keys, self._last = every[begins], int(every[-1])
+        keys, self._last = every[begins], int(every[-1]) if len(every) else self._last
         begins += self._rows
         self.checksums = [
             zlib.crc32(p.data, c) for p, c in zip((keys, begins), self.checksums, strict=True)
@@ -144,6 +139,13 @@ class _Files:
             self._waiting, begin = b"", end
         self._waiting += bytes(data[begin:])
         return np.array(sums, dtype=np.uint32)
+
+
+def _coded(spools: Sequence[Spool], codes: CodeName, share: float) -> Codes:
+    if codes != "int8":
+        rows = sum(spool.rows for spool in spools)
+        return ProductCodes.learn(_sample(spools, rows, share), codes)
+    return Int8Codes(spools[0].dtype["code"].shape[0])
 
 
 def _sample(spools: Sequence[Spool], rows: int, share: float) -> np.ndarray:
