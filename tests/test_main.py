@@ -50,7 +50,7 @@ def test_ctrl_c_while_arguments_are_read_says_so(monkeypatch):
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
 
-# What libgomp says of its settings as it is loaded, after the command line has begun.
+# What libraries say of their settings as they are loaded, after the command line has begun.
 SAID = """
 import sys
 from prismlm.__main__ import main
@@ -59,11 +59,13 @@ try:
     main()
 except SystemExit:
     import torch
+    import pyarrow
+    print(pyarrow.default_memory_pool().backend_name)
 """
 STEPS = """
 import time
-from prismlm.__main__ import _wait_asleep
-_wait_asleep()
+from prismlm.__main__ import set_environment
+set_environment()
 import torch
 torch.set_num_threads(2)
 weights = [torch.randn(256, 256, requires_grad=True) for _ in range(40)]
@@ -79,11 +81,11 @@ for _ in range(5):
 print(time.perf_counter() - began)
 """
 BUSY = [sys.executable, "-c", "while True: pass"]
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS", "ARROW_DEFAULT_MEMORY_POOL")
 
 
 def run(code, **environment):
-    inherited = {key: value for key, value in os.environ.items() if key not in WAITING}
+    inherited = {key: value for key, value in os.environ.items() if key not in SETTINGS}
     command = [sys.executable, "-c", code]
     return subprocess.run(
         command, env=inherited | environment, capture_output=True, text=True, check=True
@@ -91,10 +93,17 @@ def run(code, **environment):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has another OpenMP there")
-@pytest.mark.parametrize(("own", "spins"), [({}, "3000"), ({"GOMP_SPINCOUNT": "77"}, "77")])
-def test_threads_that_wait_sleep_soon_unless_a_user_says_otherwise(own, spins):
-    said = run(SAID, OMP_DISPLAY_ENV="VERBOSE", **own).stderr
-    assert f"GOMP_SPINCOUNT = '{spins}'" in said
+@pytest.mark.parametrize(
+    ("own", "spins", "pool"),
+    [
+        ({}, "3000", "system"),
+        ({"GOMP_SPINCOUNT": "77", "ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}, "77", "mimalloc"),
+    ],
+)
+def test_libraries_are_told_how_to_wait_and_where_to_take_memory(own, spins, pool):
+    said = run(SAID, OMP_DISPLAY_ENV="VERBOSE", **own)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in said.stderr
+    assert said.stdout.split()[-1] == pool
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.__main__ import set_environment
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
 from prismlm.corpus.windows import block_passes
@@ -144,6 +145,7 @@ def _ratio(index: np.ndarray, forward: np.ndarray) -> dict[str, float]:
 
 def measure_growth(source: Path, sizes: list[int]) -> list[dict[str, Any]]:
     """Return time, memory and disk of indexes of growing corpora."""
+    set_environment()  # as the command does, for the processes that index
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)

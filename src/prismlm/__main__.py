@@ -15,7 +15,7 @@ SPINS = 3000
 def main() -> None:
     """Run the command line; exits with 2 on bad input and 130 on Ctrl-C."""
     sys.unraisablehook = _interrupt_again
-    _wait_asleep()
+    set_environment()
     try:
         from prismlm.cli.app import main as run
 
@@ -27,15 +27,21 @@ def main() -> None:
         raise SystemExit(INTERRUPTED) from None
 
 
-def _wait_asleep() -> None:
-    """Have threads of OpenMP that wait for each other sleep soon, unless a user has said how.
+def set_environment() -> None:
+    """Set what libraries read as they are loaded, unless a user has set it. No number changes.
 
-    PyTorch's threads wait for each other after every operation, and by default spin for a
-    millisecond. Where another process has one of their cores, that is for nothing each time, and
-    takes from the one that is waited for: many times what a step takes. No number changes.
+    Threads of OpenMP that wait for each other sleep soon. PyTorch's do so after every operation,
+    and by default spin for a millisecond: where another process has one of their cores, that is for
+    nothing each time, and takes from the one that is waited for: many times what a step takes.
+
+    Arrow takes its memory from the C library on Linux, as all else does. Its own
+    allocator keeps tens of megabytes of what was read that nothing else can use, more the longer it
+    reads.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+    if sys.platform == "linux":
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def _interrupt_again(ignored: Any) -> None:

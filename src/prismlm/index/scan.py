@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -124,6 +124,8 @@ class Scan:
         passes: how many forward passes of that block are done.
         tokens: predictions read.
         spool: where positions are written for the cells; None without cells.
+        waiting: room for candidates that are not ranked yet.
+        held: how many rows of it they take.
     """
 
     top: top_contexts.TopContexts
@@ -134,8 +136,8 @@ class Scan:
     passes: int = 0
     tokens: int = 0
     spool: Spool | None = None
-    pending: list[top_contexts.Contexts] = field(default_factory=list[top_contexts.Contexts])
-    pending_rows: int = 0
+    waiting: top_contexts.Contexts | None = None
+    held: int = 0
 
     @classmethod
     def empty(cls, given: ScanInput, slot: int = 0) -> Scan:
@@ -152,21 +154,27 @@ class Scan:
     def admit(self, candidates: top_contexts.Contexts) -> None:
         """Take candidates; many at a time are ranked, since that moves all that is kept.
 
-        As many wait as there are places. Which do so changes no result.
+        As many wait as there are places. Which do so changes no result. They wait in one place for
+        the same reason as positions do: see :meth:`prismlm.index.spool.Spool.add`.
         """
-        self.pending.append(candidates)
-        self.pending_rows += len(candidates.prototype)
-        if self.pending_rows > max(4096, self.top.cosine.numel()):
+        held = self.held + len(candidates.prototype)
+        if self.waiting is None or held > len(self.waiting.prototype):
+            room = [column.new_empty(2 * held, *column.shape[1:]) for column in candidates]
+            for new, old in zip(room, self.waiting or (), strict=False):
+                new[: self.held] = old[: self.held]
+            self.waiting = top_contexts.Contexts(*room)
+        for column, new in zip(self.waiting, candidates, strict=True):
+            column[self.held : held] = new
+        self.held = held
+        if held > max(4096, self.top.cosine.numel()):
             self.settle()
 
     def settle(self) -> None:
         """Rank the candidates that wait."""
-        if self.pending:
-            waiting = top_contexts.Contexts(
-                *(torch.cat(column) for column in zip(*self.pending, strict=True))
-            )
-            self.top = top_contexts.update(self.top, waiting)
-            self.pending, self.pending_rows = [], 0
+        if self.waiting is not None and self.held:
+            waiting = (column[: self.held] for column in self.waiting)
+            self.top = top_contexts.update(self.top, top_contexts.Contexts(*waiting))
+            self.held = 0
 
     def finish_block(self, order: BlockOrder) -> None:
         """Go on to the next block; note the nearest cosines where the curve has a point."""

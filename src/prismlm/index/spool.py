@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prismlm.corpus.windows import PASS_TOKENS
 from prismlm.errors import FormatError
 from prismlm.index import cells
 from prismlm.index.codes import Int8Codes
@@ -89,13 +90,13 @@ class Spool:
         """Take records; they wait for :meth:`flush`.
 
         They wait in one array. Many small ones would lie between those of the passes, and where
-        these are freed, leave gaps that the next do not fit.
+        these are freed, leave gaps that the next do not fit. So would one that is made anew: it has
+        room for a whole pass more than makes it full.
         """
         held = self._held + len(records)
         if held > len(self._waiting):
-            larger = np.empty(
-                max(held, BUFFER_BYTES // self.dtype.itemsize) + len(records), self.dtype
-            )
+            full = BUFFER_BYTES // self.dtype.itemsize
+            larger = np.empty(max(held, full) + PASS_TOKENS, self.dtype)
             larger[: self._held] = self._waiting[: self._held]
             self._waiting = larger
         self._waiting[self._held : held] = records
