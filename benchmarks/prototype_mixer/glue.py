@@ -20,6 +20,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import run_glue, search
 from prismlm.files import write_json
+from prismlm.models.device import device_named
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
 
 def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of a model, and what its search tried."""
-    lm, work = GlueModel(directory), given.work / name
+    lm, work = GlueModel(directory, device=device_named("auto")), given.work / name
     short_chunks(lm)
     tried: list[dict[str, Any]] = []
     if given.learning_rate is None:
