@@ -57,7 +57,7 @@ def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str,
     counted = {"parameters": lm.model.num_parameters(), "type": lm.model.config.model_type}
     # Where files lie on this machine is nobody's concern.
     result |= {"data": "hub" if given.data is None else given.data.name, "model": name}
-    return result | counted | {"tried": tried, "environment": environment()}
+    return result | counted | {"tried": tried, "environment": environment(lm.model.device.type)}
 
 
 def short_chunks(lm: GlueModel) -> None:

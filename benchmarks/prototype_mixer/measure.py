@@ -33,6 +33,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus, sample_path
 from prismlm.files import atomic_file, write_json
+from prismlm.models.device import device_named
 from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
 
@@ -226,7 +227,7 @@ def measure(run: Settings, settings: Settings, work: Path, result: Path) -> None
         "resumed": resumed,
     }
     row = run | {"seed": settings["seed"], "settings": shown} | figures
-    write_json(result, row | {"environment": environment()})
+    write_json(result, row | {"environment": environment(device_named("auto"))})
     print(f"{result.name}: perplexity {figures['perplexity']:.2f}, {elapsed:.0f} s", flush=True)
 
 

@@ -29,8 +29,9 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str = "cpu") -> dict[str, Any]:
     """Return what ran a benchmark, when and on what; the load is that of the last 15 minutes."""
+    named = "CPU" if device == "cpu" else torch.cuda.get_device_name(device)
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         cwd=ROOT,
@@ -42,7 +43,7 @@ def environment() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit,
-        "machine": f"{platform.machine()}, {threads} threads, CPU",
+        "machine": f"{platform.machine()}, {threads} threads, {named}",
         "processor": processor(),
         "threads": threads,
         "cores": os.cpu_count(),

@@ -34,9 +34,8 @@ def set_environment() -> None:
     and by default spin for a millisecond: where another process has one of their cores, that is for
     nothing each time, and takes from the one that is waited for: many times what a step takes.
 
-    Arrow takes its memory from the C library on Linux, as all else does. Its own
-    allocator keeps tens of megabytes of what was read that nothing else can use, more the longer it
-    reads.
+    Arrow takes its memory from the C library on Linux, as all else does. Its own allocator keeps
+    what it had for what was read, more the longer it reads, and nothing else can use that.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ["GOMP_SPINCOUNT"] = str(SPINS)

@@ -24,7 +24,10 @@ def _wrong(found, count):
     return wrong if balanced else [*wrong, f"looks at too little: {found}"]
 
 
-@pytest.mark.parametrize(("part", "count"), [("command line", 600), ("api", 600), ("readers", 300)])
+# Readers open whole models and corpora, which takes longest.
+@pytest.mark.parametrize(
+    ("part", "count"), [("command line", 2000), ("api", 1000), ("readers", 600)]
+)
 @pytest.mark.usefixtures("unchecked")
 def test_random_inputs_end_in_an_answer_or_an_error_of_ours(world, part, count):
     assert _wrong(fuzz(part, world, count, 0), count) == []
