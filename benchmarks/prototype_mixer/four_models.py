@@ -49,7 +49,7 @@ MODELS: dict[str, Settings] = {
         "hidden_size": 256,
         "num_heads": 16,
         "num_hidden_layers": 13,
-        "chunk_size": 32,
+        "chunk_size": 16,
     },
     "deltanet": {"preset": "deltanet", "num_hidden_layers": 7},
 }
@@ -64,8 +64,8 @@ COMPILED = ("deltanet", "mamba2")
 RATES = {
     "protot": (2e-3, 4e-3, 8e-3, 1.6e-2),
     "llama": (0.8e-3, 1.6e-3, 3.2e-3, 6.4e-3),
-    "mamba2": (1.9e-3, 3.8e-3, 7.6e-3),
-    "deltanet": (1.7e-3, 3.4e-3, 6.8e-3),
+    "mamba2": (1.9e-3, 3.8e-3, 7.6e-3, 1.52e-2),
+    "deltanet": (1.7e-3, 3.4e-3, 6.8e-3, 1.36e-2),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 
 from benchmarks.prototype_mixer.figures import (
     NAMES,
@@ -21,6 +22,7 @@ from benchmarks.prototype_mixer.figures import (
 )
 from benchmarks.prototype_mixer.measure import IMPROVEMENTS
 from benchmarks.prototype_mixer.rates import beside_the_rate, best_factor, on_the_choice, rates
+from benchmarks.prototype_mixer.table_sections import sections
 from benchmarks.shared.pages import (
     page_options,
     publish,
@@ -39,11 +41,13 @@ def main() -> int:
     """Render, or say whether the page is up to date."""
     given = page_options(__doc__).parse_args()
     rows = read_results(given.results / "prototype_mixer", "prototype_mixer.measure")
-    return publish({given.results / "prototype_mixer.md": render(rows)}, check=given.check)
+    tables = sections(given.results / "prototype_mixer" / "tables")
+    page = render(rows, tables)
+    return publish({given.results / "prototype_mixer.md": page}, check=given.check)
 
 
-def render(rows: list[Row]) -> str:
-    """Return the page."""
+def render(rows: list[Row], tables: Sequence[str] = ()) -> str:
+    """Return the page, with the sections of ``table_sections`` at its end."""
     runs: Runs = defaultdict(list)
     for row in rows:
         key = Key(
@@ -80,6 +84,8 @@ def render(rows: list[Row]) -> str:
         *_longer(longer, steps),
         *_improved(at_once, contexts, best["protot"]),
         runs_made([row["environment"] for row in rows]),
+        "",
+        *tables,
     ]
     return "\n".join(lines).rstrip() + "\n"
 

@@ -1,0 +1,275 @@
+"""The sections of docs/results/prototype_mixer.md on the source's Tables 1 and 15 to 20."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.prototype_mixer.figures import NAMES, SOURCE, counted
+from benchmarks.prototype_mixer.tables import CONTEXTS, DEV, DOCUMENTS, EPOCHS, ROW, TABLE_1, dev_ce
+from benchmarks.shared.pages import runs_made, table_head
+from prismlm.files import read_json
+
+Row = dict[str, Any]
+Rows = dict[str, list[Row]]
+WIDER = {
+    "protot-wide": "ProtoT, twice as wide",
+    "protot-deep": "ProtoT, twice as many layers",
+    "protot-channels": "ProtoT, 64 channels",
+}
+SOURCE_WIDER = {
+    "protot-wide": (97.2, 82.0, 73.7, 73.0),
+    "protot-deep": (109.6, 79.8, 74.6, 76.7),
+    "protot-channels": (94.0, 83.2, 79.1, 80.5),
+}
+# Tables 15 to 20: what they are about, and of every row its name and the source's perplexity.
+ABLATIONS: dict[str, list[tuple[str, str, float | None]]] = {
+    "Table 15: what keeps layer 0's channels apart": [
+        ("protot", "all of it", 133.3),
+        ("table-15-no-shared-gates", "gates not shared", 133.4),
+        ("table-15-layer-0-temperature-1", "τ of layer 0 from 1", 133.6),
+        ("table-15-no-convolution", "no convolution", 145.7),
+        ("table-15-no-mitigation", "nothing of it", 149.9),
+        ("table-15-temperature-multiplied", "scores times τ, not over it", None),
+    ],
+    "Table 16: width of the convolution": [
+        ("table-16-kernel-4", "4", 98.3),
+        ("protot", "5", 97.1),
+        ("table-16-kernel-6", "6", 96.9),
+        ("table-16-kernel-7", "7", 97.5),
+    ],
+    "Table 17: α at the start": [
+        ("table-17-alpha-0.0", "0", 99.2),
+        ("table-17-alpha-0.5", "0.5", 97.9),
+        ("table-17-alpha-0.8", "0.8", 97.0),
+        ("protot", "1", 97.1),
+        ("table-17-alpha-1.2", "1.2", 98.7),
+    ],
+    "Table 18: division by the mass, values of half the width": [
+        ("protot", "both", 97.1),
+        ("table-18-no-mass-normalisation", "not divided", 101.8),
+        ("table-18-full-value-width", "values of full width", 97.3),
+    ],
+    "Table 19: channels": [
+        ("table-19-channels-16", "16", 98.5),
+        ("protot", "32", 97.1),
+        ("table-19-channels-64", "64", 97.3),
+    ],
+    "Table 20: dropout": [
+        ("protot", "ProtoT, 0.1", 97.1),
+        ("table-20-protot-no-dropout", "ProtoT, none", 107.6),
+        ("llama", "LLaMA, 0.1", 84.8),
+        ("table-20-llama-no-attention-dropout", "LLaMA, none in attention", 85.2),
+        ("table-20-llama-no-dropout", "LLaMA, none", 92.4),
+        ("mamba", "Mamba 2, 0.1", 91.1),
+        ("table-20-mamba-no-dropout", "Mamba 2, none", 96.6),
+        ("deltanet", "DeltaNet, 0.1", 99.4),
+        ("table-20-deltanet-no-dropout", "DeltaNet, none", 103.5),
+    ],
+}
+
+
+class Claim(NamedTuple):
+    """What the source's figures say: the first row's perplexity is below the second's."""
+
+    said: str
+    first: str
+    second: str
+
+
+CLAIMS = (
+    Claim("The convolution lowers perplexity", "protot", "table-15-no-convolution"),
+    Claim(
+        "… and by more than shared gates do", "table-15-no-shared-gates", "table-15-no-convolution"
+    ),
+    Claim(
+        "… and by more than τ = 3 does",
+        "table-15-layer-0-temperature-1",
+        "table-15-no-convolution",
+    ),
+    Claim("Without all three it is worst", "table-15-no-convolution", "table-15-no-mitigation"),
+    Claim("A convolution of 5 is better than of 4", "protot", "table-16-kernel-4"),
+    Claim("… than of 7", "protot", "table-16-kernel-7"),
+    Claim("α from 1 is better than ReZero's 0", "protot", "table-17-alpha-0.0"),
+    Claim("… than 1.2", "protot", "table-17-alpha-1.2"),
+    Claim("Division by the mass lowers perplexity", "protot", "table-18-no-mass-normalisation"),
+    Claim("32 channels are better than 16", "protot", "table-19-channels-16"),
+    Claim("Dropout lowers ProtoT's perplexity", "protot", "table-20-protot-no-dropout"),
+    Claim("… LLaMA's", "llama", "table-20-llama-no-dropout"),
+    Claim("… LLaMA's, that in attention alone", "llama", "table-20-llama-no-attention-dropout"),
+    Claim("… Mamba's", "mamba", "table-20-mamba-no-dropout"),
+    Claim("… DeltaNet's", "deltanet", "table-20-deltanet-no-dropout"),
+)
+
+
+def sections(folder: Path) -> list[str]:
+    """Return the lines of both sections, of the runs that are there."""
+    contexts, ablations = (best_runs(folder / part) for part in ("contexts", "ablations"))
+    environments = [
+        row["environment"]
+        for rows in (contexts, ablations)
+        for found in rows.values()
+        for row in found
+    ]
+    lines = [*(_table_1(contexts) if contexts else []), *(_ablated(ablations) if ablations else [])]
+    return [*lines, runs_made(environments), ""] if lines else []
+
+
+def best_runs(folder: Path) -> Rows:
+    """Return the runs of every row at the rate that was best with seed 0, by the row's name."""
+    found: Rows = defaultdict(list)
+    for path in sorted(folder.glob("*.json")):
+        row = read_json(path)
+        found[row["row"]].append(row)
+    best: Rows = {}
+    for name, rows in found.items():
+        first = min((row for row in rows if row["seed"] == 0), key=dev_ce)
+        best[name] = [row for row in rows if row["rate"] == first["rate"]]
+    return best
+
+
+def perplexity(row: Row) -> float:
+    """Return the least perplexity on the way or at the end."""
+    return math.exp(dev_ce(row))
+
+
+def ratios(rows: list[Row], others: list[Row]) -> list[float]:
+    """Return perplexities over those of others with the same seeds."""
+    of_seed = {row["seed"]: perplexity(row) for row in others}
+    return [perplexity(row) / of_seed[row["seed"]] for row in rows if row["seed"] in of_seed]
+
+
+def verdict(found: list[float]) -> str:
+    """Say whether ratios are all below 1, as a claim has it."""
+    if not found:
+        return "not run"
+    said = "not shown"
+    if max(found) < 1:
+        said = "shown"
+    elif min(found) > 1:
+        said = "the opposite"
+    return f"**{said}**: {_spread(found, '.3f')}, {counted(len(found))}"
+
+
+def _spread(found: list[float], form: str) -> str:
+    middle = format(statistics.mean(found), form)
+    if len(found) == 1:
+        return middle
+    return f"{middle} ({min(found):{form}} to {max(found):{form}})"
+
+
+def _table_1(rows: Rows) -> list[str]:
+    first = next(iter(rows.values()))[0]
+    lines = [
+        "## Table 1: contexts, and what of ProtoT grows with them",
+        "",
+        f"Every training document has {ROW:,} tokens, so that at each context all positions are "
+        f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
+        f"M tokens once, in {first['settings']['steps']:,} steps. Perplexity of the same held-out "
+        "text, each document from the start of a row. The rate is the better of two, twice one "
+        "another, by that perplexity with seed 0.",
+        "",
+        *table_head(f"| | parameters | {' | '.join(f'{length:,}' for length in CONTEXTS)} |"),
+    ]
+    titles = NAMES | WIDER
+    for name in sorted(TABLE_1, key=list(titles).index):
+        found = [rows.get(f"{name}-at-{length}", []) for length in CONTEXTS]
+        size = next((f"{some[0]['parameters']:,}" for some in found if some), "–")
+        cells = " | ".join(_spread([*map(perplexity, r)], ".1f") if r else "–" for r in found)
+        lines.append(f"| {titles[name]} | {size} | {cells} |")
+    lines += [
+        "",
+        "Over LLaMA's of the same context and seed; in brackets the source's.",
+        "",
+        *table_head(f"| | {' | '.join(f'{length:,}' for length in CONTEXTS)} |"),
+    ]
+    for name, theirs in (SOURCE | SOURCE_WIDER).items():
+        if name != "llama":
+            cells = [
+                _ratio(rows, f"{name}-at-{length}", f"llama-at-{length}", theirs[k] / llama)
+                for k, (length, llama) in enumerate(zip(CONTEXTS, SOURCE["llama"], strict=True))
+            ]
+            lines.append(f"| {titles[name]} | {' | '.join(cells)} |")
+    return [*lines, "", *_context_claims(rows), ""]
+
+
+def _ratio(rows: Rows, name: str, other: str, source: float) -> str:
+    found = ratios(rows.get(name, []), rows.get(other, []))
+    return f"{_spread(found, '.3f') if found else '–'} ({source:.3f})"
+
+
+def _context_claims(rows: Rows) -> list[str]:
+    short, long, last = CONTEXTS[0], CONTEXTS[-2], CONTEXTS[-1]
+
+    def behind(length: int) -> dict[int, float]:
+        llama = {row["seed"]: perplexity(row) for row in rows.get(f"llama-at-{length}", [])}
+        own = rows.get(f"protot-at-{length}", [])
+        return {r["seed"]: perplexity(r) / llama[r["seed"]] for r in own if r["seed"] in llama}
+
+    at_short, at_last = behind(short), behind(last)
+    growth = [at_short[seed] / at_last[seed] for seed in at_short.keys() & at_last.keys()]
+    lines = [
+        f"- ProtoT falls behind LLaMA as contexts grow (its ratio at {short:,} over that at "
+        f"{last:,} is below 1; the source: 0.893): {verdict(growth)}"
+    ]
+    for name in ("protot", *WIDER):
+        found = ratios(rows.get(f"{name}-at-{last}", []), rows.get(f"{name}-at-{long}", []))
+        theirs = (SOURCE | SOURCE_WIDER)[name]
+        lines.append(
+            f"- {(NAMES | WIDER)[name]} gains by {last:,} tokens over {long:,} (the source: "
+            f"{theirs[3] / theirs[2]:.3f}): {verdict(found)}"
+        )
+    return lines
+
+
+def _ablated(rows: Rows) -> list[str]:
+    first = next(iter(rows.values()))[0]
+    factor = sorted({row["rate"] for row in rows.get("protot", [])})
+    lines = [
+        "## Tables 15 to 20: ablations, each at its best rate",
+        "",
+        f"{DOCUMENTS} documents of {ROW:,} tokens, read {EPOCHS} times in rows of 256, "
+        f"{first['settings']['steps']:,} steps; the least perplexity of {DEV:,} held-out tokens "
+        "after any of the passes, as in the source. The rate of every row is the best of three, "
+        "each twice the one before, with seed 0"
+        + (f"; the default's is {factor[0]:g}" if factor else "")
+        + ". Beside perplexity its ratio to the table's default of the same seed.",
+        "",
+    ]
+    for title, entries in ABLATIONS.items():
+        lines += [f"### {title}", "", *_ablation(rows, title, entries), ""]
+    lines += ["The source's figures say, by ratios of perplexities of equal seeds:", ""]
+    lines += [
+        f"- {claim.said}: {verdict(ratios(rows.get(claim.first, []), rows.get(claim.second, [])))}"
+        for claim in CLAIMS
+    ]
+    return [*lines, ""]
+
+
+def _ablation(rows: Rows, title: str, entries: list[tuple[str, str, float | None]]) -> list[str]:
+    routed = title.startswith("Table 15")
+    more = " α of layer 0 | Gini | top share |" if routed else ""
+    lines = table_head(f"| | rate | perplexity | over the default's | the source's |{more}")
+    source = {name: figure for name, _, figure in entries}
+    for name, said, figure in entries:
+        found = rows.get(name, [])
+        default = found[0]["model"] if found else "protot"
+        over = ratios(found, rows.get(default, []))
+        cells = [
+            said,
+            f"{found[0]['rate']:g}" if found else "–",
+            _spread([*map(perplexity, found)], ".1f") if found else "–",
+            "" if name == default else (_spread(over, ".3f") if over else "–"),
+            "–" if figure is None else f"{figure} ({figure / (source[default] or 1):.3f})",
+        ]
+        if routed:
+            gates = [row["gates"][-1] for row in found if row.get("gates")]
+            cells += [
+                _spread([one[key] for one in gates], ".3f") if gates else "–"
+                for key in ("alpha", "write_gini", "write_top_share")
+            ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -1,0 +1,268 @@
+"""The source's Tables 1 and 15 to 20 at a laptop's size: contexts, sizes and ablations.
+
+    python -m benchmarks.prototype_mixer.tables corpus-rows corpus --texts DIR
+    python -m benchmarks.prototype_mixer.tables corpus-rows contexts
+    python -m benchmarks.prototype_mixer.tables corpus-rows ablations
+    python -m benchmarks.prototype_mixer.render
+
+Texts are Parquet files with ``text``. The corpus has ``EACH`` documents of every file that has as
+many long ones, and of each the first 2,048 tokens: at every context all positions of all rows are
+text, a row is of one document, and every model reads the same tokens once. Ablations are those of
+``recipes/prototype_mixer/ablations`` in models of a laptop's size; they read ``DOCUMENTS`` of the
+documents ten times.
+
+Seed 0 is run at each of several rates; other seeds at the rate that was best with seed 0, which
+has to be there. One JSON file per run; a run whose file is there is not run again, and one that
+was cut short goes on from its last checkpoint in ``--work``.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+import yaml
+
+from benchmarks.prototype_mixer.four_models import curve
+from benchmarks.prototype_mixer.measure import (
+    ALL_OF_IT,
+    CONTEXTS,
+    HEADS,
+    LAYERS,
+    MODELS,
+    POSITIONS,
+    VOCABULARY,
+    WIDTH,
+    Settings,
+    measure,
+)
+from benchmarks.prototype_mixer.measure import RATES as SOURCE_RATES
+from benchmarks.shared.options import RESULTS, training_options
+from prismlm.corpus import Corpus, build_corpus
+from prismlm.files import read_json, write_json
+
+PARTS = ["corpus", "contexts", "ablations"]
+RECIPES = Path("recipes/prototype_mixer")
+EACH, LONG, READ = 80, 10_000, 16_000
+"""Documents of a file, of so many characters or more, and how many of these are read."""
+HELD_OUT = 0.1
+ROW = CONTEXTS[-1]
+# The last three rows of Table 1: twice the width, the layers, the channels.
+TABLE_1 = {name: (name, settings) for name, settings in MODELS.items()} | {
+    "protot-wide": ("protot", MODELS["protot"] | {"hidden_size": 2 * WIDTH}),
+    "protot-deep": ("protot", MODELS["protot"] | {"num_hidden_layers": 2 * LAYERS}),
+    "protot-channels": ("protot", MODELS["protot"] | {"num_channels": 64}),
+}
+# Times the source's rates: what is best at this size, and half of it.
+TABLE_1_FACTORS = {"protot": (2, 4), "llama": (1, 2), "mamba": (1, 2), "deltanet": (0.5, 1)}
+FACTORS = (1, 2, 4)
+DOCUMENTS, EPOCHS, DEV = 64, 10, 20_000
+"""What ablations are trained on, how often, and the held-out tokens read after every time."""
+SMALL: dict[str, Settings] = {
+    "protot": {"hidden_size": WIDTH, "num_hidden_layers": LAYERS},
+    "llama": {
+        "hidden_size": WIDTH,
+        "intermediate_size": 432,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+    },
+    "deltanet": {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_heads": HEADS},
+    # Without a GPU's kernels a step of the first Mamba takes a minute.
+    "mamba": MODELS["mamba"],
+}
+
+
+class Case(NamedTuple):
+    """One row of a table at one context.
+
+    Attributes:
+        name: of its files, without rate and seed.
+        model: whose kind it is.
+        settings: its recipe, but for rate and seed.
+        rates: what seed 0 is run at.
+    """
+
+    name: str
+    model: str
+    settings: Settings
+    rates: tuple[float, ...]
+
+
+def main() -> None:
+    """Build the corpus, or make every run of a part that has no result yet."""
+    parser = training_options(
+        __doc__, PARTS, work="table-runs", out=RESULTS / "prototype_mixer" / "tables"
+    )
+    parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
+    parser.add_argument("--only", nargs="*", help="rows, such as protot or table-16-kernel-4")
+    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
+    given = parser.parse_args()
+    if given.part == "corpus":
+        build_corpus_of_rows(given.texts, given.corpus)
+        return
+    torch.set_num_threads(given.threads)
+    if given.part == "contexts":
+        cases = contexts(given.corpus, given.contexts)
+    else:
+        cases = ablations(given.corpus)
+    for case in cases:
+        if not given.only or case.name.partition("-at-")[0] in given.only:
+            run(case, given.seed, given.work, given.out / given.part)
+
+
+def run(case: Case, seed: int, work: Path, out: Path) -> None:
+    """Make the runs of a case that have no result yet."""
+    out.mkdir(parents=True, exist_ok=True)
+    for rate in case.rates if seed == 0 else (best_rate(out, case),):
+        result = out / f"{case.name}-{rate:g}-{seed}.json"
+        if result.is_file():
+            print(f"{result.name} is there")
+            continue
+        settings: Settings = case.settings | {"seed": seed}
+        settings["optimizer"] = settings["optimizer"] | {"learning_rate": rate}
+        place = work / result.stem
+        said = {"row": case.name, "model": case.model, "rate": rate}
+        measure(said, settings, place, result)
+        more: dict[str, Any] = {"curve": curve(place)} if settings["evaluation"]["every"] else {}
+        if (place / "channels.csv").is_file():
+            more["gates"] = gates(place / "channels.csv")
+        write_json(result, read_json(result) | more)
+        shutil.rmtree(place)
+
+
+def best_rate(out: Path, case: Case) -> float:
+    """Return the rate of least perplexity with seed 0."""
+    found = {
+        rate: read_json(path)
+        for rate in case.rates
+        if (path := out / f"{case.name}-{rate:g}-0.json").is_file()
+    }
+    if len(found) < len(case.rates):
+        raise SystemExit(f"{out} lacks runs of {case.name} with seed 0: make them first")
+    return min(found, key=lambda rate: dev_ce(found[rate]))
+
+
+def dev_ce(row: dict[str, Any]) -> float:
+    """Return a run's cross-entropy: the least on the way or at its end, as the source has it."""
+    return min([row["ce"], *(point["ce"] for point in row.get("curve", ()))])
+
+
+def gates(path: Path) -> list[dict[str, float]]:
+    """Return α, and how evenly write gates spread, of layer 0 at every evaluation."""
+    kept = ("step", "alpha", "write_gini", "write_use_gini", "write_top_share")
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["layer"] == "0"]
+    return [{name: float(row[name]) for name in kept} for row in rows]
+
+
+def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
+    """Return the rows of Table 1, context by context: as many steps as there are training rows."""
+    opened = Corpus.open(corpus)
+    steps = int(opened.lengths[opened.split("train")].sum()) // POSITIONS
+    return [
+        Case(
+            f"{name}-at-{length}",
+            model,
+            {
+                **_common(corpus, model_settings, length),
+                "optimizer": {"warmup": 0.1, "final_learning_rate_share": 0.1},
+                "steps": steps,
+                "evaluation": {"every": 0, "final_tokens": ALL_OF_IT},
+            },
+            tuple(SOURCE_RATES[model] * factor for factor in TABLE_1_FACTORS[model]),
+        )
+        for length in lengths
+        for name, (model, model_settings) in TABLE_1.items()
+    ]
+
+
+def ablations(corpus: Path) -> list[Case]:
+    """Return the rows of Tables 15 to 20 that have a recipe, after the defaults of the models."""
+    found: list[Case] = []
+    paths = [RECIPES / f"{model}.yaml" for model in SMALL]
+    for path in paths + sorted((RECIPES / "ablations").glob("*.yaml")):
+        recipe = yaml.safe_load(path.read_text())
+        model = recipe["model"]["preset"]
+        settings = _common(corpus, recipe["model"] | SMALL[model], 256)
+        if "value_width" in recipe["model"]:
+            settings["model"]["value_width"] = WIDTH
+        if "initial_temperatures" in recipe["model"]:
+            kept = recipe["model"]["initial_temperatures"][:LAYERS]
+            settings["model"]["initial_temperatures"] = kept
+        if "dropout" in recipe:
+            settings["dropout"] = recipe["dropout"]
+        optimizer = recipe["optimizer"]
+        rate = optimizer.pop("learning_rate")
+        settings |= {
+            "optimizer": optimizer,
+            "steps": DOCUMENTS * ROW * EPOCHS // POSITIONS,
+            "evaluation": {
+                "every": DOCUMENTS * ROW // POSITIONS,
+                "tokens": DEV,
+                "final_tokens": DEV,
+            },
+        }
+        settings["data"]["documents"] = DOCUMENTS
+        # The default in a table of its own is a second time the same runs.
+        if settings not in [case.settings for case in found]:
+            rates = tuple(rate * factor for factor in FACTORS)
+            found.append(Case(path.stem, model, settings, rates))
+    return found
+
+
+def _common(corpus: Path, model: Settings, length: int) -> Settings:
+    return {
+        "corpus": str(corpus),
+        "model": model,
+        "head": {"enabled": False},
+        "data": {"length": length, "packing": "padded"},
+        "batch_size": POSITIONS // length,
+        "precision": "bf16",
+        "checkpoint": {"every": 250, "keep": 1},
+        "logging": {"tensorboard": False},
+    }
+
+
+def build_corpus_of_rows(texts: Path, out: Path) -> None:
+    """Write a corpus of documents that have 2,048 tokens each, the end of text among them."""
+    drawn, whole = (out.with_name(f"{out.name}-{part}") for part in ("drawn", "whole"))
+    drawn.mkdir(exist_ok=True)
+    for path in sorted(texts.glob("*.parquet")):
+        table = pq.read_table(path)
+        functions: Any = pc
+        sizes = functions.utf8_length(table["text"]).to_numpy()
+        long = np.random.default_rng(0).permutation(np.flatnonzero(sizes >= LONG))
+        if len(long) >= EACH:
+            chosen = table.take(np.sort(long[:EACH]))
+            cut = functions.utf8_slice_codeunits(chosen["text"], 0, READ)
+            at = chosen.column_names.index("text")
+            pq.write_table(chosen.set_column(at, "text", cut), drawn / path.name)
+    corpus = build_corpus(drawn, whole, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT)
+    rows: list[dict[str, Any]] = []
+    for name in ("train", "heldout"):
+        for document in corpus.split(name):
+            text, spans = corpus.text(int(document)), corpus.spans(int(document))
+            if len(spans) < ROW:
+                continue
+            text = text[: spans[ROW - 2][1]]
+            # What is cut within a word may have other tokens at its end than the whole had.
+            if len(corpus.tokenizer(text)["input_ids"]) == ROW - 1:
+                rows.append({"text": text, "split": name})
+    cut_path = drawn / "cut.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), cut_path)
+    build_corpus(cut_path, out, tokenizer=whole / "tokenizer", heldout_fraction=HELD_OUT)
+    for folder in (drawn, whole):
+        shutil.rmtree(folder)
+    print(f"wrote {out}: {len(rows)} documents of {ROW} tokens")
+
+
+if __name__ == "__main__":
+    main()

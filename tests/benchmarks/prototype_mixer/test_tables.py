@@ -1,0 +1,138 @@
+"""Tables 1 and 15 to 20 at a laptop's size: their corpus, their runs, and what is said of them."""
+
+import json
+import math
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.prototype_mixer import tables
+from benchmarks.prototype_mixer.table_sections import (
+    ABLATIONS,
+    CLAIMS,
+    WIDER,
+    best_runs,
+    sections,
+    verdict,
+)
+from prismlm.corpus import Corpus, sample_path
+from prismlm.training import build_recipe
+from prismlm.training.setup import prepare
+
+
+def test_every_row_of_the_source_is_another_model_at_several_rates(tiny_corpus, tmp_path):
+    rows = tables.ablations(tiny_corpus)
+    named = {name for entries in ABLATIONS.values() for name, _, _ in entries}
+    assert {case.name for case in rows} == named
+    assert named >= {name for claim in CLAIMS for name in (claim.first, claim.second)}
+    assert len({json.dumps([case.settings]) for case in rows}) == len(rows) == 25
+    wider = tables.contexts(tiny_corpus, [256, 2048])
+    assert len(wider) == 2 * (4 + len(WIDER))
+    for case in [*rows, *wider]:
+        assert len(set(case.rates)) == len(case.rates) >= 2
+        settings = case.settings | {"seed": 0, "out": str(tmp_path / "out")}
+        recipe = build_recipe(settings)
+        assert recipe.batch_size * recipe.data.length == tables.POSITIONS
+        if case.name != "table-20-mamba-no-dropout":
+            config = prepare(recipe).model.model.config
+            # Of a laptop's size, whatever the recipe says of the source's.
+            assert config.hidden_size == (320 if case.name.startswith("protot-wide") else 160)
+            assert getattr(config, "value_width", 0) <= config.hidden_size
+
+
+def test_documents_of_the_corpus_fill_every_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "EACH", 12)
+    monkeypatch.setattr(tables, "LONG", 600)
+    monkeypatch.setattr(tables, "READ", 1500)
+    monkeypatch.setattr(tables, "ROW", 128)
+    monkeypatch.setattr(tables, "VOCABULARY", 512)
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    shutil.copy(sample_path(), texts / "long.parquet")
+    # Of a file with fewer long ones none is taken.
+    pq.write_table(pa.table({"text": ["x" * 700] * 11}), texts / "few.parquet")
+    tables.build_corpus_of_rows(texts, tmp_path / "rows")
+    corpus = Corpus.open(tmp_path / "rows")
+    assert set(corpus.lengths.tolist()) == {128}
+    assert 8 <= len(corpus) <= 12
+    assert len(corpus.split("train"))
+    assert not any("xxx" in corpus.text(n) for n in range(len(corpus)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows", "texts"]
+
+
+def test_other_seeds_are_run_at_the_rate_that_was_best_with_the_first(
+    tiny_corpus, tmp_path, monkeypatch, capsys
+):
+    case = next(one for one in tables.ablations(tiny_corpus) if one.name == "protot")
+    case.settings.update(steps=4, batch_size=2, precision="float32")
+    case.settings["data"].update(length=32, documents=8)
+    case.settings["evaluation"] = {"every": 2, "tokens": 500, "final_tokens": 500}
+    with pytest.raises(SystemExit, match="lacks runs of protot with seed 0"):
+        tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
+    case = case._replace(rates=(1e-5, 5e-3))
+    tables.run(case, 0, tmp_path / "work", tmp_path / "ablations")
+    tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
+    files = sorted(path.name for path in (tmp_path / "ablations").iterdir())
+    # Four steps of a rate near 0 leave the model where it was.
+    assert files == ["protot-0.005-0.json", "protot-0.005-1.json", "protot-1e-05-0.json"]
+    assert not any((tmp_path / "work").iterdir())
+    capsys.readouterr()
+    tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
+    assert "protot-0.005-1.json is there" in capsys.readouterr().out
+    found = best_runs(tmp_path / "ablations")["protot"]
+    assert [(row["rate"], row["seed"]) for row in found] == [(0.005, 0), (0.005, 1)]
+    # The last evaluation is the run's own figure.
+    assert [point["step"] for point in found[0]["curve"]] == [2]
+    assert [one["step"] for one in found[0]["gates"]] == [2, 4]
+    assert 0 < found[0]["gates"][0]["write_top_share"] < 1
+
+
+def write(folder, row, seed, perplexity, rate=0.1, **more):
+    folder.mkdir(parents=True, exist_ok=True)
+    run = {
+        "row": row,
+        "model": row.partition("-")[0],
+        "rate": rate,
+        "seed": seed,
+        "ce": math.log(perplexity),
+        "tokens": 1_500_000,
+        "parameters": 1234,
+        "settings": {"steps": 7},
+        "environment": {"date": "2026-01-01"},
+    }
+    (folder / f"{row}-{rate}-{seed}.json").write_text(json.dumps(run | more))
+
+
+def test_sections_by_hand(tmp_path):
+    contexts, ablations = tmp_path / "contexts", tmp_path / "ablations"
+    for seed, protot, llama in ((0, 110, 100), (1, 90, 100)):
+        write(contexts, "protot-at-256", seed, protot)
+        write(contexts, "llama-at-256", seed, llama)
+        write(contexts, "protot-at-1024", seed, 120)
+        write(contexts, "protot-at-2048", seed, 130)
+        write(contexts, "llama-at-2048", seed, 100)
+    # The worse rate of seed 0 is passed over, with its other seeds.
+    write(contexts, "protot-at-256", 0, 111, rate=0.2)
+    curve = [{"ce": math.log(60)}, {"ce": math.log(50)}, {"ce": math.log(70)}]
+    write(ablations, "protot", 0, 99, curve=curve, gates=[{
+        "alpha": 0.5, "write_gini": 0.25, "write_top_share": 0.125
+    }])  # fmt: skip
+    write(ablations, "table-15-no-convolution", 0, 99, curve=[{"ce": math.log(60)}],
+        model="protot")  # fmt: skip
+    page = "\n".join(sections(tmp_path))
+    assert "| ProtoT | 1,234 | 100.0 (90.0 to 110.0) | – | 120.0 (120.0 to 120.0) |" in page
+    assert "| ProtoT | 1.000 (0.900 to 1.100) (1.150) | – (1.205) |" in page
+    # 1.1 / 1.3 and 0.9 / 1.3.
+    assert (
+        "(its ratio at 256 over that at 2,048 is below 1; the source: 0.893): **shown**: " in page
+    )
+    assert "**shown**: 0.769 (0.692 to 0.846), 2 seeds" in page
+    assert "- ProtoT gains by 2,048 tokens over 1,024 (the source: 1.017): **the opposite**" in page
+    assert "| all of it | 0.1 | 50.0 |  | 133.3 (1.000) | 0.500 | 0.250 | 0.125 |" in page
+    assert "| no convolution | 0.1 | 60.0 | 1.200 | 145.7 (1.093) | – | – | – |" in page
+    assert "- The convolution lowers perplexity: **shown**: 0.833, one seed" in page
+    assert "- 32 channels are better than 16: not run" in page
+    assert verdict([0.9, 1.1]).startswith("**not shown**")
+    assert sections(tmp_path / "none") == []
