@@ -239,12 +239,19 @@ def _ablated(rows: Rows) -> list[str]:
         + ". Beside perplexity its ratio to the table's default of the same seed.",
         "",
     ]
-    for title, entries in ABLATIONS.items():
+    run = {title: [e for e in entries if e[0] in rows] for title, entries in ABLATIONS.items()}
+    missing = {name for entries in ABLATIONS.values() for name, _, _ in entries} - rows.keys()
+    if missing:
+        lines += [f"{len(missing)} rows are not run yet and left out.", ""]
+    for title, entries in run.items():
+        if len(entries) < 2:
+            continue
         lines += [f"### {title}", "", *_ablation(rows, title, entries), ""]
     lines += ["The source's figures say, by ratios of perplexities of equal seeds:", ""]
     lines += [
         f"- {claim.said}: {verdict(ratios(rows.get(claim.first, []), rows.get(claim.second, [])))}"
         for claim in CLAIMS
+        if rows.keys() >= {claim.first, claim.second}
     ]
     return [*lines, ""]
 
