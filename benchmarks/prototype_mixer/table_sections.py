@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.prototype_mixer.figures import NAMES, SOURCE, counted
-from benchmarks.prototype_mixer.tables import CONTEXTS, DEV, DOCUMENTS, EPOCHS, ROW, TABLE_1, dev_ce
+from benchmarks.prototype_mixer.tables import (
+    CONTEXTS,
+    DEV,
+    DOCUMENTS,
+    EPOCHS,
+    FACTORS,
+    ROW,
+    TABLE_1,
+    TABLE_1_FACTORS,
+    dev_ce,
+)
 from benchmarks.shared.pages import runs_made, table_head
 from prismlm.files import read_json
 
@@ -107,7 +117,8 @@ CLAIMS = (
 
 def sections(folder: Path) -> list[str]:
     """Return the lines of both sections, of the runs that are there."""
-    contexts, ablations = (best_runs(folder / part) for part in ("contexts", "ablations"))
+    contexts = best_runs(folder / "contexts", len(TABLE_1_FACTORS["protot"]))
+    ablations = best_runs(folder / "ablations", len(FACTORS))
     environments = [
         row["environment"]
         for rows in (contexts, ablations)
@@ -118,16 +129,20 @@ def sections(folder: Path) -> list[str]:
     return [*lines, runs_made(environments), ""] if lines else []
 
 
-def best_runs(folder: Path) -> Rows:
-    """Return the runs of every row at the rate that was best with seed 0, by the row's name."""
+def best_runs(folder: Path, rates: int) -> Rows:
+    """Return the runs of every row at the rate that was best with seed 0, by the row's name.
+
+    A row that has not been run at as many rates is left out: its best is not known.
+    """
     found: Rows = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
         row = read_json(path)
         found[row["row"]].append(row)
     best: Rows = {}
     for name, rows in found.items():
-        first = min((row for row in rows if row["seed"] == 0), key=dev_ce)
-        best[name] = [row for row in rows if row["rate"] == first["rate"]]
+        tried = [row for row in rows if row["seed"] == 0]
+        if len(tried) == rates:
+            best[name] = [row for row in rows if row["rate"] == min(tried, key=dev_ce)["rate"]]
     return best
 
 
@@ -143,9 +158,12 @@ def ratios(rows: list[Row], others: list[Row]) -> list[float]:
 
 
 def verdict(found: list[float]) -> str:
-    """Say whether ratios are all below 1, as a claim has it."""
+    """Say whether ratios are all below 1, as a claim has it; one seed shows nothing yet."""
     if not found:
         return "not run"
+    if len(found) == 1:
+        way = "that way" if found[0] < 1 else "the other way"
+        return f"points {way}, one seed: {found[0]:.3f}"
     said = "not shown"
     if max(found) < 1:
         said = "shown"
@@ -169,9 +187,10 @@ def _table_1(rows: Rows) -> list[str]:
         f"Every training document has {ROW:,} tokens, so that at each context all positions are "
         f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
         f"M tokens once, in {first['settings']['steps']:,} steps. Perplexity of the same held-out "
-        "text, each document from the start of a row. The rate is the better of two, twice one "
-        "another, by that perplexity with seed 0.",
+        "text. The rate is the better of two, one twice the other, by that perplexity with seed "
+        "0.",
         "",
+        *_commands("contexts"),
         *table_head(f"| | parameters | {' | '.join(f'{length:,}' for length in CONTEXTS)} |"),
     ]
     titles = NAMES | WIDER
@@ -194,6 +213,17 @@ def _table_1(rows: Rows) -> list[str]:
             ]
             lines.append(f"| {titles[name]} | {' | '.join(cells)} |")
     return [*lines, "", *_context_claims(rows), ""]
+
+
+def _commands(part: str) -> list[str]:
+    command = "    python -m benchmarks.prototype_mixer.tables corpus-rows"
+    return [
+        f"From `prototype_mixer/tables/{part}/`, which these write:",
+        "",
+        f"{command} corpus --texts DIR",
+        f"{command} {part}",
+        "",
+    ]
 
 
 def _ratio(rows: Rows, name: str, other: str, source: float) -> str:
@@ -238,6 +268,7 @@ def _ablated(rows: Rows) -> list[str]:
         + (f"; the default's is {factor[0]:g}" if factor else "")
         + ". Beside perplexity its ratio to the table's default of the same seed.",
         "",
+        *_commands("ablations"),
     ]
     run = {title: [e for e in entries if e[0] in rows] for title, entries in ABLATIONS.items()}
     missing = {name for entries in ABLATIONS.values() for name, _, _ in entries} - rows.keys()
