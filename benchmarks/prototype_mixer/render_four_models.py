@@ -41,7 +41,7 @@ def _long_runs(folder: Path) -> dict[str, Row]:
 def plot(ended: dict[str, Row], stopped: dict[str, Row]) -> str:
     """Return the curves of the long runs, those that were stopped in a panel of their own."""
     panels: dict[str, list[Curve]] = {}
-    for runs, said in ((ended, "runs of {:,} steps"), (stopped, "runs of {:,} steps, stopped")):
+    for runs, said in ((ended, "runs of {:,} steps"), (stopped, "runs of {:,} steps, so far")):
         if runs:
             steps = next(iter(runs.values()))["steps"]
             panels[f"tokens: {said.format(steps)}"] = [
@@ -59,7 +59,7 @@ def render(
     Args:
         short: runs of several rates.
         ended: whole runs, by model.
-        stopped: runs that were to be longer, by model.
+        stopped: longer runs, whole ones or as far as they have come, by model.
         slower: whole runs with a longer warm-up.
     """
     lines = [
@@ -173,16 +173,27 @@ def _slower(run: Row, ended: dict[str, Row]) -> str:
 def _stopped(runs: dict[str, Row]) -> list[str]:
     if not runs:
         return []
-    at = [f"{NAMES[name]} {run['curve'][-1]['step']:,}" for name, run in runs.items()]
     steps = next(iter(runs.values()))["steps"]
-    return [
-        f"## Towards {steps:,} steps",
-        "",
-        f"Runs whose rate falls over {steps:,} steps, 20 million tokens, and which were stopped: "
-        f"{', '.join(at)}.",
-        "",
-        *_curves(runs),
+    found = {name: run["perplexity"] for name, run in runs.items() if "perplexity" in run}
+    at = [
+        f"{NAMES[name]} {run['curve'][-1]['step']:,}"
+        for name, run in runs.items()
+        if name not in found
     ]
+    ended = [
+        f"{NAMES[name]} {figure:.1f}{_beside(name, figure, found.get('llama'))}"
+        for name, figure in found.items()
+    ]
+    said = [f"Runs whose rate falls over {steps:,} steps, 20 million tokens."]
+    if ended:
+        said.append(f"Ended, perplexity of 200,000 held-out tokens: {', '.join(ended)}.")
+    if at:
+        said.append(f"Stopped so far, at step: {', '.join(at)}.")
+    return [f"## Towards {steps:,} steps", "", " ".join(said), "", *_curves(runs)]
+
+
+def _beside(name: str, figure: float, llama: float | None) -> str:
+    return "" if llama is None or name == "llama" else f" ({figure / llama:.3f} × LLaMA's)"
 
 
 def _curves(long: dict[str, Row]) -> list[str]:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from benchmarks.prototype_mixer.four_models import KEPT, MODELS, note_so_far
-from benchmarks.prototype_mixer.render_four_models import crossings
+from benchmarks.prototype_mixer.render_four_models import crossings, render
+from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS
 from prismlm.models.checkpoint import read_checkpoint
 
@@ -58,3 +59,18 @@ def test_a_run_that_goes_on_is_noted_and_one_that_has_ended_no_more(tmp_path):
     (out / "llama.json").write_text('{"steps": 40}')
     note_so_far(out, tmp_path / "work", "llama", 40)
     assert not (out / "so_far" / "llama.json").exists()
+
+
+def test_long_runs_that_have_ended_stand_beside_those_that_have_not():
+    curve = [{"step": step, "tokens": step * 1000, "ce": 4.0} for step in (1, 2)]
+    run = {"steps": 9000, "curve": curve, "environment": environment()}
+    runs = {
+        "protot": run | {"perplexity": 66.0},
+        "llama": run | {"perplexity": 60.0},
+        "mamba2": run | {"curve": curve[:1]},
+    }
+    page = render([], {}, runs, [])
+    assert "held-out tokens: ProtoT 66.0 (1.100 × LLaMA's), LLaMA 60.0. Stopped" in page
+    assert "so far, at step: Mamba 2 1.\n" in page
+    alone = render([], {}, {"protot": runs["protot"]}, [])
+    assert "held-out tokens: ProtoT 66.0.\n" in alone
