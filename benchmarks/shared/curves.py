@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -77,11 +78,11 @@ def _panel(curves: Sequence[Curve], label: str, left: float, floor: float, top: 
             f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{ce:.2f}</text>',
         ]
         ce += 0.5
-    for number in range(5):
-        value = end * number / 4
+    for value in ticks(end):
+        said = f"{value / 1e6:g} M" if end >= 1e6 and value else f"{value:,.0f}"
         lines.append(
-            f'<text x="{x_of(value):.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">'
-            f"{value:,.0f}</text>"
+            f'<text x="{x_of(value):.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{said}'
+            "</text>"
         )
     for curve in curves:
         points = " ".join(f"{x_of(spent):.1f},{y_of(ce):.1f}" for spent, ce in curve.points)
@@ -90,3 +91,10 @@ def _panel(curves: Sequence[Curve], label: str, left: float, floor: float, top: 
             f'stroke-width="1.5" clip-path="url(#{clip})"/>'
         )
     return lines
+
+
+def ticks(end: float) -> list[float]:
+    """Return three to six round numbers from 0 to at most ``end``, equally far apart."""
+    power = 10 ** math.floor(math.log10(end))
+    step = next(power * part for part in (0.2, 0.25, 0.5, 1, 2) if end / (power * part) < 6)
+    return [step * number for number in range(int(end / step) + 1)]
