@@ -11,9 +11,9 @@ text, a row is of one document, and every model reads the same tokens once. Abla
 ``recipes/prototype_mixer/ablations`` in models of a laptop's size; they read ``DOCUMENTS`` of the
 documents ten times.
 
-Seed 0 is run at each of several rates; other seeds at the rate that was best with seed 0, which
-has to be there. One JSON file per run; a run whose file is there is not run again, and one that
-was cut short goes on from its last checkpoint in ``--work``.
+Seed 0 is run at each of several rates; other seeds, and longer contexts than the shortest, at the
+rate that was best of these, which have to be there. One JSON file per run; a run whose file is
+there is not run again, and one that was cut short goes on from its last checkpoint in ``--work``.
 """
 
 from __future__ import annotations
@@ -89,12 +89,14 @@ class Case(NamedTuple):
         model: whose kind it is.
         settings: its recipe, but for rate and seed.
         rates: what seed 0 is run at.
+        rate_of: the case whose best rate is taken, where this one is not run at several.
     """
 
     name: str
     model: str
     settings: Settings
     rates: tuple[float, ...]
+    rate_of: str
 
 
 def main() -> None:
@@ -122,7 +124,7 @@ def main() -> None:
 def run(case: Case, seed: int, work: Path, out: Path) -> None:
     """Make the runs of a case that have no result yet."""
     out.mkdir(parents=True, exist_ok=True)
-    for rate in case.rates if seed == 0 else (best_rate(out, case),):
+    for rate in case.rates if seed == 0 and case.rate_of == case.name else (best_rate(out, case),):
         result = out / f"{case.name}-{rate:g}-{seed}.json"
         if result.is_file():
             print(f"{result.name} is there")
@@ -130,7 +132,7 @@ def run(case: Case, seed: int, work: Path, out: Path) -> None:
         settings: Settings = case.settings | {"seed": seed}
         settings["optimizer"] = settings["optimizer"] | {"learning_rate": rate}
         place = work / result.stem
-        said = {"row": case.name, "model": case.model, "rate": rate}
+        said = {"row": case.name, "model": case.model, "rate": rate, "rate_of": case.rate_of}
         measure(said, settings, place, result)
         more: dict[str, Any] = {"curve": curve(place)} if settings["evaluation"]["every"] else {}
         if (place / "channels.csv").is_file():
@@ -140,14 +142,14 @@ def run(case: Case, seed: int, work: Path, out: Path) -> None:
 
 
 def best_rate(out: Path, case: Case) -> float:
-    """Return the rate of least perplexity with seed 0."""
+    """Return the rate of least perplexity with seed 0 of the case whose rate is taken."""
     found = {
         rate: read_json(path)
         for rate in case.rates
-        if (path := out / f"{case.name}-{rate:g}-0.json").is_file()
+        if (path := out / f"{case.rate_of}-{rate:g}-0.json").is_file()
     }
     if len(found) < len(case.rates):
-        raise SystemExit(f"{out} lacks runs of {case.name} with seed 0: make them first")
+        raise SystemExit(f"{out} lacks runs of {case.rate_of} with seed 0: make them first")
     return min(found, key=lambda rate: dev_ce(found[rate]))
 
 
@@ -179,6 +181,8 @@ def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
                 "evaluation": {"every": 0, "final_tokens": ALL_OF_IT},
             },
             tuple(SOURCE_RATES[model] * factor for factor in TABLE_1_FACTORS[model]),
+            # As many tokens a step at every context, and so one rate.
+            f"{name}-at-{CONTEXTS[0]}",
         )
         for length in lengths
         for name, (model, model_settings) in TABLE_1.items()
@@ -215,7 +219,7 @@ def ablations(corpus: Path) -> list[Case]:
         # The default in a table of its own is a second time the same runs.
         if settings not in [case.settings for case in found]:
             rates = tuple(rate * factor for factor in FACTORS)
-            found.append(Case(path.stem, model, settings, rates))
+            found.append(Case(path.stem, model, settings, rates, path.stem))
     return found
 
 

@@ -80,7 +80,15 @@ def test_other_seeds_are_run_at_the_rate_that_was_best_with_the_first(
     capsys.readouterr()
     tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
     assert "protot-0.005-1.json is there" in capsys.readouterr().out
-    found = best_runs(tmp_path / "ablations", 2)["protot"]
+    # A case that takes another's rate is run at no other with seed 0 either.
+    longer = case._replace(name="longer")
+    tables.run(longer, 0, tmp_path / "work", tmp_path / "ablations")
+    assert [path.name for path in (tmp_path / "ablations").glob("longer-*")] == [
+        "longer-0.005-0.json"
+    ]
+    both = best_runs(tmp_path / "ablations", 2)
+    assert [row["rate"] for row in both["longer"]] == [0.005]
+    found = both["protot"]
     assert [(row["rate"], row["seed"]) for row in found] == [(0.005, 0), (0.005, 1)]
     # The last evaluation is the run's own figure.
     assert [point["step"] for point in found[0]["curve"]] == [2]
@@ -109,11 +117,11 @@ def test_sections_by_hand(tmp_path):
     for seed, protot, llama in ((0, 110, 100), (1, 90, 100)):
         write(contexts, "protot-at-256", seed, protot)
         write(contexts, "llama-at-256", seed, llama)
-        write(contexts, "protot-at-1024", seed, 120)
-        write(contexts, "protot-at-2048", seed, 130)
-        write(contexts, "llama-at-2048", seed, 100)
+        write(contexts, "protot-at-1024", seed, 120, rate_of="protot-at-256")
+        write(contexts, "protot-at-2048", seed, 130, rate_of="protot-at-256")
+        write(contexts, "llama-at-2048", seed, 100, rate_of="llama-at-256")
     # The worse rate of seed 0 is passed over.
-    for path in contexts.glob("*-0.json"):
+    for path in contexts.glob("*-at-256-*-0.json"):
         worse = json.loads(path.read_text())
         write(contexts, worse["row"], 0, 2 * math.exp(worse["ce"]), rate=0.2)
     curve = [{"ce": math.log(60)}, {"ce": math.log(50)}, {"ce": math.log(70)}]
