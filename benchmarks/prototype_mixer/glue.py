@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.prototype_mixer.mamba2_scan import shared_scans
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
@@ -40,7 +41,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     for named in given.model:
         name, _, directory = named.partition("=")
-        write_json(given.out / f"{name}.json", study_of(name, Path(directory), given))
+        with shared_scans():
+            study = study_of(name, Path(directory), given)
+        write_json(given.out / f"{name}.json", study)
         print(f"wrote {given.out / name}.json")
 
 
