@@ -258,7 +258,7 @@ def trainer(classifier: Classifier, options: GlueOptions, steps: int) -> Callabl
     rate, warmup = options.learning_rate, options.warmup
     assert rate is not None
     assert warmup is not None
-    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate)
+    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
     device = classifier.out.weight.device
 
