@@ -61,8 +61,9 @@ def dev_rows(model: dict[str, Any]) -> Rows:
 
 def _figures(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
     lines = [
-        "The headline metric of each dev set × 100: mean over seeds, in brackets the 95 % interval "
-        "over dev rows; after the slash the same fine-tuning of the model without its training. "
+        f"The headline metric of each dev set × 100: mean over {_seeds(rows, 'fine_tuned')}, in "
+        "brackets the 95 % interval over dev rows; after the slash the same fine-tuning of the "
+        f"model without its training ({_seeds(rows, 'from_scratch')}). "
         "Constant is the best answer that is the same for all rows: the majority's share by "
         "accuracy, always 1 by F1, 0 where answers are correlated.",
         "",
@@ -88,6 +89,13 @@ def _figures(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
         cells += [_cell(found.get(title), metric) for found in rows.values()]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _seeds(rows: dict[str, Rows], arm: str) -> str:
+    """Say which seeds all sets were run with."""
+    arms = [row[arm]["seeds"] for found in rows.values() for row in found.values() if row[arm]]
+    shared = sorted(set.intersection(*map(set, arms))) if arms else []
+    return f"{'seed' if len(shared) == 1 else 'seeds'} {', '.join(map(str, shared)) or '–'}"
 
 
 def _cell(row: dict[str, Any] | None, metric: str) -> str:

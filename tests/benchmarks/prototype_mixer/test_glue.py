@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.prototype_mixer import glue, render_glue
+from prismlm.files import write_json
 from tests.benchmarks.scripts import run
 from tests.helpers.glue_rows import save_glue_model, write_toy
 
@@ -27,9 +28,43 @@ def test_what_the_script_writes_is_rendered(tmp_path, monkeypatch):
     page = (tmp_path / "prototype_mixer_glue.md").read_text()
     assert "| SST-2 | accuracy | 16 of 67,349 | 4 of 872 | 50.0 |" in page
     assert "| CoLA | not measured: no such dev set was there |" in page
+    assert "mean over seeds 0, 1, in brackets" in page
+    assert "without its training (seeds 0, 1)." in page
     assert "Means over SST-2;" in page
     assert "LLaMA is above ProtoT: " in page
     assert run(render_glue, monkeypatch, "--check", "--results", tmp_path) == 0
+
+
+def test_small_tasks_in_full_beside_a_share_of_the_large_ones(tmp_path, monkeypatch):
+    data = write_toy(tmp_path / "data", rows=32)
+    words = ["--data", data, "--tasks", "sst2", "rte", "--seeds", 0, 1, "--scratch-seeds", 1]
+    words += ["--large-limit", 16, "--search-limit", 16, "--threads", 1]
+    words += ["--out", tmp_path / "out", "--work", tmp_path / "work"]
+    monkeypatch.setattr(glue, "search", searched)
+    run(glue, monkeypatch, *words, "--model", f"llama={save_glue_model(tmp_path / 'llama')}")
+    found = json.loads((tmp_path / "out" / "llama.json").read_text())
+    assert {row["title"]: row["train"]["rows"] for row in found["tasks"]} == {
+        "RTE": 32,
+        "SST-2": 16,
+    }
+    assert (found["learning_rate"], found["warmup"], found["rate_from"]) == (3e-4, 0.06, "searched")
+    for row in found["tasks"]:
+        assert row["fine_tuned"]["seeds"] == [0, 1]
+        assert row["from_scratch"]["seeds"] == [1]
+    # Nothing is trained again.
+    runs = sorted((tmp_path / "work").rglob("runs/*.json"))
+    assert len(runs) == 6
+    times = [path.stat().st_mtime_ns for path in runs]
+    run(glue, monkeypatch, *words, "--model", f"llama={tmp_path / 'llama'}")
+    assert [path.stat().st_mtime_ns for path in runs] == times
+
+
+def searched(lm, out, options):
+    """Leave what a search does; MNLI, which one would be made on, is not there."""
+    note = {"learning_rate": 3e-4, "warmup": 0.06, "tried": [], "model": lm.identity}
+    (out / "search").mkdir(parents=True, exist_ok=True)
+    write_json(out / "search" / "search.json", note | {"format_version": 1})
+    return note
 
 
 def made_up(name, kind, figures, scratch=0.5):
