@@ -184,7 +184,11 @@ def _stopped(runs: dict[str, Row]) -> list[str]:
         f"{NAMES[name]} {figure:.1f}{_beside(name, figure, found.get('llama'))}"
         for name, figure in found.items()
     ]
-    said = [f"Runs whose rate falls over {steps:,} steps, 20 million tokens."]
+    said = [
+        f"Runs whose rate falls over {steps:,} steps, 20 million tokens. It is the best of {SHORT} "
+        "steps: a curve that is flat while its rate is high, and falls as the rate does, may have "
+        "a lower best one at this length."
+    ]
     if ended:
         said.append(f"Ended, perplexity of 200,000 held-out tokens: {', '.join(ended)}.")
     if at:
