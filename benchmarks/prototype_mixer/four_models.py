@@ -11,9 +11,10 @@ Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn
 ``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
 trained at the rate of least perplexity among short runs. A part that was stopped goes on;
-``curves`` notes how far the long runs have come, in ``so_far``; ``keep`` writes the models of
-those that have ended in bf16, the ones that the studies are made on. A run with another
-``--warmup`` goes to an ``--out`` of its own, and beside the others as ``slower_NAME.json``.
+``curves`` notes how far the long runs have come, in ``so_far`` or ``--into``; ``keep`` writes the
+models of those that have ended in bf16, the ones that the studies are made on. Runs of another
+length, or with another ``--warmup``, have an ``--out`` and a ``--work`` of their own; results of
+the latter stand beside the others as ``slower_NAME.json``.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
     parser.add_argument("--warmup", type=float, default=0.02, help="share of a long run's steps")
+    parser.add_argument("--into", type=Path, help="where `curves` writes, in place of so_far")
     parser.add_argument("--models", type=Path, default=KEPT, help="where `keep` writes")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
     given = parser.parse_args()
@@ -85,7 +87,7 @@ def main() -> None:
         return
     if given.part == "curves":
         for model in given.only:
-            note_so_far(given.out, given.work, model, given.steps)
+            note_so_far(given.out, given.work, model, given.steps, given.into)
         return
     if given.part == "keep":
         for model in given.only:
@@ -110,17 +112,20 @@ def main() -> None:
                 write_json(result, read_json(result) | {"curve": curve(work)})
 
 
-def note_so_far(out: Path, work: Path, model: str, steps: int) -> None:
-    """Write the curve of a long run that has not ended; of one that has, its result tells it.
+def note_so_far(out: Path, work: Path, model: str, steps: int, into: Path | None = None) -> None:
+    """Write the curve of a run of so many steps that has not ended; of one that has, its result.
 
-    What is noted of a run that was to be longer than the one that has ended is left.
+    Where its result stands already, beside ``so_far``, nothing is left there.
     """
-    note, result = out / "so_far" / f"{model}.json", out / f"{model}.json"
-    if result.is_file():
-        if note.is_file() and read_json(note)["steps"] <= read_json(result)["steps"]:
-            note.unlink()
+    place = into or out / "so_far"
+    note, result = place / f"{model}.json", out / f"{model}.json"
+    place.mkdir(parents=True, exist_ok=True)
+    if result.is_file() and read_json(result)["steps"] >= steps:
+        if into is None:
+            note.unlink(missing_ok=True)
+        else:
+            write_json(note, read_json(result))
     elif (work / model / "training.jsonl").is_file():
-        note.parent.mkdir(exist_ok=True)
         run = {"model": model, "rate": best_rate(out, model), "steps": steps}
         write_json(note, run | {"curve": curve(work / model), "environment": environment()})
 

@@ -72,11 +72,7 @@ def shared_scan(
     if B.shape[2] != 1:
         scanned = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias, initial_states)
         return REPEATED(*scanned, dt_softplus, dt_limit, return_final_states, **more)
-    if dt_bias is not None:
-        dt = dt + dt_bias.to(dt.dtype)
-    if dt_softplus:
-        dt = F.softplus(dt)
-    dt = dt.clamp(*dt_limit).float()
+    dt = _steps(dt, dt_bias, dt_softplus, dt_limit)
     x = hidden_states.float()
     fed, log_decay, b, c = (
         _chunks(tensor, chunk_size)
@@ -95,6 +91,12 @@ def shared_scan(
     if D is not None:
         y = y + D[:, None] * x
     return (y, states[:, -1].permute(0, 2, 3, 1)) if return_final_states else y
+
+
+def _steps(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float]) -> Tensor:
+    if bias is not None:
+        dt = dt + bias.to(dt.dtype)
+    return (F.softplus(dt) if softplus else dt).clamp(*limit).float()
 
 
 def _chunks(tensor: Tensor, size: int) -> Tensor:

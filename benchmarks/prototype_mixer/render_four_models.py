@@ -71,7 +71,11 @@ def render(
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed corpus --texts DIR",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed rates",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --steps 1500",
-        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed curves",
+        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --out longer",
+        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --out longer "
+        "--work longer-runs",
+        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed curves --out longer "
+        "--work longer-runs --into docs/results/prototype_mixer/four_models/so_far",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed keep",
         "",
         "ProtoT, LLaMA, Mamba 2 and DeltaNet of 5.5 million parameters beside their embeddings, "

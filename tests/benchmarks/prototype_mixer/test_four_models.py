@@ -57,6 +57,8 @@ def test_a_run_that_goes_on_is_noted_and_one_that_has_ended_no_more(tmp_path):
     note_so_far(out, tmp_path / "work", "llama", 40)
     assert (out / "so_far" / "llama.json").exists()
     (out / "llama.json").write_text('{"steps": 40}')
+    note_so_far(out, tmp_path / "work", "llama", 40, tmp_path / "page")
+    assert json.loads((tmp_path / "page" / "llama.json").read_text()) == {"steps": 40}
     note_so_far(out, tmp_path / "work", "llama", 40)
     assert not (out / "so_far" / "llama.json").exists()
 
