@@ -21,7 +21,7 @@ from benchmarks.prototype_mixer.mamba2_scan import shared_scans
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
-from prismlm.eval.glue.study import SEARCH, run_glue, search
+from prismlm.eval.glue.study import RATES, SEARCH, run_glue, search
 from prismlm.eval.glue.tasks import tasks_of
 from prismlm.files import write_json
 from prismlm.models.device import device_named
@@ -40,7 +40,12 @@ def main() -> None:
     parser.add_argument("--dev-limit", type=int)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--scratch-seeds", type=int, nargs="*", help="else as --seeds")
-    parser.add_argument("--search-limit", type=int, help="rows of a run of the search")
+    parser.add_argument(
+        "--search-limit", type=int, help="rows of a search's run, trained on or dev"
+    )
+    parser.add_argument(
+        "--search-rates", type=float, nargs="+", default=RATES, help="of the source's; else all"
+    )
     parser.add_argument("--learning-rate", type=float, help="of all models, in place of a search")
     parser.add_argument("--work", type=Path, default=Path("glue-runs"))
     parser.add_argument("--threads", type=int, default=2)
@@ -58,10 +63,12 @@ def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str,
     """Return the figures of a model, and what its search tried."""
     lm, work = GlueModel(directory, device=device_named("auto")), given.work / name
     short_chunks(lm)
-    tried: list[dict[str, Any]] = []
+    searched: dict[str, Any] = {"tried": []}
     if given.learning_rate is None:
-        limited = GlueOptions(given.data, given.search_limit, given.dev_limit)
-        tried = search(lm, work, limited)["tried"]
+        limits = [one for one in (given.search_limit, given.dev_limit) if one is not None]
+        limited = GlueOptions(given.data, given.search_limit, min(limits, default=None))
+        found = search(lm, work, limited, rates=given.search_rates)
+        searched = {"tried": found["tried"], "searched_on": limited.limit}
     scratch = given.seeds if given.scratch_seeds is None else given.scratch_seeds
     parts: list[dict[str, Any]] = []
     for place, tasks, limit in _parts(work, given):
@@ -74,7 +81,7 @@ def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str,
     counted = {"parameters": lm.model.num_parameters(), "type": lm.model.config.model_type}
     # Where files lie on this machine is nobody's concern.
     result |= {"data": "hub" if given.data is None else given.data.name, "model": name}
-    return result | counted | {"tried": tried, "environment": environment(lm.model.device.type)}
+    return result | counted | searched | {"environment": environment(lm.model.device.type)}
 
 
 def _parts(work: Path, given: argparse.Namespace) -> list[tuple[Path, list[str], int | None]]:

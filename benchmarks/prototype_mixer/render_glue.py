@@ -72,7 +72,7 @@ def _figures(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
         chosen = f"learning rate {model['learning_rate']:g}, warm-up {model['warmup']:g}"
         lines.append(
             f"- `{model['model']}`: {model['parameters']:,} parameters, {chosen} "
-            f"({model['rate_from']}), up to {model['epochs']} epochs of {model['batch_size']} rows "
+            f"({_search(model)}), up to {model['epochs']} epochs of {model['batch_size']} rows "
             "a step"
         )
     names = " | ".join(f"`{name}`" for name in rows)
@@ -89,6 +89,13 @@ def _figures(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
         cells += [_cell(found.get(title), metric) for found in rows.values()]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _search(model: dict[str, Any]) -> str:
+    """Say where rate and warm-up come from, and how much was tried."""
+    tried, rows = len(model["tried"]), model.get("searched_on")
+    on = f", on {rows:,} rows of SST-2 and of MNLI" if rows else ""
+    return f"{model['rate_from']}, best of {tried}{on}" if tried else model["rate_from"]
 
 
 def _seeds(rows: dict[str, Rows], arm: str) -> str:

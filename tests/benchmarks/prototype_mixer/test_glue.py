@@ -38,16 +38,21 @@ def test_what_the_script_writes_is_rendered(tmp_path, monkeypatch):
 def test_small_tasks_in_full_beside_a_share_of_the_large_ones(tmp_path, monkeypatch):
     data = write_toy(tmp_path / "data", rows=32)
     words = ["--data", data, "--tasks", "sst2", "rte", "--seeds", 0, 1, "--scratch-seeds", 1]
-    words += ["--large-limit", 16, "--search-limit", 16, "--threads", 1]
-    words += ["--out", tmp_path / "out", "--work", tmp_path / "work"]
+    words += ["--large-limit", 16, "--search-limit", 16, "--search-rates", 1e-4, 3e-4]
+    words += ["--threads", 1]
+    out = tmp_path / "prototype_mixer" / "glue"
+    words += ["--out", out, "--work", tmp_path / "work"]
     monkeypatch.setattr(glue, "search", searched)
     run(glue, monkeypatch, *words, "--model", f"llama={save_glue_model(tmp_path / 'llama')}")
-    found = json.loads((tmp_path / "out" / "llama.json").read_text())
+    found = json.loads((out / "llama.json").read_text())
     assert {row["title"]: row["train"]["rows"] for row in found["tasks"]} == {
         "RTE": 32,
         "SST-2": 16,
     }
     assert (found["learning_rate"], found["warmup"], found["rate_from"]) == (3e-4, 0.06, "searched")
+    assert run(render_glue, monkeypatch, "--results", tmp_path) == 0
+    page = (tmp_path / "prototype_mixer_glue.md").read_text()
+    assert "(searched, best of 2, on 16 rows of SST-2 and of MNLI)" in page
     for row in found["tasks"]:
         assert row["fine_tuned"]["seeds"] == [0, 1]
         assert row["from_scratch"]["seeds"] == [1]
@@ -59,9 +64,11 @@ def test_small_tasks_in_full_beside_a_share_of_the_large_ones(tmp_path, monkeypa
     assert [path.stat().st_mtime_ns for path in runs] == times
 
 
-def searched(lm, out, options):
+def searched(lm, out, options, rates):
     """Leave what a search does; MNLI, which one would be made on, is not there."""
-    note = {"learning_rate": 3e-4, "warmup": 0.06, "tried": [], "model": lm.identity}
+    assert (options.limit, options.dev_limit) == (16, 16)
+    note = {"learning_rate": rates[-1], "warmup": 0.06, "model": lm.identity}
+    note["tried"] = [{"learning_rate": rate} for rate in rates]
     (out / "search").mkdir(parents=True, exist_ok=True)
     write_json(out / "search" / "search.json", note | {"format_version": 1})
     return note
@@ -85,7 +92,7 @@ def made_up(name, kind, figures, scratch=0.5):
         for title, value in figures.items()
     ]
     settings = {"learning_rate": 1e-4, "warmup": 0.1, "rate_from": "searched", "epochs": 3}
-    settings |= {"batch_size": 16, "parameters": 5, "environment": WHERE}
+    settings |= {"batch_size": 16, "parameters": 5, "environment": WHERE, "tried": []}
     return {"model": name, "type": kind, "tasks": tasks} | settings
 
 

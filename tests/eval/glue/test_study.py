@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from prismlm.errors import FormatError, InputError, Interrupted
-from prismlm.eval.glue import study
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import (
     estimate_glue,
@@ -154,8 +153,8 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
         GlueOptions(warmup=1.5)
 
 
-def test_a_search_is_kept_and_used(models, quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "RATES", (1e-9, 1e-2))
+def test_a_search_is_kept_and_used(models, quick, tmp_path):
+    rates = (1e-9, 1e-2)
     data, lm = write_toy(tmp_path / "data"), models["llama"]
     words = ("entailment", "neutral", "contradiction")
     mnli = [
@@ -165,7 +164,7 @@ def test_a_search_is_kept_and_used(models, quick, tmp_path, monkeypatch):
         write_rows(data, f"mnli_{split}_subset", mnli)
     options = GlueOptions(data=data, limit=48)
     assert with_rate(lm, tmp_path / "out", options)[1] == "the source's"
-    found = search(lm, tmp_path / "out", options)
+    found = search(lm, tmp_path / "out", options, rates=rates)
     assert found["learning_rate"] == 1e-2
     assert [(one["learning_rate"], one["warmup"]) for one in found["tried"]] == [
         (1e-9, 0.06), (1e-9, 0.1), (1e-2, 0.06), (1e-2, 0.1)
@@ -178,12 +177,12 @@ def test_a_search_is_kept_and_used(models, quick, tmp_path, monkeypatch):
     given, said = with_rate(lm, tmp_path / "out", replace(options, learning_rate=3e-4))
     assert (given.learning_rate, given.warmup, said) == (3e-4, found["warmup"], "given")
     # All of it is there, so that nothing is left to estimate.
-    wanted = runs_searched(options, 0)
+    wanted = runs_searched(options, 0, rates)
     assert estimate_glue(lm, tmp_path / "out" / "search", options, wanted).runs == 0
     assert estimate_glue(lm, tmp_path / "other", options, wanted[:2]).steps == 2 * 3 * 3
     # It is not made again, nor used for another model.
     again = StopsAt()
-    assert search(lm, tmp_path / "out", options, progress=again) == found
+    assert search(lm, tmp_path / "out", options, progress=again, rates=rates) == found
     assert again.begun == []
     with pytest.raises(FormatError, match="of another version or damaged"):
         with_rate(models["gpt2"], tmp_path / "out", options)

@@ -162,15 +162,21 @@ def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptio
 
 
 def search(
-    lm: GlueModel, out: Path, options: GlueOptions, seed: int = 0, progress: Reporter = SILENT
+    lm: GlueModel,
+    out: Path,
+    options: GlueOptions,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+    rates: Sequence[float] = RATES,
 ) -> dict[str, Any]:
     """Choose rate and warm-up by the mean dev accuracy on SST-2 and MNLI, and keep the choice.
 
-    A run that diverges counts as 0. It raises as :func:`run_glue`, and goes on like it.
+    Of ``rates``, the source's or some of them. A run that diverges counts as 0. It raises as
+    :func:`run_glue`, and goes on like it.
     """
     place = out / SEARCH
     options = replace(options, learning_rate=None, warmup=None, test=False)
-    wanted = runs_searched(options, seed)
+    wanted = runs_searched(options, seed, rates)
     with writing(place / SEARCH_FILE):
         runs = _make_runs(lm, place, options, wanted, progress, may_diverge=True)
         tried: dict[Any, dict[str, Any]] = {}
@@ -184,11 +190,11 @@ def search(
     return result
 
 
-def runs_searched(options: GlueOptions, seed: int) -> list[Work]:
-    """Return the runs of a search: SST-2 and MNLI at the rates and warm-ups of the source."""
+def runs_searched(options: GlueOptions, seed: int, rates: Sequence[float] = RATES) -> list[Work]:
+    """Return the runs of a search: SST-2 and MNLI at every rate and both warm-ups of the source."""
     return [
         Work(f"{task.name}-{seed}-{rate:g}-{warmup:g}", task, seed, at_rate)
-        for task, rate, warmup in product(tasks_of(SEARCHED), RATES, WARMUPS)
+        for task, rate, warmup in product(tasks_of(SEARCHED), rates, WARMUPS)
         for at_rate in [replace(options, learning_rate=rate, warmup=warmup)]
     ]
 
