@@ -1,17 +1,13 @@
-"""Train ProtoT, LLaMA, Mamba and DeltaNet of a laptop's size; write docs/results/prototype_mixer/.
+"""Train a model from a recipe and write its figures; and the long runs on the bundled sample.
 
     python -m benchmarks.prototype_mixer.measure corpus-long corpus   # documents of the sample
-    python -m benchmarks.prototype_mixer.measure corpus-long compare --seed 0  # and 1, 2
-    python -m benchmarks.prototype_mixer.measure corpus-long improve --seed 0
-    python -m benchmarks.prototype_mixer.measure corpus-long rates --seed 0
-    python -m benchmarks.prototype_mixer.measure corpus-long longer --seed 0 --keep
+    python -m benchmarks.prototype_mixer.measure corpus-long longer --seed 0 --keep  # and 1, 2
     python -m benchmarks.prototype_mixer.render
 
-Any corpus will do; documents shorter than a row are filled up with padding, and say nothing of
-long contexts. Every model sees the same rows in the same order, a piece of one document each
-(Mamba keeps no two documents of a row apart), for as many steps; a step takes as many positions at
-every context. Rates are the source's (A.2), warmed up over 10 % of the steps and falling to a
-tenth. The source warms up over 2 %, which is 113 of its steps and would be 15 of these.
+ProtoT and LLaMA see the same rows of 256 tokens in the same order, a piece of one document each,
+for 3,000 steps: about four times the whole text. Rates are the source's (A.2), warmed up over 10 %
+of the steps and falling to a tenth. With ``--keep`` the models stay in ``--work``, where
+``channels.py`` reads those of ProtoT.
 
 One JSON file per run. A run whose file is there is not run again, and one that was cut short goes
 on from its last checkpoint in ``--work``. Mamba 2 adds up its chunks as ``mamba2_scan`` does, which
@@ -24,7 +20,7 @@ import math
 import shutil
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -39,9 +35,9 @@ from prismlm.models.device import device_named
 from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
 
-PARTS = ["corpus", "compare", "improve", "rates", "longer"]
-STEPS, LONGER = 750, 3000
-"""About one pass over the sample's long documents, and four."""
+PARTS = ["corpus", "longer"]
+STEPS = 3000
+LENGTH = 256
 LONG = 7400
 """Characters, about 2,048 tokens of the sample's own tokenizer."""
 VOCABULARY = 4096
@@ -66,63 +62,7 @@ MODELS: dict[str, Settings] = {
     },
 }
 RATES = {"protot": 2.0e-3, "llama": 1.6e-3, "mamba": 3.8e-3, "deltanet": 6.8e-3}
-FACTORS = (0.5, 2.0)
-SPREAD = "half-lives from 1 to 256"
-EVERYWHERE = list(range(LAYERS))
-# What of ProtoT was varied, by its configuration.
-IMPROVEMENTS: dict[str, Settings] = {
-    "values as wide as the model": {"value_width": WIDTH},
-    # V and U of width 3/2 d beside W: 4 d², as the projections of attention.
-    "values 1.5 times as wide": {"value_width": 3 * WIDTH // 2},
-    "values twice as wide": {"value_width": 2 * WIDTH},
-    "convolution in every layer": {"convolution_layers": EVERYWHERE},
-    "no convolution": {"convolution_layers": []},
-    "64 channels": {"num_channels": 64},
-    "decay from 0.99": {"decay": 0.99},
-    "decay from 0.999": {"decay": 0.999},
-    "4 groups": {"num_groups": 4},
-    "4 groups, 64 channels": {"num_groups": 4, "num_channels": 64},
-    SPREAD: {"decay_half_lives": (1.0, 256.0)},
-    "decay by token": {"decay_mode": "token"},
-    "4 groups, half-lives from 1 to 256": {"num_groups": 4, "decay_half_lives": (1.0, 256.0)},
-    "4 groups, wide values, convolution everywhere, half-lives from 1 to 256": {
-        "num_groups": 4,
-        "value_width": WIDTH,
-        "convolution_layers": EVERYWHERE,
-        "decay_half_lives": (1.0, 256.0),
-    },
-    "own read gate in layer 0": {"shared_gate_layers": []},
-    "scores times temperature": {"temperature_mode": "multiply"},
-    "no mass normalisation": {"mass_normalisation": False},
-    "wide values, convolution everywhere": {
-        "value_width": 2 * WIDTH,
-        "convolution_layers": EVERYWHERE,
-    },
-    "wide values, convolution everywhere, decay from 0.99": {
-        "value_width": 2 * WIDTH,
-        "convolution_layers": EVERYWHERE,
-        "decay": 0.99,
-    },
-}
-
-
-class Run(NamedTuple):
-    """One model to train."""
-
-    kind: str
-    model: str
-    variant: str
-    context: int
-    factor: float = 1.0
-    steps: int = STEPS
-
-    @property
-    def slug(self) -> str:
-        """A name for its files."""
-        words = [self.kind, self.model, self.variant, str(self.context)]
-        words += [f"{self.factor:g}"] if self.factor != 1 else []
-        name = "-".join(word for word in words if word)
-        return "".join(letter if letter.isalnum() else "-" for letter in name).replace("--", "-")
+LONGER = ("protot", "llama")
 
 
 def main() -> None:
@@ -130,29 +70,22 @@ def main() -> None:
     parser = training_options(
         __doc__, PARTS, work="prototype-mixer-runs", out=RESULTS / "prototype_mixer"
     )
-    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
-    parser.add_argument("--only", nargs="*", help="models or variants")
-    parser.add_argument("--steps", type=int, help=f"{STEPS}; of longer runs, {LONGER}")
-    parser.add_argument("--factor", type=float, help="times the source's rate, for every run")
+    parser.add_argument("--only", nargs="*", choices=LONGER, default=LONGER)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--keep", action="store_true", help="keep the trained models in --work")
     given = parser.parse_args()
     if given.part == "corpus":
         build_long_corpus(given.corpus)
         return
     torch.set_num_threads(given.threads)
-    for planned in runs(given.part, given.contexts):
-        run = planned._replace(steps=given.steps or planned.steps)
-        if given.factor is not None:
-            run = run._replace(factor=given.factor)
-        if given.only and run.model not in given.only and run.variant not in given.only:
-            continue
-        result = given.out / f"{run.slug}-{given.seed}.json"
+    for model in given.only:
+        result = given.out / f"longer-{model}-{LENGTH}-{given.seed}.json"
         if result.is_file():
             print(f"{result.name} is there")
             continue
-        settings = recipe_of(run, given.corpus, given.seed)
-        work = given.work / f"{run.slug}-{given.seed}"
-        measure(run._asdict(), settings, work, result)
+        work = given.work / result.stem
+        settings = recipe_of(model, given.corpus, given.seed, given.steps)
+        measure({"kind": given.part, "model": model}, settings, work, result)
         if not given.keep:
             shutil.rmtree(work)
 
@@ -170,39 +103,21 @@ def build_long_corpus(out: Path) -> None:
     print(f"wrote {out}: {len(corpus.doc_ids)} documents")
 
 
-def runs(part: str, contexts: list[int]) -> list[Run]:
-    """Return the runs of a part."""
-    if part == "compare":
-        return [Run(part, model, "", context) for context in contexts for model in MODELS]
-    if part == "improve":
-        return [Run(part, "protot", name, context) for context in contexts for name in IMPROVEMENTS]
-    if part == "longer":
-        chosen = [("protot", ""), ("llama", ""), ("protot", SPREAD)]
-        return [Run(part, *of, context, steps=LONGER) for context in contexts for of in chosen]
-    return [
-        Run(part, model, "", context, factor)
-        for context in contexts
-        for model in MODELS
-        for factor in FACTORS
-    ]
-
-
-def recipe_of(run: Run, corpus: Path, seed: int) -> Settings:
-    """Return the recipe of a run, but for where it is written."""
+def recipe_of(model: str, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
+    """Return the recipe of a long run, but for where it is written."""
     return {
         "corpus": str(corpus),
         "seed": seed,
-        "model": MODELS[run.model] | IMPROVEMENTS.get(run.variant, {}),
+        "model": MODELS[model],
         "head": {"enabled": False},
-        "data": {"length": run.context, "packing": "padded"},
+        "data": {"length": LENGTH, "packing": "padded"},
         "optimizer": {
-            "learning_rate": RATES[run.model] * run.factor,
+            "learning_rate": RATES[model],
             "warmup": 0.1,
             "final_learning_rate_share": 0.1,
         },
-        "steps": run.steps,
-        "batch_size": POSITIONS // run.context,
-        # On all held-out text, so that every context is judged by the same tokens.
+        "steps": steps,
+        "batch_size": POSITIONS // LENGTH,
         "evaluation": {"every": 0, "final_tokens": ALL_OF_IT},
         "checkpoint": {"every": 100, "keep": 1},
         "logging": {"tensorboard": False},

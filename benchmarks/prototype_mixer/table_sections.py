@@ -8,7 +8,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.prototype_mixer.figures import NAMES, SOURCE, counted
 from benchmarks.prototype_mixer.tables import (
     CONTEXTS,
     DEV,
@@ -25,6 +24,14 @@ from prismlm.files import read_json
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
+NAMES = {"llama": "LLaMA", "mamba": "Mamba 2", "deltanet": "DeltaNet", "protot": "ProtoT"}
+# Table 1 of the source: perplexity at 256, 512, 1,024 and 2,048.
+SOURCE = {
+    "llama": (78.7, 70.4, 65.3, 63.6),
+    "mamba": (86.0, 78.0, 70.5, 69.5),
+    "deltanet": (90.4, 76.3, 70.6, 68.9),
+    "protot": (90.5, 84.8, 80.5, 81.9),
+}
 WIDER = {
     "protot-wide": "ProtoT, twice as wide",
     "protot-deep": "ProtoT, twice as many layers",
@@ -78,6 +85,12 @@ ABLATIONS: dict[str, list[tuple[str, str, float | None]]] = {
         ("table-20-mamba-no-dropout", "Mamba 2, none", 96.6),
         ("deltanet", "DeltaNet, 0.1", 99.4),
         ("table-20-deltanet-no-dropout", "DeltaNet, none", 103.5),
+    ],
+    "Options beyond the source": [
+        ("protot", "none of them", None),
+        ("beyond-half-lives", "half-lives from 1 to 256", None),
+        ("beyond-decay-by-token", "decay by token", None),
+        ("beyond-groups", "4 groups", None),
     ],
 }
 
@@ -149,6 +162,11 @@ def best_runs(folder: Path, rates: int) -> Rows:
     return best
 
 
+def counted(seeds: int) -> str:
+    """Return a number of seeds as text."""
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
 def perplexity(row: Row) -> float:
     """Return the least perplexity on the way or at the end."""
     return math.exp(dev_ce(row))
@@ -172,10 +190,11 @@ def verdict(found: list[float]) -> str:
         said = "shown"
     elif min(found) > 1:
         said = "the opposite"
-    return f"**{said}**: {_spread(found, '.3f')}, {counted(len(found))}"
+    return f"**{said}**: {spread(found, '.3f')}, {counted(len(found))}"
 
 
-def _spread(found: list[float], form: str) -> str:
+def spread(found: list[float], form: str) -> str:
+    """Return the mean as text, with least and most of several."""
     middle = format(statistics.mean(found), form)
     if len(found) == 1:
         return middle
@@ -200,7 +219,7 @@ def _table_1(rows: Rows) -> list[str]:
     for name in sorted(TABLE_1, key=list(titles).index):
         found = [rows.get(f"{name}-at-{length}", []) for length in CONTEXTS]
         size = next((f"{some[0]['parameters']:,}" for some in found if some), "–")
-        cells = " | ".join(_spread([*map(perplexity, r)], ".1f") if r else "–" for r in found)
+        cells = " | ".join(spread([*map(perplexity, r)], ".1f") if r else "–" for r in found)
         lines.append(f"| {titles[name]} | {size} | {cells} |")
     lines += [
         "",
@@ -231,7 +250,7 @@ def _commands(part: str) -> list[str]:
 
 def _ratio(rows: Rows, name: str, other: str, source: float) -> str:
     found = ratios(rows.get(name, []), rows.get(other, []))
-    return f"{_spread(found, '.3f') if found else '–'} ({source:.3f})"
+    return f"{spread(found, '.3f') if found else '–'} ({source:.3f})"
 
 
 def _context_claims(rows: Rows) -> list[str]:
@@ -302,14 +321,14 @@ def _ablation(rows: Rows, title: str, entries: list[tuple[str, str, float | None
         cells = [
             said,
             f"{found[0]['rate']:g}" if found else "–",
-            _spread([*map(perplexity, found)], ".1f") if found else "–",
-            "" if name == default else (_spread(over, ".3f") if over else "–"),
+            spread([*map(perplexity, found)], ".1f") if found else "–",
+            "" if name == default else (spread(over, ".3f") if over else "–"),
             "–" if figure is None else f"{figure} ({figure / (source[default] or 1):.3f})",
         ]
         if routed:
             gates = [row["gates"][-1] for row in found if row.get("gates")]
             cells += [
-                _spread([one[key] for one in gates], ".3f") if gates else "–"
+                spread([one[key] for one in gates], ".3f") if gates else "–"
                 for key in ("alpha", "write_gini", "write_top_share")
             ]
         lines.append(f"| {' | '.join(cells)} |")

@@ -64,6 +64,12 @@ TABLE_1 = {name: (name, settings) for name, settings in MODELS.items()} | {
 TABLE_1_FACTORS = {"protot": (2, 4), "llama": (1, 2), "mamba": (1, 2), "deltanet": (0.5, 1)}
 # What is read ten times is best at a lower rate than what is read once.
 FACTORS = (0.5, 1, 2)
+# What ProtoT here can do beside the source's, each by itself.
+BEYOND: dict[str, Settings] = {
+    "beyond-half-lives": {"decay_half_lives": (1.0, 256.0)},
+    "beyond-decay-by-token": {"decay_mode": "token"},
+    "beyond-groups": {"num_groups": 4},
+}
 DOCUMENTS, EPOCHS, DEV = 64, 10, 20_000
 """What ablations are trained on, how often, and the held-out tokens read after every time."""
 SMALL: dict[str, Settings] = {
@@ -190,7 +196,10 @@ def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
 
 
 def ablations(corpus: Path) -> list[Case]:
-    """Return the rows of Tables 15 to 20 that have a recipe, after the defaults of the models."""
+    """Return the rows of Tables 15 to 20 that have a recipe, the models' defaults before them.
+
+    ``BEYOND`` comes last.
+    """
     found: list[Case] = []
     paths = [RECIPES / f"{model}.yaml" for model in SMALL]
     for path in paths + sorted((RECIPES / "ablations").glob("*.yaml")):
@@ -220,6 +229,10 @@ def ablations(corpus: Path) -> list[Case]:
         if settings not in [case.settings for case in found]:
             rates = tuple(rate * factor for factor in FACTORS)
             found.append(Case(path.stem, model, settings, rates, path.stem))
+    default = found[0]
+    for name, changed in BEYOND.items():
+        settings = default.settings | {"model": default.settings["model"] | changed}
+        found.append(default._replace(name=name, settings=settings, rate_of=name))
     return found
 
 
