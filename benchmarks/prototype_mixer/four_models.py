@@ -3,18 +3,16 @@
     python -m benchmarks.prototype_mixer.four_models corpus-mixed corpus --texts DIR
     python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama
-    python -m benchmarks.prototype_mixer.four_models corpus-mixed curves
+    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama --steps 1500
     python -m benchmarks.prototype_mixer.four_models corpus-mixed keep
     python -m benchmarks.prototype_mixer.render_four_models
 
 Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn by a seed up to
 ``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
-trained at the rate of least perplexity among short runs. A part that was stopped goes on;
-``curves`` notes how far the long runs have come, in ``so_far`` or ``--into``; ``keep`` writes the
-models of those that have ended in bf16, the ones that the studies are made on. Runs of another
-length, or with another ``--warmup``, have an ``--out`` and a ``--work`` of their own; results of
-the latter stand beside the others as ``slower_NAME.json``.
+trained at the rate of least perplexity among short runs. A part that was stopped goes on. Runs of
+another length than ``STEPS`` are written to a folder ``steps_N``; ``keep`` writes the models of
+those of ``STEPS`` in bf16, the ones that the studies are made on.
 """
 
 from __future__ import annotations
@@ -29,18 +27,18 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks.prototype_mixer.measure import Settings, measure
-from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus
 from prismlm.files import atomic_file, read_json, write_json
 from prismlm.models.checkpoint import read_checkpoint
 
-PARTS = ["corpus", "rates", "train", "curves", "keep"]
+PARTS = ["corpus", "rates", "train", "keep"]
 KEPT = Path("benchmarks/prototype_mixer/models")
 MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
 LENGTH, ROWS = 256, 8
 SHORT, STEPS = 300, 11_000
 """Steps of a short run, and of a long one: 20 million tokens beside the padding."""
+WARMUP = 0.02  # of a long run's steps, as the source's
 MODELS: dict[str, Settings] = {
     "protot": {"preset": "protot", "num_hidden_layers": 8, "intermediate_size": 728},
     "llama": {"preset": "llama", "num_hidden_layers": 7},
@@ -77,17 +75,11 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
-    parser.add_argument("--warmup", type=float, default=0.02, help="share of a long run's steps")
-    parser.add_argument("--into", type=Path, help="where `curves` writes, in place of so_far")
     parser.add_argument("--models", type=Path, default=KEPT, help="where `keep` writes")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
     given = parser.parse_args()
     if given.part == "corpus":
         build_mixed_corpus(given.texts, given.corpus)
-        return
-    if given.part == "curves":
-        for model in given.only:
-            note_so_far(given.out, given.work, model, given.steps, given.into)
         return
     if given.part == "keep":
         for model in given.only:
@@ -98,11 +90,13 @@ def main() -> None:
         short = given.part == "rates"
         for rate in RATES[model] if short else (best_rate(given.out, model),):
             name = f"{model}-{rate:g}" if short else model
-            result, work = given.out / f"{name}.json", given.work / name
+            place = "" if short or given.steps == STEPS else f"steps_{given.steps}"
+            result, work = given.out / place / f"{name}.json", given.work / place / name
             if result.is_file():
                 print(f"{result.name} is there")
                 continue
-            lasting = (SHORT, 0.1) if short else (given.steps, given.warmup)
+            result.parent.mkdir(parents=True, exist_ok=True)
+            lasting = (SHORT, 0.1) if short else (given.steps, WARMUP)
             settings = recipe_of(model, rate, *lasting, given.corpus)
             run = {"model": model, "rate": rate, "steps": settings["steps"]}
             measure(run, settings | {"seed": given.seed}, work, result)
@@ -110,24 +104,6 @@ def main() -> None:
                 shutil.rmtree(work)
             else:
                 write_json(result, read_json(result) | {"curve": curve(work)})
-
-
-def note_so_far(out: Path, work: Path, model: str, steps: int, into: Path | None = None) -> None:
-    """Write the curve of a run of so many steps that has not ended; of one that has, its result.
-
-    Where its result stands already, beside ``so_far``, nothing is left there.
-    """
-    place = into or out / "so_far"
-    note, result = place / f"{model}.json", out / f"{model}.json"
-    place.mkdir(parents=True, exist_ok=True)
-    if result.is_file() and read_json(result)["steps"] >= steps:
-        if into is None:
-            note.unlink(missing_ok=True)
-        else:
-            write_json(note, read_json(result))
-    elif (work / model / "training.jsonl").is_file():
-        run = {"model": model, "rate": best_rate(out, model), "steps": steps}
-        write_json(note, run | {"curve": curve(work / model), "environment": environment()})
 
 
 def keep(run: Path, out: Path) -> None:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prototype_mixer.four_models import KEPT, LENGTH, MODELS, RATES, ROWS, SHORT
+from benchmarks.prototype_mixer.four_models import KEPT, LENGTH, MODELS, RATES, ROWS, SHORT, STEPS
 from benchmarks.shared.curves import Curve, draw
 from benchmarks.shared.pages import measured_on, page_options, publish, read_results, table_head
 from prismlm.files import read_json
@@ -19,49 +19,48 @@ SOURCE = {"protot": 90.5, "llama": 78.7, "mamba2": 86.0, "deltanet": 90.4}
 # Its training text (§4), which its models read ten times.
 SOURCE_TOKENS, SOURCE_TIMES = 234.9e6, 10
 Row = dict[str, Any]
+Runs = dict[str, Row]
 
 
 def main() -> int:
     """Render, or say whether page and plot are up to date."""
     given = page_options(__doc__).parse_args()
     folder = given.results / "prototype_mixer" / "four_models"
-    short = read_results(folder, "prototype_mixer.four_models", "*-*.json")
-    ended, stopped = (_long_runs(part) for part in (folder, folder / "so_far"))
-    slower = [read_json(path) for path in sorted(folder.glob("slower_*.json"))]
-    pages = {"prototype_mixer_four_models.md": render(short, ended, stopped, slower)}
-    if ended or stopped:
-        pages["prototype_mixer_four_models.svg"] = plot(ended, stopped)
+    rates = read_results(folder, "prototype_mixer.four_models", "*-*.json")
+    folders = {STEPS: folder} | {
+        int(part.name.removeprefix("steps_")): part for part in folder.glob("steps_*")
+    }
+    found = {steps: runs for steps, part in folders.items() if (runs := _runs(part))}
+    pages = {"prototype_mixer_four_models.md": render(rates, found)}
+    if found:
+        pages["prototype_mixer_four_models.svg"] = plot(found)
     return publish({given.results / name: page for name, page in pages.items()}, check=given.check)
 
 
-def _long_runs(folder: Path) -> dict[str, Row]:
+def _runs(folder: Path) -> Runs:
     return {name: read_json(p) for name in MODELS if (p := folder / f"{name}.json").is_file()}
 
 
-def plot(ended: dict[str, Row], stopped: dict[str, Row]) -> str:
-    """Return the curves of the long runs, those that were stopped in a panel of their own."""
-    panels: dict[str, list[Curve]] = {}
-    for runs, said in ((ended, "runs of {:,} steps"), (stopped, "runs of {:,} steps, so far")):
-        if runs:
-            steps = next(iter(runs.values()))["steps"]
-            panels[f"tokens: {said.format(steps)}"] = [
-                Curve(NAMES[name], COLOURS[name], [(p["tokens"], p["ce"]) for p in run["curve"]])
-                for name, run in runs.items()
-            ]
+def plot(found: dict[int, Runs]) -> str:
+    """Return the curves of runs of one length after another."""
+    panels = {
+        f"tokens: runs of {steps:,} steps": [
+            Curve(NAMES[name], COLOURS[name], [(p["tokens"], p["ce"]) for p in run["curve"]])
+            for name, run in runs.items()
+        ]
+        for steps, runs in sorted(found.items())
+    }
     return draw(panels, top=6.5)
 
 
-def render(
-    short: list[Row], ended: dict[str, Row], stopped: dict[str, Row], slower: list[Row]
-) -> str:
+def render(rates: list[Row], found: dict[int, Runs]) -> str:
     """Return the page.
 
     Args:
-        short: runs of several rates.
-        ended: whole runs, by model.
-        stopped: longer runs, whole ones or as far as they have come, by model.
-        slower: whole runs with a longer warm-up.
+        rates: runs of several rates.
+        found: runs to their end, by model, of so many steps.
     """
+    runs = [*rates, *(run for of_length in found.values() for run in of_length.values())]
     lines = [
         "# Four models of one size: which learns the most from as many tokens?",
         "",
@@ -70,12 +69,8 @@ def render(
         "",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed corpus --texts DIR",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed rates",
+        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --steps 1500",
-        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --out longer",
-        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --out longer "
-        "--work longer-runs",
-        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed curves --out longer "
-        "--work longer-runs --into docs/results/prototype_mixer/four_models/so_far",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed keep",
         "",
         "ProtoT, LLaMA, Mamba 2 and DeltaNet of 5.5 million parameters beside their embeddings, "
@@ -84,19 +79,12 @@ def render(
         f"model sees the same rows of {LENGTH} tokens in the same order, {ROWS} to a step, once. "
         "One seed.",
         "",
-        *_rates(short),
-        *_ended(ended),
-        *(_slower(run, ended) for run in slower),
-        *_stopped(stopped),
-        measured_on(
-            max((r["environment"] for r in [*short, *ended.values(), *stopped.values()]), key=_date)
-        ),
+        *_rates(rates),
+        *_lengths(found),
+        *_way(found.get(STEPS, {})),
+        measured_on(max((run["environment"] for run in runs), key=lambda one: one["date"])),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _date(environment: Row) -> str:
-    return environment["date"]
 
 
 def _rates(short: list[Row]) -> list[str]:
@@ -125,86 +113,60 @@ def _rates(short: list[Row]) -> list[str]:
     return [*lines, ""]
 
 
-def _ended(runs: dict[str, Row]) -> list[str]:
-    lines = ["## Loss against tokens", ""]
-    missing = [NAMES[name] for name in NAMES if name not in runs]
+def _lengths(found: dict[int, Runs]) -> list[str]:
+    lines = ["## Perplexity by length of training", ""]
+    missing = [NAMES[name] for name in NAMES if name not in found.get(STEPS, {})]
     if missing:
-        lines += [f"Not trained yet: {', '.join(missing)}.", ""]
-    if not runs:
+        lines += [f"Not trained for {STEPS:,} steps yet: {', '.join(missing)}.", ""]
+    if not found:
         return lines
-    first = next(iter(runs.values()))
+    tokens = {
+        steps: next(iter(runs.values()))["tokens"] / 1e6 for steps, runs in sorted(found.items())
+    }
+    heads = [f"{steps:,} steps, {read:.1f} M tokens | × LLaMA's" for steps, read in tokens.items()]
+    more = SOURCE_TOKENS * SOURCE_TIMES / 1e6 / max(tokens.values())
     lines += [
+        "Of 200,000 tokens of held-out text, after runs whose rate falls to a tenth over their "
+        f"length; each token is read once. The source's large models read {SOURCE_TOKENS / 1e6:.1f}"
+        f" M tokens {SOURCE_TIMES} times over, {more:,.0f} times as many as the longest run here: "
+        f"these are models at the beginning of their training. Those of {STEPS:,} steps are the "
+        f"ones that the other studies are made on, as `{KEPT}/` has them, in bf16.",
+        "",
+        *table_head(f"| | {' | '.join(heads)} | × LLaMA's in the source |"),
+    ]
+    for name in NAMES:
+        cells = [_perplexity(name, runs) for _, runs in sorted(found.items())]
+        theirs = SOURCE[name] / SOURCE["llama"]
+        lines.append(f"| {NAMES[name]} | {' | '.join(cells)} | {theirs:.2f} |")
+    return [*lines, ""]
+
+
+def _perplexity(name: str, runs: Runs) -> str:
+    if name not in runs:
+        return "– | –"
+    figure = runs[name]["perplexity"]
+    over = f"{figure / runs['llama']['perplexity']:.3f}" if "llama" in runs else "–"
+    return f"{figure:.1f} | {over}"
+
+
+def _way(runs: Runs) -> list[str]:
+    if not runs:
+        return []
+    return [
+        "## Loss against tokens",
+        "",
         "![held-out cross-entropy against tokens](prototype_mixer_four_models.svg)",
         "",
-        f"{first['steps']:,} steps, {first['tokens'] / 1e6:.1f} M tokens, each once, at rates that "
-        "fall to a tenth. The source's large models read "
-        f"{SOURCE_TOKENS / 1e6:.1f} M tokens {SOURCE_TIMES} times over, "
-        f"{SOURCE_TOKENS * SOURCE_TIMES / first['tokens']:,.0f} times as many: these are models at "
-        "the beginning of their training, and the ones that the other studies are made on, as "
-        f"`{KEPT}/` has them, in bf16.",
-        "",
-        *table_head("| | perplexity | × LLaMA's | × LLaMA's in the source |"),
-    ]
-    for name, run in runs.items():
-        theirs = SOURCE[name] / SOURCE["llama"]
-        ratio = f"{run['perplexity'] / runs['llama']['perplexity']:.3f}" if "llama" in runs else "–"
-        lines.append(f"| {NAMES[name]} | {run['perplexity']:.1f} | {ratio} | {theirs:.2f} |")
-    return [
-        *lines,
-        "",
-        "Of 200,000 tokens of held-out text. On the way, cross-entropy in nats per token on 20,000 "
-        "of them; in brackets perplexity over LLaMA's.",
+        f"On the way of {STEPS:,} steps, cross-entropy in nats per token on 20,000 held-out "
+        "tokens; in brackets perplexity over LLaMA's. A curve that is flat while its rate is high, "
+        f"and falls as the rate does, may have a lower best rate at this length than in {SHORT} "
+        "steps.",
         "",
         *_curves(runs),
     ]
 
 
-def _slower(run: Row, ended: dict[str, Row]) -> str:
-    name, own = NAMES[run["model"]], ended[run["model"]]["settings"]["optimizer"]["warmup"]
-    share = run["settings"]["optimizer"]["warmup"]
-    others = [
-        f"{NAMES[other]} {one['perplexity'] / run['perplexity']:.3f}"
-        for other, one in ended.items()
-        if other != run["model"]
-    ]
-    return (
-        f"All are warmed up over {own:.0%} of their steps, as the source's. {name} warmed up over "
-        f"{share:.0%} ends at {run['perplexity']:.1f}; of that the others have "
-        f"{', '.join(others)}.\n"
-    )
-
-
-def _stopped(runs: dict[str, Row]) -> list[str]:
-    if not runs:
-        return []
-    steps = next(iter(runs.values()))["steps"]
-    found = {name: run["perplexity"] for name, run in runs.items() if "perplexity" in run}
-    at = [
-        f"{NAMES[name]} {run['curve'][-1]['step']:,}"
-        for name, run in runs.items()
-        if name not in found
-    ]
-    ended = [
-        f"{NAMES[name]} {figure:.1f}{_beside(name, figure, found.get('llama'))}"
-        for name, figure in found.items()
-    ]
-    said = [
-        f"Runs whose rate falls over {steps:,} steps, 20 million tokens. It is the best of {SHORT} "
-        "steps: a curve that is flat while its rate is high, and falls as the rate does, may have "
-        "a lower best one at this length."
-    ]
-    if ended:
-        said.append(f"Ended, perplexity of 200,000 held-out tokens: {', '.join(ended)}.")
-    if at:
-        said.append(f"Stopped so far, at step: {', '.join(at)}.")
-    return [f"## Towards {steps:,} steps", "", " ".join(said), "", *_curves(runs)]
-
-
-def _beside(name: str, figure: float, llama: float | None) -> str:
-    return "" if llama is None or name == "llama" else f" ({figure / llama:.3f} × LLaMA's)"
-
-
-def _curves(long: dict[str, Row]) -> list[str]:
+def _curves(long: Runs) -> list[str]:
     lines = table_head(f"| steps | tokens, M | {' | '.join(NAMES[name] for name in long)} |")
     at = {name: {point["step"]: point for point in run["curve"]} for name, run in long.items()}
     for step in sorted({step for points in at.values() for step in points}):

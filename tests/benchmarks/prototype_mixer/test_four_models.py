@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from benchmarks.prototype_mixer.four_models import KEPT, MODELS, note_so_far
-from benchmarks.prototype_mixer.render_four_models import crossings, render
+from benchmarks.prototype_mixer.four_models import KEPT, MODELS, STEPS
+from benchmarks.prototype_mixer.render_four_models import crossings, plot, render
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS
 from prismlm.models.checkpoint import read_checkpoint
@@ -41,38 +41,25 @@ def test_curves_cross_between_steps_on_a_scale_of_logarithms():
     assert crossings(one, {1: other[1], 4: other[4]}) == []
 
 
-def test_a_run_that_goes_on_is_noted_and_one_that_has_ended_no_more(tmp_path):
-    out, run = tmp_path / "out", tmp_path / "work" / "llama"
-    run.mkdir(parents=True)
-    out.mkdir()
-    (out / "llama-0.1.json").write_text('{"rate": 0.1, "perplexity": 9.0}')
-    (out / "llama-0.2.json").write_text('{"rate": 0.2, "perplexity": 8.0}')
-    rows = [{"step": 10, "tokens": 160}, {"step": 10, "eval_ce": 2.5}, {"step": 20, "tokens": 320}]
-    (run / "training.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    note_so_far(out, tmp_path / "work", "llama", 40)
-    noted = json.loads((out / "so_far" / "llama.json").read_text())
-    assert (noted["rate"], noted["steps"]) == (0.2, 40)
-    assert noted["curve"] == [{"step": 10, "tokens": 160, "ce": 2.5}]
-    (out / "llama.json").write_text('{"steps": 30}')
-    note_so_far(out, tmp_path / "work", "llama", 40)
-    assert (out / "so_far" / "llama.json").exists()
-    (out / "llama.json").write_text('{"steps": 40}')
-    note_so_far(out, tmp_path / "work", "llama", 40, tmp_path / "page")
-    assert json.loads((tmp_path / "page" / "llama.json").read_text()) == {"steps": 40}
-    note_so_far(out, tmp_path / "work", "llama", 40)
-    assert not (out / "so_far" / "llama.json").exists()
+def test_lengths_stand_side_by_side_by_hand():
+    def run(perplexity, tokens, *losses):
+        curve = [{"step": k, "tokens": k * 1e6, "ce": ce} for k, ce in enumerate(losses, 1)]
+        ended = {"perplexity": perplexity, "tokens": tokens, "curve": curve}
+        return ended | {"environment": environment()}
 
-
-def test_long_runs_that_have_ended_stand_beside_those_that_have_not():
-    curve = [{"step": step, "tokens": step * 1000, "ce": 4.0} for step in (1, 2)]
-    run = {"steps": 9000, "curve": curve, "environment": environment()}
-    runs = {
-        "protot": run | {"perplexity": 66.0},
-        "llama": run | {"perplexity": 60.0},
-        "mamba2": run | {"curve": curve[:1]},
+    found = {
+        STEPS: {"protot": run(66.0, 20e6, 4.0, 3.0), "llama": run(60.0, 20e6, 5.0, 2.0)},
+        1500: {"protot": run(150.0, 3e6, 5.0), "llama": run(200.0, 3e6, 5.5)},
     }
-    page = render([], {}, runs, [])
-    assert "held-out tokens: ProtoT 66.0 (1.100 × LLaMA's), LLaMA 60.0. Stopped" in page
-    assert "so far, at step: Mamba 2 1.\n" in page
-    alone = render([], {}, {"protot": runs["protot"]}, [])
-    assert "held-out tokens: ProtoT 66.0.\n" in alone
+    page = render([], found)
+    assert "| | 1,500 steps, 3.0 M tokens | × LLaMA's | 11,000 steps, 20.0 M tokens | × LL" in page
+    assert "| ProtoT | 150.0 | 0.750 | 66.0 | 1.100 | 1.15 |" in page
+    assert "| LLaMA | 200.0 | 1.000 | 60.0 | 1.000 | 1.00 |" in page
+    assert "| DeltaNet | – | – | – | – | 1.15 |" in page
+    assert "Not trained for 11,000 steps yet: Mamba 2, DeltaNet." in page
+    # 234.9 M tokens ten times are 117.45 times 20 M.
+    assert "10 times over, 117 times as many" in page
+    # −1 and +1 nats beside LLaMA, at 1 and 2 million: half of the way in logarithms.
+    assert "crosses LLaMA's at 1.4 M tokens** (between two evaluations" in page
+    assert "after 2.0 M tokens its perplexity is 2.718 × LLaMA's." in page
+    assert plot(found).count("<polyline") + plot(found).count("<path") >= 4
