@@ -80,7 +80,7 @@ def render(rates: list[Row], found: dict[int, Runs]) -> str:
         "One seed.",
         "",
         *_rates(rates),
-        *_lengths(found),
+        *_lengths(found, rates),
         *_way(found.get(STEPS, {})),
         measured_on(max((run["environment"] for run in runs), key=lambda one: one["date"])),
     ]
@@ -113,7 +113,7 @@ def _rates(short: list[Row]) -> list[str]:
     return [*lines, ""]
 
 
-def _lengths(found: dict[int, Runs]) -> list[str]:
+def _lengths(found: dict[int, Runs], rates: list[Row]) -> list[str]:
     lines = ["## Perplexity by length of training", ""]
     missing = [NAMES[name] for name in NAMES if name not in found.get(STEPS, {})]
     if missing:
@@ -138,7 +138,22 @@ def _lengths(found: dict[int, Runs]) -> list[str]:
         cells = [_perplexity(name, runs) for _, runs in sorted(found.items())]
         theirs = SOURCE[name] / SOURCE["llama"]
         lines.append(f"| {NAMES[name]} | {' | '.join(cells)} | {theirs:.2f} |")
-    return [*lines, ""]
+    return [*lines, "", *_other_rates(found, rates)]
+
+
+def _other_rates(found: dict[int, Runs], rates: list[Row]) -> list[str]:
+    """Say which runs have another rate than the best above, found after they had been made."""
+    best = {
+        name: min((run for run in rates if run["model"] == name), key=lambda run: run["perplexity"])
+        for name in {run["model"] for run in rates}
+    }
+    others = [
+        f"{NAMES[name]} in {steps:,} steps {run['rate']:g}"
+        for steps, runs in sorted(found.items())
+        for name, run in runs.items()
+        if name in best and run["rate"] != best[name]["rate"]
+    ]
+    return [f"Rates are the best above, but for: {', '.join(others)}.", ""] if others else []
 
 
 def _perplexity(name: str, runs: Runs) -> str:

@@ -44,17 +44,25 @@ def test_curves_cross_between_steps_on_a_scale_of_logarithms():
 def test_lengths_stand_side_by_side_by_hand():
     def run(perplexity, tokens, *losses):
         curve = [{"step": k, "tokens": k * 1e6, "ce": ce} for k, ce in enumerate(losses, 1)]
-        ended = {"perplexity": perplexity, "tokens": tokens, "curve": curve}
+        ended = {"perplexity": perplexity, "tokens": tokens, "curve": curve, "rate": 8e-4}
         return ended | {"environment": environment()}
 
     found = {
         STEPS: {"protot": run(66.0, 20e6, 4.0, 3.0), "llama": run(60.0, 20e6, 5.0, 2.0)},
         1500: {"protot": run(150.0, 3e6, 5.0), "llama": run(200.0, 3e6, 5.5)},
     }
-    page = render([], found)
+    short = [
+        {"model": "llama", "rate": rate, "perplexity": 100 * rate, "parameters": 5}
+        | {"environment": environment()}
+        for rate in (8e-4, 1.6e-3)
+    ]
+    page = render(short, found)
     assert "| | 1,500 steps, 3.0 M tokens | × LLaMA's | 11,000 steps, 20.0 M tokens | × LL" in page
     assert "| ProtoT | 150.0 | 0.750 | 66.0 | 1.100 | 1.15 |" in page
     assert "| LLaMA | 200.0 | 1.000 | 60.0 | 1.000 | 1.00 |" in page
+    assert "but for" not in page
+    again = found | {1500: {"llama": found[1500]["llama"] | {"rate": 1.6e-3}}}
+    assert "are the best above, but for: LLaMA in 1,500 steps 0.0016.\n" in render(short, again)
     assert "| DeltaNet | – | – | – | – | 1.15 |" in page
     assert "Not trained for 11,000 steps yet: Mamba 2, DeltaNet." in page
     # 234.9 M tokens ten times are 117.45 times 20 M.
