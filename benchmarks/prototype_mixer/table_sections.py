@@ -209,7 +209,7 @@ def _table_1(rows: Rows) -> list[str]:
         f"Every training document has {ROW:,} tokens, so that at each context all positions are "
         f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
         f"M tokens once, in {first['settings']['steps']:,} steps. Perplexity of the same held-out "
-        f"text. The rate is the better of two, one twice the other, by that perplexity at "
+        f"text. The rate is the best of three, each twice the one before, by that perplexity at "
         f"{CONTEXTS[0]} with seed 0; longer contexts have it too, as many tokens a step.",
         "",
         *_commands("contexts"),
