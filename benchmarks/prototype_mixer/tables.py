@@ -66,7 +66,7 @@ TABLE_1_FACTORS = {
     "protot-wide": (1, 2, 4),
     "llama": (1, 2, 4),
     "mamba": (1, 2, 4, 8),
-    "deltanet": (0.5, 1, 2),
+    "deltanet": (0.5, 1, 2, 4),
 }
 # What is read ten times is best at a lower rate than what is read once.
 FACTORS = (0.5, 1, 2)
