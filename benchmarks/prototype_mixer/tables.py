@@ -64,6 +64,7 @@ TABLE_1 = {name: (name, settings) for name, settings in MODELS.items()} | {
 TABLE_1_FACTORS = {
     "protot": (2, 4, 8),
     "protot-wide": (1, 2, 4),
+    "protot-deep": (2, 4, 8, 16),
     "llama": (1, 2, 4),
     "mamba": (1, 2, 4, 8),
     "deltanet": (0.5, 1, 2, 4),
