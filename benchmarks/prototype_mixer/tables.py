@@ -63,7 +63,7 @@ TABLE_1 = {name: (name, settings) for name, settings in MODELS.items()} | {
 # Times the source's rates, of a model or of one of its rows.
 TABLE_1_FACTORS = {
     "protot": (2, 4, 8),
-    "protot-wide": (1, 2, 4),
+    "protot-wide": (0.5, 1, 2, 4),
     "protot-deep": (2, 4, 8, 16),
     "llama": (1, 2, 4),
     "mamba": (1, 2, 4, 8),
