@@ -224,6 +224,7 @@ def _table_1(rows: Rows, tried: Rows) -> list[str]:
         f"{POSITIONS // CONTEXTS[0]} documents at {CONTEXTS[0]}, and one document at "
         f"{CONTEXTS[-1]:,}: read the table by columns, since along a row that changes too.",
         "",
+        *_in_words(rows),
         *_commands("contexts"),
         *table_head(f"| | parameters | {' | '.join(f'{length:,}' for length in CONTEXTS)} |"),
     ]
@@ -232,6 +233,13 @@ def _table_1(rows: Rows, tried: Rows) -> list[str]:
         size = next((f"{some[0]['parameters']:,}" for some in found if some), "–")
         cells = " | ".join(spread([*map(perplexity, r)], ".1f") if r else "–" for r in found)
         lines.append(f"| {ROWS[name]} | {size} | {cells} |")
+    missing = [
+        f"{ROWS[name]} at {length:,}"
+        for name in ROWS
+        for length in CONTEXTS
+        if f"{name}-at-{length}" not in rows
+    ]
+    lines += ["", f"Not run yet at the best rate: {', '.join(missing)}."] if missing else []
     lines += [
         "",
         "Over LLaMA's of the same context and seed; in brackets the source's.",
@@ -246,6 +254,20 @@ def _table_1(rows: Rows, tried: Rows) -> list[str]:
             ]
             lines.append(f"| {ROWS[name]} | {' | '.join(cells)} |")
     return [*lines, "", *_rates_tried(tried), *_context_claims(rows), ""]
+
+
+def _in_words(rows: Rows) -> list[str]:
+    said: list[str] = []
+    for length, protot, llama in zip(CONTEXTS, SOURCE["protot"], SOURCE["llama"], strict=True):
+        found = ratios(rows.get(f"protot-at-{length}", []), rows.get(f"llama-at-{length}", []))
+        if found and length in (CONTEXTS[0], CONTEXTS[-1]):
+            said.append(f"{spread(found, '.2f')} at {length:,} (the source: {protot / llama:.2f})")
+    if not said:
+        return []
+    return [
+        f"**ProtoT's perplexity over LLaMA's: {', '.join(said)}.** The source trains longer.",
+        "",
+    ]
 
 
 def _rates_tried(tried: Rows) -> list[str]:

@@ -141,6 +141,10 @@ def test_sections_by_hand(tmp_path):
     page = "\n".join(sections(tmp_path))
     assert "| LLaMA | **0.1: 100.0**, 0.2: 200.0, 0.4: 200.0; at the edge |" in page
     assert "| ProtoT | 1,234 | 100.0 (90.0 to 110.0) | – | 120.0 (120.0 to 120.0) |" in page
+    assert (
+        "LLaMA's: 1.00 (0.90 to 1.10) at 256 (the source: 1.15), 1.30 (1.30 to 1.30) at 2," in page
+    )
+    assert "Not run yet at the best rate: LLaMA at 512, LLaMA at 1,024, Mamba 2 at 256, " in page
     assert "| ProtoT | 1.000 (0.900 to 1.100) (1.150) | – (1.205) |" in page
     # 1.1 / 1.3 and 0.9 / 1.3.
     assert (
