@@ -13,10 +13,8 @@ from benchmarks.prototype_mixer.tables import (
     DEV,
     DOCUMENTS,
     EPOCHS,
-    FACTORS,
+    POSITIONS,
     ROW,
-    TABLE_1,
-    TABLE_1_FACTORS,
     dev_ce,
 )
 from benchmarks.shared.pages import runs_made, table_head
@@ -37,6 +35,8 @@ WIDER = {
     "protot-deep": "ProtoT, twice as many layers",
     "protot-channels": "ProtoT, 64 channels",
 }
+ROWS = NAMES | WIDER
+LEAST_RATES = 3  # without so many, a row's best rate is not known
 SOURCE_WIDER = {
     "protot-wide": (97.2, 82.0, 73.7, 73.0),
     "protot-deep": (109.6, 79.8, 74.6, 76.7),
@@ -130,36 +130,46 @@ CLAIMS = (
 
 def sections(folder: Path) -> list[str]:
     """Return the lines of both sections, of the runs that are there."""
-    contexts = best_runs(folder / "contexts", len(TABLE_1_FACTORS["protot"]))
-    ablations = best_runs(folder / "ablations", len(FACTORS))
+    contexts = best_runs(folder / "contexts", LEAST_RATES)
+    ablations = best_runs(folder / "ablations", LEAST_RATES)
     environments = [
         row["environment"]
         for rows in (contexts, ablations)
         for found in rows.values()
         for row in found
     ]
-    lines = [*(_table_1(contexts) if contexts else []), *(_ablated(ablations) if ablations else [])]
+    lines = _table_1(contexts, all_runs(folder / "contexts")) if contexts else []
+    lines += _ablated(ablations) if ablations else []
     return [*lines, runs_made(environments), ""] if lines else []
 
 
 def best_runs(folder: Path, rates: int) -> Rows:
     """Return the runs of every row at the rate that was best with seed 0, by the row's name.
 
-    A row that has not been run at as many rates is left out, since its best is not known, but for
-    one that has the best rate of another.
+    Some rows take the rate that was best for another. A row is left out as long as it, or that
+    other, has been run at fewer than ``rates`` rates, since the best is not known then.
     """
+    found = all_runs(folder)
+    best: dict[str, float] = {}
+    for name, rows in found.items():
+        tried = [row for row in rows if row["seed"] == 0]
+        if len(tried) >= rates:
+            best[name] = min(tried, key=dev_ce)["rate"]
+    chosen: Rows = {}
+    for name, rows in found.items():
+        rate = best.get(rows[0].get("rate_of", name))
+        if at_best := [row for row in rows if row["rate"] == rate]:
+            chosen[name] = at_best
+    return chosen
+
+
+def all_runs(folder: Path) -> Rows:
+    """Return every run of every row."""
     found: Rows = defaultdict(list)
     for path in sorted(folder.glob("*.json")):
         row = read_json(path)
         found[row["row"]].append(row)
-    best: Rows = {}
-    for name, rows in found.items():
-        tried = [row for row in rows if row["seed"] == 0]
-        if rows[0].get("rate_of", name) != name:
-            best[name] = rows
-        elif len(tried) == rates:
-            best[name] = [row for row in rows if row["rate"] == min(tried, key=dev_ce)["rate"]]
-    return best
+    return found
 
 
 def counted(seeds: int) -> str:
@@ -201,7 +211,7 @@ def spread(found: list[float], form: str) -> str:
     return f"{middle} ({min(found):{form}} to {max(found):{form}})"
 
 
-def _table_1(rows: Rows) -> list[str]:
+def _table_1(rows: Rows, tried: Rows) -> list[str]:
     first = next(iter(rows.values()))[0]
     lines = [
         "## Table 1: contexts, and what of ProtoT grows with them",
@@ -209,18 +219,27 @@ def _table_1(rows: Rows) -> list[str]:
         f"Every training document has {ROW:,} tokens, so that at each context all positions are "
         f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
         f"M tokens once, in {first['settings']['steps']:,} steps. Perplexity of the same held-out "
-        f"text. The rate is the better of two, one twice the other, by that perplexity at "
-        f"{CONTEXTS[0]} with seed 0; longer contexts have it too, as many tokens a step.",
+        f"text. The rate is the best by that perplexity at {CONTEXTS[0]} with seed 0, of those "
+        "below; longer contexts have it too, as many tokens a step. A step has pieces of "
+        f"{POSITIONS // CONTEXTS[0]} documents at {CONTEXTS[0]}, and one document at "
+        f"{CONTEXTS[-1]:,}: read the table by columns, since along a row that changes too.",
         "",
+        *_in_words(rows),
         *_commands("contexts"),
         *table_head(f"| | parameters | {' | '.join(f'{length:,}' for length in CONTEXTS)} |"),
     ]
-    titles = NAMES | WIDER
-    for name in sorted(TABLE_1, key=list(titles).index):
+    for name in ROWS:
         found = [rows.get(f"{name}-at-{length}", []) for length in CONTEXTS]
         size = next((f"{some[0]['parameters']:,}" for some in found if some), "–")
         cells = " | ".join(spread([*map(perplexity, r)], ".1f") if r else "–" for r in found)
-        lines.append(f"| {titles[name]} | {size} | {cells} |")
+        lines.append(f"| {ROWS[name]} | {size} | {cells} |")
+    missing = [
+        f"{ROWS[name]} at {length:,}"
+        for name in ROWS
+        for length in CONTEXTS
+        if f"{name}-at-{length}" not in rows
+    ]
+    lines += ["", f"Not run yet at the best rate: {', '.join(missing)}."] if missing else []
     lines += [
         "",
         "Over LLaMA's of the same context and seed; in brackets the source's.",
@@ -233,8 +252,41 @@ def _table_1(rows: Rows) -> list[str]:
                 _ratio(rows, f"{name}-at-{length}", f"llama-at-{length}", theirs[k] / llama)
                 for k, (length, llama) in enumerate(zip(CONTEXTS, SOURCE["llama"], strict=True))
             ]
-            lines.append(f"| {titles[name]} | {' | '.join(cells)} |")
-    return [*lines, "", *_context_claims(rows), ""]
+            lines.append(f"| {ROWS[name]} | {' | '.join(cells)} |")
+    return [*lines, "", *_rates_tried(tried), *_context_claims(rows), ""]
+
+
+def _in_words(rows: Rows) -> list[str]:
+    said: list[str] = []
+    for length, protot, llama in zip(CONTEXTS, SOURCE["protot"], SOURCE["llama"], strict=True):
+        found = ratios(rows.get(f"protot-at-{length}", []), rows.get(f"llama-at-{length}", []))
+        if found and length in (CONTEXTS[0], CONTEXTS[-1]):
+            said.append(f"{spread(found, '.2f')} at {length:,} (the source: {protot / llama:.2f})")
+    if not said:
+        return []
+    return [
+        f"**ProtoT's perplexity over LLaMA's: {', '.join(said)}.** The source trains longer.",
+        "",
+    ]
+
+
+def _rates_tried(tried: Rows) -> list[str]:
+    lines = [
+        f"Perplexity at {CONTEXTS[0]} of every rate that was tried, with seed 0; the best in bold.",
+        "",
+        *table_head("| | rate: perplexity |"),
+    ]
+    for name, title in ROWS.items():
+        found = {r["rate"]: r for r in tried.get(f"{name}-at-{CONTEXTS[0]}", []) if r["seed"] == 0}
+        if found:
+            best = min(found, key=lambda rate: dev_ce(found[rate]))
+            cells = [
+                f"{'**' * (rate == best)}{rate:g}: {perplexity(row):.1f}{'**' * (rate == best)}"
+                for rate, row in sorted(found.items())
+            ]
+            edge = "; at the edge" * (best in (min(found), max(found)))
+            lines.append(f"| {title} | {', '.join(cells)}{edge} |")
+    return [*lines, ""]
 
 
 def _commands(part: str) -> list[str]:
@@ -264,15 +316,19 @@ def _context_claims(rows: Rows) -> list[str]:
     at_short, at_last = behind(short), behind(last)
     growth = [at_short[seed] / at_last[seed] for seed in at_short.keys() & at_last.keys()]
     lines = [
+        "What the source's figures say along rows, where here the documents of a step change too:",
+        "",
         f"- ProtoT falls behind LLaMA as contexts grow (its ratio at {short:,} over that at "
-        f"{last:,} is below 1; the source: 0.893): {verdict(growth)}"
+        f"{last:,} is below 1; the source: 0.893): {verdict(growth)}",
     ]
     for name in ("protot", *WIDER):
-        found = ratios(rows.get(f"{name}-at-{last}", []), rows.get(f"{name}-at-{long}", []))
-        theirs = (SOURCE | SOURCE_WIDER)[name]
+        theirs = (SOURCE | SOURCE_WIDER)[name][2:]
+        # What the source has as the better of the two, over the other.
+        better, other = (last, long) if theirs[1] < theirs[0] else (long, last)
+        found = ratios(rows.get(f"{name}-at-{better}", []), rows.get(f"{name}-at-{other}", []))
         lines.append(
-            f"- {(NAMES | WIDER)[name]} gains by {last:,} tokens over {long:,} (the source: "
-            f"{theirs[3] / theirs[2]:.3f}): {verdict(found)}"
+            f"- {ROWS[name]}, {better:,} tokens are better than {other:,} (the source: "
+            f"{min(theirs) / max(theirs):.3f}): {verdict(found)}"
         )
     return lines
 

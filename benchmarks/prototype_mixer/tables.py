@@ -60,8 +60,15 @@ TABLE_1 = {name: (name, settings) for name, settings in MODELS.items()} | {
     "protot-deep": ("protot", MODELS["protot"] | {"num_hidden_layers": 2 * LAYERS}),
     "protot-channels": ("protot", MODELS["protot"] | {"num_channels": 64}),
 }
-# Times the source's rates: what is best at this size, and half of it.
-TABLE_1_FACTORS = {"protot": (2, 4), "llama": (1, 2), "mamba": (1, 2), "deltanet": (0.5, 1)}
+# Times the source's rates, of a model or of one of its rows.
+TABLE_1_FACTORS = {
+    "protot": (2, 4, 8),
+    "protot-wide": (0.5, 1, 2, 4),
+    "protot-deep": (2, 4, 8, 16),
+    "llama": (1, 2, 4),
+    "mamba": (1, 2, 4, 8),
+    "deltanet": (0.5, 1, 2, 4),
+}
 # What is read ten times is best at a lower rate than what is read once.
 FACTORS = (0.5, 1, 2)
 # What ProtoT here can do beside the source's, each by itself.
@@ -186,7 +193,10 @@ def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
                 "steps": steps,
                 "evaluation": {"every": 0, "final_tokens": ALL_OF_IT},
             },
-            tuple(SOURCE_RATES[model] * factor for factor in TABLE_1_FACTORS[model]),
+            tuple(
+                SOURCE_RATES[model] * factor
+                for factor in TABLE_1_FACTORS.get(name, TABLE_1_FACTORS[model])
+            ),
             # As many tokens a step at every context, and so one rate.
             f"{name}-at-{CONTEXTS[0]}",
         )
