@@ -220,7 +220,8 @@ def _table_1(rows: Rows, tried: Rows) -> list[str]:
         f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
         f"M tokens once, in {first['settings']['steps']:,} steps. Perplexity of the same held-out "
         f"text. The rate is the best by that perplexity at {CONTEXTS[0]} with seed 0, of those "
-        "below; longer contexts have it too, as many tokens a step. A step has pieces of "
+        "below, so that what is best is a little too good; longer contexts have it too, as many "
+        "tokens a step. A step has pieces of "
         f"{POSITIONS // CONTEXTS[0]} documents at {CONTEXTS[0]}, and one document at "
         f"{CONTEXTS[-1]:,}: read the table by columns, since along a row that changes too.",
         "",
