@@ -36,7 +36,7 @@ WIDER = {
     "protot-channels": "ProtoT, 64 channels",
 }
 ROWS = NAMES | WIDER
-LEAST_RATES = 3  # without so many, a row's best rate is not known
+RATES = 3  # of a row that takes none of another's
 SOURCE_WIDER = {
     "protot-wide": (97.2, 82.0, 73.7, 73.0),
     "protot-deep": (109.6, 79.8, 74.6, 76.7),
@@ -130,8 +130,8 @@ CLAIMS = (
 
 def sections(folder: Path) -> list[str]:
     """Return the lines of both sections, of the runs that are there."""
-    contexts = best_runs(folder / "contexts", LEAST_RATES)
-    ablations = best_runs(folder / "ablations", LEAST_RATES)
+    contexts = best_runs(folder / "contexts")
+    ablations = best_runs(folder / "ablations")
     environments = [
         row["environment"]
         for rows in (contexts, ablations)
@@ -143,23 +143,18 @@ def sections(folder: Path) -> list[str]:
     return [*lines, runs_made(environments), ""] if lines else []
 
 
-def best_runs(folder: Path, rates: int) -> Rows:
+def best_runs(folder: Path) -> Rows:
     """Return the runs of every row at the rate that was best with seed 0, by the row's name.
 
-    Some rows take the rate that was best for another. A row is left out as long as it, or that
-    other, has been run at fewer than ``rates`` rates, since the best is not known then.
+    A row is left out as long as it has not been run at several rates, since the best is not known
+    then: at ``RATES``, or at two where these are the best of another row and its half.
     """
-    found = all_runs(folder)
-    best: dict[str, float] = {}
-    for name, rows in found.items():
-        tried = [row for row in rows if row["seed"] == 0]
-        if len(tried) >= rates:
-            best[name] = min(tried, key=dev_ce)["rate"]
     chosen: Rows = {}
-    for name, rows in found.items():
-        rate = best.get(rows[0].get("rate_of", name))
-        if at_best := [row for row in rows if row["rate"] == rate]:
-            chosen[name] = at_best
+    for name, rows in all_runs(folder).items():
+        tried = [row for row in rows if row["seed"] == 0]
+        if len(tried) >= (RATES if rows[0].get("rate_of", name) == name else 2):
+            best = min(tried, key=dev_ce)["rate"]
+            chosen[name] = [row for row in rows if row["rate"] == best]
     return chosen
 
 
@@ -219,11 +214,10 @@ def _table_1(rows: Rows, tried: Rows) -> list[str]:
         f"Every training document has {ROW:,} tokens, so that at each context all positions are "
         f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
         f"M tokens once, in {first['settings']['steps']:,} steps. Perplexity of the same held-out "
-        f"text. The rate is the best by that perplexity at {CONTEXTS[0]} with seed 0, of those "
-        "below, so that what is best is a little too good; longer contexts have it too, as many "
-        "tokens a step. A step has pieces of "
-        f"{POSITIONS // CONTEXTS[0]} documents at {CONTEXTS[0]}, and one document at "
-        f"{CONTEXTS[-1]:,}: read the table by columns, since along a row that changes too.",
+        "text, at the best of the rates below by that perplexity with seed 0, so that what is best "
+        f"is a little too good. A step has pieces of {POSITIONS // CONTEXTS[0]} documents at "
+        f"{CONTEXTS[0]}, and one document at {CONTEXTS[-1]:,}: read the table by columns, since "
+        "along a row that changes too.",
         "",
         *_in_words(rows),
         *_commands("contexts"),
@@ -273,21 +267,30 @@ def _in_words(rows: Rows) -> list[str]:
 
 def _rates_tried(tried: Rows) -> list[str]:
     lines = [
-        f"Perplexity at {CONTEXTS[0]} of every rate that was tried, with seed 0; the best in bold.",
+        "Perplexity with seed 0 at every rate that was tried, the best in bold. Longer contexts "
+        f"than {CONTEXTS[0]} were run at the rate that was best there and half of it. At the edge "
+        "means that a rate beyond was not tried; for longer contexts, a lower one.",
         "",
-        *table_head("| | rate: perplexity |"),
+        *table_head(f"| | {' | '.join(f'{length:,}' for length in CONTEXTS)} |"),
     ]
     for name, title in ROWS.items():
-        found = {r["rate"]: r for r in tried.get(f"{name}-at-{CONTEXTS[0]}", []) if r["seed"] == 0}
-        if found:
-            best = min(found, key=lambda rate: dev_ce(found[rate]))
-            cells = [
-                f"{'**' * (rate == best)}{rate:g}: {perplexity(row):.1f}{'**' * (rate == best)}"
-                for rate, row in sorted(found.items())
-            ]
-            edge = "; at the edge" * (best in (min(found), max(found)))
-            lines.append(f"| {title} | {', '.join(cells)}{edge} |")
+        found = [tried.get(f"{name}-at-{length}", []) for length in CONTEXTS]
+        cells = [_rates(rows, first=rows is found[0]) for rows in found]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _rates(rows: list[Row], *, first: bool) -> str:
+    of_rate = {row["rate"]: row for row in rows if row["seed"] == 0}
+    if not of_rate:
+        return "–"
+    best = min(of_rate, key=lambda rate: dev_ce(of_rate[rate]))
+    cells = [
+        f"{'**' * (rate == best)}{rate:g}: {perplexity(row):.1f}{'**' * (rate == best)}"
+        for rate, row in sorted(of_rate.items())
+    ]
+    edges = {min(of_rate), max(of_rate)} if first else {min(of_rate)}
+    return f"{', '.join(cells)}{'; at the edge' * (best in edges)}"
 
 
 def _commands(part: str) -> list[str]:

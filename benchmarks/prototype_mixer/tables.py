@@ -12,8 +12,9 @@ text, a row is of one document, and every model reads the same tokens once. Abla
 documents ten times.
 
 Seed 0 is run at each of several rates, at longer contexts than the shortest at the one that was
-best there and half of it; other seeds at the best of these, which have to be there. One JSON file per run; a run whose file is
-there is not run again, and one that was cut short goes on from its last checkpoint in ``--work``.
+best there and half of it; other seeds at the best of these, which have to be there. One JSON file
+per run; a run whose file is there is not run again, and one that was cut short goes on from its
+last checkpoint in ``--work``.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
                 SOURCE_RATES[model] * factor
                 for factor in TABLE_1_FACTORS.get(name, TABLE_1_FACTORS[model])
             ),
-            # As many tokens a step at every context, and so one rate.
+            # As many tokens a step at every context, but fewer documents: never a higher rate.
             f"{name}-at-{CONTEXTS[0]}",
         )
         for length in lengths
