@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.prototype_mixer import measure, render
-from benchmarks.prototype_mixer.table_sections import NAMES
+from benchmarks.prototype_mixer.source_tables import NAMES
 from prismlm.corpus import Corpus
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare

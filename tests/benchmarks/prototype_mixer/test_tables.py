@@ -9,14 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.prototype_mixer import tables
-from benchmarks.prototype_mixer.table_sections import (
-    ABLATIONS,
-    CLAIMS,
-    WIDER,
-    best_runs,
-    sections,
-    verdict,
-)
+from benchmarks.prototype_mixer.source_tables import ABLATIONS, CLAIMS, WIDER
+from benchmarks.prototype_mixer.table_sections import best_runs, sections, verdict
 from prismlm.corpus import Corpus, sample_path
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
