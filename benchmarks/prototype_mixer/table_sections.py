@@ -174,8 +174,8 @@ def _in_words(rows: Rows) -> list[str]:
 def _rates_tried(tried: Rows) -> list[str]:
     lines = [
         "Perplexity with seed 0 at every rate that was tried, the best in bold. Longer contexts "
-        f"than {CONTEXTS[0]} were run at the rate that was best there and half of it. At the edge "
-        "means that a rate beyond was not tried; for longer contexts, a lower one.",
+        f"than {CONTEXTS[0]} have two, the one that was best there among them. At the edge means "
+        "that a rate beyond was not tried; for longer contexts, a lower one.",
         "",
         *table_head(f"| | {' | '.join(f'{length:,}' for length in CONTEXTS)} |"),
     ]
