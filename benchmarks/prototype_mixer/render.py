@@ -6,7 +6,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from benchmarks.prototype_mixer.table_sections import NAMES, Row, counted, sections, spread
+from benchmarks.prototype_mixer.source_tables import NAMES
+from benchmarks.prototype_mixer.table_sections import Row, counted, sections, spread
 from benchmarks.shared.pages import page_options, publish, read_results, runs_made, table_head
 
 

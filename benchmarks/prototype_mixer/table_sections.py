@@ -6,8 +6,16 @@ import math
 import statistics
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.prototype_mixer.source_tables import (
+    ABLATIONS,
+    CLAIMS,
+    NAMES,
+    SOURCE,
+    SOURCE_WIDER,
+    WIDER,
+)
 from benchmarks.prototype_mixer.tables import (
     CONTEXTS,
     DEV,
@@ -22,116 +30,14 @@ from prismlm.files import read_json
 
 Row = dict[str, Any]
 Rows = dict[str, list[Row]]
-NAMES = {"llama": "LLaMA", "mamba": "Mamba 2", "deltanet": "DeltaNet", "protot": "ProtoT"}
-# Table 1 of the source: perplexity at 256, 512, 1,024 and 2,048.
-SOURCE = {
-    "llama": (78.7, 70.4, 65.3, 63.6),
-    "mamba": (86.0, 78.0, 70.5, 69.5),
-    "deltanet": (90.4, 76.3, 70.6, 68.9),
-    "protot": (90.5, 84.8, 80.5, 81.9),
-}
-WIDER = {
-    "protot-wide": "ProtoT, twice as wide",
-    "protot-deep": "ProtoT, twice as many layers",
-    "protot-channels": "ProtoT, 64 channels",
-}
 ROWS = NAMES | WIDER
-LEAST_RATES = 3  # without so many, a row's best rate is not known
-SOURCE_WIDER = {
-    "protot-wide": (97.2, 82.0, 73.7, 73.0),
-    "protot-deep": (109.6, 79.8, 74.6, 76.7),
-    "protot-channels": (94.0, 83.2, 79.1, 80.5),
-}
-# Tables 15 to 20: what they are about, and of every row its name and the source's perplexity.
-ABLATIONS: dict[str, list[tuple[str, str, float | None]]] = {
-    "Table 15: what keeps layer 0's channels apart": [
-        ("protot", "all of it", 133.3),
-        ("table-15-no-shared-gates", "gates not shared", 133.4),
-        ("table-15-layer-0-temperature-1", "τ of layer 0 from 1", 133.6),
-        ("table-15-no-convolution", "no convolution", 145.7),
-        ("table-15-no-mitigation", "nothing of it", 149.9),
-        ("table-15-temperature-multiplied", "scores times τ, not over it", None),
-    ],
-    "Table 16: width of the convolution": [
-        ("table-16-kernel-4", "4", 98.3),
-        ("protot", "5", 97.1),
-        ("table-16-kernel-6", "6", 96.9),
-        ("table-16-kernel-7", "7", 97.5),
-    ],
-    "Table 17: α at the start": [
-        ("table-17-alpha-0.0", "0", 99.2),
-        ("table-17-alpha-0.5", "0.5", 97.9),
-        ("table-17-alpha-0.8", "0.8", 97.0),
-        ("protot", "1", 97.1),
-        ("table-17-alpha-1.2", "1.2", 98.7),
-    ],
-    "Table 18: division by the mass, values of half the width": [
-        ("protot", "both", 97.1),
-        ("table-18-no-mass-normalisation", "not divided", 101.8),
-        ("table-18-full-value-width", "values of full width", 97.3),
-    ],
-    "Table 19: channels": [
-        ("table-19-channels-16", "16", 98.5),
-        ("protot", "32", 97.1),
-        ("table-19-channels-64", "64", 97.3),
-    ],
-    "Table 20: dropout": [
-        ("protot", "ProtoT, 0.1", 97.1),
-        ("table-20-protot-no-dropout", "ProtoT, none", 107.6),
-        ("llama", "LLaMA, 0.1", 84.8),
-        ("table-20-llama-no-attention-dropout", "LLaMA, none in attention", 85.2),
-        ("table-20-llama-no-dropout", "LLaMA, none", 92.4),
-        ("mamba", "Mamba 2, 0.1", 91.1),
-        ("table-20-mamba-no-dropout", "Mamba 2, none", 96.6),
-        ("deltanet", "DeltaNet, 0.1", 99.4),
-        ("table-20-deltanet-no-dropout", "DeltaNet, none", 103.5),
-    ],
-    "Options beyond the source": [
-        ("protot", "none of them", None),
-        ("beyond-half-lives", "half-lives from 1 to 256", None),
-        ("beyond-decay-by-token", "decay by token", None),
-        ("beyond-groups", "4 groups", None),
-    ],
-}
-
-
-class Claim(NamedTuple):
-    """What the source's figures say: the first row's perplexity is below the second's."""
-
-    said: str
-    first: str
-    second: str
-
-
-CLAIMS = (
-    Claim("The convolution lowers perplexity", "protot", "table-15-no-convolution"),
-    Claim(
-        "… and by more than shared gates do", "table-15-no-shared-gates", "table-15-no-convolution"
-    ),
-    Claim(
-        "… and by more than τ = 3 does",
-        "table-15-layer-0-temperature-1",
-        "table-15-no-convolution",
-    ),
-    Claim("Without all three it is worst", "table-15-no-convolution", "table-15-no-mitigation"),
-    Claim("A convolution of 5 is better than of 4", "protot", "table-16-kernel-4"),
-    Claim("… than of 7", "protot", "table-16-kernel-7"),
-    Claim("α from 1 is better than ReZero's 0", "protot", "table-17-alpha-0.0"),
-    Claim("… than 1.2", "protot", "table-17-alpha-1.2"),
-    Claim("Division by the mass lowers perplexity", "protot", "table-18-no-mass-normalisation"),
-    Claim("32 channels are better than 16", "protot", "table-19-channels-16"),
-    Claim("Dropout lowers ProtoT's perplexity", "protot", "table-20-protot-no-dropout"),
-    Claim("… LLaMA's", "llama", "table-20-llama-no-dropout"),
-    Claim("… LLaMA's, that in attention alone", "llama", "table-20-llama-no-attention-dropout"),
-    Claim("… Mamba's", "mamba", "table-20-mamba-no-dropout"),
-    Claim("… DeltaNet's", "deltanet", "table-20-deltanet-no-dropout"),
-)
+RATES = 3  # of a row that takes none of another's
 
 
 def sections(folder: Path) -> list[str]:
     """Return the lines of both sections, of the runs that are there."""
-    contexts = best_runs(folder / "contexts", LEAST_RATES)
-    ablations = best_runs(folder / "ablations", LEAST_RATES)
+    contexts = best_runs(folder / "contexts")
+    ablations = best_runs(folder / "ablations")
     environments = [
         row["environment"]
         for rows in (contexts, ablations)
@@ -143,23 +49,18 @@ def sections(folder: Path) -> list[str]:
     return [*lines, runs_made(environments), ""] if lines else []
 
 
-def best_runs(folder: Path, rates: int) -> Rows:
+def best_runs(folder: Path) -> Rows:
     """Return the runs of every row at the rate that was best with seed 0, by the row's name.
 
-    Some rows take the rate that was best for another. A row is left out as long as it, or that
-    other, has been run at fewer than ``rates`` rates, since the best is not known then.
+    A row is left out as long as it has not been run at several rates, since the best is not known
+    then: at ``RATES``, or at two where these are the best of another row and its half.
     """
-    found = all_runs(folder)
-    best: dict[str, float] = {}
-    for name, rows in found.items():
-        tried = [row for row in rows if row["seed"] == 0]
-        if len(tried) >= rates:
-            best[name] = min(tried, key=dev_ce)["rate"]
     chosen: Rows = {}
-    for name, rows in found.items():
-        rate = best.get(rows[0].get("rate_of", name))
-        if at_best := [row for row in rows if row["rate"] == rate]:
-            chosen[name] = at_best
+    for name, rows in all_runs(folder).items():
+        tried = [row for row in rows if row["seed"] == 0]
+        if len(tried) >= (RATES if rows[0].get("rate_of", name) == name else 2):
+            best = min(tried, key=dev_ce)["rate"]
+            chosen[name] = [row for row in rows if row["rate"] == best]
     return chosen
 
 
@@ -219,10 +120,10 @@ def _table_1(rows: Rows, tried: Rows) -> list[str]:
         f"Every training document has {ROW:,} tokens, so that at each context all positions are "
         f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
         f"M tokens once, in {first['settings']['steps']:,} steps. Perplexity of the same held-out "
-        f"text. The rate is the best by that perplexity at {CONTEXTS[0]} with seed 0, of those "
-        "below; longer contexts have it too, as many tokens a step. A step has pieces of "
-        f"{POSITIONS // CONTEXTS[0]} documents at {CONTEXTS[0]}, and one document at "
-        f"{CONTEXTS[-1]:,}: read the table by columns, since along a row that changes too.",
+        "text, at the best of the rates below by that perplexity with seed 0, so that what is best "
+        f"is a little too good. A step has pieces of {POSITIONS // CONTEXTS[0]} documents at "
+        f"{CONTEXTS[0]}, and one document at {CONTEXTS[-1]:,}: read the table by columns, since "
+        "along a row that changes too.",
         "",
         *_in_words(rows),
         *_commands("contexts"),
@@ -272,21 +173,30 @@ def _in_words(rows: Rows) -> list[str]:
 
 def _rates_tried(tried: Rows) -> list[str]:
     lines = [
-        f"Perplexity at {CONTEXTS[0]} of every rate that was tried, with seed 0; the best in bold.",
+        "Perplexity with seed 0 at every rate that was tried, the best in bold. Longer contexts "
+        f"than {CONTEXTS[0]} have two, the one that was best there among them. At the edge means "
+        "that a rate beyond was not tried; for longer contexts, a lower one.",
         "",
-        *table_head("| | rate: perplexity |"),
+        *table_head(f"| | {' | '.join(f'{length:,}' for length in CONTEXTS)} |"),
     ]
     for name, title in ROWS.items():
-        found = {r["rate"]: r for r in tried.get(f"{name}-at-{CONTEXTS[0]}", []) if r["seed"] == 0}
-        if found:
-            best = min(found, key=lambda rate: dev_ce(found[rate]))
-            cells = [
-                f"{'**' * (rate == best)}{rate:g}: {perplexity(row):.1f}{'**' * (rate == best)}"
-                for rate, row in sorted(found.items())
-            ]
-            edge = "; at the edge" * (best in (min(found), max(found)))
-            lines.append(f"| {title} | {', '.join(cells)}{edge} |")
+        found = [tried.get(f"{name}-at-{length}", []) for length in CONTEXTS]
+        cells = [_rates(rows, first=rows is found[0]) for rows in found]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _rates(rows: list[Row], *, first: bool) -> str:
+    of_rate = {row["rate"]: row for row in rows if row["seed"] == 0}
+    if not of_rate:
+        return "–"
+    best = min(of_rate, key=lambda rate: dev_ce(of_rate[rate]))
+    cells = [
+        f"{'**' * (rate == best)}{rate:g}: {perplexity(row):.1f}{'**' * (rate == best)}"
+        for rate, row in sorted(of_rate.items())
+    ]
+    edges = {min(of_rate), max(of_rate)} if first else {min(of_rate)}
+    return f"{', '.join(cells)}{'; at the edge' * (best in edges)}"
 
 
 def _commands(part: str) -> list[str]:

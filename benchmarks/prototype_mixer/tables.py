@@ -11,9 +11,10 @@ text, a row is of one document, and every model reads the same tokens once. Abla
 ``recipes/prototype_mixer/ablations`` in models of a laptop's size; they read ``DOCUMENTS`` of the
 documents ten times.
 
-Seed 0 is run at each of several rates; other seeds, and longer contexts than the shortest, at the
-rate that was best of these, which have to be there. One JSON file per run; a run whose file is
-there is not run again, and one that was cut short goes on from its last checkpoint in ``--work``.
+Seed 0 is run at each of several rates, at longer contexts than the shortest at the one that was
+best there and half of it; other seeds at the best of these, which have to be there. One JSON file
+per run; a run whose file is there is not run again, and one that was cut short goes on from its
+last checkpoint in ``--work``.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Case(NamedTuple):
         name: of its files, without rate and seed.
         model: whose kind it is.
         settings: its recipe, but for rate and seed.
-        rates: what seed 0 is run at.
-        rate_of: the case whose best rate is taken, where this one is not run at several.
+        rates: what seed 0 of the case ``rate_of`` is run at.
+        rate_of: itself; or another, whose best rate and half of it are what seed 0 is run at.
     """
 
     name: str
@@ -137,7 +138,7 @@ def main() -> None:
 def run(case: Case, seed: int, work: Path, out: Path) -> None:
     """Make the runs of a case that have no result yet."""
     out.mkdir(parents=True, exist_ok=True)
-    for rate in case.rates if seed == 0 and case.rate_of == case.name else (best_rate(out, case),):
+    for rate in rates_of(case, seed, out):
         result = out / f"{case.name}-{rate:g}-{seed}.json"
         if result.is_file():
             print(f"{result.name} is there")
@@ -154,16 +155,23 @@ def run(case: Case, seed: int, work: Path, out: Path) -> None:
         shutil.rmtree(place)
 
 
-def best_rate(out: Path, case: Case) -> float:
-    """Return the rate of least perplexity with seed 0 of the case whose rate is taken."""
-    found = {
-        rate: read_json(path)
-        for rate in case.rates
-        if (path := out / f"{case.rate_of}-{rate:g}-0.json").is_file()
-    }
-    if len(found) < len(case.rates):
-        raise SystemExit(f"{out} lacks runs of {case.rate_of} with seed 0: make them first")
-    return min(found, key=lambda rate: dev_ce(found[rate]))
+def rates_of(case: Case, seed: int, out: Path) -> tuple[float, ...]:
+    """Return what a seed is run at: the first at several rates, others at the best of these."""
+    own = case.rate_of == case.name
+    if seed:
+        return (best_rate(out, case.name, len(case.rates) if own else 2),)
+    if own:
+        return case.rates
+    best = best_rate(out, case.rate_of, len(case.rates))
+    return best, best / 2
+
+
+def best_rate(out: Path, name: str, least: int) -> float:
+    """Return the rate of least perplexity of a case with seed 0, of so many rates or more."""
+    found = [row for row in map(read_json, out.glob(f"{name}-*-0.json")) if row["row"] == name]
+    if len(found) < least:
+        raise SystemExit(f"{out} lacks runs of {name} with seed 0: make them first")
+    return min(found, key=dev_ce)["rate"]
 
 
 def dev_ce(row: dict[str, Any]) -> float:
@@ -197,7 +205,7 @@ def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
                 SOURCE_RATES[model] * factor
                 for factor in TABLE_1_FACTORS.get(name, TABLE_1_FACTORS[model])
             ),
-            # As many tokens a step at every context, and so one rate.
+            # As many tokens a step at every context, but fewer documents: never a higher rate.
             f"{name}-at-{CONTEXTS[0]}",
         )
         for length in lengths

@@ -9,14 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.prototype_mixer import tables
-from benchmarks.prototype_mixer.table_sections import (
-    ABLATIONS,
-    CLAIMS,
-    WIDER,
-    best_runs,
-    sections,
-    verdict,
-)
+from benchmarks.prototype_mixer.source_tables import ABLATIONS, CLAIMS, WIDER
+from benchmarks.prototype_mixer.table_sections import best_runs, sections, verdict
 from prismlm.corpus import Corpus, sample_path
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
@@ -70,24 +64,28 @@ def test_other_seeds_are_run_at_the_rate_that_was_best_with_the_first(
     case.settings["evaluation"] = {"every": 2, "tokens": 500, "final_tokens": 500}
     with pytest.raises(SystemExit, match="lacks runs of protot with seed 0"):
         tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
-    case = case._replace(rates=(1e-5, 5e-3))
+    case = case._replace(rates=(1e-6, 1e-5, 5e-3))
     tables.run(case, 0, tmp_path / "work", tmp_path / "ablations")
     tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
     files = sorted(path.name for path in (tmp_path / "ablations").iterdir())
     # Four steps of a rate near 0 leave the model where it was.
-    assert files == ["protot-0.005-0.json", "protot-0.005-1.json", "protot-1e-05-0.json"]
+    assert files == [f"protot-{run}.json" for run in ("0.005-0", "0.005-1", "1e-05-0", "1e-06-0")]
     assert not any((tmp_path / "work").iterdir())
     capsys.readouterr()
     tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
     assert "protot-0.005-1.json is there" in capsys.readouterr().out
-    # A case that takes another's rate is run at no other with seed 0 either.
+    # A case that takes another's best rate is run at that and half of it, and then at its own best.
     longer = case._replace(name="longer")
+    with pytest.raises(SystemExit, match="lacks runs of longer with seed 0"):
+        tables.run(longer, 1, tmp_path / "work", tmp_path / "ablations")
     tables.run(longer, 0, tmp_path / "work", tmp_path / "ablations")
-    assert [path.name for path in (tmp_path / "ablations").glob("longer-*")] == [
-        "longer-0.005-0.json"
-    ]
-    both = best_runs(tmp_path / "ablations", 2)
-    assert [row["rate"] for row in both["longer"]] == [0.005]
+    halves = ["longer-0.0025-0.json", "longer-0.005-0.json"]
+    assert sorted(path.name for path in (tmp_path / "ablations").glob("longer-*")) == halves
+    edit = tmp_path / "ablations" / halves[0]
+    edit.write_text(json.dumps(json.loads(edit.read_text()) | {"ce": 0.5}))
+    assert tables.rates_of(longer, 1, tmp_path / "ablations") == (0.0025,)
+    both = best_runs(tmp_path / "ablations")
+    assert [row["rate"] for row in both["longer"]] == [0.0025]
     found = both["protot"]
     assert [(row["rate"], row["seed"]) for row in found] == [(0.005, 0), (0.005, 1)]
     # The last evaluation is the run's own figure.
@@ -120,6 +118,9 @@ def test_sections_by_hand(tmp_path):
         write(contexts, "protot-at-1024", seed, 120, rate_of="protot-at-256")
         write(contexts, "protot-at-2048", seed, 130, rate_of="protot-at-256")
         write(contexts, "llama-at-2048", seed, 100, rate_of="llama-at-256")
+    # The worse one of two.
+    for row, rate in (("protot-at-1024", 0.05), ("protot-at-2048", 0.05), ("llama-at-2048", 0.2)):
+        write(contexts, row, 0, 140, rate=rate, rate_of=f"{row.split('-')[0]}-at-256")
     # The worse rates of seed 0 are passed over.
     for path in sorted(contexts.glob("*-at-256-*-0.json")):
         worse = json.loads(path.read_text())
@@ -136,10 +137,17 @@ def test_sections_by_hand(tmp_path):
             write(ablations, row, 0, 500, rate=rate)
     # Of this the best rate is not known yet.
     write(ablations, "table-16-kernel-4", 0, 10)
-    # Nor is another's rate that has been found not to be the best.
-    write(contexts, "protot-at-512", 0, 1.0, rate=0.2, rate_of="protot-at-256")
+    # Nor of this, which has another's best rate and no other yet.
+    write(contexts, "protot-at-512", 0, 1.0, rate_of="protot-at-256")
     page = "\n".join(sections(tmp_path))
-    assert "| LLaMA | **0.1: 100.0**, 0.2: 200.0, 0.4: 200.0; at the edge |" in page
+    assert (
+        "| LLaMA | **0.1: 100.0**, 0.2: 200.0, 0.4: 200.0; at the edge | – | – | "
+        "**0.1: 100.0**, 0.2: 140.0; at the edge |\n"
+    ) in page
+    assert (
+        "0.4: 220.0; at the edge | **0.1: 1.0**; at the edge | 0.05: 140.0, **0.1: 120.0** |"
+        in page
+    )
     assert "| ProtoT | 1,234 | 100.0 (90.0 to 110.0) | – | 120.0 (120.0 to 120.0) |" in page
     assert (
         "LLaMA's: 1.00 (0.90 to 1.10) at 256 (the source: 1.15), 1.30 (1.30 to 1.30) at 2," in page
