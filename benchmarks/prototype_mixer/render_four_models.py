@@ -129,8 +129,9 @@ def _lengths(found: dict[int, Runs], rates: list[Row]) -> list[str]:
         "Of 200,000 tokens of held-out text, after runs whose rate falls to a tenth over their "
         f"length; each token is read once. The source's large models read {SOURCE_TOKENS / 1e6:.1f}"
         f" M tokens {SOURCE_TIMES} times over, {more:,.0f} times as many as the longest run here: "
-        f"these are models at the beginning of their training. Those of {STEPS:,} steps are the "
-        f"ones that the other studies are made on, as `{KEPT}/` has them, in bf16.",
+        f"these are models at the beginning of their training. Those of {STEPS:,} steps are kept "
+        f"in `{KEPT}/`, in bf16: robustness, themes and the judge are studies of them, GLUE still "
+        "of those of 1,500.",
         "",
         *table_head(f"| | {' | '.join(heads)} | × LLaMA's in the source |"),
     ]
