@@ -187,17 +187,19 @@ def _bleu(results: list[dict[str, Any]]) -> list[str]:
             cells = (ranged(row[key], "value", ".2f") for key in KEYS)
             lines.append(f"| {_name(name)} | {' | '.join(cells)} | {row['corpus']:.2f} |")
         lines.append("")
-        for sample in one["bleu"]["samples"]:
-            lines += _sample(sample)
+        samples = {sample["text"]: sample for sample in one["bleu"]["samples"]}
+        for text, sample in samples.items():
+            best = [_name(s["best"]) for s in one["bleu"]["samples"] if s["text"] == text]
+            lines += _sample(sample, " and ".join(f"{name}'s" for name in best))
     return lines
 
 
 KEYS = ("mean", "other_prompt", "difference")
 
 
-def _sample(sample: dict[str, Any]) -> list[str]:
+def _sample(sample: dict[str, Any], whose: str) -> list[str]:
     lines = [
-        f"### The prompt of {_name(sample['best'])}'s best",
+        f"### The prompt of {whose} best",
         "",
         f"Prompt: {_text(sample['text'])}",
         "",
