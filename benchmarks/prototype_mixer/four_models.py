@@ -12,7 +12,7 @@ Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
 trained at the rate of least perplexity among short runs. A part that was stopped goes on. Runs of
 another length than ``STEPS`` are written to a folder ``steps_N``; ``keep`` writes the models of
-those of ``STEPS`` in bf16, the ones that the studies are made on.
+those of ``STEPS``, or ``--steps``, in bf16: the former are what the studies are made on.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ def main() -> None:
     if given.part == "corpus":
         build_mixed_corpus(given.texts, given.corpus)
         return
+    short = given.part == "rates"
+    place = "" if short or given.steps == STEPS else f"steps_{given.steps}"
     if given.part == "keep":
         for model in given.only:
-            keep(given.work / model, given.models / model)
+            keep(given.work / place / model, given.models / model)
         return
     torch.set_num_threads(given.threads)
     for model in given.only:
-        short = given.part == "rates"
         for rate in RATES[model] if short else (best_rate(given.out, model),):
             name = f"{model}-{rate:g}" if short else model
-            place = "" if short or given.steps == STEPS else f"steps_{given.steps}"
             result, work = given.out / place / f"{name}.json", given.work / place / name
             if result.is_file():
                 print(f"{result.name} is there")

@@ -33,7 +33,7 @@ if [ "$part" = train ]; then
     done
     ended
     for model in $models; do
-        $four keep --only "$model" --work "$work/runs" --models "$work/models"
+        $four keep --only "$model" --steps "${STEPS:-11000}" --work "$work/runs" --models "$work/models"
         tar -cf "$out/$model.tar" -C "$work/models" "$model"
     done
     tar -cf "$out/four_models.tar" -C "$work" four_models

@@ -110,8 +110,7 @@ def write(folder, row, seed, perplexity, rate=0.1, **more):
     (folder / f"{row}-{rate}-{seed}.json").write_text(json.dumps(run | more))
 
 
-def test_sections_by_hand(tmp_path):
-    contexts, ablations = tmp_path / "contexts", tmp_path / "ablations"
+def write_contexts(contexts):
     for seed, protot, llama in ((0, 110, 100), (1, 90, 100)):
         write(contexts, "protot-at-256", seed, protot)
         write(contexts, "llama-at-256", seed, llama)
@@ -126,6 +125,11 @@ def test_sections_by_hand(tmp_path):
         worse = json.loads(path.read_text())
         for rate in (0.2, 0.4):
             write(contexts, worse["row"], 0, 2 * math.exp(worse["ce"]), rate=rate)
+    # Of this, which has another's best rate and no other yet, the best is not known.
+    write(contexts, "protot-at-512", 0, 1.0, rate_of="protot-at-256")
+
+
+def write_ablations(ablations):
     curve = [{"ce": math.log(60)}, {"ce": math.log(50)}, {"ce": math.log(70)}]
     write(ablations, "protot", 0, 99, curve=curve, gates=[{
         "alpha": 0.5, "write_gini": 0.25, "write_top_share": 0.125
@@ -137,8 +141,11 @@ def test_sections_by_hand(tmp_path):
             write(ablations, row, 0, 500, rate=rate)
     # Of this the best rate is not known yet.
     write(ablations, "table-16-kernel-4", 0, 10)
-    # Nor of this, which has another's best rate and no other yet.
-    write(contexts, "protot-at-512", 0, 1.0, rate_of="protot-at-256")
+
+
+def test_sections_by_hand(tmp_path):
+    write_contexts(tmp_path / "contexts")
+    write_ablations(tmp_path / "ablations")
     page = "\n".join(sections(tmp_path))
     assert (
         "| LLaMA | **0.1: 100.0**, 0.2: 200.0, 0.4: 200.0; at the edge | – | – | "
