@@ -1,7 +1,8 @@
-"""The delta rule in chunks of 64 positions, by matrix products and one triangular system each."""
+"""The delta rule in chunks: matrix products, and one triangular system each."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -93,7 +94,8 @@ def delta_rule(
         if mask is not None:
             # What padding holds may be anything, and 0 · NaN is no 0.
             q, k, v, b = (t.masked_fill(~mask[..., None, None], 0) for t in (q, k, v, b))
-        size = min(CHUNK, length)
+        # Chunks of one size, as many as CHUNK asks for: those of CHUNK could be half padding.
+        size = math.ceil(length / math.ceil(length / CHUNK))
         q, k, v, b = (_in_chunks(t, size) for t in (q, k, v, b))
         sequence = None if starts is None else _sequences(starts, size)
         out, memory = _chunks(q, k, v, b, memory, sequence)
@@ -134,10 +136,13 @@ def _chunks(
     solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
     solved = solve(overlap.tril(-1), both, upper=False, unitriangular=True)
     plain, through_state = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-    q_seen, k_kept = q * seen, (k * kept).mT
+    parts = (plain, through_state, q * seen, reading, (k * kept).mT, carried)
     out: list[Tensor] = []
-    for n in range(q.shape[2]):
-        new = plain[:, :, n] - through_state[:, :, n] @ memory
-        out.append(q_seen[:, :, n] @ memory + reading[:, :, n] @ new)
-        memory = carried.expand_as(b[..., :1, :])[:, :, n] * memory + k_kept[:, :, n] @ new
+    # The gradient of a slice is as large as the whole; that of an unbound part is not.
+    for first, through, asked, read, kept_keys, held in zip(
+        *(part.unbind(2) for part in parts), strict=True
+    ):
+        new = first - through @ memory
+        out.append(asked @ memory + read @ new)
+        memory = held * memory + kept_keys @ new
     return torch.stack(out, 2), memory
