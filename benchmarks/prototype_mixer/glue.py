@@ -95,10 +95,10 @@ def _parts(work: Path, given: argparse.Namespace) -> list[tuple[Path, list[str],
 
 
 def short_chunks(lm: GlueModel) -> None:
-    """Have Mamba2 add up chunks of 16 tokens: the same sums, and for short rows the fastest."""
+    """Have Mamba2 add up most rows as one chunk: the same sums, without states, and faster."""
     for module in (lm.model.config, *lm.model.modules()):
         if hasattr(module, "chunk_size"):
-            setattr(module, "chunk_size", 16)  # noqa: B010 - modules are typed as if they had none
+            setattr(module, "chunk_size", 96)  # noqa: B010 - modules are typed as if they had none
 
 
 if __name__ == "__main__":

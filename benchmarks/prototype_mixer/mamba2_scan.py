@@ -57,7 +57,7 @@ def shared_scan(
         A: [h], below 0.
         B: [b, T, 1, n].
         C: likewise.
-        chunk_size: l.
+        chunk_size: l at most.
         D: [h].
         dt_bias: [h].
         initial_states: S_0 [b, h, p, n]; None for 0.
@@ -72,16 +72,21 @@ def shared_scan(
     if B.shape[2] != 1:
         scanned = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias, initial_states)
         return REPEATED(*scanned, dt_softplus, dt_limit, return_final_states, **more)
+    # As many chunks as are asked for, of one size, so that none is mostly padding.
+    size = math.ceil(length / math.ceil(length / chunk_size))
     dt = _steps(dt, dt_bias, dt_softplus, dt_limit)
     x = hidden_states.float()
     fed, log_decay, b, c = (
-        _chunks(tensor, chunk_size)
+        _chunks(tensor, size)
         for tensor in (x * dt[..., None], A.float() * dt, B.float()[:, :, 0], C.float()[:, :, 0])
     )
     passed = log_decay.cumsum(2)
     # Within a chunk, [b, c, h, l, l].
     weights = (c @ b.mT)[:, :, None] * _decay_between(passed.transpose(2, 3))
     within = (weights @ fed.transpose(2, 3)).transpose(2, 3)
+    if passed.shape[1] == 1 and initial_states is None and not return_final_states:
+        y = within[:, 0]
+        return y if D is None else y + D[:, None] * x
     # What a chunk adds to the state, [b, c, n, h p], and the states that chunks begin with.
     kept = fed * (passed[:, :, -1:] - passed).exp()[..., None]
     added = b.mT @ kept.flatten(3)

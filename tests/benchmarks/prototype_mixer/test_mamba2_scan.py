@@ -17,11 +17,11 @@ def drawn(length, groups=1, heads=4, width=3, states=5):
     return [tensor.requires_grad_() for tensor in (x, dt, a, b, c, *more)]
 
 
-def scanned(scan, tensors, begun, limit):
+def scanned(scan, tensors, begun, limit, ended=True):
     x, dt, a, b, c, d, bias, initial = tensors
     return scan(
         x, dt, a, b, c, 8, d, bias, initial if begun else None,
-        dt_softplus=True, dt_limit=limit, return_final_states=True,
+        dt_softplus=True, dt_limit=limit, return_final_states=ended,
     )  # fmt: skip
 
 
@@ -40,6 +40,20 @@ def test_outputs_and_gradients(length, begun, limit):
         for one in (found, expected)
     ]
     for ours, theirs in zip((*found, *gradients[0]), (*expected, *gradients[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [5, 8])
+def test_one_chunk_of_which_no_state_is_asked(length, monkeypatch):
+    tensors = drawn(length)
+    monkeypatch.delattr(mamba2_scan, "_states")
+    found, (expected, _) = (
+        scanned(scan, tensors, False, (0.0, float("inf")), ended)
+        for scan, ended in ((shared_scan, False), (REPEATED, True))
+    )
+    weights = torch.randn_like(expected)
+    gradients = [torch.autograd.grad((weights * y).sum(), tensors[:-1]) for y in (found, expected)]
+    for ours, theirs in zip((found, *gradients[0]), (expected, *gradients[1]), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
