@@ -45,7 +45,7 @@ def sections(folder: Path) -> list[str]:
         for row in found
     ]
     lines = _table_1(contexts, all_runs(folder / "contexts")) if contexts else []
-    lines += _ablated(ablations) if ablations else []
+    lines += _ablated(ablations, all_runs(folder / "ablations")) if ablations else []
     return [*lines, runs_made(environments), ""] if lines else []
 
 
@@ -199,6 +199,12 @@ def _rates(rows: list[Row], *, first: bool) -> str:
     return f"{', '.join(cells)}{'; at the edge' * (best in edges)}"
 
 
+def _best_rate(rows: list[Row]) -> str:
+    of_rate = {row["rate"]: dev_ce(row) for row in rows if row["seed"] == 0}
+    best = min(of_rate, key=of_rate.__getitem__)
+    return f"{best:g}{', at the edge' * (best in (min(of_rate), max(of_rate)))}"
+
+
 def _commands(part: str) -> list[str]:
     command = "    python -m benchmarks.prototype_mixer.tables corpus-rows"
     return [
@@ -243,19 +249,18 @@ def _context_claims(rows: Rows) -> list[str]:
     return lines
 
 
-def _ablated(rows: Rows) -> list[str]:
+def _ablated(rows: Rows, tried: Rows) -> list[str]:
     first = next(iter(rows.values()))[0]
-    factor = sorted({row["rate"] for row in rows.get("protot", [])})
     lines = [
         "## Tables 15 to 20: ablations, each at its best rate",
         "",
         f"{DOCUMENTS} documents of {ROW:,} tokens, read {EPOCHS} times in rows of 256, "
         f"{first['settings']['steps']:,} steps; the least perplexity of {DEV:,} held-out tokens "
-        "after any of the passes, as in the source. The rate of every row is the best of three, "
-        "each twice the one before, with seed 0"
-        + (f"; the default's is {factor[0]:g}" if factor else "")
-        + ". Beside perplexity its ratio to the table's default of the same seed.",
+        "after any of the passes, as in the source. The rate of every row is the best of three or "
+        "four with seed 0, each twice the one before; at the edge means that a rate beyond was not "
+        "tried. Beside perplexity its ratio to the table's default of the same seed.",
         "",
+        *_between_seeds(rows.get("protot", [])),
         *_commands("ablations"),
     ]
     run = {title: [e for e in entries if e[0] in rows] for title, entries in ABLATIONS.items()}
@@ -265,7 +270,7 @@ def _ablated(rows: Rows) -> list[str]:
     for title, entries in run.items():
         if len(entries) < 2:
             continue
-        lines += [f"### {title}", "", *_ablation(rows, title, entries), ""]
+        lines += [f"### {title}", "", *_ablation(rows, tried, title, entries), ""]
     lines += ["The source's figures say, by ratios of perplexities of equal seeds:", ""]
     lines += [
         f"- {claim.said}: {verdict(ratios(rows.get(claim.first, []), rows.get(claim.second, [])))}"
@@ -275,7 +280,21 @@ def _ablated(rows: Rows) -> list[str]:
     return [*lines, ""]
 
 
-def _ablation(rows: Rows, title: str, entries: list[tuple[str, str, float | None]]) -> list[str]:
+def _between_seeds(rows: list[Row]) -> list[str]:
+    found = [*map(perplexity, rows)]
+    if len(found) < 2:
+        return []
+    between = max(found) / min(found) - 1
+    return [
+        f"**{counted(len(found))} of ProtoT's default are up to {between:.1%} apart**: a ratio of "
+        "one seed that is closer to 1 may be chance.",
+        "",
+    ]
+
+
+def _ablation(
+    rows: Rows, tried: Rows, title: str, entries: list[tuple[str, str, float | None]]
+) -> list[str]:
     routed = title.startswith("Table 15")
     more = " α of layer 0 | Gini | top share |" if routed else ""
     lines = table_head(f"| | rate | perplexity | over the default's | the source's |{more}")
@@ -286,7 +305,7 @@ def _ablation(rows: Rows, title: str, entries: list[tuple[str, str, float | None
         over = ratios(found, rows.get(default, []))
         cells = [
             said,
-            f"{found[0]['rate']:g}" if found else "–",
+            _best_rate(tried[name]) if found else "–",
             spread([*map(perplexity, found)], ".1f") if found else "–",
             "" if name == default else (spread(over, ".3f") if over else "–"),
             "–" if figure is None else f"{figure} ({figure / (source[default] or 1):.3f})",

@@ -71,7 +71,12 @@ TABLE_1_FACTORS = {
     "deltanet": (0.5, 1, 2, 4),
 }
 # What is read ten times is best at a lower rate than what is read once.
-FACTORS = (0.5, 1, 2)
+FACTORS = {
+    "protot": (0.5, 1, 2),
+    "llama": (0.5, 1, 2),
+    "mamba": (0.5, 1, 2, 4),
+    "deltanet": (0.25, 0.5, 1, 2),
+}
 # What ProtoT here can do beside the source's, each by itself.
 BEYOND: dict[str, Settings] = {
     "beyond-half-lives": {"decay_half_lives": (1.0, 256.0)},
@@ -245,7 +250,7 @@ def ablations(corpus: Path) -> list[Case]:
         settings["data"]["documents"] = DOCUMENTS
         # The default in a table of its own is a second time the same runs.
         if settings not in [case.settings for case in found]:
-            rates = tuple(rate * factor for factor in FACTORS)
+            rates = tuple(rate * factor for factor in FACTORS[model])
             found.append(Case(path.stem, model, settings, rates, path.stem))
     default = found[0]
     for name, changed in BEYOND.items():
