@@ -40,8 +40,10 @@ def render(models: list[dict[str, Any]]) -> str:
         "# GLUE, fine-tuned",
         "",
         "Generated from `prototype_mixer/glue/` by `python -m "
-        "benchmarks.prototype_mixer.render_glue`; `benchmarks/prototype_mixer/glue.py` writes that "
-        "and says how. Source: ProtoT, A.4 and Table 10.",
+        "benchmarks.prototype_mixer.render_glue`. Source: ProtoT, A.4 and Table 10. Each model's "
+        "file there is written by",
+        "",
+        f"    {_command(models[0])}",
         "",
         *_figures(models, rows),
         *_source(),
@@ -52,6 +54,30 @@ def render(models: list[dict[str, Any]]) -> str:
         runs_made([model["environment"] for model in models]),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _command(model: dict[str, Any]) -> str:
+    """Return what a model was fine-tuned by, from what its file says of rows, rates and seeds."""
+    rows = list(dev_rows(model).values())
+    words = f"python -m benchmarks.prototype_mixer.glue --model {model['model']}=DIR --data DIR"
+    cut = {r["train"]["rows"] for r in rows if r["train"]["rows"] < r["train"]["there"]}
+    limit = model.get("limit")
+    for name, value in (
+        ("limit", limit),
+        ("large-limit", None if limit else max(cut, default=None)),
+        ("dev-limit", model.get("dev_limit")),
+        ("search-limit", model.get("searched_on")),
+    ):
+        words += f" --{name} {value}" if value else ""
+    if model["tried"]:
+        rates = sorted({one["learning_rate"] for one in model["tried"]})
+        words += f" --search-rates {' '.join(f'{rate:g}' for rate in rates)}"
+    else:
+        words += f" --learning-rate {model['learning_rate']:g}"
+    for option, arm in (("seeds", "fine_tuned"), ("scratch-seeds", "from_scratch")):
+        seeds = sorted({seed for row in rows if row[arm] for seed in row[arm]["seeds"]})
+        words += f" --{option} {' '.join(map(str, seeds))}"
+    return words
 
 
 def dev_rows(model: dict[str, Any]) -> Rows:

@@ -28,6 +28,8 @@ def test_what_the_script_writes_is_rendered(tmp_path, monkeypatch):
     page = (tmp_path / "prototype_mixer_glue.md").read_text()
     assert "| SST-2 | accuracy | 16 of 67,349 | 4 of 872 | 50.0 |" in page
     assert "| CoLA | not measured: no such dev set was there |" in page
+    command = "    python -m benchmarks.prototype_mixer.glue --model llama=DIR --data DIR"
+    assert f"\n{command} --learning-rate 0.001 --seeds 0 1 --scratch-seeds 0 1\n" in page
     assert "mean over seeds 0, 1, in brackets" in page
     assert "without its training (seeds 0, 1)." in page
     assert "Means over SST-2;" in page
@@ -53,6 +55,10 @@ def test_small_tasks_in_full_beside_a_share_of_the_large_ones(tmp_path, monkeypa
     assert run(render_glue, monkeypatch, "--results", tmp_path) == 0
     page = (tmp_path / "prototype_mixer_glue.md").read_text()
     assert "(searched, best of 2, on 16 rows of SST-2 and of MNLI)" in page
+    assert (
+        " --data DIR --large-limit 16 --search-limit 16 --search-rates 0.0001 0.0003 "
+        "--seeds 0 1 --scratch-seeds 1\n"
+    ) in page
     for row in found["tasks"]:
         assert row["fine_tuned"]["seeds"] == [0, 1]
         assert row["from_scratch"]["seeds"] == [1]
