@@ -258,9 +258,10 @@ def _ablated(rows: Rows, tried: Rows) -> list[str]:
         f"{first['settings']['steps']:,} steps; the least perplexity of {DEV:,} held-out tokens "
         "after any of the passes, as in the source. The rate of every row is the best of three or "
         "four with seed 0, each twice the one before; at the edge means that a rate beyond was not "
-        "tried. Beside perplexity its ratio to the table's default of the same seed.",
+        "tried. A seed also draws which held-out tokens are read, so that perplexities of two "
+        "seeds cannot be compared: they are those of seed 0, and beside them stand ratios to the "
+        "table's default of the same seed, with several seeds their mean, least and most.",
         "",
-        *_between_seeds(rows.get("protot", [])),
         *_commands("ablations"),
     ]
     run = {title: [e for e in entries if e[0] in rows] for title, entries in ABLATIONS.items()}
@@ -280,18 +281,6 @@ def _ablated(rows: Rows, tried: Rows) -> list[str]:
     return [*lines, ""]
 
 
-def _between_seeds(rows: list[Row]) -> list[str]:
-    found = [*map(perplexity, rows)]
-    if len(found) < 2:
-        return []
-    between = max(found) / min(found) - 1
-    return [
-        f"**{counted(len(found))} of ProtoT's default are up to {between:.1%} apart**: a ratio of "
-        "one seed that is closer to 1 may be chance.",
-        "",
-    ]
-
-
 def _ablation(
     rows: Rows, tried: Rows, title: str, entries: list[tuple[str, str, float | None]]
 ) -> list[str]:
@@ -306,7 +295,7 @@ def _ablation(
         cells = [
             said,
             _best_rate(tried[name]) if found else "–",
-            spread([*map(perplexity, found)], ".1f") if found else "–",
+            next((f"{perplexity(row):.1f}" for row in found if row["seed"] == 0), "–"),
             "" if name == default else (spread(over, ".3f") if over else "–"),
             "–" if figure is None else f"{figure} ({figure / (source[default] or 1):.3f})",
         ]
