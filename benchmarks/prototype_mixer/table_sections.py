@@ -256,8 +256,8 @@ def _ablated(rows: Rows, tried: Rows) -> list[str]:
         "",
         f"{DOCUMENTS} documents of {ROW:,} tokens, read {EPOCHS} times in rows of 256, "
         f"{first['settings']['steps']:,} steps; the least perplexity of {DEV:,} held-out tokens "
-        "after any of the passes, as in the source. The rate of every row is the best of three or "
-        "four with seed 0, each twice the one before; at the edge means that a rate beyond was not "
+        "after any of the passes, as in the source. The rate of every row is the best of three to "
+        "five with seed 0, each twice the one before; at the edge means that a rate beyond was not "
         "tried. A seed also draws which held-out tokens are read, so that perplexities of two "
         "seeds cannot be compared: they are those of seed 0, and beside them stand ratios to the "
         "table's default of the same seed, with several seeds their mean, least and most.",

@@ -74,7 +74,7 @@ TABLE_1_FACTORS = {
 FACTORS = {
     "protot": (0.5, 1, 2),
     "llama": (0.5, 1, 2),
-    "mamba": (0.5, 1, 2, 4),
+    "mamba": (0.5, 1, 2, 4, 8),
     "deltanet": (0.25, 0.5, 1, 2),
 }
 # What ProtoT here can do beside the source's, each by itself.
