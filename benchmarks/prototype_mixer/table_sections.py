@@ -262,6 +262,7 @@ def _ablated(rows: Rows, tried: Rows) -> list[str]:
         "seeds cannot be compared: they are those of seed 0, and beside them stand ratios to the "
         "table's default of the same seed, with several seeds their mean, least and most.",
         "",
+        *_between_seeds(rows),
         *_commands("ablations"),
     ]
     run = {title: [e for e in entries if e[0] in rows] for title, entries in ABLATIONS.items()}
@@ -279,6 +280,22 @@ def _ablated(rows: Rows, tried: Rows) -> list[str]:
         if rows.keys() >= {claim.first, claim.second}
     ]
     return [*lines, ""]
+
+
+def _between_seeds(rows: Rows) -> list[str]:
+    over = [
+        ratios(found, rows.get(found[0]["model"], []))
+        for name, found in rows.items()
+        if name != found[0]["model"]
+    ]
+    apart = [max(found) - min(found) for found in over if len(found) > 1]
+    if not apart:
+        return []
+    return [
+        f"**From seed to seed a ratio differs by up to {max(apart):.2f}**: one seed that is nearer "
+        "to 1 than that says nothing.",
+        "",
+    ]
 
 
 def _ablation(

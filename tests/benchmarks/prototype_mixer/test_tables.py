@@ -175,6 +175,7 @@ def test_sections_by_hand(tmp_path):
     assert (
         "| no convolution | 0.1, at the edge | 60.0 | 1.250 (1.200 to 1.300) | 145.7 (1.093) | – |"
     ) in page
+    assert "**From seed to seed a ratio differs by up to 0.10**" in page
     # 50 / 60 and 52 / 67.6.
     assert "- The convolution lowers perplexity: **shown**: 0.801 (0.769 to 0.833), 2 se" in page
     assert "26 rows are not run yet and left out." in page
