@@ -48,8 +48,7 @@ def shared_scan(
 ) -> Any:
     """Return y_t = C_t S_t + D x_t, where S_t = exp(A Δ_t) S_{t−1} + Δ_t B_t x_tᵀ.
 
-    Arguments and results are those of Transformers' ``mamba2_chunk_scan``, which is called where
-    there are several groups.
+    Contract of Transformers' ``mamba2_chunk_scan``, which is called where groups are several.
 
     Args:
         hidden_states: x [b, T, h, p].
@@ -68,7 +67,7 @@ def shared_scan(
 
     Source: Dao and Gu, Transformers are SSMs, 2024, section 6.
     """
-    batch, length, heads, width = hidden_states.shape
+    length = hidden_states.shape[1]
     if B.shape[2] != 1:
         scanned = (hidden_states, dt, A, B, C, chunk_size, D, dt_bias, initial_states)
         return REPEATED(*scanned, dt_softplus, dt_limit, return_final_states, **more)
@@ -84,18 +83,25 @@ def shared_scan(
     # Within a chunk, [b, c, h, l, l].
     weights = (c @ b.mT)[:, :, None] * _decay_between(passed.transpose(2, 3))
     within = (weights @ fed.transpose(2, 3)).transpose(2, 3)
-    if passed.shape[1] == 1 and initial_states is None and not return_final_states:
-        y = within[:, 0]
-        return y if D is None else y + D[:, None] * x
+    ended = None
+    if passed.shape[1] > 1 or initial_states is not None or return_final_states:
+        carried, ended = _carried(fed, passed, b, c, initial_states)
+        within = within + carried
+    y = within.flatten(1, 2)[:, :length]
+    y = y if D is None else y + D[:, None] * x
+    return (y, ended) if return_final_states else y
+
+
+def _carried(
+    fed: Tensor, passed: Tensor, b: Tensor, c: Tensor, initial: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return what chunks read of the states they begin with, and the last state [b, h, p, n]."""
     # What a chunk adds to the state, [b, c, n, h p], and the states that chunks begin with.
     kept = fed * (passed[:, :, -1:] - passed).exp()[..., None]
-    added = b.mT @ kept.flatten(3)
-    states = _states(added.unflatten(3, (heads, width)), passed[:, :, -1], initial_states)
-    before = (c @ states[:, :-1].flatten(3)).unflatten(3, (heads, width))
-    y = (within + before * passed.exp()[..., None]).reshape(batch, -1, heads, width)[:, :length]
-    if D is not None:
-        y = y + D[:, None] * x
-    return (y, states[:, -1].permute(0, 2, 3, 1)) if return_final_states else y
+    added = (b.mT @ kept.flatten(3)).unflatten(3, fed.shape[3:])
+    states = _states(added, passed[:, :, -1], initial)
+    before = (c @ states[:, :-1].flatten(3)).unflatten(3, fed.shape[3:])
+    return before * passed.exp()[..., None], states[:, -1].permute(0, 2, 3, 1)
 
 
 def _steps(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float]) -> Tensor:

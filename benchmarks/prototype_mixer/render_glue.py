@@ -40,11 +40,10 @@ def render(models: list[dict[str, Any]]) -> str:
         "# GLUE, fine-tuned",
         "",
         "Generated from `prototype_mixer/glue/` by `python -m "
-        "benchmarks.prototype_mixer.render_glue`. Source: ProtoT, A.4 and Table 10. Each model's "
-        "file there is written by",
+        "benchmarks.prototype_mixer.render_glue`; `benchmarks/prototype_mixer/glue.py` writes that "
+        "and says how. Source: ProtoT, A.4 and Table 10.",
         "",
-        f"    {_command(models[0])}",
-        "",
+        *_written_by(models[0]),
         *_figures(models, rows),
         *_source(),
         "## What the source claims",
@@ -56,8 +55,10 @@ def render(models: list[dict[str, Any]]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _command(model: dict[str, Any]) -> str:
-    """Return what a model was fine-tuned by, from what its file says of rows, rates and seeds."""
+def _written_by(model: dict[str, Any]) -> list[str]:
+    """Return a model's command by what its file says, where that is all of it."""
+    if model["tried"] and "searched_on" not in model:
+        return []
     rows = list(dev_rows(model).values())
     words = f"python -m benchmarks.prototype_mixer.glue --model {model['model']}=DIR --data DIR"
     cut = {r["train"]["rows"] for r in rows if r["train"]["rows"] < r["train"]["there"]}
@@ -77,7 +78,7 @@ def _command(model: dict[str, Any]) -> str:
     for option, arm in (("seeds", "fine_tuned"), ("scratch-seeds", "from_scratch")):
         seeds = sorted({seed for row in rows if row[arm] for seed in row[arm]["seeds"]})
         words += f" --{option} {' '.join(map(str, seeds))}"
-    return words
+    return [f"    {words}", ""]
 
 
 def dev_rows(model: dict[str, Any]) -> Rows:

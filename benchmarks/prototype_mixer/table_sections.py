@@ -199,10 +199,9 @@ def _rates(rows: list[Row], *, first: bool) -> str:
     return f"{', '.join(cells)}{'; at the edge' * (best in edges)}"
 
 
-def _best_rate(rows: list[Row]) -> str:
-    of_rate = {row["rate"]: dev_ce(row) for row in rows if row["seed"] == 0}
-    best = min(of_rate, key=of_rate.__getitem__)
-    return f"{best:g}{', at the edge' * (best in (min(of_rate), max(of_rate)))}"
+def _rate(chosen: float, rows: list[Row]) -> str:
+    tried = [row["rate"] for row in rows if row["seed"] == 0]
+    return f"{chosen:g}{', at the edge' * (chosen in (min(tried), max(tried)))}"
 
 
 def _commands(part: str) -> list[str]:
@@ -311,7 +310,7 @@ def _ablation(
         over = ratios(found, rows.get(default, []))
         cells = [
             said,
-            _best_rate(tried[name]) if found else "–",
+            _rate(found[0]["rate"], tried[name]) if found else "–",
             next((f"{perplexity(row):.1f}" for row in found if row["seed"] == 0), "–"),
             "" if name == default else (spread(over, ".3f") if over else "–"),
             "–" if figure is None else f"{figure} ({figure / (source[default] or 1):.3f})",
