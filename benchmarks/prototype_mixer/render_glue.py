@@ -112,9 +112,14 @@ def _figures(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
         first = there[0]
         metric = first["metrics"][0]
         cells = [title, metric, _share(first["train"]), _share(first["measured"])]
-        cells.append(f"{100 * first['constant'][metric]:.1f}")
+        cells.append(f"{_constant(first):.1f}")
         cells += [_cell(found.get(title), metric) for found in rows.values()]
         lines.append(f"| {' | '.join(cells)} |")
+    shared = _shared(rows)
+    if len(shared) > 1:
+        means = [_mean_cell(found, shared) for found in rows.values()]
+        constant = np.mean([_constant(next(iter(rows.values()))[title]) for title in shared])
+        lines.append(f"| mean of {len(shared)} | | | | {constant:.1f} | {' | '.join(means)} |")
     return [*lines, ""]
 
 
@@ -139,6 +144,19 @@ def _cell(row: dict[str, Any] | None, metric: str) -> str:
     scratch = f"{100 * fresh['mean'][metric]:.1f}" if fresh else "–"
     spread = f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
     return f"{100 * found['mean'][metric]:.1f} ({spread}) / {scratch}"
+
+
+def _mean_cell(found: Rows, titles: list[str]) -> str:
+    """Return the mean over sets, and between which values those of single seeds lie."""
+    seeds = _by_seed(found, titles)
+    fresh = "–"
+    if all(found[title]["from_scratch"] for title in titles):
+        fresh = f"{_by_seed(found, titles, 'from_scratch').mean():.1f}"
+    return f"{seeds.mean():.1f} (seeds {seeds.min():.1f} to {seeds.max():.1f}) / {fresh}"
+
+
+def _constant(row: dict[str, Any]) -> float:
+    return 100 * row["constant"][row["metrics"][0]]
 
 
 def _share(rows: dict[str, Any]) -> str:
@@ -167,7 +185,7 @@ def claims(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
     has its sign in every pair of seeds.
     """
     kinds = {KINDS[m["type"]]: m["model"] for m in models if m["type"] in KINDS}
-    shared = [title for title in TITLES if all(title in found for found in rows.values())]
+    shared = _shared(rows)
     means = {kind: _by_seed(rows[name], shared) for kind, name in kinds.items()}
     gains = {name: [t for t, row in found.items() if _gains(row)] for name, found in rows.items()}
     lines = [f"Means over {', '.join(shared)}; a band of {BAND:g} points is on par.", ""]
@@ -204,8 +222,12 @@ def claims(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
     return lines if kinds else [*lines, "None of the source's architectures was measured."]
 
 
-def _by_seed(rows: Rows, titles: list[str]) -> np.ndarray:
-    values = [rows[title]["fine_tuned"]["values"][rows[title]["metrics"][0]] for title in titles]
+def _shared(rows: dict[str, Rows]) -> list[str]:
+    return [title for title in TITLES if all(title in found for found in rows.values())]
+
+
+def _by_seed(rows: Rows, titles: list[str], arm: str = "fine_tuned") -> np.ndarray:
+    values = [rows[title][arm]["values"][rows[title]["metrics"][0]] for title in titles]
     return 100 * np.mean(values, axis=0)
 
 

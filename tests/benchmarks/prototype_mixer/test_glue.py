@@ -149,3 +149,18 @@ def test_models_that_gain_nothing_are_said_to_be_no_comparison():
     ]
     models.append(made_up("m", "mamba2", {"SST-2": 0.9}, scratch=0.1))
     assert "In 1 of 11 sets does a model gain" in render_glue.render(models)
+
+
+def test_the_mean_is_over_the_sets_that_all_models_have():
+    models = [
+        made_up("p", "prismlm_protot", {"SST-2": 0.6, "MNLI": 0.8}, scratch=0.4),
+        made_up("l", "llama", {"SST-2": 0.7, "MNLI": 0.5, "RTE": 0.1}),
+    ]
+    # Seeds 0 and 1 of p: 60 and 61, 80 and 81, so means of 70 and 71; from scratch 40 and 41.
+    means = "70.5 (seeds 70.0 to 71.0) / 40.5 | 60.5 (seeds 60.0 to 61.0) / 50.5"
+    assert f"| mean of 2 | | | | 50.0 | {means} |\n" in render_glue.render(models)
+    del models[0]["tasks"][1]
+    assert "mean of" not in render_glue.render(models)
+    models = [made_up("l", "llama", {"SST-2": 0.7, "RTE": 0.1})]
+    models[0]["tasks"][1]["from_scratch"] = None
+    assert "40.5 (seeds 40.0 to 41.0) / – |\n" in render_glue.render(models)
