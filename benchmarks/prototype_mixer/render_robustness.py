@@ -72,7 +72,13 @@ RANKS = {key: name for key, name in MEASURES.items() if key != "js"}
 NOISE = (
     Claim("Mamba has the lowest JS: below LLaMA", "mamba2", "llama", SLICES, DIVERGENCES),
     Claim("Mamba has the lowest JS: below ProtoT", "mamba2", "protot", SLICES, DIVERGENCES),
-    Claim("ProtoT is below LLaMA on these four", "protot", "llama", LEXICAL, DIVERGENCES),
+    Claim(
+        "ProtoT is below LLaMA on synonym, typo, spelling and morphology",
+        "protot",
+        "llama",
+        LEXICAL,
+        DIVERGENCES,
+    ),
     Claim("ProtoT lags LLaMA on punctuation", "llama", "protot", ("punctuation",), DIVERGENCES),
     Claim("ProtoT reliably surpasses DeltaNet", "protot", "deltanet", SLICES, DIVERGENCES),
 )
