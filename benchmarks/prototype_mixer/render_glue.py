@@ -102,6 +102,10 @@ def _figures(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
             f"({_search(model)}), up to {model['epochs']} epochs of {model['batch_size']} rows "
             "a step"
         )
+    kinds = {KINDS.get(model["type"]) for model in models}
+    missing = [kind for kind in TABLE_10 if kind not in kinds]
+    if missing:
+        lines += ["", f"Not measured yet: {', '.join(missing)}."]
     names = " | ".join(f"`{name}`" for name in rows)
     lines += ["", *table_head(f"| task | metric | trained on | dev rows | constant | {names} |")]
     for title in TITLES:
