@@ -216,7 +216,8 @@ def claims(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
             order = sorted(kinds, key=lambda kind: -_by_seed(rows[kinds[kind]], [title]).mean())
             place = order.index("ProtoT") + 1
             said = "shown" if place == 2 else "not shown"
-            lines.append(f"- ProtoT is second on {title}: {said}, it is number {place}")
+            where = f"it is number {place} of {len(order)}"
+            lines.append(f"- ProtoT is second on {title}: {said}, {where}")
     for name, gained in gains.items():
         lines.append(
             f"- `{name}`, its training helps (control): the interval lies above that from scratch "

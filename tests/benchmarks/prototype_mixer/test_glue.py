@@ -128,7 +128,7 @@ def test_verdicts_by_hand(protot, llama, words):
         assert said in page
     place = 1 + sum(other > protot for other in (llama, 0.7))
     verdict = "shown" if place == 2 else "not shown"
-    assert f"ProtoT is second on MNLI: {verdict}, it is number {place}" in page
+    assert f"ProtoT is second on MNLI: {verdict}, it is number {place} of 3\n" in page
     assert (
         "`l`, its training helps (control): the interval lies above that from scratch in 2" in page
     )
