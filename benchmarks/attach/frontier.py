@@ -95,7 +95,7 @@ def main() -> None:
         "states": len(train),
         **{name: getattr(given, name) for name in settings},
         "points": points,
-        "environment": environment() | {"device": given.device},
+        "environment": environment(given.device) | {"device": given.device},
     }
     write_json(given.out / f"{name}.json", result)
     print(f"wrote {given.out / name}.json")

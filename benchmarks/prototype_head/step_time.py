@@ -24,6 +24,7 @@ from benchmarks.prototype_head.measure import RECIPES, recipes
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
+from prismlm.models.device import device_named
 from prismlm.statistics import interval_of
 from prismlm.training import build_recipe
 from prismlm.training.initialise import place_prototypes
@@ -82,7 +83,7 @@ def main() -> None:
     write_json(
         arguments.out / f"step-time-{preset}-{arguments.threads}.json",
         {
-            "environment": environment(),
+            "environment": environment(device_named(found["default"].get("device", "auto"))),
             "preset": preset,
             "steps": arguments.steps,
             "recipes": timed,

@@ -4,6 +4,7 @@
     python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama --steps 1500
+    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama --rates 8e-4
     python -m benchmarks.prototype_mixer.four_models corpus-mixed keep
     python -m benchmarks.prototype_mixer.render_four_models
 
@@ -11,8 +12,9 @@ Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn
 ``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
 trained at the rate of least perplexity among short runs. A part that was stopped goes on. Runs of
-another length than ``STEPS`` are written to a folder ``steps_N``; ``keep`` writes the models of
-those of ``STEPS``, or ``--steps``, in bf16: the former are what the studies are made on.
+another length than ``STEPS`` are written to a folder ``steps_N``, those of ``--rates`` to
+``rates_N``; ``keep`` writes the models of those of ``STEPS``, or ``--steps``, in bf16: the former
+are what the studies are made on.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
+    parser.add_argument("--rates", type=float, nargs="+", help="of a long run, for the best's")
+    parser.add_argument("--compile", nargs="*", choices=list(MODELS), default=COMPILED)
     parser.add_argument("--models", type=Path, default=KEPT, help="where `keep` writes")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
     given = parser.parse_args()
@@ -83,14 +87,17 @@ def main() -> None:
         return
     short = given.part == "rates"
     place = "" if short or given.steps == STEPS else f"steps_{given.steps}"
+    if given.rates:
+        place = f"rates_{given.steps}"
     if given.part == "keep":
         for model in given.only:
             keep(given.work / place / model, given.models / model)
         return
     torch.set_num_threads(given.threads)
     for model in given.only:
-        for rate in RATES[model] if short else (best_rate(given.out, model),):
-            name = f"{model}-{rate:g}" if short else model
+        rates = RATES[model] if short else given.rates or (best_rate(given.out, model),)
+        for rate in rates:
+            name = f"{model}-{rate:g}" if short or given.rates else model
             result, work = given.out / place / f"{name}.json", given.work / place / name
             if result.is_file():
                 print(f"{result.name} is there")
@@ -98,6 +105,7 @@ def main() -> None:
             result.parent.mkdir(parents=True, exist_ok=True)
             lasting = (SHORT, 0.1) if short else (given.steps, WARMUP)
             settings = recipe_of(model, rate, *lasting, given.corpus)
+            settings["compile"] = model in given.compile
             run = {"model": model, "rate": rate, "steps": settings["steps"]}
             measure(run, settings | {"seed": given.seed}, work, result)
             if short:

@@ -205,13 +205,16 @@ def memory(setting: Setting) -> list[dict[str, Any]]:
 
 
 def fresh_peak(name: str, shape: MixerSizes, setting: Setting) -> float:
-    """Return the MiB of a pass in a process of its own."""
+    """Return the MiB of a pass, on a CPU in a process of its own.
+
+    A GPU's allocator counts what is in use, whatever ran before.
+    """
+    if setting.device == "cuda":
+        return peak(name, shape, setting.device, setting.dtype)
     command = [
         sys.executable,
         "-m",
         "benchmarks.prototype_mixer.timing",
-        "--device",
-        setting.device,
     ]
     command += [
         "--device",
@@ -227,7 +230,7 @@ def fresh_peak(name: str, shape: MixerSizes, setting: Setting) -> float:
 
 
 def peak(name: str, shape: MixerSizes, device: str, dtype: str) -> float:
-    """Return the MiB that a pass needs beyond its input; call it in a fresh process."""
+    """Return the MiB that a pass needs beyond its input; on a CPU of a fresh process."""
     torch.set_num_threads(1)
     mixing_step(name, MixerSizes(1, 32, shape.width, shape.heads), device, dtype)()
     return cost(mixing_step(name, shape, device, dtype), device).mib

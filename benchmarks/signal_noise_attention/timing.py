@@ -220,7 +220,7 @@ def decoding(setting: Setting) -> list[dict[str, Any]]:
             setting.dtype,
             **changes,
             **sizes.changes,
-            **longest(name, sizes.positions[-1]),
+            **longest(name, sizes.positions[-1] + sizes.decoded * (setting.rounds + 1)),
         )
         for name, (preset, changes) in MODELS.items()
         if name != "signal-noise-laptop-untied"
@@ -234,7 +234,7 @@ def decoding(setting: Setting) -> list[dict[str, Any]]:
 
 def longest(name: str, position: int) -> dict[str, int]:
     """Return what makes a preset's table of positions long enough."""
-    return {"n_positions": 2 * position} if name.startswith("gpt2") else {}
+    return {"n_positions": position} if name.startswith("gpt2") else {}
 
 
 PARTS: dict[str, Callable[[Setting], list[dict[str, Any]]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,12 +23,12 @@ from prismlm.ops.prototype_head.sparse import gather_sum, scatter_sum
 
 # λ, beside the 1 that a unit prototype has with itself: two that are nearly one share their weight.
 RIDGE = 1e-3
-# States solved together: their prototypes' rows stay in cache.
-STATES = 64
+# States solved together: on a CPU their prototypes' rows stay in cache, a GPU is to be filled.
+STATES, STATES_OF_GPU = 64, 4096
 # Prototypes chosen at a time: one by one would take as many passes over the bank as prototypes.
 PICKS = 16
-# Elements of scores, and of chosen prototypes' rows, held at a time: 64 MiB each.
-ELEMENTS = 2**24
+# Elements of scores, and of chosen prototypes' rows, held at a time: 64 MiB each, on a GPU 512.
+ELEMENTS, ELEMENTS_OF_GPU = 2**24, 2**27
 # How often the number of wrong signs may stay as it is before they are turned one by one.
 PATIENCE = 3
 # Rounds for each prototype of a state; none has been seen to need more than a tenth of that.
@@ -143,7 +144,8 @@ def _pursued(
     z: Tensor, bank: Tensor, inverse: Tensor, k: int, first: Tensor, *, keep: bool
 ) -> _Found:
     """Choose k prototypes of every state, and fit their weights; ``keep`` their products, too."""
-    step = max(1, min(ELEMENTS // len(bank), ELEMENTS // (k * z.shape[1])))
+    held = ELEMENTS_OF_GPU if z.is_cuda else ELEMENTS
+    step = max(1, min(held // len(bank), held // (k * z.shape[1])))
     low = _to_screen(z, bank, k)
     parts: list[_Found] = []
     # Of no states there is still one part, with the shapes.
@@ -225,8 +227,7 @@ class _Chosen:
         """Take prototypes, and fit the weights of all."""
         old, self.count = self.count, self.count + more.shape[1]
         self.indices[:, old : self.count] = more
-        for start in range(0, len(self.z), STATES):
-            part = slice(start, start + STATES)
+        for part in _together(self.z):
             self._multiply(part, old)
             gram = _ridged(self.gram[part, : self.count, : self.count])
             weights = self.weights[part, : self.count]
@@ -278,8 +279,7 @@ class _Weights(torch.autograd.Function):
         (grad,) = grads
         z, unit, indices, weights, products_of = ctx.saved_tensors
         v = torch.empty_like(weights)
-        for start in range(0, len(z), STATES):
-            part = slice(start, start + STATES)
+        for part in _together(z):
             gram, along = _ridged(products_of[part]), grad[part].double()
             v[part] = _solve_positive(gram, along, weights[part] > 0).to(z.dtype)
         q = gather_sum(indices, v, unit)
@@ -289,6 +289,13 @@ class _Weights(torch.autograd.Function):
         to_unit = scatter_sum(target, source, v.flatten(), rest, len(unit))
         to_unit -= scatter_sum(target, source, weights.flatten(), q, len(unit))
         return q, to_unit, None, None, None
+
+
+def _together(z: Tensor) -> Iterator[slice]:
+    """Yield which states are solved together."""
+    size = STATES_OF_GPU if z.is_cuda else STATES
+    for start in range(0, len(z), size):
+        yield slice(start, start + size)
 
 
 def _ridged(gram: Tensor) -> Tensor:

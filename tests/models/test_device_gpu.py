@@ -1,0 +1,172 @@
+"""What runs on a GPU gives what it gives on a CPU. Where there is no GPU, none of this is run.
+
+Products are summed in another order there, so figures agree to rounding; choices agree where they
+are not as near to each other as that.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import prismlm
+from prismlm.layers import PrototypeHead
+from prismlm.models.presets import build_config, build_model
+from prismlm.ops import prototype_head, prototype_mixer, signal_noise_attention
+from prismlm.ops.spherical_kmeans import spherical_kmeans
+from prismlm.training import AttachOptions, FitOptions, attach, build_recipe, train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+GPU, CPU = "cuda", "cpu"
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_gradients(module: nn.Module, x: Tensor, of: Any) -> list[Tensor]:
+    """Return what ``of`` makes of the module's output, and the gradients of its mean square."""
+    device = next(module.parameters()).device
+    x = x.to(device).requires_grad_()
+    y = of(module(x))
+    module.zero_grad()
+    y.square().mean().backward()
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return [t.detach().cpu() for t in (y, x.grad, *gradients) if t is not None]
+
+
+def assert_near(one: list[Tensor], other: list[Tensor], tolerance: float) -> None:
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        scale = a.double().norm().clamp_min(1e-9)
+        assert ((a.double() - b.double()).norm() / scale).item() < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3000, 96, 2048, 16), (513, 576, 5000, 48), (64, 64, 100, 100)])
+def test_route_chooses_the_same_prototypes(
+    shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> None:
+    n, width, count, k = shape
+    z, bank = drawn(n, width).to(dtype), drawn(count, width, seed=1).to(dtype)
+    mask = drawn(n, seed=2) > -1
+    for given in (None, mask):
+        here = prototype_head.route(z, bank, k, 1.5, given)
+        there = prototype_head.route(
+            z.to(GPU), bank.to(GPU), k, 1.5, None if given is None else given.to(GPU)
+        )
+        assert torch.equal(there.indices.cpu(), here.indices)
+        torch.testing.assert_close(there.cosines.cpu(), here.cosines, atol=2e-6, rtol=0)
+        assert torch.equal(there.nearest_point.cpu(), here.nearest_point)
+
+
+@pytest.mark.parametrize("weights", ["cosine", "fitted"])
+def test_heads_rebuild_and_learn_alike(weights: Any) -> None:
+    z = drawn(700, 64)
+    found: list[list[Tensor]] = []
+    for device in (CPU, GPU):
+        head = PrototypeHead(64, 600, 48, weights=weights)
+        head.place_on(drawn(600, 64, seed=1))
+        found.append(with_gradients(head.to(device), z, lambda y: y.reconstruction))
+    assert_near(*found, tolerance=1e-4)
+
+
+def test_clusters_are_the_same() -> None:
+    states = drawn(4000, 32)
+    here = spherical_kmeans(states, states[:50], 5)
+    there = spherical_kmeans(states.to(GPU), states[:50].to(GPU), 5)
+    assert_near([here.centres], [there.centres.cpu()], tolerance=1e-3)
+
+
+@pytest.mark.parametrize("length", [1, 17, 1500])
+def test_prefix_means_and_their_gradients(length: int) -> None:
+    gates = [drawn(2, length, 8, seed=n).softmax(-1) for n in (1, 2)]
+    given = [*gates, drawn(2, length, 24, seed=3), torch.linspace(0.2, 0.99, 8)]
+    found: list[list[Tensor]] = []
+    for device in (CPU, GPU):
+        own = [t.to(device).requires_grad_() for t in given]
+        out, state = prototype_mixer.prefix_mean(*own)
+        (out.square().mean() + state.sums.square().mean()).backward()
+        grads = [t.grad.cpu() for t in own if t.grad is not None]
+        found.append([out.detach().cpu(), state.mass.detach().cpu(), *grads])
+    assert_near(*found, tolerance=1e-5)
+
+
+def test_signal_and_noise_heads() -> None:
+    u = [drawn(2, 4, 70, 16, seed=n) for n in (1, 2)]
+    bases = [signal_noise_attention.frequencies(16, base) for base in (31_416.0, 3_183.0)]
+    found: list[list[Tensor]] = []
+    for device in (CPU, GPU):
+        own = [t.to(device).requires_grad_() for t in u]
+        signal, noise = (base.to(device) for base in bases)
+        y = signal_noise_attention.attend(
+            *own, 0.3, signal_frequencies=signal, noise_frequencies=noise
+        )
+        y.square().mean().backward()
+        grads = [t.grad.cpu() for t in own if t.grad is not None]
+        found.append([y.detach().cpu(), *grads])
+    assert_near(*found, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    "preset", ["protot-laptop", "signal-noise-laptop", "deltanet", "mamba-laptop", "llama-laptop"]
+)
+def test_decoders_lose_and_learn_alike_and_a_cache_changes_nothing(preset: str) -> None:
+    changes = {"num_hidden_layers": 2, "dropout": 0.0} if preset == "deltanet" else {}
+    torch.manual_seed(0)
+    model: Any = build_model(build_config({"preset": preset} | changes, 300, 0))
+    ids = torch.randint(300, (2, 90), generator=torch.Generator().manual_seed(1))
+    found: list[list[Tensor]] = []
+    for device in (CPU, GPU):
+        model.to(device).train()
+        model.zero_grad()
+        output = model(input_ids=ids.to(device), labels=ids.to(device))
+        output.loss.backward()
+        gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+        found.append([output.logits.detach().cpu(), *gradients])
+    assert_near(*found, tolerance=2e-3)
+    model.eval()
+    with torch.no_grad():
+        whole = model(input_ids=ids.to(GPU)).logits
+        begun = model(input_ids=ids[:, :60].to(GPU), use_cache=True)
+        kept = getattr(begun, "past_key_values", None)
+        name = "past_key_values" if kept is not None else "cache_params"
+        later = model(input_ids=ids[:, 60:61].to(GPU), **{name: getattr(begun, name)})
+    torch.testing.assert_close(later.logits[:, 0], whole[:, 60], atol=2e-3, rtol=1e-3)
+
+
+def test_a_model_is_trained_and_explained(tiny_corpus: Path, tmp_path: Path) -> None:
+    recipe = {
+        "corpus": str(tiny_corpus),
+        "out": str(tmp_path / "model"),
+        "model": {"preset": "protot-laptop", "num_hidden_layers": 2},
+        "head": {"prototypes": 64, "prototypes_per_token": 8, "initialise_at_step": 5},
+        "data": {"length": 64},
+        "steps": 12,
+        "device": GPU,
+        "precision": "bf16",
+    }
+    assert train(build_recipe(recipe)).ce < 9
+    step = prismlm.load(tmp_path / "model", device=GPU).explain("The court found")[-1]
+    parts = sum(p.contribution for p in step.prototypes) + step.residual + step.bias
+    assert parts == pytest.approx(step.model_logit, abs=1e-3)
+
+
+def test_a_head_is_attached_and_explained(
+    tiny_model: Path, tiny_corpus: Path, tmp_path: Path
+) -> None:
+    fit = FitOptions(prototypes=64, prototypes_per_token=16, epochs=0.5)
+    ces = {
+        device: attach(
+            str(tiny_model),
+            [tiny_corpus],
+            tmp_path / device,
+            AttachOptions(fit=fit, device=device, precision="float32"),
+        ).quality.prototype_only_ce
+        for device in (CPU, GPU)
+    }
+    assert ces[GPU] == pytest.approx(ces[CPU], abs=0.05)
+    trace = prismlm.load(tmp_path / GPU).explain("The court found")
+    assert trace.passages(3)
