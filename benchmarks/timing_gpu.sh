@@ -9,7 +9,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p "$1"
 out=$(realpath "$1")
-export PYTHONPATH=src PYTHONUNBUFFERED=1
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failed=()

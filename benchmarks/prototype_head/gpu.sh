@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 parquet=$1 out=$2
 shift 2
-export PYTHONPATH=src
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python -m prismlm corpus build "$parquet"/*.parquet --out "$work/corpus-gpu" --vocab-size 16384

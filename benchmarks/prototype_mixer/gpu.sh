@@ -15,7 +15,7 @@ cd "$(dirname "$0")/../.."
 part=$1 data=$(realpath "$2")
 mkdir -p "$3" "$4"
 work=$(realpath "$3") out=$(realpath "$4")
-export PYTHONPATH=src OMP_NUM_THREADS=1
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} OMP_NUM_THREADS=1
 models=${MODELS:-llama protot mamba2 deltanet}
 
 # Wait for all; fail if one did.
