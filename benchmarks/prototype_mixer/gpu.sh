@@ -22,7 +22,7 @@ models=${MODELS:-llama protot mamba2 deltanet}
 ended() { for job in $(jobs -p); do wait "$job"; done; }
 
 if [ "$part" = train ]; then
-    four="python -m benchmarks.prototype_mixer.four_models $work/corpus"
+    four="python3 -m benchmarks.prototype_mixer.four_models $work/corpus"
     results=$work/four_models
     mkdir -p "$results"
     # The rates that the short runs found.
@@ -41,7 +41,7 @@ if [ "$part" = train ]; then
 fi
 
 glue() { # SEED MODEL WORDS…
-    python -m benchmarks.prototype_mixer.glue --model "$2=$work/models/$2" --data "$data" --threads 1 \
+    python3 -m benchmarks.prototype_mixer.glue --model "$2=$work/models/$2" --data "$data" --threads 1 \
         --limit "${LIMIT:-10000}" --dev-limit "${DEV_LIMIT:-2000}" --search-limit "${SEARCH_LIMIT:-400}" \
         --work "$work/glue-$1" --out "$work/glue" "${@:3}"
 }
