@@ -39,8 +39,8 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         text=True,
         check=False,
     ).stdout.strip()
-    # A copy of the files alone has no history: whoever copies them says what they are of.
-    commit = commit or os.environ.get("GIT_COMMIT", "")
+    # Whoever copies files to another machine says what they are of: the history may not come along.
+    commit = os.environ.get("GIT_COMMIT", commit)
     threads = torch.get_num_threads()
     return {
         "date": datetime.now(UTC).date().isoformat(),

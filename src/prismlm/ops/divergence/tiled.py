@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.ops.tiles import at_once
 
 TILE_ELEMENTS = 2**17
 
@@ -49,7 +50,7 @@ class _Divergence(torch.autograd.Function):
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         found = torch.empty(n, dtype=dtype, device=logits.device)
         difference = torch.empty_like(logits)
-        rows = max(1, TILE_ELEMENTS // max(1, vocabulary))
+        rows = max(1, at_once(logits, TILE_ELEMENTS) // max(1, vocabulary))
         for start in range(0, n, rows):
             tile = slice(start, start + rows)
             ours, theirs = logits[tile].to(dtype), target[tile].to(dtype)

@@ -16,6 +16,7 @@ from jaxtyping import BFloat16, Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.ops.tiles import at_once
 
 # Candidates kept beyond k, so that near-ties at the edge can be ranked again without a full row.
 SPARE = 8
@@ -137,7 +138,7 @@ def rank_rows(
     rows = unbounded.nonzero().squeeze(1)
     if rows.numel():
         unit_p = _unit(prototypes)
-        for part in torch.split(rows, max(1, CHUNK_ELEMENTS // count)):
+        for part in torch.split(rows, max(1, at_once(z, CHUNK_ELEMENTS) // count)):
             cosines = _cosines(_unit(z[part]), unit_p, z.dtype)
             ranked, order = cosines.sort(dim=1, descending=True, stable=True)
             top[part], indices[part] = ranked[:, :k], order[:, :k]
@@ -165,7 +166,7 @@ def rank_columns(
     unit_p64 = _unit(chosen)
     best = torch.full_like(lowest, ABSENT)
     state = torch.full_like(columns, -1)
-    step = max(1, CHUNK_ELEMENTS // max(len(columns), z.shape[1]))
+    step = max(1, at_once(z, CHUNK_ELEMENTS) // max(len(columns), z.shape[1]))
     for part in torch.split(torch.arange(len(z), device=z.device), step):
         # Another shape of product may round otherwise, by as much again.
         reaches = (z[part] * inverse_norms(z[part])) @ unit_p.T >= lowest
@@ -192,7 +193,7 @@ def _cosines(unit_z: Tensor, unit_p: Tensor, dtype: torch.dtype) -> Tensor:
 def exact_pairs(z: Tensor, prototypes: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return the cosine of z[rows[e]] and prototypes[columns[e]] for every e, ranked exactly."""
     # Vectors are read and written five times: an eighth of a chunk stays in a core's own cache.
-    step = max(1, CHUNK_ELEMENTS // (8 * z.shape[1]))
+    step = max(1, at_once(z, CHUNK_ELEMENTS // 8) // z.shape[1])
     parts = [
         (_unit(z[row]) * _unit(prototypes[column])).sum(-1)
         for row, column in zip(torch.split(rows, step), torch.split(columns, step), strict=True)

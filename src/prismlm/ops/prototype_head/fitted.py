@@ -20,15 +20,16 @@ from prismlm.ops.prototype_head.routing import (
     score_dtype,
 )
 from prismlm.ops.prototype_head.sparse import gather_sum, scatter_sum
+from prismlm.ops.tiles import at_once
 
 # λ, beside the 1 that a unit prototype has with itself: two that are nearly one share their weight.
 RIDGE = 1e-3
-# States solved together: on a CPU their prototypes' rows stay in cache, a GPU is to be filled.
-STATES, STATES_OF_GPU = 64, 4096
+# States solved together: their prototypes' rows stay in cache.
+STATES = 64
 # Prototypes chosen at a time: one by one would take as many passes over the bank as prototypes.
 PICKS = 16
-# Elements of scores, and of chosen prototypes' rows, held at a time: 64 MiB each, on a GPU 512.
-ELEMENTS, ELEMENTS_OF_GPU = 2**24, 2**27
+# Elements of scores, and of chosen prototypes' rows, held at a time: 64 MiB each.
+ELEMENTS = 2**24
 # How often the number of wrong signs may stay as it is before they are turned one by one.
 PATIENCE = 3
 # Rounds for each prototype of a state; none has been seen to need more than a tenth of that.
@@ -144,7 +145,7 @@ def _pursued(
     z: Tensor, bank: Tensor, inverse: Tensor, k: int, first: Tensor, *, keep: bool
 ) -> _Found:
     """Choose k prototypes of every state, and fit their weights; ``keep`` their products, too."""
-    held = ELEMENTS_OF_GPU if z.is_cuda else ELEMENTS
+    held = at_once(z, ELEMENTS)
     step = max(1, min(held // len(bank), held // (k * z.shape[1])))
     low = _to_screen(z, bank, k)
     parts: list[_Found] = []
@@ -227,7 +228,7 @@ class _Chosen:
         """Take prototypes, and fit the weights of all."""
         old, self.count = self.count, self.count + more.shape[1]
         self.indices[:, old : self.count] = more
-        for part in _together(self.z):
+        for part in _together(self.z, self.gram.shape[-1]):
             self._multiply(part, old)
             gram = _ridged(self.gram[part, : self.count, : self.count])
             weights = self.weights[part, : self.count]
@@ -279,7 +280,7 @@ class _Weights(torch.autograd.Function):
         (grad,) = grads
         z, unit, indices, weights, products_of = ctx.saved_tensors
         v = torch.empty_like(weights)
-        for part in _together(z):
+        for part in _together(z, indices.shape[1]):
             gram, along = _ridged(products_of[part]), grad[part].double()
             v[part] = _solve_positive(gram, along, weights[part] > 0).to(z.dtype)
         q = gather_sum(indices, v, unit)
@@ -291,9 +292,9 @@ class _Weights(torch.autograd.Function):
         return q, to_unit, None, None, None
 
 
-def _together(z: Tensor) -> Iterator[slice]:
+def _together(z: Tensor, k: int) -> Iterator[slice]:
     """Yield which states are solved together."""
-    size = STATES_OF_GPU if z.is_cuda else STATES
+    size = max(1, at_once(z, STATES * k * k) // (k * k))
     for start in range(0, len(z), size):
         yield slice(start, start + size)
 

@@ -33,6 +33,7 @@ from prismlm.ops.prototype_head.routing import (
     score_dtype,
 )
 from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gather_sum
+from prismlm.ops.tiles import at_once
 
 # A thread's part of a tile of scores: 4 MiB, which stays in cache; smaller ones wait on each other.
 TILE_ELEMENTS = 2**20
@@ -133,7 +134,7 @@ def nearest(
     lengths, spread = inverse.squeeze(1), min(k + FEW_SPARE, count)
     parts: list[tuple[Tensor, Tensor]] = [(z.new_empty(0, k), z.new_empty(0, k, dtype=torch.long))]
     with full_precision(z.device):
-        for states in torch.split(z, max(16, tile_elements() // count)):
+        for states in torch.split(z, max(16, tile_elements(z) // count)):
             unit = states * inverse_norms(states)
             scores = products(unit, prototypes).mul_(lengths)
             parts.append(rank_rows(*largest(scores, spread), states, prototypes, k))
@@ -162,7 +163,7 @@ def scan_tiles(z: Tensor, prototypes: Tensor, spread: int, mask: Tensor | None) 
     state = torch.full((count,), -1, dtype=torch.int64, device=z.device)
     contested = torch.zeros(count, dtype=torch.bool, device=z.device)
     bound = margin(width, z.dtype)
-    rows = max(1, min(max(16, tile_elements() // count), n))
+    rows = max(1, min(max(16, tile_elements(z) // count), n))
     # One buffer for all tiles: fresh pages cost more than a tenth of the product.
     buffer = z.new_empty(rows, count)
     for start in range(0, n, rows):
@@ -192,13 +193,13 @@ def _scan(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None) -> Candida
         if triton_kernel.supports(z, spread):
             return triton_kernel.scan(z, prototypes, spread, mask)
     if screened.supports(z, prototypes, k):
-        found = screened.scan(z, prototypes, k, spread, mask, tile_elements())
+        found = screened.scan(z, prototypes, k, spread, mask, tile_elements(z))
         if found is not None:
             return found
     dtype = score_dtype(z.dtype)
     return scan_tiles(z.to(dtype), prototypes.to(dtype), spread, mask)
 
 
-def tile_elements() -> int:
+def tile_elements(like: Tensor) -> int:
     """Return how many scores a tile holds."""
-    return TILE_ELEMENTS * min(torch.get_num_threads(), TILE_THREADS)
+    return at_once(like, TILE_ELEMENTS * min(torch.get_num_threads(), TILE_THREADS))

@@ -22,8 +22,6 @@ from prismlm.ops.prototype_head.exact import (
 )
 from prismlm.ops.prototype_head.routing import check_arguments, inverse_norms, score_dtype
 
-# A GPU has no cache that a tile should fit in, and every tile costs it a few launches.
-CUDA_TILE_ELEMENTS = 2**25
 # Pairs of a row and a prototype whose cosines are summed together.
 MOST_PAIRS = 2**17
 
@@ -134,7 +132,7 @@ def _scan_tiles(
     prototypes = prototypes.to(dtype)
     unit_p = prototypes * inverse_norms(prototypes)
     count = len(prototypes)
-    spread, step = min(k + SPARE, count), _tile_rows(count, flat.device)
+    spread, step = min(k + SPARE, count), _tile_rows(count, flat)
     buffer = prototypes.new_empty(min(step, len(rows)), count)
     none = prototypes.new_empty(0)
     empty = rows.new_empty(0)
@@ -149,9 +147,9 @@ def _scan_tiles(
     return _RowScan(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _tile_rows(count: int, device: torch.device) -> int:
+def _tile_rows(count: int, like: Tensor) -> int:
     """Return how many rows of ``count`` scores a tile has, a multiple of the group of rows."""
-    elements = CUDA_TILE_ELEMENTS if device.type == "cuda" else tiled.tile_elements()
+    elements = tiled.tile_elements(like)
     return max(ROW_GROUP, elements // count // ROW_GROUP * ROW_GROUP)
 
 
@@ -203,11 +201,14 @@ def _scan_screened(
         return None
     vectors, bank = pair
     best = _BestOfWindows(vectors, bank, window, threshold)
-    found = screened.screen(vectors, bank, k, tiled.tile_elements(), best.take)
+    elements = tiled.tile_elements(states)
+    found = screened.screen(vectors, bank, k, elements, best.take)
     if found is None:
         return None
     spread = min(k + FEW_SPARE, len(prototypes))
-    values, indices = screened.largest_listed(found, vectors, bank, spread, tiled.tile_elements())
+    values, indices = screened.largest_listed(
+        found, vectors, bank, spread, tiled.tile_elements(vectors.full)
+    )
     cosines, indices = rank_rows(values, indices, vectors.full, bank.full, k)
     best.settle()
     row, prototype, cosine = (torch.cat(part) for part in zip(*best.parts, strict=True))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from prismlm.ops import tiles
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState
 
 
@@ -167,14 +168,12 @@ def _states(
     """Return the states at each block's start, and the one behind the last."""
     keys = w * factors.until
     written, gained = keys.mT @ v, keys.sum(-2)
-    sums, mass = [torch.zeros_like(written[:, :, 0])], [torch.zeros_like(gained[:, :, 0])]
-    wholes = factors.whole.to(w.dtype)
-    for n in range(w.shape[2]):
-        whole = wholes[:, :, min(n, wholes.shape[2] - 1)]
-        sums.append(torch.addcmul(written[:, :, n], whole[..., None], sums[-1]))
-        mass.append(torch.addcmul(gained[:, :, n], whole, mass[-1]))
-    at = PrefixState(torch.stack(sums[:-1], 2), torch.stack(mass[:-1], 2))
-    end = PrefixState(sums[-1], mass[-1])
+    if tiles.in_cache(w):
+        at, end = _one_after_another(written, gained, factors.whole.to(w.dtype))
+    else:
+        behind = chained(joined(PrefixState(written, gained)), factors.whole)
+        at = of_joined(F.pad(behind[:, :, :-1], (0, 0, 0, 0, 1, 0)))
+        end = of_joined(behind[:, :, -1])
     if state is None:
         return at, end
     # The tile's own sums are added up first: in long rows that keeps more digits.
@@ -186,6 +185,48 @@ def _states(
         torch.addcmul(end.sums, left[:, :, -1, :, None], state.sums),
         torch.addcmul(end.mass, left[:, :, -1], state.mass),
     )
+
+
+def _one_after_another(
+    written: Tensor, gained: Tensor, wholes: Tensor
+) -> tuple[PrefixState, PrefixState]:
+    sums, mass = [torch.zeros_like(written[:, :, 0])], [torch.zeros_like(gained[:, :, 0])]
+    for n in range(written.shape[2]):
+        whole = wholes[:, :, min(n, wholes.shape[2] - 1)]
+        sums.append(torch.addcmul(written[:, :, n], whole[..., None], sums[-1]))
+        mass.append(torch.addcmul(gained[:, :, n], whole, mass[-1]))
+    at = PrefixState(torch.stack(sums[:-1], 2), torch.stack(mass[:-1], 2))
+    return at, PrefixState(sums[-1], mass[-1])
+
+
+def chained(x: Tensor, whole: Tensor) -> Tensor:
+    """Return y_n = β_n y_(n−1) + x_n of all blocks n in log₂ n steps, where y_(−1) = 0.
+
+    For GPUs, on which starting an operation for each block takes far longer than the sums do. In
+    step s every y_n has what the last 2^s blocks give it: no product of decays is above 1.
+
+    Args:
+        x: [B, G, n, R, F].
+        whole: β, [B, G, n, R], or n of 1 where all blocks are alike; float64.
+    """
+    factor, reach = whole.expand(-1, -1, x.shape[2], -1), 1
+    while reach < x.shape[2]:
+        carried = factor[:, :, reach:, :, None].to(x.dtype)
+        later = torch.addcmul(x[:, :, reach:], carried, x[:, :, :-reach])
+        x = torch.cat([x[:, :, :reach], later], 2)
+        factor = torch.cat([factor[:, :, :reach], factor[:, :, reach:] * factor[:, :, :-reach]], 2)
+        reach *= 2
+    return x
+
+
+def joined(state: PrefixState) -> Tensor:
+    """Return sums and mass as one tensor, [..., R, D + 1]."""
+    return torch.cat([state.sums, state.mass[..., None]], -1)
+
+
+def of_joined(x: Tensor) -> PrefixState:
+    """Return the sums and the mass of :func:`joined`, which keep nothing else of it."""
+    return PrefixState(x[..., :-1].contiguous(), x[..., -1].contiguous())
 
 
 def halves_written(w: Tensor, factors: Factors) -> list[Tensor]:

@@ -19,14 +19,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable  # pyright: ignore[reportUnknownVariableType]
 
+from prismlm.ops import tiles
 from prismlm.ops.prototype_mixer.block_means import (
     Factors,
     Kept,
     block_means,
     blocks_of,
+    chained,
     channel_factors,
     halves,
     halves_written,
+    joined,
+    of_joined,
     over_mass,
     pair_scores,
     quadrants,
@@ -270,6 +274,8 @@ def _adjoints(
     """Return the gradients of the state at the start, and of that behind each block."""
     blocks, wholes = read.shape[2], factors.whole.to(read.dtype)
     lost = None if dmass is None else (dmass * factors.since).sum(-2)
+    if not tiles.in_cache(read):
+        return _adjoints_at_once(read, lost, factors.whole.expand(-1, -1, blocks, -1), after)
     sums, mass = [after.sums], [after.mass]
     for n in reversed(range(blocks)):
         whole = wholes[:, :, min(n, wholes.shape[2] - 1)]
@@ -278,6 +284,18 @@ def _adjoints(
         mass.append(carried if lost is None else carried + lost[:, :, n])
     behind = PrefixState(torch.stack(sums[-2::-1], 2), torch.stack(mass[-2::-1], 2))
     return PrefixState(sums[-1], mass[-1]), behind
+
+
+def _adjoints_at_once(
+    read: Tensor, lost: Tensor | None, whole: Tensor, after: PrefixState
+) -> tuple[PrefixState, PrefixState]:
+    x = joined(PrefixState(read, torch.zeros_like(read[..., 0]) if lost is None else lost))
+    last = joined(after)
+    # What comes after all goes into the last block, which is the first of the chain.
+    x[:, :, -1] += whole[:, :, -1, :, None].to(x.dtype) * last
+    found = chained(x.flip(2), whole.flip(2)).flip(2)
+    behind = torch.cat([found[:, :, 1:], last[:, :, None]], 2)
+    return of_joined(found[:, :, 0]), of_joined(behind)
 
 
 class BlockwiseMean(torch.autograd.Function):

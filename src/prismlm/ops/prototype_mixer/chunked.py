@@ -1,8 +1,8 @@
 """The prefix mean in tiles: matrix products within blocks of positions, states between blocks.
 
 A tile is up to 1,024 positions of some rows, few enough that what is computed of it stays in the
-processor's caches; tiles of a row follow one another through the state. Padding is a decay of 1;
-the start of a packed sequence is a decay of 0 of the position before it.
+processor's caches; tiles of a row follow one another through the state. A GPU has one tile.
+Padding is a decay of 1; the start of a packed sequence is a decay of 0 of the position before it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from prismlm.ops import tiles
 from prismlm.ops.prototype_mixer.block_means import over_mass
 from prismlm.ops.prototype_mixer.blocks import blockwise_mean
 from prismlm.ops.prototype_mixer.state import (
@@ -127,7 +128,7 @@ def _tiles(
     w = inputs[0]
     rows = max(1, TILE // min(w.shape[1], TILE_LENGTH))
     # On a GPU, and in compiled code, which would be written out tile by tile, rows stay together.
-    if w.device.type != "cpu" or torch.compiler.is_compiling() or rows >= len(w):
+    if not tiles.in_cache(w) or torch.compiler.is_compiling() or rows >= len(w):
         return _row_tiles(inputs, state, normalise, groups)
     parts = _split(inputs, rows, 0)
     states: list[PrefixState | None] = [None] * len(parts)
@@ -143,7 +144,7 @@ def _row_tiles(
     inputs: Inputs, state: PrefixState | None, normalise: bool, groups: int
 ) -> tuple[Tensor, PrefixState]:
     outs: list[Tensor] = []
-    for part in _split(inputs, TILE_LENGTH, 1):
+    for part in _split(inputs, TILE_LENGTH, 1) if tiles.in_cache(inputs[0]) else [inputs]:
         out, state = blockwise_mean(*part, state, normalise, groups)
         outs.append(out)
     assert state is not None

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.ops.tiles import at_once
 
 TILE_ELEMENTS = 2**21
 
@@ -81,7 +82,7 @@ def check_arguments(vectors: Tensor, centres: Tensor, iterations: int) -> None:
 
 
 def _nearest(unit: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    rows = max(16, TILE_ELEMENTS // len(centres))
+    rows = max(16, at_once(unit, TILE_ELEMENTS) // len(centres))
     best = torch.empty(len(unit), dtype=unit.dtype, device=unit.device)
     index = torch.empty(len(unit), dtype=torch.int64, device=unit.device)
     for start in range(0, len(unit), rows):

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError, check_whole
+from prismlm.ops.tiles import at_once
 
 NOT_A_NUMBER = (
     "these logits hold NaN or +∞, or nothing but −∞, so that their entropy is not a number: look "
@@ -47,11 +48,11 @@ def normalised_entropy(
     """
     vocabulary = _vocabulary(logits)
     logits = logits.detach()
-    if logits.numel() <= max(ELEMENTS, vocabulary):
+    elements = at_once(logits, ELEMENTS)
+    if logits.numel() <= max(elements, vocabulary):
         found = _negative_entropy(logits)
     else:
-        rows, at_once = logits.reshape(-1, vocabulary), max(1, ELEMENTS // vocabulary)
-        parts = [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
+        parts = torch.split(logits.reshape(-1, vocabulary), max(1, elements // vocabulary))
         found = torch.cat(list(map(_negative_entropy, parts))).view(logits.shape[:-1])
     shares = found.div_(-math.log(vocabulary)).clamp_(0, 1)
     _check_finite(shares, first_position)
