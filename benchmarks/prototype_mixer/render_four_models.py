@@ -130,8 +130,7 @@ def _lengths(found: dict[int, Runs], rates: list[Row]) -> list[str]:
         f"length; each token is read once. The source's large models read {SOURCE_TOKENS / 1e6:.1f}"
         f" M tokens {SOURCE_TIMES} times over, {more:,.0f} times as many as the longest run here: "
         f"these are models at the beginning of their training. Those of {STEPS:,} steps are kept "
-        f"in `{KEPT}/`, in bf16: robustness, themes, the judge and, Mamba 2 not yet, GLUE are "
-        "studies of them.",
+        f"in `{KEPT}/`, in bf16: robustness, themes, the judge and GLUE are studies of them.",
         "",
         *table_head(f"| | {' | '.join(heads)} | × LLaMA's in the source |"),
     ]

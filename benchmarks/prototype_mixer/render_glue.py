@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.pages import page_options, publish, read_results, runs_made, table_head
+from prismlm.eval.glue.study import RATES
 
 TITLES = ("CoLA", "SST-2", "MRPC", "STS-B", "RTE", "WNLI", "QQP", "QNLI", "MNLI", "MNLI-MM")
 TABLE_10 = {
@@ -131,7 +132,10 @@ def _search(model: dict[str, Any]) -> str:
     """Say where rate and warm-up come from, and how much was tried."""
     tried, rows = len(model["tried"]), model.get("searched_on")
     on = f", on {rows:,} rows of SST-2 and of MNLI" if rows else ""
-    return f"{model['rate_from']}, best of {tried}{on}" if tried else model["rate_from"]
+    end = (
+        "; the end of the source's grid" if model["learning_rate"] in (RATES[0], RATES[-1]) else ""
+    )
+    return f"{model['rate_from']}, best of {tried}{on}{end}" if tried else model["rate_from"]
 
 
 def _seeds(rows: dict[str, Rows], arm: str) -> str:
@@ -218,6 +222,9 @@ def claims(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
             said = "shown" if place == 2 else "not shown"
             where = f"it is number {place} of {len(order)}"
             lines.append(f"- ProtoT is second on {title}: {said}, {where}")
+            near = [kind for kind in order if _overlap(rows, kinds, title, kind)]
+            if near:
+                lines.append(f"- Its interval on {title} overlaps that of {', '.join(near)}")
     for name, gained in gains.items():
         lines.append(
             f"- `{name}`, its training helps (control): the interval lies above that from scratch "
@@ -225,6 +232,11 @@ def claims(models: list[dict[str, Any]], rows: dict[str, Rows]) -> list[str]:
             f"{': ' + ', '.join(gained) if gained else ''}"
         )
     return lines if kinds else [*lines, "None of the source's architectures was measured."]
+
+
+def _overlap(rows: dict[str, Rows], kinds: dict[str, str], title: str, kind: str) -> bool:
+    one, other = (rows[kinds[name]][title]["fine_tuned"] for name in ("ProtoT", kind))
+    return kind != "ProtoT" and one["low"] <= other["high"] and other["low"] <= one["high"]
 
 
 def _shared(rows: dict[str, Rows]) -> list[str]:

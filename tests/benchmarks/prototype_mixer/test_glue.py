@@ -129,6 +129,13 @@ def test_verdicts_by_hand(protot, llama, words):
     place = 1 + sum(other > protot for other in (llama, 0.7))
     verdict = "shown" if place == 2 else "not shown"
     assert f"ProtoT is second on MNLI: {verdict}, it is number {place} of 3\n" in page
+    # Intervals are 0.05 wide.
+    near = {"LLaMA": abs(protot - llama) < 0.051, "Mamba": abs(protot - 0.7) < 0.051}
+    for kind, overlaps in near.items():
+        assert overlaps == any(
+            line.startswith("- Its interval on MNLI overlaps") and kind in line
+            for line in page.splitlines()
+        )
     assert (
         "`l`, its training helps (control): the interval lies above that from scratch in 2" in page
     )
