@@ -22,9 +22,9 @@ timed() { # NAME MODULE WORDS…
 
 python3 -m prismlm corpus build sample --out "$work/corpus" --vocab-size 16384 >"$out/corpus.log" 2>&1
 timed route prototype_head.route --device cuda --out "$out/route_cuda.json"
-timed mixer prototype_mixer.timing --device cuda --out "$out/mixer_cuda.json" --limit 1 --throughput-rounds 5
+timed mixer prototype_mixer.timing --device cuda --out "$out/mixer_cuda.json" --limit 1 --throughput-rounds 3 --rounds 5
 timed signal_noise signal_noise_attention.timing --device cuda --out "$out/signal_noise_cuda.json"
-timed overhead uncertainty_feedback.overhead --device cuda --batch 8 --length 1024 --rounds 21 \
+timed overhead uncertainty_feedback.overhead --device cuda --batch 8 --large-batch 32 --length 1024 --rounds 9 \
     --out "$out/uncertainty_overhead_cuda.json"
 timed step prototype_head.step_time "$work/corpus" --recipes recipes/gpt2-small-gpu --steps "${STEPS:-20}" \
     --out "$out/prototype_head_gpu"

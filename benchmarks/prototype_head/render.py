@@ -15,8 +15,20 @@ from benchmarks.prototype_head.runs_compared import (
     seed_of,
 )
 from benchmarks.prototype_head.targets import targets
-from benchmarks.shared.pages import page_options, publish, read_result, read_results, table_head
+from benchmarks.shared.pages import (
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    read_results,
+    table_head,
+    without_gpu,
+)
+from prismlm.files import read_json
 
+GPU = "prototype_head.route --device cuda --out docs/results/route_cuda.json"
+PROTOTYPES = 16_384
+"""Of `recipes/gpt2-small-gpu`."""
 Runs = list[dict[str, Any]]
 
 
@@ -31,15 +43,21 @@ def main() -> int:
     runs = [result for result in found if "quality" in result]
     demo = read_result(results / "first_light.json", "first_light.measure")
     route = read_result(results / "route.json", f"{by}.route")
+    files = ("route_cuda.json", "prototype_head_gpu/step-time-gpt2-small-16.json")
+    gpu = [read_json(results / file) for file in files if (results / file).is_file()]
     pages = {
-        results / f"{given.name}.md": render(runs, times, demo, route),
+        results / f"{given.name}.md": render(runs, times, demo, route, gpu),
         results / f"{given.name}.svg": plot(runs),
     }
     return publish(pages, check=given.check)
 
 
-def render(runs: Runs, times: Runs, demo: dict[str, Any], route: dict[str, Any]) -> str:
-    """Return the page, of runs, timings of steps, the demo's figures and those of the routing."""
+def render(runs: Runs, times: Runs, demo: dict[str, Any], route: dict[str, Any], gpu: Runs) -> str:
+    """Return the page, of runs, timings of steps, the demo's figures and those of the routing.
+
+    Args:
+        gpu: the routing's on a GPU, and timings of steps there; or nothing.
+    """
     plain = plain_ce(runs)
     sections = [
         head_of_page(runs, plain),
@@ -50,6 +68,7 @@ def render(runs: Runs, times: Runs, demo: dict[str, Any], route: dict[str, Any])
         step_times(times),
         second_control(runs, demo),
         operation(route),
+        on_gpu(*gpu) if len(gpu) == 2 else without_gpu("route_cuda.json", GPU),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
 
@@ -202,6 +221,20 @@ def operation(result: dict[str, Any]) -> str:
         "",
         *table_head("| N, d, K, k | what | dtype | threads | ratio |"),
     ]
+    lines += ratio_rows(result)
+    lines += [
+        "",
+        "Where a CPU multiplies bf16 numbers itself, as this one does, routing uses such a "
+        "product, of float32 inputs too, to leave most pairs out, and sums the rest in float32: "
+        "its choice must not depend on the rounding of scores. At the smaller shape what is "
+        "beside the product weighs more.",
+    ]
+    return "\n".join(lines)
+
+
+def ratio_rows(result: dict[str, Any]) -> list[str]:
+    """Return a line of the table for each comparison."""
+    lines: list[str] = []
     for found in result["results"]:
         shape = ", ".join(f"{size:,}" for size in found["shape"].values())
         against = "product" if found["what"] == "forward" else "dense"
@@ -215,13 +248,29 @@ def operation(result: dict[str, Any]) -> str:
             f"{ratio:.2f} ×",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += [
+    return lines
+
+
+def on_gpu(route: dict[str, Any], steps: dict[str, Any]) -> str:
+    """Return the same table of a GPU, and what the head costs in a step there."""
+    where = measured_on(route["environment"])
+    lines = [
+        "## On a GPU",
         "",
-        "Where a CPU multiplies bf16 numbers itself, as this one does, routing uses such a "
-        "product, of float32 inputs too, to leave most pairs out, and sums the rest in float32: "
-        "its choice must not depend on the rounding of scores. At the smaller shape what is "
-        "beside the product weighs more.",
+        f"From `route_cuda.json`, by `python -m benchmarks.{GPU}`; the same figures. {where}",
+        "",
+        *table_head("| N, d, K, k | what | dtype | threads | ratio |"),
+        *ratio_rows(route),
+        "",
     ]
+    for name, found in steps["recipes"].items():
+        lines.append(
+            f"A step of {steps['preset']} with {PROTOTYPES:,} prototypes (`{name}`, by `bash "
+            f"benchmarks/timing_gpu.sh OUT`) took **{found['ratio']:.1f}** times "
+            f"({found['low']:.1f} to {found['high']:.1f}) one without a head, "
+            f"{found['head_ms']:.0f} ms in place of {found['plain_ms']:.0f}. "
+            f"{measured_on(steps['environment'])}"
+        )
     return "\n".join(lines)
 
 

@@ -35,6 +35,8 @@ from benchmarks.shared.environment import ROOT, environment, processor
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
 from prismlm.ops import prototype_head as ops
+from prismlm.ops.prototype_head.exact import SPARE, full_precision, settle
+from prismlm.ops.prototype_head.tiled import scan_tiles
 
 
 class Shape(NamedTuple):
@@ -116,6 +118,7 @@ def forwards(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, Callabl
     if device == "cuda":
         compiled = torch.compile(chunk)
         forms["compiled chunks"] = lambda: in_chunks(compiled, z, prototypes, shape.per_token)
+        forms["tiles"] = lambda: by_tiles(z, prototypes, shape.per_token)
     return forms
 
 
@@ -135,6 +138,15 @@ def in_chunks(form: Callable[..., Any], z: Tensor, prototypes: Tensor, k: int) -
     top, part = torch.stack(best).max(0)
     state = torch.stack(row).gather(0, part[None])[0] + part * ROWS
     return torch.cat(values), torch.cat(indices), top, state
+
+
+@torch.no_grad()
+def by_tiles(z: Tensor, prototypes: Tensor, k: int) -> Any:
+    """Route as where there is no Triton: a product of each tile in float32, then the same ranks."""
+    z, prototypes = z.float(), prototypes.float()
+    with full_precision(z.device):
+        found = scan_tiles(z, prototypes, min(k + SPARE, len(prototypes)), None)
+        return settle(found, z, prototypes, k, None)
 
 
 def sparse_step(z: Tensor, prototypes: Tensor, scale: Tensor, k: int) -> None:

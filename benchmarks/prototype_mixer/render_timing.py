@@ -89,6 +89,9 @@ def render(found: dict[str, dict[str, Any]]) -> str:
             for name, section in SECTIONS.items():
                 if parts.get(name, {}).get("rows"):
                     lines += [*section(parts[name]["rows"]), *_measured(name, parts[name]), ""]
+    left = [name for name in SECTIONS if name not in found.get(GPU, {"parts": SECTIONS})["parts"]]
+    if left:
+        lines += [f"Not timed on a GPU yet: {', '.join(left)}.", ""]
     if GPU not in found:
         lines.append(without_gpu(CUDA, f"prototype_mixer.timing{GPU}"))
     return "\n".join(lines).rstrip() + "\n"
@@ -104,14 +107,15 @@ def _runs(parts: dict[str, dict[str, Any]]) -> list[str]:
 
 def _measured(name: str, part: dict[str, Any]) -> list[str]:
     """Return what a part was run with: its own command, where it is not the page's."""
-    options = f"--parts {name} --rounds {part['rounds']}"
+    on_cpu = "×" in part["environment"]["machine"]
+    options = f"{'' if on_cpu else '--device cuda '}--parts {name} --rounds {part['rounds']}"
     if "limit" in part:
         options += f" --limit {part['limit']:g}"
     if "memory_share" in part:
         options += f" --memory-share {part['memory_share']:g}"
     threads = part["environment"]["threads"]
     # Given on a CPU only; a GPU's run has what PyTorch takes by itself.
-    if threads != THREADS and "×" in part["environment"]["machine"]:
+    if threads != THREADS and on_cpu:
         options += f" --threads {threads}"
     return [
         f"`python -m benchmarks.prototype_mixer.timing {options}`",
@@ -186,7 +190,8 @@ def _memory(rows: Rows) -> list[str]:
     lines = [
         "#### Peak memory of the same passes, beyond the input",
         "",
-        "Median of three fresh processes; a ratio's range is from the least to the most.",
+        "Median of three, on a CPU of fresh processes; a ratio's range is from the least to the "
+        "most.",
         "",
         "| rows × positions | mixer, MiB | " + _heads(MIXERS).rstrip(),
         "|---|---|" + "---|" * (len(MIXERS) - 1),

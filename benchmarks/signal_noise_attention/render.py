@@ -26,6 +26,8 @@ from benchmarks.signal_noise_attention.figures import DEFAULT
 
 TIMINGS = "signal_noise_attention.json"
 CUDA = "signal_noise_cuda.json"
+SLOW = 5
+"""How many times its float32 time a baseline's bf16 may take, and still be one."""
 AGAINST = (
     *("ratio 3", "ratio 22/7", "golden ratio", "ratio 2", "ratio 1", "angles times π"),
     *("λ = 0", "λ = 0.1", "GPT-2", "LLaMA"),
@@ -246,7 +248,32 @@ def _decode(part: Row) -> list[str]:
                 f"| {what}{_kind(row)} | {row['baseline']} | {row['position']:,} | "
                 f"{row['cache_mib'][name]:g} | {row['cache_ratios'][name]:.2f} | {cells} |"
             )
-    return [*lines, "", measured_on(part["environment"]), ""]
+    return [*lines, "", *_slow_baselines(part["rows"]), measured_on(part["environment"]), ""]
+
+
+def _slow_baselines(rows: list[Row]) -> list[str]:
+    """Say where the baseline is so much slower in bf16 that a ratio to it says nothing."""
+    times = {
+        (row["position"], row["dtype"]): row["milliseconds"][row["baseline"]]
+        for row in rows
+        if row["what"] == "models"
+    }
+    slow = [
+        (there, found)
+        for (position, dtype), found in times.items()
+        if dtype != "float32"
+        and (there := times.get((position, "float32")))
+        and found > SLOW * there
+    ]
+    if not slow:
+        return []
+    in_float32, in_bf16 = zip(*slow, strict=True)
+    return [
+        f"GPT-2's own token took {min(in_bf16):.0f} to {max(in_bf16):.0f} ms in bfloat16 there, "
+        f"and {min(in_float32):.1f} to {max(in_float32):.1f} in float32, "
+        "so that ratios to the former **say nothing** of this attention.",
+        "",
+    ]
 
 
 def _kind(row: Row) -> str:

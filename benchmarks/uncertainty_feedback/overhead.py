@@ -1,7 +1,8 @@
 """What uncertainty feedback costs beside the same model without it.
 
     python -m benchmarks.uncertainty_feedback.overhead --threads 1 --batch 2 --length 512
-    python -m benchmarks.uncertainty_feedback.overhead --device cuda --batch 8 --length 1024
+    python -m benchmarks.uncertainty_feedback.overhead --device cuda --length 1024 \\
+        --batch 8 --large-batch 32
 
 GPT-2 small with 65,536 levels, unless sizes say otherwise. Both have the same random weights, and
 take turns in one run: at every token in decoding, where the model without feedback is also timed

@@ -18,7 +18,10 @@ from prismlm.ops import prototype_head, prototype_mixer, signal_noise_attention
 from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.training import AttachOptions, FitOptions, attach, build_recipe, train
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
 GPU, CPU = "cuda", "cpu"
 
 
@@ -86,8 +89,8 @@ def test_prefix_means_and_their_gradients(length: int) -> None:
     given = [*gates, drawn(2, length, 24, seed=3), torch.linspace(0.2, 0.99, 8)]
     found: list[list[Tensor]] = []
     for device in (CPU, GPU):
-        own = [t.to(device).requires_grad_() for t in given]
-        out, state = prototype_mixer.prefix_mean(*own)
+        write, read, values, decay = own = [t.to(device).requires_grad_() for t in given]
+        out, state = prototype_mixer.prefix_mean(write, read, values, decay)
         (out.square().mean() + state.sums.square().mean()).backward()
         grads = [t.grad.cpu() for t in own if t.grad is not None]
         found.append([out.detach().cpu(), state.mass.detach().cpu(), *grads])
@@ -102,7 +105,7 @@ def test_signal_and_noise_heads() -> None:
         own = [t.to(device).requires_grad_() for t in u]
         signal, noise = (base.to(device) for base in bases)
         y = signal_noise_attention.attend(
-            *own, 0.3, signal_frequencies=signal, noise_frequencies=noise
+            own[0], own[1], 0.3, signal_frequencies=signal, noise_frequencies=noise
         )
         y.square().mean().backward()
         grads = [t.grad.cpu() for t in own if t.grad is not None]

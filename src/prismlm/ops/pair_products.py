@@ -13,10 +13,19 @@ from torch import Tensor
 
 @cache
 def _announce_sparse_tensors() -> None:
-    """Make the first CSR tensor of the process, which warns that such tensors are new."""
+    """Make the first CSR tensor of the process, which warns that such tensors are new.
+
+    As all others are made: PyTorch 2.11 warns of unchecked ones too.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        torch.zeros(1, 1).to_sparse_csr()
+        _csr(torch.tensor([0, 1]), torch.tensor([0]), torch.zeros(1), (1, 1))
+
+
+def _csr(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    return torch.sparse_csr_tensor(  # pyright: ignore[reportUnknownMemberType]
+        starts, columns, values, shape, check_invariants=False
+    )
 
 
 def pair_products(
@@ -35,12 +44,6 @@ def pair_products(
     """
     _announce_sparse_tensors()
     sparse: Any = torch.sparse
-    pattern = torch.sparse_csr_tensor(  # pyright: ignore[reportUnknownMemberType]
-        starts,
-        columns,
-        left.new_zeros(len(columns)),
-        (len(left), len(right)),
-        check_invariants=False,
-    )
+    pattern = _csr(starts, columns, left.new_zeros(len(columns)), (len(left), len(right)))
     products: Tensor = sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
     return products
