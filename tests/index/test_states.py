@@ -72,6 +72,18 @@ def test_a_limit_keeps_whole_blocks_and_the_same_ones(kept, lm, corpus, tmp_path
     assert some.of_block(some.blocks) is None
 
 
+def test_passes_of_another_size_keep_the_same_states_in_the_same_order(
+    kept, lm, corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "PASS_TOKENS", 128)
+    small = read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
+    everything = np.arange(len(kept))
+    assert torch.equal(small.tokens(), kept.tokens())
+    torch.testing.assert_close(
+        small.states(everything), kept.states(everything), rtol=2**-7, atol=1e-3
+    )
+
+
 def test_reading_goes_on_after_an_interrupt_and_a_kill(kept, lm, corpus, tmp_path, monkeypatch):
     end_block, blocks = module.Writer.end_block, []
 

@@ -29,10 +29,13 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def leaf(x: Tensor, device: str) -> Tensor:
+    return x.detach().to(device, copy=True).requires_grad_()
+
+
 def with_gradients(module: nn.Module, x: Tensor, of: Any) -> list[Tensor]:
     """Return what ``of`` makes of the module's output, and the gradients of its mean square."""
-    device = next(module.parameters()).device
-    x = x.to(device).requires_grad_()
+    x = leaf(x, next(module.parameters()).device.type)
     y = of(module(x))
     module.zero_grad()
     y.square().mean().backward()
@@ -89,7 +92,7 @@ def test_prefix_means_and_their_gradients(length: int) -> None:
     given = [*gates, drawn(2, length, 24, seed=3), torch.linspace(0.2, 0.99, 8)]
     found: list[list[Tensor]] = []
     for device in (CPU, GPU):
-        write, read, values, decay = own = [t.to(device).requires_grad_() for t in given]
+        write, read, values, decay = own = [leaf(t, device) for t in given]
         out, state = prototype_mixer.prefix_mean(write, read, values, decay)
         (out.square().mean() + state.sums.square().mean()).backward()
         grads = [t.grad.cpu() for t in own if t.grad is not None]
@@ -102,7 +105,7 @@ def test_signal_and_noise_heads() -> None:
     bases = [signal_noise_attention.frequencies(16, base) for base in (31_416.0, 3_183.0)]
     found: list[list[Tensor]] = []
     for device in (CPU, GPU):
-        own = [t.to(device).requires_grad_() for t in u]
+        own = [leaf(t, device) for t in u]
         signal, noise = (base.to(device) for base in bases)
         y = signal_noise_attention.attend(
             own[0], own[1], 0.3, signal_frequencies=signal, noise_frequencies=noise
@@ -127,7 +130,8 @@ def test_decoders_lose_and_learn_alike_and_a_cache_changes_nothing(preset: str) 
         model.zero_grad()
         output = model(input_ids=ids.to(device), labels=ids.to(device))
         output.loss.backward()
-        gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+        # Copies: moving a model moves its gradients too.
+        gradients = [p.grad.cpu().clone() for p in model.parameters() if p.grad is not None]
         found.append([output.logits.detach().cpu(), *gradients])
     assert_near(*found, tolerance=2e-3)
     model.eval()

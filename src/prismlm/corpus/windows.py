@@ -268,14 +268,15 @@ def read_block(
 
 
 def block_passes(
-    block: Block, corpus: Corpus, pad_id: int
+    block: Block, corpus: Corpus, pad_id: int, tokens: int = PASS_TOKENS
 ) -> Iterator[tuple[WindowBatch, np.ndarray]]:
     """Yield the forward passes of a block with each window's key, the longest windows first.
 
-    Windows of one padded length go together, at most 4,096 positions a pass; what is left of a
-    length is a smaller pass. Shapes and neighbours thus follow from the block alone.
+    Windows of one padded length go together, at most ``tokens`` positions a pass; what is left of a
+    length is a smaller pass. Shapes and neighbours thus follow from the block alone, and positions
+    come in the same order however many a pass has.
     """
-    for width, members in _of_one_width(block.grid, PASS_TOKENS):
+    for width, members in _of_one_width(block.grid, tokens):
         shape = (len(members), width)
         yield batch_of(block.grid, corpus, members, shape, pad_id), block.key[members]
 

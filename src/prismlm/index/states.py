@@ -22,7 +22,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.corpus.windows import BlockOrder, block_passes, read_block, split_counts
+from prismlm.corpus.windows import (
+    PASS_TOKENS,
+    BlockOrder,
+    block_passes,
+    read_block,
+    split_counts,
+)
 from prismlm.errors import FormatError, InputError
 from prismlm.files import room_to_write, write_json
 from prismlm.index.positions import next_tokens
@@ -41,6 +47,8 @@ TOKENS_FILE = "next-tokens.bin"
 META_FILE = "states.json"
 FORMAT_VERSION = 1
 SAVE_SECONDS = 30.0
+# A pass of a CPU's size leaves a GPU waiting for the next.
+GPU_PASS_TOKENS = 8 * PASS_TOKENS
 # Of a position: bfloat16 numbers, and the token that follows.
 BYTES_PER_NUMBER, BYTES_PER_TOKEN = 2, 4
 
@@ -183,7 +191,8 @@ def read_states(
         Interrupts(lambda: _kept(directory)) as interrupts,
         progress.task("Reading hidden states", max(0, total - writer.rows), "tokens") as task,
     ):
-        for passes in _blocks(corpus, writer, limit_bytes, **asked):
+        tokens = PASS_TOKENS if model.device.type == "cpu" else GPU_PASS_TOKENS
+        for passes in _blocks(corpus, writer, limit_bytes, tokens, **asked):
             for batch, _ in passes:
                 task.advance(writer.add(*_read(model, corpus, batch, bf16=bf16)))
                 if interrupts.received:
@@ -203,7 +212,14 @@ def _kept(directory: Path) -> str:
 
 
 def _blocks(
-    corpus: Corpus, writer: Writer, limit_bytes: float, *, split: Split, window: int, stride: int
+    corpus: Corpus,
+    writer: Writer,
+    limit_bytes: float,
+    tokens: int,
+    *,
+    split: Split,
+    window: int,
+    stride: int,
 ) -> Iterator[Iterator[tuple[WindowBatch, np.ndarray]]]:
     """Yield the passes of each block that is left, until the files are as large as they may be."""
     order = BlockOrder.of(corpus.num_tokens)
@@ -211,7 +227,7 @@ def _blocks(
         if slot and writer.rows * writer.row_bytes >= limit_bytes:
             break
         block = read_block(corpus, order, order.block(slot), split, window, stride)
-        yield block_passes(block, corpus, corpus.eos_token_id)
+        yield block_passes(block, corpus, corpus.eos_token_id, tokens)
 
 
 @torch.inference_mode()
