@@ -31,7 +31,11 @@ def main() -> int:
         int(part.name.removeprefix("steps_")): part for part in folder.glob("steps_*")
     }
     found = {steps: runs for steps, part in folders.items() if (runs := _runs(part))}
-    pages = {"prototype_mixer_four_models.md": render(rates, found)}
+    tried = {
+        int(part.name.removeprefix("rates_")): [read_json(p) for p in sorted(part.glob("*.json"))]
+        for part in folder.glob("rates_*")
+    }
+    pages = {"prototype_mixer_four_models.md": render(rates, found, tried)}
     if found:
         pages["prototype_mixer_four_models.svg"] = plot(found)
     return publish({given.results / name: page for name, page in pages.items()}, check=given.check)
@@ -53,12 +57,13 @@ def plot(found: dict[int, Runs]) -> str:
     return draw(panels, top=6.5)
 
 
-def render(rates: list[Row], found: dict[int, Runs]) -> str:
+def render(rates: list[Row], found: dict[int, Runs], tried: dict[int, list[Row]]) -> str:
     """Return the page.
 
     Args:
-        rates: runs of several rates.
+        rates: short runs of several rates.
         found: runs to their end, by model, of so many steps.
+        tried: the same at other rates.
     """
     runs = [*rates, *(run for of_length in found.values() for run in of_length.values())]
     lines = [
@@ -70,7 +75,9 @@ def render(rates: list[Row], found: dict[int, Runs]) -> str:
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed corpus --texts DIR",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed rates",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train",
-        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --steps 1500",
+        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --steps N",
+        "    python -m benchmarks.prototype_mixer.four_models corpus-mixed train --steps N "
+        "--rates R",
         "    python -m benchmarks.prototype_mixer.four_models corpus-mixed keep",
         "",
         "ProtoT, LLaMA, Mamba 2 and DeltaNet of 5.5 million parameters beside their embeddings, "
@@ -81,6 +88,7 @@ def render(rates: list[Row], found: dict[int, Runs]) -> str:
         "",
         *_rates(rates),
         *_lengths(found, rates),
+        *_tried(tried, found),
         *_way(found.get(STEPS, {})),
         measured_on(max((run["environment"] for run in runs), key=lambda one: one["date"])),
     ]
@@ -154,6 +162,31 @@ def _other_rates(found: dict[int, Runs], rates: list[Row]) -> list[str]:
         if name in best and run["rate"] != best[name]["rate"]
     ]
     return [f"Rates are the best above, but for: {', '.join(others)}.", ""] if others else []
+
+
+def _tried(tried: dict[int, list[Row]], found: dict[int, Runs]) -> list[str]:
+    """Return what other rates than the short runs' best gave at a length."""
+    lines: list[str] = []
+    for steps, others in sorted(tried.items()):
+        runs = found.get(steps, {})
+        llama = runs.get("llama")
+        lines += [
+            f"The same in {steps:,} steps at several rates, the short runs' best in bold; in "
+            "brackets over LLaMA's:",
+            "",
+            *table_head("| | rate: perplexity |"),
+        ]
+        for name in NAMES:
+            own = [run for run in others if run["model"] == name]
+            every = [*own, *(run for kind, run in runs.items() if kind == name and own)]
+            cells: list[str] = []
+            for run in sorted(every, key=lambda run: run["rate"]):
+                over = f" ({run['perplexity'] / llama['perplexity']:.3f})" if llama else ""
+                mark = "" if run in own else "**"
+                cells.append(f"{mark}{run['rate']:g}: {run['perplexity']:.1f}{mark}{over}")
+            lines += [f"| {NAMES[name]} | {', '.join(cells)} |"] if cells else []
+        lines.append("")
+    return lines
 
 
 def _perplexity(name: str, runs: Runs) -> str:

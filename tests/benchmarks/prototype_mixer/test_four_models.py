@@ -56,13 +56,15 @@ def test_lengths_stand_side_by_side_by_hand():
         | {"environment": environment()}
         for rate in (8e-4, 1.6e-3)
     ]
-    page = render(short, found)
+    tried = {1500: [run(140.0, 3e6, 5.0) | {"model": "protot", "rate": 4e-4}]}
+    page = render(short, found, tried)
+    assert "| ProtoT | 0.0004: 140.0 (0.700), **0.0008: 150.0** (0.750) |" in page
     assert "| | 1,500 steps, 3.0 M tokens | × LLaMA's | 11,000 steps, 20.0 M tokens | × LL" in page
     assert "| ProtoT | 150.0 | 0.750 | 66.0 | 1.100 | 1.15 |" in page
     assert "| LLaMA | 200.0 | 1.000 | 60.0 | 1.000 | 1.00 |" in page
     assert "but for" not in page
     again = found | {1500: {"llama": found[1500]["llama"] | {"rate": 1.6e-3}}}
-    assert "are the best above, but for: LLaMA in 1,500 steps 0.0016.\n" in render(short, again)
+    assert "are the best above, but for: LLaMA in 1,500 steps 0.0016.\n" in render(short, again, {})
     assert "| DeltaNet | – | – | – | – | 1.15 |" in page
     assert "Not trained for 11,000 steps yet: Mamba 2, DeltaNet." in page
     # 234.9 M tokens ten times are 117.45 times 20 M.
