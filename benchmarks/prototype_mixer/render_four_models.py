@@ -89,6 +89,7 @@ def render(rates: list[Row], found: dict[int, Runs], tried: dict[int, list[Row]]
         *_rates(rates),
         *_lengths(found, rates),
         *_tried(tried, found),
+        *_ended(tried, found),
         *_way(found.get(STEPS, {})),
         measured_on(max((run["environment"] for run in runs), key=lambda one: one["date"])),
     ]
@@ -178,7 +179,7 @@ def _tried(tried: dict[int, list[Row]], found: dict[int, Runs]) -> list[str]:
         ]
         for name in NAMES:
             own = [run for run in others if run["model"] == name]
-            every = [*own, *(run for kind, run in runs.items() if kind == name and own)]
+            every = _of_model(name, runs, others) if own else []
             cells: list[str] = []
             for run in sorted(every, key=lambda run: run["rate"]):
                 over = f" ({run['perplexity'] / llama['perplexity']:.3f})" if llama else ""
@@ -187,6 +188,36 @@ def _tried(tried: dict[int, list[Row]], found: dict[int, Runs]) -> list[str]:
             lines += [f"| {NAMES[name]} | {', '.join(cells)} |"] if cells else []
         lines.append("")
     return lines
+
+
+def _of_model(name: str, runs: Runs, others: list[Row]) -> list[Row]:
+    own = [run for run in others if run["model"] == name]
+    return [*own, runs[name]] if name in runs else own
+
+
+def _ended(tried: dict[int, list[Row]], found: dict[int, Runs]) -> list[str]:
+    """Say where ProtoT is behind LLaMA at the ends of runs, each at the best rate tried there."""
+    rows: list[tuple[float, float]] = []
+    for steps, runs in sorted(found.items()):
+        others = tried.get(steps, [])
+        both = [_of_model(name, runs, others) for name in ("protot", "llama")]
+        if all(both):
+            ours, theirs = (min(run["perplexity"] for run in own) for own in both)
+            rows.append((both[0][0]["tokens"] / 1e6, ours / theirs))
+    if len(rows) < 2:
+        return []
+    said = ", ".join(f"{ratio:.3f} after {tokens:.1f} M tokens" for tokens, ratio in rows)
+    ahead = [tokens for tokens, ratio in rows if ratio < 1]
+    behind = [tokens for tokens, ratio in rows if ratio > 1]
+    where = "no crossing is seen"
+    if ahead and behind and max(ahead) < min(behind):
+        where = f"the two cross between {max(ahead):.1f} M and {min(behind):.1f} M"
+    return [
+        f"**At the ends of runs, each at the best rate tried at its length, {where}**: ProtoT's "
+        f"perplexity over LLaMA's is {said}. More than one rate was tried in the table "
+        "above alone. Where curves cross on the way of a long run, below, its rate is still high.",
+        "",
+    ]
 
 
 def _perplexity(name: str, runs: Runs) -> str:

@@ -59,6 +59,8 @@ def test_lengths_stand_side_by_side_by_hand():
     tried = {1500: [run(140.0, 3e6, 5.0) | {"model": "protot", "rate": 4e-4}]}
     page = render(short, found, tried)
     assert "| ProtoT | 0.0004: 140.0 (0.700), **0.0008: 150.0** (0.750) |" in page
+    assert "its length, the two cross between 3.0 M and 20.0 M**" in page
+    assert "over LLaMA's is 0.700 after 3.0 M tokens, 1.100 after 20.0 M tokens." in page
     assert "| | 1,500 steps, 3.0 M tokens | × LLaMA's | 11,000 steps, 20.0 M tokens | × LL" in page
     assert "| ProtoT | 150.0 | 0.750 | 66.0 | 1.100 | 1.15 |" in page
     assert "| LLaMA | 200.0 | 1.000 | 60.0 | 1.000 | 1.00 |" in page
