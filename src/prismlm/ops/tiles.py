@@ -15,11 +15,12 @@ def in_cache(like: Tensor) -> bool:
     return like.device.type == "cpu"
 
 
-def at_once(like: Tensor, of_cache: int) -> int:
+def at_once(like: Tensor, of_cache: int, of_gpu: int = OF_GPU) -> int:
     """Return how many elements a tile has.
 
     Args:
         like: what is tiled.
         of_cache: elements of a tile on a CPU.
+        of_gpu: on a GPU.
     """
-    return of_cache if in_cache(like) else OF_GPU
+    return of_cache if in_cache(like) else of_gpu

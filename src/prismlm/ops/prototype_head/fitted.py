@@ -28,8 +28,8 @@ RIDGE = 1e-3
 STATES = 64
 # Prototypes chosen at a time: one by one would take as many passes over the bank as prototypes.
 PICKS = 16
-# Elements of scores, and of chosen prototypes' rows, held at a time: 64 MiB each.
-ELEMENTS = 2**24
+# Elements of scores, and of chosen prototypes' rows, held at a time: 64 MiB each, on a GPU 512.
+ELEMENTS, ELEMENTS_OF_GPU = 2**24, 2**27
 # How often the number of wrong signs may stay as it is before they are turned one by one.
 PATIENCE = 3
 # Rounds for each prototype of a state; none has been seen to need more than a tenth of that.
@@ -145,7 +145,7 @@ def _pursued(
     z: Tensor, bank: Tensor, inverse: Tensor, k: int, first: Tensor, *, keep: bool
 ) -> _Found:
     """Choose k prototypes of every state, and fit their weights; ``keep`` their products, too."""
-    held = at_once(z, ELEMENTS)
+    held = at_once(z, ELEMENTS, ELEMENTS_OF_GPU)
     step = max(1, min(held // len(bank), held // (k * z.shape[1])))
     low = _to_screen(z, bank, k)
     parts: list[_Found] = []
