@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from benchmarks.first_light.render import domains
 from benchmarks.prototype_head.frontier import frontier, plot
@@ -27,8 +30,8 @@ from benchmarks.shared.pages import (
 from prismlm.files import read_json
 
 GPU = "prototype_head.route --device cuda --out docs/results/route_cuda.json"
-PROTOTYPES = 16_384
-"""Of `recipes/gpt2-small-gpu`."""
+RECIPE = Path("recipes/gpt2-small-gpu/default.yaml")
+"""Of the steps that are timed on a GPU."""
 Runs = list[dict[str, Any]]
 
 
@@ -254,6 +257,7 @@ def ratio_rows(result: dict[str, Any]) -> list[str]:
 def on_gpu(route: dict[str, Any], steps: dict[str, Any]) -> str:
     """Return the same table of a GPU, and what the head costs in a step there."""
     where = measured_on(route["environment"])
+    prototypes = yaml.safe_load(RECIPE.read_text())["head"]["prototypes"]
     lines = [
         "## On a GPU",
         "",
@@ -265,7 +269,7 @@ def on_gpu(route: dict[str, Any], steps: dict[str, Any]) -> str:
     ]
     for name, found in steps["recipes"].items():
         lines.append(
-            f"A step of {steps['preset']} with {PROTOTYPES:,} prototypes (`{name}`, by `bash "
+            f"A step of {steps['preset']} with {prototypes:,} prototypes (`{name}`, by `bash "
             f"benchmarks/timing_gpu.sh OUT`) took **{found['ratio']:.1f}** times "
             f"({found['low']:.1f} to {found['high']:.1f}) one without a head, "
             f"{found['head_ms']:.0f} ms in place of {found['plain_ms']:.0f}. "

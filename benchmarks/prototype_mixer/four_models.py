@@ -78,7 +78,6 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
     parser.add_argument("--rates", type=float, nargs="+", help="of a long run, for the best's")
-    parser.add_argument("--compile", nargs="*", choices=list(MODELS), default=COMPILED)
     parser.add_argument("--models", type=Path, default=KEPT, help="where `keep` writes")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
     given = parser.parse_args()
@@ -105,7 +104,6 @@ def main() -> None:
             result.parent.mkdir(parents=True, exist_ok=True)
             lasting = (SHORT, 0.1) if short else (given.steps, WARMUP)
             settings = recipe_of(model, rate, *lasting, given.corpus)
-            settings["compile"] = model in given.compile
             run = {"model": model, "rate": rate, "steps": settings["steps"]}
             measure(run, settings | {"seed": given.seed}, work, result)
             if short:

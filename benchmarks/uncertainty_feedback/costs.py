@@ -67,7 +67,8 @@ def _names(shape: Row) -> dict[str, str]:
         "decode": "decoding",
         "prefill": "prefill",
         "step": f"training step of {tokens['batch']:,} tokens",
-        "large step": f"training step of {tokens['large_batch']:,} tokens",
+        "large step": f"training step of {tokens['large_batch']:,} tokens"
+        + ", again" * (tokens["batch"] == tokens["large_batch"]),
     }
 
 

@@ -47,8 +47,8 @@ TOKENS_FILE = "next-tokens.bin"
 META_FILE = "states.json"
 FORMAT_VERSION = 1
 SAVE_SECONDS = 30.0
-# A pass of a CPU's size leaves a GPU waiting for the next.
-GPU_PASS_TOKENS = 8 * PASS_TOKENS
+# A pass of a CPU's size leaves a GPU waiting for the next. Larger ones need as much more memory.
+GPU_PASS_TOKENS = 4 * PASS_TOKENS
 # Of a position: bfloat16 numbers, and the token that follows.
 BYTES_PER_NUMBER, BYTES_PER_TOKEN = 2, 4
 
@@ -135,6 +135,11 @@ class HiddenStates:
         return _floats(self._states[self._ends[slot] : self._ends[slot + 1]])
 
 
+def pass_tokens(device: torch.device) -> int:
+    """Return how many positions a forward pass has at most."""
+    return PASS_TOKENS if device.type == "cpu" else GPU_PASS_TOKENS
+
+
 def bytes_per_position(width: int) -> int:
     """Return what a position takes on disk."""
     return BYTES_PER_NUMBER * width + BYTES_PER_TOKEN
@@ -191,8 +196,7 @@ def read_states(
         Interrupts(lambda: _kept(directory)) as interrupts,
         progress.task("Reading hidden states", max(0, total - writer.rows), "tokens") as task,
     ):
-        tokens = PASS_TOKENS if model.device.type == "cpu" else GPU_PASS_TOKENS
-        for passes in _blocks(corpus, writer, limit_bytes, tokens, **asked):
+        for passes in _blocks(corpus, writer, limit_bytes, pass_tokens(model.device), **asked):
             for batch, _ in passes:
                 task.advance(writer.add(*_read(model, corpus, batch, bf16=bf16)))
                 if interrupts.received:

@@ -12,10 +12,10 @@ import torch
 
 from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.store import Corpus
-from prismlm.corpus.windows import PASS_TOKENS, split_counts
+from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.index.positions import probabilities, screening_weight
-from prismlm.index.states import HiddenStates, Writer, bytes_per_position
+from prismlm.index.states import HiddenStates, Writer, bytes_per_position, pass_tokens
 from prismlm.index.write import lens_bytes
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import find_base, put_base
@@ -106,7 +106,7 @@ def _read(
 ) -> tuple[float, HiddenStates]:
     """Return the seconds of a position in a forward pass, and the states of one."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    shape = (max(1, PASS_TOKENS // window), window)
+    shape = (max(1, pass_tokens(model.device) // window), window)
     ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0)).to(device)
     bf16 = uses_bf16(options.precision, device)
     with (

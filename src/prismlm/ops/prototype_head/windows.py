@@ -206,9 +206,7 @@ def _scan_screened(
     if found is None:
         return None
     spread = min(k + FEW_SPARE, len(prototypes))
-    values, indices = screened.largest_listed(
-        found, vectors, bank, spread, tiled.tile_elements(vectors.full)
-    )
+    values, indices = screened.largest_listed(found, vectors, bank, spread, elements)
     cosines, indices = rank_rows(values, indices, vectors.full, bank.full, k)
     best.settle()
     row, prototype, cosine = (torch.cat(part) for part in zip(*best.parts, strict=True))
