@@ -56,13 +56,18 @@ def test_files_that_safetensors_makes_private_are_as_the_umask_says(tmp_path, um
     inner = tmp_path / "model"
     inner.mkdir()
     save_file({"a": torch.zeros(2)}, str(inner / "model.safetensors"))
-    chosen = inner / "chosen"
-    chosen.touch()
-    chosen.chmod(0o640)
+    theirs = tmp_path / "theirs.safetensors"
+    for kept, permissions in ((inner / "chosen", 0o640), (inner / "secret", 0o600), (theirs, 0o600)):
+        kept.touch()
+        kept.chmod(permissions)
+    (inner / "link.safetensors").symlink_to(theirs)
+    (inner / "other-name.safetensors").hardlink_to(theirs)
     share(inner)
     assert mode(inner / "model.safetensors") == 0o666 & ~mask
-    assert mode(chosen) == 0o640
-    assert sorted(p.name for p in inner.iterdir()) == ["chosen", "model.safetensors"]
+    assert [mode(one) for one in (inner / "chosen", inner / "secret", theirs)] == [
+        *(0o640, 0o600, 0o600)
+    ]
+    assert len(list(inner.iterdir())) == 5
 
 
 @pytest.mark.parametrize("renamed", [0, 1, 2])

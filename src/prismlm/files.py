@@ -74,10 +74,12 @@ def share(path: Path) -> None:
     """Give a file, or those of a directory, that its owner alone may read the usual permissions.
 
     safetensors from 0.8 on makes files so, whatever the umask: nobody else could open a model that
-    lies in a shared folder. Where the umask says the same, nothing changes.
+    lies in a shared folder. Other files, and those that have another name as well, stay as they
+    are: somebody made them private.
     """
-    for file in list(path.iterdir()) if path.is_dir() else [path]:
-        if file.is_file() and stat.S_IMODE(file.stat().st_mode) == PRIVATE:
+    for file in path.glob("*.safetensors") if path.is_dir() else [path]:
+        status = file.lstat() if os.path.lexists(file) else None
+        if status and status.st_nlink == 1 and status.st_mode == stat.S_IFREG | PRIVATE:
             # The umask can only be read by setting it, which other threads would notice.
             probe = temporary_sibling(file)
             probe.touch()

@@ -2,14 +2,22 @@
 
 import os
 import shutil
+import stat
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError
 from prismlm.models import base as module
-from prismlm.models.base import find_base, put_base
+from prismlm.models.base import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    find_base,
+    put_adapted,
+    put_base,
+)
 from prismlm.models.sidecar import META_FILE
 from tests.helpers.gguf_file import write_gguf
 
@@ -20,23 +28,78 @@ def placed(path, out):
     return AutoModelForCausalLM.from_pretrained(out)
 
 
-def test_files_of_a_directory_are_linked_and_ours_are_left(tiny_model, tmp_path):
-    model = tmp_path / "model"
+def test_weights_are_linked_the_rest_is_copied_and_ours_is_left(tiny_model, tmp_path):
+    model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(tiny_model, model)
     (model / "training.json").write_text("{}")
-    placed(model, tmp_path / "out")
-    assert not (tmp_path / "out" / "training.json").exists()
-    assert os.path.samefile(model / "config.json", tmp_path / "out" / "config.json")
-    assert not (tmp_path / "out" / META_FILE).exists()
-    assert not (tmp_path / "out" / "lens").exists()
+    placed(model, out)
+    assert os.path.samefile(model / "model.safetensors", out / "model.safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        assert not os.path.samefile(model / name, out / name)
+        assert (model / name).read_bytes() == (out / name).read_bytes()
+    assert not any((out / name).exists() for name in ("training.json", META_FILE, "lens"))
 
 
-def test_files_are_copied_where_they_cannot_be_linked(tiny_model, tmp_path, monkeypatch):
+def test_weights_are_copied_where_they_cannot_be_linked(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(module.os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links")))
     placed(tiny_model, tmp_path / "out")
     one, other = (d / "model.safetensors" for d in (tiny_model, tmp_path / "out"))
     assert not os.path.samefile(one, other)
     assert one.read_bytes() == other.read_bytes()
+
+
+def state(directory):
+    return {p.name: (p.stat().st_mode, p.stat().st_mtime_ns) for p in directory.iterdir()}
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o444])
+def test_a_base_is_as_it_was_after_it_was_adapted(tiny_model, tmp_path, mode):
+    model, adapter, out = tmp_path / "model", tmp_path / "adapter", tmp_path / "out"
+    shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("lens"))
+    for path in model.iterdir():
+        path.chmod(mode)
+    before = state(model)
+    adapter.mkdir()
+    save_file({}, adapter / ADAPTER_WEIGHTS)
+    (adapter / ADAPTER_CONFIG).write_text('{"r": 1, "lora_alpha": 1}')
+    put_adapted(model, adapter, out)
+    assert state(model) == before
+    # Private stays private; what this wrote is as any file.
+    assert stat.S_IMODE((out / "tokenizer.json").stat().st_mode) == mode
+    assert stat.S_IMODE((out / "model.safetensors").stat().st_mode) & 0o044
+    assert not any(path.stat().st_nlink > 1 for path in out.iterdir())
+
+
+def test_a_link_out_of_the_directory_is_refused_and_what_it_leads_to_untouched(
+    tiny_model, tmp_path
+):
+    secret, model = tmp_path / "secret.json", tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    secret.write_text("{}")
+    secret.chmod(0o600)
+    (model / "added_tokens.json").symlink_to("../secret.json")
+    with pytest.raises(InputError, match=r"added_tokens\.json is a link to .*secret\.json"):
+        find_base(str(model))
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    (model / "added_tokens.json").unlink()
+    (model / "vocab.json").symlink_to("tokenizer.json")
+    find_base(str(model))
+
+
+def test_a_snapshot_in_the_cache_of_the_hub_is_links_and_is_read(tiny_model, tmp_path):
+    repository = tmp_path / "models--someone--tiny"
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / "1234abcd"
+    shutil.copytree(tiny_model, blobs)
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    before = state(blobs)
+    placed(snapshot, tmp_path / "out")
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+    assert state(blobs) == before
+    (snapshot / "merges.txt").symlink_to("/etc/hostname")
+    with pytest.raises(InputError, match=r"merges\.txt is a link to /etc/hostname"):
+        find_base(str(snapshot))
 
 
 def test_a_gguf_file_becomes_the_same_model(tiny_model, tmp_path):

@@ -72,8 +72,13 @@ def test_of_another_model(tmp_path, name):
         merge_adapter(model(), tmp_path)
 
 
-def test_damaged(tmp_path):
-    write(tmp_path, factors("linear"))
-    (tmp_path / ADAPTER_WEIGHTS).write_bytes(b"no tensors")
+@pytest.mark.parametrize("damage", ["no tensors", "half a pair", "no rank", "a rank without end"])
+def test_damaged(tmp_path, damage):
+    tensors, rank = factors("linear"), {"no rank": 0, "a rank without end": 10**400}.get(damage, 1)
+    if damage == "half a pair":
+        tensors.popitem()
+    write(tmp_path, tensors, r=rank)
+    if damage == "no tensors":
+        (tmp_path / ADAPTER_WEIGHTS).write_bytes(b"no tensors")
     with pytest.raises(FormatError, match="damaged"):
         merge_adapter(model(), tmp_path)

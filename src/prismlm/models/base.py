@@ -6,7 +6,7 @@ import importlib.util
 import io
 import os
 import shutil
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,14 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
     try:
         tensors = load_file(path)
         scale = config["lora_alpha"] / config["r"]
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        pairs = {name: tensors[name.removesuffix(DOWN) + UP] for name in tensors if DOWN in name}
+    except (OSError, SafetensorError, KeyError, TypeError, ArithmeticError) as error:
         raise FormatError(f"the adapter {path} is damaged or no adapter ({error!r}).") from error
     named = dict(model.named_modules())
-    for name, down in tensors.items():
-        if not name.endswith(DOWN):
-            continue
+    for name, up in pairs.items():
         module = named.get(name.removeprefix(PREFIX).removesuffix(DOWN))
         weight = getattr(module, "weight", None)
-        up = tensors[name.removesuffix(DOWN) + UP]
-        added = scale * (up.double() @ down.double())
+        added = scale * (up.double() @ tensors[name].double())
         # GPT-2's layers keep their weight the other way round.
         added = added.T if type(module).__name__ == "Conv1D" else added
         if not isinstance(weight, Tensor) or weight.shape != added.shape:
@@ -100,7 +98,8 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
         revision: a branch, tag or commit on the hub.
 
     Raises:
-        InputError: there is none, or none with weights that can be read.
+        InputError: there is none, none with weights that can be read, or a file of it is a link
+            that leads out of its directory.
     """
     path = Path(name)
     if path.is_file():
@@ -123,8 +122,9 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
 def put_base(base: BaseCheckpoint, out: Path) -> None:
     """Put a checkpoint's files into ``out``; config.json last, so that one is whole that has it.
 
-    Files of a directory are linked where the file system can and copied elsewhere; a GGUF file is
-    converted, its weights as they are read from it, in float32. What is there already stays.
+    Weights of a directory are linked where the file system can, since nothing writes to them
+    again, and all else is copied; a GGUF file is converted, its weights as they are read from it,
+    in float32. What is there already stays.
 
     Raises:
         FormatError: the GGUF file cannot be read.
@@ -139,8 +139,7 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
             return
         with atomic_directory(out / ".converted") as converted:
             _convert(base.path, converted)
-        _place(_files_of(out / ".converted"), out)
-        shutil.rmtree(out / ".converted")
+        _move(out / ".converted", out)
 
 
 def put_adapted(base: Path, adapter: Path, out: Path) -> None:
@@ -156,12 +155,11 @@ def put_adapted(base: Path, adapter: Path, out: Path) -> None:
     merge_adapter(model, adapter)
     room = room_to_write("the fine-tuned model", out, "Make room, or choose another --out.")
     with room, quiet_transformers(), atomic_directory(out / ".adapted") as made:
-        _place([path for path in _files_of(base) if "safetensors" not in path.name], made)
-        (made / CONFIG_FILE).unlink()
         model.save_pretrained(made)
         share(made)
-    _place(_files_of(out / ".adapted"), out)
-    shutil.rmtree(out / ".adapted")
+        rest = [one for one in _files_of(base) if not (made / one.name).exists()]
+        _place([one for one in rest if "safetensors" not in one.name], made)
+    _move(out / ".adapted", out)
 
 
 def _check_directory(path: Path) -> None:
@@ -171,7 +169,7 @@ def _check_directory(path: Path) -> None:
             ".gguf file, or a name on the hub."
         )
     refuse_pickles(path)
-    if not any(path.glob("*.safetensors")):
+    if not any(file.suffix == ".safetensors" for file in _files_of(path)):
         raise InputError(f"{path} has no weights: expected model.safetensors.")
 
 
@@ -199,12 +197,25 @@ def _fetched(name: str, revision: str | None) -> Path:
 
 
 def _files_of(directory: Path) -> list[Path]:
-    """Return the files of a checkpoint, config.json last."""
+    """Return the files of a checkpoint, config.json last.
+
+    Raises:
+        InputError: one is a link that leads out of the directory, or out of its repository in the
+            hub's cache, where ``snapshots/COMMIT/FILE`` links to ``blobs/HASH``.
+    """
+    root = directory.resolve()
+    if root.parent.name == "snapshots" and (root.parent.parent / "blobs").is_dir():
+        root = root.parent.parent
     found = [
         path
         for path in sorted(directory.iterdir())
         if path.is_file() and path.suffix in KINDS and path.name not in OURS
     ]
+    for path in found:
+        if not (target := path.resolve()).is_relative_to(root):
+            raise InputError(
+                f"{path} is a link to {target}, which is not in {root}: put the file itself there."
+            )
     return sorted(found, key=lambda path: path.name == CONFIG_FILE)
 
 
@@ -212,14 +223,21 @@ def _place(files: list[Path], out: Path) -> None:
     for file in files:
         hidden = temporary_sibling(out / file.name)
         try:
-            try:
-                # The hub's cache holds links to the files themselves.
-                os.link(file.resolve(), hidden)
-            except OSError:
-                shutil.copyfile(file, hidden)
+            if file.suffix == ".safetensors":
+                with suppress(OSError):
+                    os.link(file.resolve(), hidden)
+            if not hidden.exists():
+                # With its permissions: what was private stays so.
+                shutil.copy(file, hidden)
             os.replace(hidden, out / file.name)
         finally:
             hidden.unlink(missing_ok=True)
+
+
+def _move(made: Path, out: Path) -> None:
+    for file in _files_of(made):
+        os.replace(file, out / file.name)
+    shutil.rmtree(made)
 
 
 def _convert(path: Path, out: Path) -> None:
