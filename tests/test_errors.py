@@ -87,3 +87,14 @@ def test_choices(value):
 def test_long_values_are_cut():
     assert shown("x" * 1000).endswith("xxx …")
     assert len(shown("x" * 1000)) == LONGEST_SHOWN
+
+
+@pytest.mark.parametrize("path", ["a/" + "x" * 256, "ä" * 128, "a/" * 2500, "a\0b"])
+def test_a_path_that_no_file_can_have(path):
+    with pytest.raises(InputError, match="the model is '"):
+        check_path("the model", path)
+
+
+def test_a_number_of_more_digits_than_python_writes():
+    with pytest.raises(InputError, match=r"the count is a number of [\d,]+ bits: expected"):
+        check_whole("the count", 10**5000, most=2**31)

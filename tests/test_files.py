@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.explain.rows import Rows
 from prismlm.files import (
     atomic_directory,
@@ -19,6 +19,8 @@ from prismlm.files import (
     decoded,
     json_text,
     keep_json,
+    read_json,
+    read_text,
     remove_left_behind,
     share,
     write_json,
@@ -57,7 +59,11 @@ def test_files_that_safetensors_makes_private_are_as_the_umask_says(tmp_path, um
     inner.mkdir()
     save_file({"a": torch.zeros(2)}, str(inner / "model.safetensors"))
     theirs = tmp_path / "theirs.safetensors"
-    for kept, permissions in ((inner / "chosen", 0o640), (inner / "secret", 0o600), (theirs, 0o600)):
+    for kept, permissions in (
+        (inner / "chosen", 0o640),
+        (inner / "secret", 0o600),
+        (theirs, 0o600),
+    ):
         kept.touch()
         kept.chmod(permissions)
     (inner / "link.safetensors").symlink_to(theirs)
@@ -163,3 +169,19 @@ def test_a_small_file_that_a_full_disk_refuses_is_told_and_the_former_stays(tmp_
     monkeypatch.undo()
     assert json.loads(file.read_text()) == {"before": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "9" * 5000, '{"a": "\xe4"}'])
+def test_what_is_no_json_however_deep_or_long(tmp_path, text):
+    file = tmp_path / "meta.json"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(FormatError, match=r"meta\.json is not valid JSON"):
+        read_json(file)
+
+
+def test_a_file_without_end_or_name_is_no_text(tmp_path):
+    with pytest.raises(InputError, match="/dev/zero is larger than 128 MiB"):
+        read_text("/dev/zero")
+    for path in (tmp_path, tmp_path / ("x" * 300), f"{tmp_path}/a\0b", tmp_path / "nothing"):
+        with pytest.raises(InputError, match="cannot be read"):
+            read_text(path)

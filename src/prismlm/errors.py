@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 LONGEST_SHOWN = 80
+# Bytes: of a path and of each name in it, on the file systems in use.
+LONGEST_PATH, LONGEST_NAME = 4095, 255
 
 
 class PrismError(Exception):
@@ -57,6 +59,23 @@ class DecompositionError(PrismError):
     """Parts that do not add up to the model's own logit; nothing built on them can be trusted."""
 
 
+@contextmanager
+def no_panics() -> Iterator[None]:
+    """Raise FormatError where a library written in Rust panics during the block.
+
+    Its PanicException derives from BaseException, which no ``except Exception`` sees.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        raise FormatError(
+            f"the tokenizer cannot be used, a step of it fails ({first_line(error)}): put back the "
+            "tokenizer.json that was saved with the model."
+        ) from error
+
+
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise InputError unless a setting has one of its names."""
     if not isinstance(value, str) or value not in choices:
@@ -96,6 +115,13 @@ def check_path(name: str, value: object) -> Path:
     given: object = os.fspath(cast("str | os.PathLike[str]", value))
     if not isinstance(given, str) or not given or "\0" in given:
         raise InputError(f"{name} is {shown(value)}: expected the path of a file or directory.")
+    if len(given.encode(errors="surrogatepass")) > LONGEST_PATH or any(
+        len(part.encode(errors="surrogatepass")) > LONGEST_NAME for part in Path(given).parts
+    ):
+        raise InputError(
+            f"{name} is {shown(value)}, which is longer than a path can be: expected names of at "
+            f"most {LONGEST_NAME} bytes, {LONGEST_PATH:,} in all."
+        )
     return Path(given)
 
 
@@ -153,11 +179,14 @@ def check_finite(what: str, *tensors: Any) -> None:
 
 def shown(value: object) -> str:
     """Return a value as messages quote it: cut, where it is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more digits than Python writes
+        text = f"a number of {int(value).bit_length():,} bits" if isinstance(value, int) else "?"
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 2]} …"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return what an error of another library says first, or what kind it is of."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__

@@ -11,10 +11,10 @@ import shutil
 import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, Any, AnyStr, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from prismlm.errors import FormatError, InputError, PrismError, shown
 
@@ -31,6 +31,8 @@ MARKS = {
 }
 WAY_OUT = "Make room, and give the same command again."
 PRIVATE = stat.S_IRUSR | stat.S_IWUSR
+# Bytes of one text, or of the line that it is in.
+LARGEST_TEXT = 2**27
 SURROGATE = re.compile("[\ud800-\udfff]")
 # Of the numbers in a file: what does not fit 63 bits, NaN among it, is none of ours.
 LARGEST = 2**63
@@ -228,12 +230,42 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     """Read a JSON file.
 
     Raises:
-        FormatError: the file is not valid JSON.
+        FormatError: the file is not valid JSON, nested too deep, or of numbers without end.
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    # A number of too many digits is a ValueError, as are bytes that are no UTF-8.
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} is not valid JSON ({error}). Build it again.") from error
+
+
+def read_text(file: Path | str, stream: IO[bytes] | None = None) -> str:
+    """Return a text file, or what a stream of that name gives, as one text.
+
+    Raises:
+        InputError: it cannot be read, is larger than 128 MiB, or :func:`decoded` refuses it.
+    """
+    try:
+        with open(file, "rb") if stream is None else nullcontext(stream) as opened:
+            data = opened.read(LARGEST_TEXT + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{file} cannot be read ({why}): expected a text file.") from error
+    return decoded(check_size(data, str(file)), str(file))
+
+
+def check_size(data: AnyStr, where: str) -> AnyStr:
+    """Return what was read of a text, of which one byte more than is taken was asked for.
+
+    Raises:
+        InputError: it is there.
+    """
+    if len(data) > LARGEST_TEXT:
+        raise InputError(
+            f"{where} is larger than {LARGEST_TEXT >> 20:,} MiB, more than is read as one text: "
+            "split it, for example into JSON lines with a document on each."
+        )
+    return data
 
 
 def decoded(data: bytes, where: str) -> str:

@@ -202,6 +202,67 @@ def test_damaged_files(kind: str, damage: str, tmp_path: Path) -> None:
         assert f"{path} is damaged" in message
 
 
+LONG = "a" * 10**6
+
+
+def _bomb(kind: str, directory: Path) -> Path:
+    """Write a file of a few kilobytes that unpacks to 40 MB, or to a single text of 140 MB."""
+    path = directory / f"bomb.{kind.partition(' ')[0]}"
+    line = f'{{"text": "{LONG}"}}\n'.encode()
+    if kind.endswith("one text"):
+        line = line[:-3] + b"a" * (140 * 10**6)
+    if path.suffix == ".gz":
+        with gzip.open(path, "wb", 1) as file:
+            file.write(line if "one" in kind else line * 40)
+    elif path.suffix == ".zst":
+        _zst(line if "one" in kind else line * 40, path)
+    elif "rows" in kind:
+        texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array([LONG]))
+        pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=2**30)
+    else:
+        _parquet(path, {"text": [LONG * 40]})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("jsonl.gz", "unpacks to more than"),
+        ("jsonl.zst", "unpacks to more than"),
+        ("jsonl.gz one text", ":1 is larger than 128 MiB"),
+        ("jsonl.zst one text", ":1 is larger than 128 MiB"),
+        ("parquet", "unpacks to more than"),
+        ("parquet rows of one text", "unpacks to more than"),
+    ],
+)
+def test_what_unpacks_to_a_thousand_times_its_size_is_refused(
+    kind: str, said: str, tmp_path: Path
+) -> None:
+    path = _bomb(kind, tmp_path)
+    assert path.stat().st_size < 700_000
+    assert f"{path}{'' if said.startswith(':') else ' '}{said}" in _refused(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
+def test_repeated_text_is_read_where_it_is_not_much(kind: str, tmp_path: Path) -> None:
+    path, text = tmp_path / f"t.{kind}", LONG * 20
+    if kind == "parquet":
+        _parquet(path, {"text": [text, "b"]})
+    else:
+        path.write_bytes(gzip.compress(json.dumps({"text": text}).encode() + b'\n{"text": "b"}'))
+    assert [len(one.text) for one in read_documents(path)] == [20 * 10**6, 1]
+
+
+@pytest.mark.parametrize("kind", ["csv", "txt"])
+def test_a_text_of_no_end_is_refused(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"t.{kind}"
+    with path.open("wb") as file:
+        file.write(b"text\n" if kind == "csv" else b"")
+        for _ in range(140):
+            file.write(LONG.encode())
+    assert "larger than 128 MiB" in _refused(path)
+
+
 def test_duplicate_ids_name_both_places(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     first.write_text('{"id": "q", "text": "x"}\n{"id": "p", "text": "x"}\n', encoding="utf-8")

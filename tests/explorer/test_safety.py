@@ -19,11 +19,45 @@ def test_the_key_in_the_address_becomes_a_cookie_that_other_sites_cannot_use(ser
     (cookie,) = SimpleCookie(headers["set-cookie"]).values()
     assert cookie["httponly"]
     assert cookie["samesite"] == "strict"
+    assert cookie.key == f"prismlm-{served.port}"
+    # A session: what reads the cookie has no key to give away.
+    assert TOKEN not in cookie.value
+    assert served.ask("GET", "/", key=cookie.value)[0] == 401
     sent = {"Cookie": f"{cookie.key}={cookie.value}"}
     status, headers, body = served.ask("GET", "/", headers=sent, key=None)
     assert status == 200
     assert b"the-key-of-this-run" not in body
     assert "script-src 'self';" in headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        'a={"b": [1, "c"]}',
+        "name with spaces=x",
+        "ü=ü",
+        "",
+        "=",
+        "x",
+        "a=1; a=2",
+        "prismlm-1=x",
+        '"',
+    ],
+)
+def test_cookies_of_other_programs_lock_nobody_out(served, other):
+    _, headers, _ = served.ask("GET", f"/?token={TOKEN}", key=None)
+    own = headers["set-cookie"].partition(";")[0]
+    for sent in (f"{other}; {own}", f"{own}; {other}", f"{other};{own};{other}"):
+        cookies = {"Cookie": sent.encode("utf-8")}
+        assert served.ask("GET", "/api/model", headers=cookies, key=None)[0] == 200
+    assert served.ask("GET", "/api/model", headers={"Cookie": other.encode()}, key=None)[0] == 401
+
+
+def test_the_session_of_another_explorer_opens_nothing(served, named):
+    _, headers, _ = named.ask("GET", f"/?token={TOKEN}", key=None)
+    value = headers["set-cookie"].partition(";")[0].partition("=")[2]
+    sent = {"Cookie": f"prismlm-{served.port}={value}"}
+    assert served.ask("GET", "/", headers=sent, key=None)[0] == 401
 
 
 @pytest.mark.parametrize(
@@ -70,12 +104,47 @@ def test_only_json_is_read(served, kind, expected):
         (b"{", "JSON"),
         (b'{"text": "\\ud800"}', "unicode"),
         (b'{"text": "a", "temperature": NaN}', "temperature"),
+        (b'{"text": "a", "seed": %s}' % (b"9" * 4000), "seed"),
+        ({"text": "a", "follows": "\0"}, "no answer"),
     ],
 )
 def test_what_cannot_be_asked_is_told(served, asked, words):
     status, _, data = served.ask("POST", "/api/ask", asked)
     assert status == 422, data
     assert words in json.loads(data)["error"]
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'{"text": %s}' % (b"9" * 5000), b"\xff"])
+@pytest.mark.parametrize("path", ["/api/ask", "/api/audits", "/api/steer"])
+def test_a_body_that_cannot_be_parsed_is_told(served, path, body):
+    status, _, data = served.ask("POST", path, body)
+    assert status in (400, 422), data
+    assert json.loads(data)["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/ask", {}),
+        ("/api/ask", {"generate": 1}),
+        ("/api/steer", {"prototype": 1, "strength": 0.5}),
+        ("/api/steer/leading", {}),
+        ("/api/inside/attention", {"layer": 0}),
+        ("/api/inside/feedback", {}),
+    ],
+)
+def test_fifteen_megabytes_are_refused_by_their_characters(served, path, body, monkeypatch):
+    def tokenise(*_, **__):
+        raise AssertionError("tokenised")
+
+    # Known from the model's start on.
+    served.lm.check_length("a")
+    monkeypatch.setattr(type(served.lm.tokenizer), "__call__", tokenise)
+    status, _, data = served.ask("POST", path, body | {"text": "word " * 3_000_000})
+    assert status == 422, data
+    said = json.loads(data)["error"]
+    assert "15,000,000 characters" in said
+    assert "tokens, which have at most" in said
 
 
 def test_a_text_too_long_for_the_explorer_and_the_model_is_told_the_lesser_bound(served, named):

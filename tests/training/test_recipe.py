@@ -66,6 +66,10 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("head: {scale: 1.0, scale: 2.0}", ["'scale' is given twice"]),
         ("head: {scale: [}", ["recipe.yaml, line"]),
         ("3: 4", ["key 3 is not a name"]),
+        (f"head: {'[' * 5000}{']' * 5000}", ["recipe.yaml", "recursion"]),
+        (f"seed: {'9' * 5000}", ["recipe.yaml", "5000 digits"]),
+        ("seed: 2001-99-99", ["recipe.yaml", "month"]),
+        ("data: &a [1]\nhead: [*a, *a]", ["line 6", "aliases (*name) are not read"]),
     ],
 )
 def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, expected):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +33,7 @@ from prismlm.cli.eval.suite import PASSED_ON, lm_eval
 from prismlm.cli.inspect import group as inspect
 from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
-from prismlm.errors import InputError, Interrupted, PrismError
+from prismlm.errors import InputError, Interrupted, PrismError, no_panics, shown
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -65,7 +68,8 @@ class ErrorsAsMessages(TyperGroup):
         """Run a command; turn errors on purpose, missing extras and Ctrl-C into exit codes."""
         try:
             _check_arguments(ctx.obj)
-            return super().invoke(ctx)
+            with no_panics():
+                return super().invoke(ctx)
         except PrismError as error:
             # Bad input is the same in every process; what fails later may be in one alone.
             if is_first_process() or not isinstance(error, InputError):
@@ -144,11 +148,34 @@ def _options(
 
 def main() -> None:
     """Run the command line; exits with 2 on bad input and 130 on Ctrl-C."""
+    code: Any = 0
     try:
-        app()
-    except SystemExit as stop:
-        if os.environ.get("WORLD_SIZE", "1") == "1" or not isinstance(stop.code, int):
-            raise
-        from prismlm.training.distributed import end
+        try:
+            app()
+        except SystemExit as stop:
+            code = stop.code
+        sys.stdout.flush()
+    except OSError as error:
+        code = _refused(error)
+    if os.environ.get("WORLD_SIZE", "1") == "1" or not isinstance(code, int):
+        raise SystemExit(code)
+    from prismlm.training.distributed import end
 
-        end(stop.code)
+    end(code)
+
+
+def _refused(error: OSError) -> int:
+    """Say what the system refuses, as to read a path or to write to a full disk; return a code."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        # What could not be printed is dropped: the interpreter would try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        return 1
+    what = "the output cannot be written"
+    if error.filename is not None:
+        what = f"{shown(os.fsdecode(error.filename))} cannot be used"
+    with suppress(OSError):
+        typer.echo(marks_shown(f"error: {what}: {error.strerror or error}."), err=True)
+    return BAD_INPUT

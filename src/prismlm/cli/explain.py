@@ -29,7 +29,7 @@ from prismlm.cli.options import (
 )
 from prismlm.cli.output import print_json
 from prismlm.errors import InputError
-from prismlm.files import decoded
+from prismlm.files import read_text
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
@@ -190,16 +190,11 @@ def _text(text: str | None, file: str | None) -> str:
     if file is None:
         assert text is not None
         return text
-    name = "stdin" if file == STDIN else file
-    try:
-        data = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{name} cannot be read ({error.strerror}): expected a text file."
-        ) from error
-    words = decoded(data, name)
+    words = read_text("stdin", sys.stdin.buffer) if file == STDIN else read_text(file)
     if not words:
-        raise InputError(f"{name} is empty: expected at least one token of text.")
+        raise InputError(
+            f"{'stdin' if file == STDIN else file} is empty: expected at least one token of text."
+        )
     return words
 
 

@@ -25,7 +25,7 @@ from prismlm.cli.options import (
 )
 from prismlm.cli.output import console_for_reading, fit, fit_name, plain, print_json, table_of
 from prismlm.errors import FormatError, InputError
-from prismlm.files import decoded
+from prismlm.files import read_text
 
 if TYPE_CHECKING:
     from prismlm.edits.steering import Leading, SteeredToken, Steering
@@ -172,12 +172,7 @@ def _describe(edits: list[Edit]) -> dict[str, Any] | None:
 
 
 def _prompts(path: Path) -> list[str]:
-    try:
-        lines = decoded(path.read_bytes(), str(path)).splitlines()
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}): expected a text file with a prompt a line."
-        ) from error
+    lines = read_text(path).splitlines()
     prompts = [line for line in lines if line.strip()]
     if not prompts:
         raise InputError(f"{path} holds no prompts: expected one a line.")

@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, AnyStr
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus.documents import Columns
 from prismlm.errors import InputError, first_line
-from prismlm.files import decoded, not_utf8
+from prismlm.files import LARGEST_TEXT, check_size, decoded, not_utf8, read_text
 
 WHOLE_FILES = (".txt", ".md")
 EXTENSIONS = (
@@ -30,6 +31,10 @@ EXTENSIONS = (
     ".parquet",
 )
 _ROWS_AT_ONCE = 256
+# Bytes of many texts that are held at once: a .json file, some rows of a table.
+LARGEST_AT_ONCE = 2**30
+# Text packs to a third or a fifth, what repeats itself to a fiftieth; of few bytes all is read.
+LARGEST_RATIO, SMALL = 100, 2**25
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +56,13 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """Yield the rows of one file in order; nothing but one batch of rows is held in memory.
 
     Raises:
-        InputError: the file is damaged, not UTF-8, not valid JSON, or lacks a column.
+        InputError: the file is damaged, not UTF-8, not valid JSON, or lacks a column; holds a text
+            or line of more than 128 MiB; or unpacks to what no text does.
     """
     kind = extension(path)
     try:
         if kind in WHOLE_FILES:
-            data = path.read_bytes()
-            yield Row(1, {"text": decoded(data, str(path))}, len(data))
+            yield Row(1, {"text": read_text(path)}, path.stat().st_size)
         elif kind == ".json":
             yield from _json_file(path, columns)
         elif kind == ".csv":
@@ -100,13 +105,36 @@ def _open_lines(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
 
 def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
     with ExitStack() as stack:
-        raw, lines = _open_lines(path, stack)
-        for number, line in enumerate(lines, start=1):
+        raw, unpacked = _open_lines(path, stack)
+        for number, line in enumerate(_lines(unpacked, path, raw), start=1):
             where, expected = f"{path}:{number}", "one JSON object on each line"
             text = decoded(line, where).strip()
             if text:
                 record = _parsed(text, where, expected)
                 yield Row(number, _values_of(record, where, columns, expected), raw.tell())
+
+
+def _lines(stream: IO[AnyStr], path: Path, raw: IO[bytes]) -> Iterator[AnyStr]:
+    """Yield lines, of which none is too long, and all not too many for what is read of ``raw``."""
+    unpacked = 0
+    for number in count(1):
+        line = check_size(stream.readline(LARGEST_TEXT + 1), f"{path}:{number}")
+        if not line:
+            return
+        unpacked += len(line)
+        if unpacked > SMALL:
+            _check_ratio(path, unpacked, raw.tell())
+        yield line
+
+
+def _check_ratio(path: Path, unpacked: int, packed: int) -> None:
+    """Raise InputError for what unpacks to a hundred times what it takes, and not little."""
+    if unpacked > max(SMALL, LARGEST_RATIO * packed):
+        raise InputError(
+            f"{path} unpacks to more than {unpacked >> 20:,} MiB of {packed / 2**20:,.1f} MiB, as "
+            f"no text does (at most {LARGEST_RATIO} times as much is read): leave it out, or give "
+            "what it holds as it is."
+        )
 
 
 def _values_of(record: Any, where: str, columns: Columns, expected: str) -> dict[str, Any]:
@@ -124,6 +152,11 @@ def _parsed(text: str, where: str, expected: str) -> Any:
 
 
 def _json_file(path: Path, columns: Columns) -> Iterator[Row]:
+    if path.stat().st_size > LARGEST_AT_ONCE:
+        raise InputError(
+            f"{path} is larger than {LARGEST_AT_ONCE >> 20:,} MiB, and .json is read at once: "
+            "write JSON lines (.jsonl), which are read one by one."
+        )
     data, expected = path.read_bytes(), "an object or a list of objects"
     hint = f"{expected}; JSON lines are in a file called .jsonl"
     value = _parsed(decoded(data, str(path)), str(path), hint)
@@ -135,9 +168,9 @@ def _json_file(path: Path, columns: Columns) -> Iterator[Row]:
 
 def _csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
     # A text may be longer than what the module reads of a field at first.
-    csv.field_size_limit(2**31 - 1)
+    csv.field_size_limit(LARGEST_TEXT)
     with path.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
-        rows = csv.DictReader(lines, strict=True)
+        rows = csv.DictReader(_lines(lines, path, raw), strict=True)
         found = columns.resolve(rows.fieldnames or [], str(path))
         for number, record in enumerate(rows, start=1):
             values = {role: record[name] for role, name in found.items()}
@@ -149,13 +182,27 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
     with pq.ParquetFile(path) as table:
         found = columns.resolve(table.schema_arrow.names, str(path))
         rows = table.metadata.num_rows
-        number = 0
-        batches = table.iter_batches(_ROWS_AT_ONCE, columns=sorted(set(found.values())))
-        for batch in batches:
+        number = unpacked = 0
+        named = sorted(set(found.values()))
+        at_once = _rows_at_once(table.metadata, named, path)
+        for batch in table.iter_batches(at_once, columns=named):
+            unpacked += batch.nbytes
+            _check_ratio(path, unpacked, size)
             lists = {role: _values(batch.column(name)) for role, name in found.items()}
             for values in zip(*lists.values(), strict=True):
                 number += 1
                 yield Row(number, dict(zip(lists, values, strict=True)), size * number // rows)
+
+
+def _rows_at_once(metadata: pq.FileMetaData, columns: list[str], path: Path) -> int:
+    """Return how many rows are read at once: few where values may be large, as each may be all."""
+    largest = 1
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for chunk in map(group.column, range(group.num_columns)):
+            if chunk.path_in_schema.partition(".")[0] in columns:
+                _check_ratio(path, chunk.total_uncompressed_size, path.stat().st_size)
+                largest = max(largest, chunk.total_uncompressed_size)
+    return max(1, min(_ROWS_AT_ONCE, LARGEST_AT_ONCE // largest))
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prismlm import fingerprints
-from prismlm.errors import InputError, first_line
+from prismlm.errors import InputError, first_line, no_panics
 from prismlm.hub import silence
 from prismlm.run_state import answering
 
@@ -81,11 +81,12 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerF
     name = os.fspath(path_or_name)
     silent = None if Path(name).exists() else silence()
     try:
-        loaded = AutoTokenizer.from_pretrained(
-            name, trust_remote_code=False, local_files_only=silent is not None
-        )
-        # Settings of a wrong type are noticed where a text is read.
-        loaded("a")
+        with no_panics():
+            loaded = AutoTokenizer.from_pretrained(
+                name, trust_remote_code=False, local_files_only=silent is not None
+            )
+            # Settings of a wrong type are noticed where a text is read.
+            loaded("a")
     except Exception as error:  # transformers raises half a dozen unrelated types here
         what = "directory" if Path(name).exists() else "name"
         raise InputError(

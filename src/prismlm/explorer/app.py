@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from prismlm import __version__
 from prismlm.errors import InputError, PrismError
@@ -69,6 +70,7 @@ def create_app(
     app.add_middleware(Safety, token=token, hosts=hosts, largest=limits.body)
     app.add_exception_handler(PrismError, _told)
     app.add_exception_handler(RequestValidationError, _not_understood)
+    app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(Busy, _busy)
     for view in VIEWS:
         app.include_router(view.routes(session), prefix="/api")
@@ -111,6 +113,11 @@ def _not_understood(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
     return Shown({"error": f"{where}: {first['msg']}."}, status_code=422)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return Shown({"error": f"{error.detail}."}, status_code=error.status_code)
 
 
 def _busy(request: Request, error: Exception) -> Response:

@@ -1,19 +1,21 @@
 """Who may ask, from where, and how much: what stands before every request.
 
 A page of another site can make a browser send requests to 127.0.0.1, and on a shared machine
-others can reach the port. So every request needs the token of this run: in the address that opens
-the page, which is exchanged for a cookie at once, or as a bearer token for scripts.
+others can reach the port. So every request needs the token of this run, as a bearer token, or a
+session: the token in the address that opens the page is exchanged for its cookie.
 """
 
 from __future__ import annotations
 
 import hmac
-from http.cookies import CookieError, SimpleCookie
+import secrets
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from prismlm.errors import FormatError, no_panics
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -42,6 +44,8 @@ class Safety:
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str], largest: int) -> None:
         self.app, self.token, self.hosts, self.largest = app, token, hosts, largest
+        # What the cookie holds: whoever reads it there cannot make another session of it.
+        self._session = secrets.token_urlsafe(24)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what may not pass; pass on the rest."""
@@ -62,7 +66,11 @@ class Safety:
         if refusal is not None:
             await refusal(scope, receive, send_with_headers)
             return
-        await self.app(scope, receive, send_with_headers)
+        try:
+            with no_panics():
+                await self.app(scope, receive, send_with_headers)
+        except FormatError as error:
+            await _no(409, str(error))(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -74,7 +82,7 @@ class Safety:
         entry = self._entry(scope)
         if entry is not None:
             return entry
-        if not self._known(headers):
+        if not self._known(headers, scope):
             return _no(401, "open the address that `prismlm explore` printed: it holds the key.")
         if scope["method"] not in ("POST", "PUT", "PATCH"):
             return None
@@ -96,26 +104,29 @@ class Safety:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
         if not given:
             return None
-        if not self._equal(given[0]):
+        if not _equal(given[0], self.token):
             return _no(401, "this key is of another run: open the address that was printed.")
         response = RedirectResponse("/", status_code=303)
-        # Cookies know no ports: two explorers of one machine must not throw each other out.
-        name = f"prismlm-{scope['server'][1]}"
-        response.set_cookie(name, self.token, httponly=True, samesite="strict")
+        response.set_cookie(_cookie(scope), self._session, httponly=True, samesite="strict")
         return response
 
-    def _known(self, headers: Headers) -> bool:
+    def _known(self, headers: Headers, scope: Scope) -> bool:
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._equal(bearer.strip()):
+        if kind.lower() == "bearer" and _equal(bearer.strip(), self.token):
             return True
-        try:
-            cookies = SimpleCookie(headers.get("cookie", ""))
-        except CookieError:
-            return False
-        return any(self._equal(cookie.value) for cookie in cookies.values())
+        # By hand: the cookies of other programs of this machine come along, whatever they hold.
+        pairs = (part.partition("=") for part in headers.get("cookie", "").split(";"))
+        mine = (value.strip() for name, _, value in pairs if name.strip() == _cookie(scope))
+        return any(_equal(value, self._session) for value in mine)
 
-    def _equal(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.token.encode())
+
+def _cookie(scope: Scope) -> str:
+    # Cookies know no ports: two explorers of one machine must not throw each other out.
+    return f"prismlm-{scope['server'][1]}"
+
+
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def _no(status: int, why: str) -> Response:

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.direction_marks import marks_shown
-from prismlm.errors import PrismError
+from prismlm.errors import PrismError, no_panics
 from prismlm.explorer.session import Answer, Busy, Session
 from prismlm.files import json_text
 
@@ -54,7 +54,8 @@ async def _told(answer: Answer, work: Callable[[Tell], None]) -> AsyncIterator[s
 
     def run() -> None:
         try:
-            work(lambda name, value: put(_event(name, value)))
+            with no_panics():
+                work(lambda name, value: put(_event(name, value)))
         except PrismError as error:
             put(_event("error", {"error": str(error)}))
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +18,15 @@ from transformers import (
 )
 
 from prismlm.corpus.chat import Messages, chat_text, is_messages
-from prismlm.errors import InputError, check_number, check_text, check_whole
+from prismlm.errors import InputError, check_number, check_text, check_whole, no_panics
 from prismlm.index.lens import Lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 
 LARGEST_SEED = 2**63 - 1
+MOST_WRITTEN = 2**31 - 1
+# Characters.
+LONGEST_TEXT = 16_000_000
 # Logits over a smaller temperature leave the range of float32.
 COLDEST = 1e-6
 
@@ -80,6 +84,30 @@ class OpenedModel:
         """The most tokens the model reads, or None if it has no bound."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    def check_length(self, text: str, most: int | None = None, reader: str = "") -> None:
+        """Check that a text can have few enough tokens, in no time: tokenising may take minutes.
+
+        Args:
+            text: any.
+            most: tokens that ``reader`` takes; otherwise those that the model reads.
+            reader: who takes no more, to name in the error.
+
+        Raises:
+            InputError: it has more characters than the tokens can have, or than 16 million.
+        """
+        reads = self.context_length if most is None else most
+        bound = LONGEST_TEXT if reads is None else min(LONGEST_TEXT, reads * self._longest_token)
+        if len(text) > bound:
+            tokens = "" if reads is None else f"{reads:,} tokens, which have "
+            raise InputError(
+                f"the text has {len(text):,} characters, and {reader or self.path.name} reads "
+                f"{tokens}at most {bound:,}: shorten it."
+            )
+
     def generate(
         self, text: str | Messages, *, tokens: int = 50, temperature: float = 0.0, seed: int = 0
     ) -> str:
@@ -107,11 +135,14 @@ class OpenedModel:
             room: how many tokens are to be written after it.
 
         Raises:
-            InputError: neither; or no chat template, or messages that it refuses.
+            InputError: neither; no chat template, or messages that it refuses; or far too long.
         """
         if is_messages(text):
-            return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
-        return check_text("the text", text)
+            put = chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
+        else:
+            put = check_text("the text", text)
+        self.check_length(put)
+        return put
 
     def encode(self, text: str | Messages, room: int = 0) -> Tensor:
         """Return the tokens of a text, or of messages, [1, T], that leaves ``room`` for more.
@@ -119,9 +150,10 @@ class OpenedModel:
         Raises:
             InputError: empty text, or more tokens than the model reads; or as :meth:`as_text`.
         """
-        room = check_whole("the number of tokens to generate", room)
+        room = check_whole("the number of tokens to generate", room, most=MOST_WRITTEN)
         text = self.as_text(text, room)
-        ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        with no_panics():
+            ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         assert isinstance(ids, Tensor)
         if ids.numel() == 0:
             raise InputError("the text is empty: give at least one token to predict from.")

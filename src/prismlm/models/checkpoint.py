@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from prismlm.errors import FormatError, InputError, check_path, check_text, shown
+from prismlm.errors import FormatError, InputError, check_path, check_text, no_panics, shown
 from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
@@ -93,7 +93,7 @@ def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, li
     """Return model and tokenizer, and which weights the files lack."""
     refuse_pickles(directory)
     try:
-        with quiet_transformers():
+        with quiet_transformers(), no_panics():
             check_causal(AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
             opened: Any = AutoModelForCausalLM.from_pretrained(
                 directory,

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from prismlm.errors import InputError
+from prismlm.files import read_text
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_values import describe, recipe_from
 from prismlm.training.search.space import check_space
@@ -24,11 +25,7 @@ def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
             another type or out of range. It names the file, the dotted key and what is allowed.
     """
     file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the recipe {file}: {error}.") from error
-    settings = _parse(text, str(file))
+    settings = _parse(read_text(file), str(file))
     if not isinstance(settings, dict):
         raise InputError(
             f"{file} holds {describe(settings)}; expected keys such as corpus, out, model, steps."
@@ -56,7 +53,15 @@ def build_recipe(
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """YAML without its two traps: keys given twice, and 1e-3 read as a text."""
+    """YAML without its traps: keys given twice, 1e-3 read as a text, aliases that multiply."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(
+                None, None, "aliases (*name) are not read: write the value again", mark
+            )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -86,7 +91,8 @@ def _parse(text: str, source: str) -> Any:
         mark = error.problem_mark
         where = "" if mark is None else f", line {mark.line + 1}"
         raise InputError(f"{source}{where}: {error.problem or error}.") from error
-    except yaml.YAMLError as error:
+    # Among values: a date that is none, a number of too many digits.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{source} is not readable as YAML: {error}.") from error
 
 

@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from prismlm import fingerprints
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_whole
-from prismlm.files import decoded
+from prismlm.files import read_text
 from prismlm.index.opened_model import LARGEST_SEED, write_after
 from prismlm.labels.answers import Answers, Question
 from prismlm.models.checkpoint import read_checkpoint
@@ -105,7 +105,7 @@ def file_prompts(path: Path, count: int, how: Writing) -> list[Prompt]:
     """
     if not path.is_file():
         raise InputError(f"there is no file {path}: expected a text with a prompt on each line.")
-    lines = enumerate(decoded(path.read_bytes(), str(path)).splitlines(), 1)
+    lines = enumerate(read_text(path).splitlines(), 1)
     cuts = (cut(str(number), line, how) for number, line in lines)
     return _enough((one for one in cuts if one.text), count, str(path), how)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import InputError, check_text, suggest
+from prismlm.files import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,27 +81,25 @@ def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
     """
     bundled = _directory() / f"{source}.jsonl"
     path = bundled if str(source) in case_sets() else Path(source)
-    try:
-        rows = read_rows(path, KEYS)
-    except (OSError, UnicodeDecodeError) as error:
+    if not os.path.isfile(path):
         names = list(case_sets())
         raise InputError(
             f"{str(source)!r} is neither a file of cases nor one of the bundled sets "
-            f"{', '.join(names)} ({error}).{suggest(str(source), names)}"
-        ) from error
-    return tuple(Case(**row) for row in rows.values())
+            f"{', '.join(names)}.{suggest(str(source), names)}"
+        )
+    return tuple(Case(**row) for row in read_rows(path, KEYS).values())
 
 
 def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the texts of each line of a file of cases, by the line's place for messages.
 
     Raises:
-        InputError: no lines, or one that is no JSON object of these keys, each with some text.
-        OSError, UnicodeDecodeError: the file cannot be read.
+        InputError: the file cannot be read, has no lines, or one that is no JSON object of these
+            keys, each with some text.
     """
     rows: dict[str, dict[str, str]] = {}
     # Texts may hold other ends of lines, such as U+2028.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             place = f"{path}, line {number}"
             rows[place] = _row(line, place, keys)
@@ -150,7 +149,7 @@ def words_of(cases: Iterable[Case]) -> tuple[str, ...]:
 def _row(line: str, place: str, keys: Sequence[str]) -> dict[str, str]:
     try:
         value: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{place}: not a JSON object ({error}).") from error
     if not isinstance(value, dict):
         raise InputError(f"{place}: a {type(value).__name__}, expected a JSON object.")
