@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-import time
 import traceback
 
 import torch
@@ -83,32 +82,6 @@ def index_in_child(work):
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def kill_until_done(work, seconds, kills, seed):
-    """Kill ``work`` after random times up to ``seconds``, then let it end.
-
-    Returns how many kills hit a process that was still working.
-    """
-    rng = random.Random(seed)
-    hits = 0
-    while hits < kills:
-        child = index_in_child(work)
-        time.sleep(rng.uniform(0, seconds))
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            assert os.waitstatus_to_exitcode(status) == 0
-            return hits
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if os.waitstatus_to_exitcode(status) == -signal.SIGKILL:
-            hits += 1
-        else:
-            return hits
-    child = index_in_child(work)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    return hits
 
 
 def index(corpus_path, model, head, out, **options):

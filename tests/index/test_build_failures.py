@@ -21,9 +21,7 @@ from prismlm.index.state import Partial
 from prismlm.ops.prototype_head import screened, windows
 from tests.helpers.kills import (
     OPTIONS,
-    index,
     index_in_child,
-    kill_until_done,
     make_corpus,
     make_model,
 )
@@ -83,26 +81,6 @@ class StopAfter:
         pass
 
 
-def kill_often(corpus, model, straight, tmp_path, kills):
-    began = time.monotonic()
-    index(corpus.path, *model, tmp_path / "timed")
-    seconds = time.monotonic() - began
-    hits = rounds = 0
-    while hits < kills:
-        out = tmp_path / f"lens{rounds}"
-        work = lambda out=out: index(corpus.path, *model, out)  # noqa: E731
-        hits += kill_until_done(work, seconds / 2, min(10, kills - hits), seed=rounds)
-        assert_same_lens(straight, out)
-        assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-        shutil.rmtree(out)
-        rounds += 1
-    return hits
-
-
-def test_a_few_kills_change_no_byte(corpus, model, straight, tmp_path):
-    assert kill_often(corpus, model, straight, tmp_path, 5) >= 5
-
-
 @pytest.mark.parametrize("saved", [True, False])
 def test_positions_written_after_the_last_save_are_scanned_again(
     corpus, model, straight, tmp_path, saved, monkeypatch
@@ -122,50 +100,6 @@ def test_positions_written_after_the_last_save_are_scanned_again(
     assert written.stat().st_size > before
     assert bool(list(Partial(out).path.glob("*.safetensors"))) == saved
     assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
-
-
-@pytest.mark.slow
-def test_fifty_random_kills_change_no_byte(corpus, model, straight, tmp_path):
-    assert kill_often(corpus, model, straight, tmp_path, 50) >= 50
-
-
-SLOW = [pytest.param(call, marks=pytest.mark.slow) for call in ("replace", "fsync", "rmtree")]
-
-
-@pytest.mark.parametrize("call", ["rename", *SLOW, pytest.param("touch", marks=pytest.mark.slow)])
-def test_a_kill_at_every_step_of_writing(corpus, model, straight, tmp_path, call, monkeypatch):
-    """Die right before, and right after, the n-th call of the functions that move files."""
-    out = tmp_path / "lens"
-    out.mkdir()
-    shutil.copytree(straight, out, dirs_exist_ok=True)
-    owner = {"rmtree": "shutil.rmtree", "touch": "pathlib.Path.touch"}.get(call, f"os.{call}")
-    module, name = owner.rsplit(".", 1)
-    target = {"os": os, "shutil": shutil, "pathlib.Path": type(out).__mro__[1]}[module]
-    real = getattr(target, name)
-    stops = 0
-    for number, moments in ((0, (False, True)), (2, (False, True)), (10_000, (False,))):
-        for after in moments:
-            calls = {"made": 0}
-
-            def dying(*arguments, calls=calls, number=number, after=after, **options):
-                calls["made"] += 1
-                if calls["made"] - 1 == number and not after:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                result = real(*arguments, **options)
-                if calls["made"] - 1 == number and after:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return result
-
-            def work(dying=dying):
-                setattr(target, name, dying)
-                build_index(*model, corpus, out, OPTIONS, overwrite=True)
-
-            _, status = os.waitpid(index_in_child(work), 0)
-            stops += os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-            build_index(*model, corpus, out, OPTIONS, overwrite=True)
-            assert_same_lens(straight, out)
-            assert [path.name for path in tmp_path.iterdir()] == ["lens"]
-    assert stops >= 2
 
 
 @pytest.mark.parametrize("seed", range(3))

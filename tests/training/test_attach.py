@@ -19,7 +19,7 @@ from prismlm.files import read_json
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import attach
 from prismlm.training.attach_options import AttachOptions
-from prismlm.training.fit import FitOptions, Fitting
+from prismlm.training.fit import FitOptions
 from prismlm.training.lora import LoraOptions
 from tests.helpers.tiny import build_small_corpus
 
@@ -122,31 +122,6 @@ def test_the_same_command_goes_on(base, small_corpus, attached, tmp_path, monkey
     again = attach(str(base), [small_corpus], out, OPTIONS)
     assert (again.quality, again.states) == (attached.quality, attached.states)
     assert measured.count("read") == read_before
-
-
-def test_a_killed_run_goes_on_to_the_same_bytes(base, small_corpus, attached, tmp_path):
-    out = tmp_path / "model"
-    child = os.fork()
-    if not child:
-        take = Fitting.take
-
-        def killed(self, rows):
-            if self.step == 9:
-                self.save()
-            if self.step == 13:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return take(self, rows)
-
-        Fitting.take = killed
-        try:
-            attach(str(base), [small_corpus], out, OPTIONS)
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert not (out / META_FILE).exists()
-    attach(str(base), [small_corpus], out, OPTIONS)
-    for name in (HEAD_FILE, "lens/small/cells.npy", "lens/small/index.parquet"):
-        assert (out / name).read_bytes() == (attached.directory / name).read_bytes()
 
 
 def terminable():

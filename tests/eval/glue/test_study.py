@@ -18,7 +18,6 @@ from prismlm.eval.glue.study import (
 from prismlm.eval.glue.tasks import TASKS, tasks_of
 from prismlm.progress import Silent
 from tests.helpers.glue_rows import save_glue_model, write_rows, write_toy
-from tests.helpers.kills import kill_until_done
 
 TASKS_HERE = ("sst2", "rte")
 
@@ -117,20 +116,6 @@ def test_a_stopped_study_goes_on(models, quick, tmp_path):
     kept = found["tasks"][0]
     assert (kept["train"]["rows"], kept["train"]["there"]) == (16, 128)
     assert (kept["measured"]["rows"], kept["measured"]["of"]) == (8, 872)
-
-
-@pytest.mark.slow
-def test_a_killed_study_ends_as_one_that_was_not(models, quick, tmp_path):
-    lm, out, whole = models["llama"], tmp_path / "out", tmp_path / "whole"
-    expected = run_glue(lm, whole, quick, TASKS_HERE, range(4))
-
-    def work():
-        run_glue(lm, out, quick, TASKS_HERE, range(4))
-
-    assert kill_until_done(work, 2.0, 6, seed=0)
-    assert json.loads((out / "glue.json").read_text()) == expected
-    left = {path.name for path in out.rglob("*") if path.is_file()}
-    assert left == {path.name for path in whole.rglob("*") if path.is_file()}
 
 
 def test_other_settings_and_another_model_are_refused(models, quick, tmp_path):

@@ -3,11 +3,8 @@
 import csv
 import json
 import re
-import signal
 import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -285,33 +282,3 @@ def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
     assert "--resume" in refused.stderr
     left = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--dry-run"])
     assert re.search(r"trials left +0\b", left.stdout)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_search_goes_on_to_the_same_trials(toy, tmp_path, ending):
-    toy |= {"steps": 40, "checkpoint": {"every": 1}}
-    straight = search(build_recipe(toy | {"out": str(tmp_path / "straight")}))
-    path = written(toy, tmp_path)
-    command = [sys.executable, "-m", "prismlm", "train", str(path), "--search"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    run = Path(toy["out"]) / "search" / "trials" / "0001" / "seed-1"
-    deadline = time.monotonic() + 240
-    while latest_checkpoint(run / "checkpoints") is None:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(ending)
-    stdout, stderr = process.communicate(timeout=240)
-    assert stdout == ""
-    assert (f"prismlm train {path} --search --resume" in stderr) == (ending == signal.SIGINT)
-    assert not (run / "outcome.json").exists()
-    done = {p: p.stat().st_mtime_ns for p in run.parents[1].rglob("outcome.json")}
-    assert len(done) == 3
-    result = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    for file, time_written in done.items():
-        assert file.stat().st_mtime_ns == time_written
-    document = json.loads(result.stdout)
-    expected = json.loads(json.dumps([trial.to_dict() for trial in straight.trials]))
-    assert document["trials"] == expected
