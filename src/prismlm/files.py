@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import UnionType
-from typing import IO, Any, AnyStr, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from prismlm.errors import FormatError, InputError, PrismError, shown
 
@@ -251,21 +251,17 @@ def read_text(file: Path | str, stream: IO[bytes] | None = None) -> str:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise InputError(f"{file} cannot be read ({why}): expected a text file.") from error
-    return decoded(check_size(data, str(file)), str(file))
-
-
-def check_size(data: AnyStr, where: str) -> AnyStr:
-    """Return what was read of a text, of which one byte more than is taken was asked for.
-
-    Raises:
-        InputError: it is there.
-    """
     if len(data) > LARGEST_TEXT:
-        raise InputError(
-            f"{where} is larger than {LARGEST_TEXT >> 20:,} MiB, more than is read as one text: "
-            "split it, for example into JSON lines with a document on each."
-        )
-    return data
+        raise too_large(str(file))
+    return decoded(data, str(file))
+
+
+def too_large(where: str) -> InputError:
+    """Return the error of a text, or a line of texts, that is larger than is held at once."""
+    return InputError(
+        f"{where} is larger than {LARGEST_TEXT >> 20:,} MiB, more than is read as one text: split "
+        "it, for example into JSON lines with a document on each."
+    )
 
 
 def decoded(data: bytes, where: str) -> str:

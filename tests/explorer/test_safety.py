@@ -2,9 +2,11 @@
 
 import json
 import socket
+import time
 from http.cookies import SimpleCookie
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from tests.explorer.conftest import TOKEN
 
@@ -145,6 +147,28 @@ def test_fifteen_megabytes_are_refused_by_their_characters(served, path, body, m
     said = json.loads(data)["error"]
     assert "15,000,000 characters" in said
     assert "tokens, which have at most" in said
+
+
+def test_a_tokenizer_that_panics_is_told_and_the_server_goes_on(served):
+    backend = served.lm.tokenizer.backend_tokenizer
+    own, backend.pre_tokenizer = backend.pre_tokenizer, pre_tokenizers.FixedLength(length=0)
+    audited = {"texts": [{"id": "a", "text": TEXT}]}
+    try:
+        status, _, data = served.ask("POST", "/api/ask", ASKED)
+        told = served.events("/api/audits", audited)
+    finally:
+        backend.pre_tokenizer = own
+    assert status == 409
+    for said in (json.loads(data), told[-1][1]):
+        assert "chunk size must be non-zero" in said["error"]
+    assert served.events("/api/audits", audited)[-1][0] == "done"
+
+
+def test_many_blank_lines_are_read_in_no_time(served):
+    began = time.monotonic()
+    files = [{"name": "x.jsonl", "content": "\n" * 5_000_000}]
+    status, _, data = served.ask("POST", "/api/audits", {"files": files})
+    assert (status, time.monotonic() - began < 30) == (422, True), data
 
 
 def test_a_text_too_long_for_the_explorer_and_the_model_is_told_the_lesser_bound(served, named):

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from prismlm.corpus.documents import Columns
 from prismlm.errors import InputError, first_line
-from prismlm.files import LARGEST_TEXT, check_size, decoded, not_utf8, read_text
+from prismlm.files import LARGEST_TEXT, decoded, not_utf8, read_text, too_large
 
 WHOLE_FILES = (".txt", ".md")
 EXTENSIONS = (
@@ -107,6 +107,8 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
     with ExitStack() as stack:
         raw, unpacked = _open_lines(path, stack)
         for number, line in enumerate(_lines(unpacked, path, raw), start=1):
+            if line.isspace():
+                continue
             where, expected = f"{path}:{number}", "one JSON object on each line"
             text = decoded(line, where).strip()
             if text:
@@ -118,9 +120,11 @@ def _lines(stream: IO[AnyStr], path: Path, raw: IO[bytes]) -> Iterator[AnyStr]:
     """Yield lines, of which none is too long, and all not too many for what is read of ``raw``."""
     unpacked = 0
     for number in count(1):
-        line = check_size(stream.readline(LARGEST_TEXT + 1), f"{path}:{number}")
+        line = stream.readline(LARGEST_TEXT + 1)
         if not line:
             return
+        if len(line) > LARGEST_TEXT:
+            raise too_large(f"{path}:{number}")
         unpacked += len(line)
         if unpacked > SMALL:
             _check_ratio(path, unpacked, raw.tell())

@@ -38,7 +38,7 @@ class Read(BaseModel):
 class ReadLayer(Read):
     """A text, and the layer whose heads are shown."""
 
-    layer: Annotated[int, Field(ge=0)]
+    layer: Annotated[int, Field(ge=0, lt=2**31)]
 
 
 def routes(session: Session) -> APIRouter:
