@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
@@ -288,12 +289,12 @@ def _shard(shard: str | None) -> Shard:
     if shard is None:
         rank = int(os.environ.get("RANK", "0"))
         return Shard(rank, processes, rank == 0) if processes > 1 else Shard()
-    number, _, count = shard.partition("/")
     if processes > 1:
         raise InputError("--shard and torchrun both choose a part: use one of them.")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+    part = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard)
+    if part is None or not 1 <= int(part[1]) <= int(part[2]):
         raise InputError(f"--shard {shard}: expected I/N, for example 3/8, the third of eight.")
-    return Shard(int(number) - 1, int(count))
+    return Shard(int(part[1]) - 1, int(part[2]))
 
 
 def positions_of(share: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from prismlm.errors import InputError, check_choice
+from prismlm.errors import InputError, check_choice, shown
 
 if TYPE_CHECKING:
     from prismlm.corpus.chat import Messages
@@ -108,10 +109,10 @@ def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple
     """
     found: list[tuple[int, int]] = []
     for text in given or []:
-        layer, _, number = text.partition(":")
-        if not (layer.isdecimal() and number.isdecimal()):
-            raise InputError(f"{option} is {text!r}: expected LAYER:{inner}, such as 1:14.")
-        found.append((int(layer), int(number)))
+        place = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+        if place is None:
+            raise InputError(f"{option} is {shown(text)}: expected LAYER:{inner}, such as 1:14.")
+        found.append((int(place[1]), int(place[2])))
     return found
 
 

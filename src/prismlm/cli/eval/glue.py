@@ -86,7 +86,7 @@ def _listed(text: str) -> list[str]:
 
 def _seeds(text: str) -> list[int]:
     found = _listed(text)
-    if not all(part.isdecimal() for part in found):
+    if not all(part.isdecimal() and len(part) < 20 for part in found):
         raise InputError(f"--seeds is {text!r}: expected whole numbers, such as 0,1,2.")
     return [int(part) for part in dict.fromkeys(found)]
 
