@@ -220,7 +220,7 @@ def _bomb(kind: str, directory: Path) -> Path:
         texts = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array([LONG]))
         pq.write_table(pa.table({"text": texts}), path, dictionary_pagesize_limit=2**30)
     else:
-        _parquet(path, {"text": [LONG * 40]})
+        pq.write_table(pa.table({"text": [LONG * 40]}), path, compression="zstd")
     return path
 
 

@@ -190,9 +190,11 @@ def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
         named = sorted(set(found.values()))
         at_once = _rows_at_once(table.metadata, named, path)
         for batch in table.iter_batches(at_once, columns=named):
-            unpacked += batch.nbytes
-            _check_ratio(path, unpacked, size)
             lists = {role: _values(batch.column(name)) for role, name in found.items()}
+            # A text that many rows refer to counts once in the batch.
+            texts = (v for values in lists.values() for v in values if isinstance(v, str))
+            unpacked += max(batch.nbytes, sum(map(len, texts)))
+            _check_ratio(path, unpacked, size)
             for values in zip(*lists.values(), strict=True):
                 number += 1
                 yield Row(number, dict(zip(lists, values, strict=True)), size * number // rows)

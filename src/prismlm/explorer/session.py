@@ -158,6 +158,7 @@ def within(lm: PrismLM, text: str, room: int, most: int, instead: str) -> list[i
     check_text("the text", text)
     if most <= (lm.context_length or most):
         lm.check_length(text, most, "the explorer")
+    lm.check_length(text)
     length = len(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
     if length + room > most <= (lm.context_length or most):
         asked = f" and {room:,} are asked for" if room else ""

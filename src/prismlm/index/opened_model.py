@@ -135,14 +135,11 @@ class OpenedModel:
             room: how many tokens are to be written after it.
 
         Raises:
-            InputError: neither; no chat template, or messages that it refuses; or far too long.
+            InputError: neither; or no chat template, or messages that it refuses.
         """
         if is_messages(text):
-            put = chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
-        else:
-            put = check_text("the text", text)
-        self.check_length(put)
-        return put
+            return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
+        return check_text("the text", text)
 
     def encode(self, text: str | Messages, room: int = 0) -> Tensor:
         """Return the tokens of a text, or of messages, [1, T], that leaves ``room`` for more.
@@ -152,6 +149,7 @@ class OpenedModel:
         """
         room = check_whole("the number of tokens to generate", room, most=MOST_WRITTEN)
         text = self.as_text(text, room)
+        self.check_length(text)
         with no_panics():
             ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
         assert isinstance(ids, Tensor)
