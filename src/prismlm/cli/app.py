@@ -175,7 +175,7 @@ def _refused(error: OSError) -> int:
         return 1
     what = "the output cannot be written"
     if error.filename is not None:
-        what = f"{shown(os.fsdecode(error.filename))} cannot be used"
+        what = f"{shown(error.filename)} cannot be used"
     with suppress(OSError):
         typer.echo(marks_shown(f"error: {what}: {error.strerror or error}."), err=True)
     return BAD_INPUT
