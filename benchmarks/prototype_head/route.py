@@ -4,8 +4,8 @@
     python -m benchmarks.prototype_head.route --quick --out /tmp/route.json
     python -m benchmarks.prototype_head.route --device cuda --out docs/results/route_cuda.json
 
-Forward: ``route`` (indices, cosines, nearest states, all settled exactly) against ``z @ P.T`` as
-written, and against the same into memory that is already there. Step: route, reconstruct, R1 + R2
+Forward: ``route`` (indices, cosines, nearest states) against ``z @ P.T`` as written, and against
+the same into memory that is already there. Step: route, reconstruct, R1 + R2
 + RES and backward, against the same with all N×K cosines under autograd. Compared things take
 turns in one process; a ratio is the median of the ratios of the rounds, of elapsed time and, on a
 CPU, of processor time too, which says more when other work runs beside. Memory is the peak over
@@ -35,8 +35,6 @@ from benchmarks.shared.environment import ROOT, environment, processor
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
 from prismlm.ops import prototype_head as ops
-from prismlm.ops.prototype_head.exact import SPARE, full_precision, settle
-from prismlm.ops.prototype_head.tiled import scan_tiles
 
 
 class Shape(NamedTuple):
@@ -118,12 +116,11 @@ def forwards(shape: Shape, dtype: torch.dtype, device: str) -> dict[str, Callabl
     if device == "cuda":
         compiled = torch.compile(chunk)
         forms["compiled chunks"] = lambda: in_chunks(compiled, z, prototypes, shape.per_token)
-        forms["tiles"] = lambda: by_tiles(z, prototypes, shape.per_token)
     return forms
 
 
 def chunk(z: Tensor, unit_p: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what is to be kept of a chunk of states; near-ties stay as they fall."""
+    """Return what is to be kept of a chunk of states."""
     scores = F.normalize(z.float()) @ unit_p.T
     top, best = scores.topk(k, dim=1), scores.max(0)
     return top.values, top.indices, best.values, best.indices
@@ -138,15 +135,6 @@ def in_chunks(form: Callable[..., Any], z: Tensor, prototypes: Tensor, k: int) -
     top, part = torch.stack(best).max(0)
     state = torch.stack(row).gather(0, part[None])[0] + part * ROWS
     return torch.cat(values), torch.cat(indices), top, state
-
-
-@torch.no_grad()
-def by_tiles(z: Tensor, prototypes: Tensor, k: int) -> Any:
-    """Route as where there is no Triton: a product of each tile in float32, then the same ranks."""
-    z, prototypes = z.float(), prototypes.float()
-    with full_precision(z.device):
-        found = scan_tiles(z, prototypes, min(k + SPARE, len(prototypes)), None)
-        return settle(found, z, prototypes, k, None)
 
 
 def sparse_step(z: Tensor, prototypes: Tensor, scale: Tensor, k: int) -> None:

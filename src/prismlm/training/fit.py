@@ -19,7 +19,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops import prototype_head as ops
-from prismlm.ops.prototype_head.screened import has_fast_product
+from prismlm.ops.prototype_head.choice import has_fast_product
 from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.loop import SAVE_SECONDS, Loop, batches

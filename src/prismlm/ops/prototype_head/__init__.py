@@ -1,5 +1,12 @@
 """Routing hidden states to prototypes, and the losses of the prototype head (PRISM)."""
 
+from prismlm.ops.prototype_head.fast import (
+    WindowScan,
+    nearest,
+    reconstruct,
+    route,
+    scan_windows,
+)
 from prismlm.ops.prototype_head.fitted import PICKS, fit_weights, pursue
 from prismlm.ops.prototype_head.routing import (
     Nearest,
@@ -10,8 +17,6 @@ from prismlm.ops.prototype_head.routing import (
     prototype_pull,
     residual,
 )
-from prismlm.ops.prototype_head.tiled import nearest, reconstruct, route
-from prismlm.ops.prototype_head.windows import WindowScan, scan_windows
 
 __all__ = [
     "PICKS",

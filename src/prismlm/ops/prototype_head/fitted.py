@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.ops.pair_products import pair_products
-from prismlm.ops.prototype_head import screened
-from prismlm.ops.prototype_head.exact import full_precision, largest, products, whole_rows
+from prismlm.ops.prototype_head.choice import cosines_of, largest, product, score_dtype
+from prismlm.ops.prototype_head.fast import products
 from prismlm.ops.prototype_head.routing import (
     Nearest,
+    at_least_float32,
     check_arguments,
-    eager,
     inverse_norms,
-    score_dtype,
 )
 from prismlm.ops.prototype_head.sparse import gather_sum, scatter_sum
 from prismlm.ops.tiles import at_once
@@ -34,6 +32,14 @@ ELEMENTS, ELEMENTS_OF_GPU = 2**24, 2**27
 PATIENCE = 3
 # Rounds for each prototype of a state; none has been seen to need more than a tenth of that.
 ROUNDS = 10
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep a function whose shapes depend on the data out of graphs: torch.compile breaks there."""
+    return cast("Callable[_P, _R]", torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
 
 
 @eager
@@ -71,11 +77,10 @@ def pursue(
         InputError: k > K, or widths that differ.
     """
     check_arguments(z, prototypes, k)
-    dtype = score_dtype(z.dtype)
-    z, bank = z.to(dtype), prototypes.to(dtype)
+    z, bank = at_least_float32(z), at_least_float32(prototypes)
     wanted = _wanted(z, bank)
-    with torch.no_grad():
-        lengths = inverse_norms(bank) if inverse is None else inverse.to(dtype)
+    with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
+        lengths = inverse_norms(bank) if inverse is None else inverse.to(z.dtype)
         found = _pursued(z.detach(), bank.detach(), lengths, k, first[:, :k], keep=wanted)
         cosines = found.along * inverse_norms(z)
     if not wanted:
@@ -116,10 +121,9 @@ def fit_weights(
     Returns:
         float32, or float64 for float64 states.
     """
-    dtype = score_dtype(z.dtype)
-    z, unit, k = z.to(dtype), unit.to(dtype), indices.shape[1]
+    z, unit, k = at_least_float32(z), at_least_float32(unit), indices.shape[1]
     wanted = _wanted(z, unit)
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
         ones = unit.new_ones(len(unit), 1)
         found = _pursued(z.detach(), unit.detach(), ones, k, indices, keep=wanted)
     return _with_gradient(z, unit, indices, found)
@@ -147,7 +151,8 @@ def _pursued(
     """Choose k prototypes of every state, and fit their weights; ``keep`` their products, too."""
     held = at_once(z, ELEMENTS, ELEMENTS_OF_GPU)
     step = max(1, min(held // len(bank), held // (k * z.shape[1])))
-    low = _to_screen(z, bank, k)
+    score = score_dtype(z, bank)
+    low = (bank * inverse).to(score) if score != z.dtype and k > PICKS else None
     parts: list[_Found] = []
     # Of no states there is still one part, with the shapes.
     for states, nearest in zip(torch.split(z, step), torch.split(first, step), strict=True):
@@ -166,48 +171,21 @@ def _wanted(z: Tensor, prototypes: Tensor) -> bool:
     return torch.is_grad_enabled() and (z.requires_grad or prototypes.requires_grad)
 
 
-def _to_screen(z: Tensor, bank: Tensor, k: int) -> screened.Vectors | None:
-    """Return what scores are screened with, or None where their product is as quick in full."""
-    if k <= PICKS or len(bank) < k + 2 * PICKS or not screened.supports(z, bank, PICKS):
-        return None
-    low = screened.vectors(bank)
-    return low if screened.in_range(low) else None
-
-
 def _nearest(
-    rest: Tensor,
-    bank: Tensor,
-    inverse: Tensor,
-    taken: Tensor,
-    count: int,
-    low: screened.Vectors | None,
+    rest: Tensor, bank: Tensor, inverse: Tensor, taken: Tensor, count: int, low: Tensor | None
 ) -> Tensor:
-    """Return the prototypes with the largest r·u_i that are not taken yet, [n, count]."""
+    """Return the prototypes with the largest r·u_i that are not taken yet, [n, count].
+
+    Of twice as many with the largest scores, where ``low``, the u_i in less precision, choose.
+    """
     if low is None:
-        with full_precision(rest.device):
-            scores = products(rest, bank).mul_(inverse.T)
+        scores = products(rest, bank).mul_(inverse.T)
         return largest(scores.scatter_(1, taken, -torch.inf), count)[1]
-    found, sure = _screened(rest, low, taken, count)
-    if not sure.all():
-        unsure = (~sure).nonzero().squeeze(1)
-        found[unsure] = _nearest(rest[unsure], bank, inverse, taken[unsure], count, None)
-    return found
-
-
-def _screened(
-    rest: Tensor, low: screened.Vectors, taken: Tensor, count: int
-) -> tuple[Tensor, Tensor]:
-    """Choose among those of the largest bf16 scores; say where no other can be nearer."""
-    states, some = screened.vectors(rest), 2 * count
-    scores = (whole_rows(states.low) @ low.low.T)[: len(rest)].scatter_(1, taken, -torch.inf)
-    scores, columns = largest(scores, some)
-    starts = torch.arange(0, columns.numel() + 1, some)
-    sums = pair_products(starts, columns.flatten(), states.full, low.full).view_as(columns)
-    cosines, place = (sums * low.inverse[columns] * states.inverse[:, None]).topk(count, dim=1)
-    # Whatever is left out scores no more than the last of these.
-    last = scores[:, -1].float()
-    most = last + screened.ROUNDING * last.abs() + screened.error_of(states, low)
-    return columns.gather(1, place), cosines[:, -1] > most
+    unit = rest * inverse_norms(rest)
+    scores = product(unit.to(low.dtype), low).scatter(1, taken, -torch.inf)
+    columns = largest(scores, min(2 * count, len(bank) - taken.shape[1]))[1]
+    cosines = cosines_of(unit, bank, columns) * inverse[columns, 0]
+    return columns.gather(1, cosines.topk(count, dim=1).indices)
 
 
 class _Chosen:
@@ -241,10 +219,9 @@ class _Chosen:
         found = self.bank.index_select(0, chosen[:, new].flatten())
         rows[:, new] = found.view(len(rows), -1, found.shape[1])
         # Products are made those of unit vectors: there are fewer of them than elements.
-        with full_precision(self.z.device):
-            gram = rows[:, new] @ rows.transpose(1, 2)
-            # Ten times as fast as rows times a column.
-            along = (self.z[part, None] @ rows[:, new].transpose(1, 2)).squeeze(1)
+        gram = rows[:, new] @ rows.transpose(1, 2)
+        # Ten times as fast as rows times a column.
+        along = (self.z[part, None] @ rows[:, new].transpose(1, 2)).squeeze(1)
         gram *= inverse[:, new, None] * inverse[:, None, :]
         self.gram[part, new, : self.count] = gram
         self.gram[part, :old, new] = gram[:, :, :old].transpose(1, 2)
@@ -254,8 +231,7 @@ class _Chosen:
         """Return z − ẑ."""
         rows, chosen = self.rows[:, : self.count], self.indices[:, : self.count]
         activations = self.weights[:, : self.count] * self.inverse[chosen]
-        with full_precision(self.z.device):
-            return self.z - (activations[:, None] @ rows).squeeze(1)
+        return self.z - (activations[:, None] @ rows).squeeze(1)
 
 
 def _with_gradient(z: Tensor, unit: Tensor, indices: Tensor, found: _Found) -> Tensor:

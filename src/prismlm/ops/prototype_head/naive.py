@@ -9,7 +9,12 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.ops.prototype_head.fitted import PICKS, RIDGE
-from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms, score_dtype
+from prismlm.ops.prototype_head.routing import (
+    Routing,
+    at_least_float32,
+    check_arguments,
+    inverse_norms,
+)
 
 MOST_SWEEPS = 10_000
 
@@ -21,15 +26,16 @@ def route(
     scale: float | Tensor,
     mask: Bool[Tensor, " N"] | None = None,
 ) -> Routing:
-    """Route every state to its k nearest prototypes; same contract as :func:`tiled.route`.
+    """Route every state to its k nearest prototypes; same contract as :func:`fast.route`.
 
-    c_ni = z_n·p_i / (‖z_n‖ ‖p_i‖) in float64, rounded to the dtype that scores are ranked in.
+    c_ni = z_n·p_i / (‖z_n‖ ‖p_i‖) in float64, rounded to the dtype that routing computes in; ties
+    go to the lower index.
     """
     check_arguments(z, prototypes, k, mask)
     z64, p64 = z.double(), prototypes.double()
     unit_z, unit_p = z64 * inverse_norms(z64), p64 * inverse_norms(p64)
     # Summed pair by pair: a matrix product may round equal prototypes differently.
-    cosines = (unit_z[:, None] * unit_p).sum(-1).to(score_dtype(z.dtype))
+    cosines = (unit_z[:, None] * unit_p).sum(-1).to(at_least_float32(z).dtype)
     n, num_prototypes = cosines.shape
 
     values = cast("list[list[float]]", cosines.tolist())  # pyright: ignore[reportUnknownMemberType]

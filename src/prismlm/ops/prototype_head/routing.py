@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep a function whose shapes depend on the data out of graphs: torch.compile breaks there."""
-    return cast("Callable[_P, _R]", torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
 
 
 class Routing(NamedTuple):
@@ -26,13 +17,12 @@ class Routing(NamedTuple):
     Cosines and activations are float32 (float64 for float64 input) and carry gradients.
 
     Attributes:
-        indices: the k nearest prototypes, by cosine descending, ties to the lower index; of a head
-            with fitted weights those that were pursued, in the order of choice.
+        indices: the k nearest prototypes, by cosine descending; of a head with fitted weights those
+            that were pursued, in the order of choice.
         cosines: their cosines c, in [−1, 1].
         activations: α = ReLU(scale · c). Zero is not a use.
         nearest_prototype_cosine: max over prototypes, per state.
-        nearest_point: the state nearest to each prototype, ties to the lower index; −1 if the
-            mask leaves no state.
+        nearest_point: the state nearest to each prototype; −1 if the mask leaves no state.
         nearest_point_cosine: its cosine; −1 if the mask leaves no state.
     """
 
@@ -75,9 +65,9 @@ def check_arguments(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None =
         )
 
 
-def score_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that scores are ranked in: float32, or float64 for float64 input."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def at_least_float32(vectors: Tensor) -> Tensor:
+    """Return vectors in the dtype that routing computes in: float32, or float64 for such input."""
+    return vectors if vectors.dtype == torch.float64 else vectors.float()
 
 
 def norm(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:

@@ -61,18 +61,18 @@ class SelectedCosines(torch.autograd.Function):
         grad_cosines, grad_points = grads
         z, prototypes, indices, cosines, nearest_point, point_cosines = ctx.saved_tensors
         inverse_z, inverse_p = inverse_norms(z), inverse_norms(prototypes)
-        found = (nearest_point >= 0).nonzero().squeeze(1)
-        point = nearest_point[found]
-        target = torch.cat([indices.flatten(), found])
-        source = torch.cat(
-            [torch.arange(len(z), device=z.device).repeat_interleave(indices.shape[1]), point]
-        )
-        weights = torch.cat([grad_cosines.flatten(), grad_points[found]])
-        along = weights * torch.cat([cosines.flatten(), point_cosines[found]])
+        # A prototype without a nearest state passes nothing on.
+        grad_points = grad_points * (nearest_point >= 0)
+        point = nearest_point.clamp_min(0)
+        n, k = indices.shape
+        each = torch.arange(len(prototypes), device=z.device)
+        target = torch.cat([indices.flatten(), each])
+        source = torch.cat([torch.arange(n, device=z.device).repeat_interleave(k), point])
+        weights = torch.cat([grad_cosines.flatten(), grad_points])
+        along = weights * torch.cat([cosines.flatten(), point_cosines])
 
         grad_z = gather_sum(indices, grad_cosines * inverse_p[indices, 0], prototypes)
-        pulled = prototypes[found].mul_((grad_points[:, None] * inverse_p)[found])
-        grad_z.index_add_(0, point, pulled)
+        grad_z.index_add_(0, point, prototypes * (grad_points[:, None] * inverse_p))
         grad_p = scatter_sum(target, source, weights * inverse_z[source, 0], z, len(prototypes))
         for grad, vectors, inverse, pairs in (
             (grad_z, z, inverse_z, source),
