@@ -1,5 +1,6 @@
 """The ``prismlm`` command, ``python -m prismlm`` too: Ctrl-C ends it from its first import on."""
 
+import io
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ def main() -> None:
     """Run the command line; exits with 2 on bad input and 130 on Ctrl-C."""
     sys.unraisablehook = _interrupt_again
     set_environment()
+    replace_what_streams_cannot_write()
     try:
         from prismlm.cli.app import main as run
 
@@ -41,6 +43,13 @@ def set_environment() -> None:
         os.environ["GOMP_SPINCOUNT"] = str(SPINS)
     if sys.platform == "linux":
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+
+def replace_what_streams_cannot_write() -> None:
+    """Let output never fail for its encoding: what stdout or stderr cannot write becomes "?"."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _interrupt_again(ignored: Any) -> None:

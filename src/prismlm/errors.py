@@ -27,6 +27,18 @@ class InputError(PrismError, ValueError):
     """An argument, file or text that cannot be used as it is."""
 
 
+class BadRow(InputError):
+    """A row of a file that cannot be used, while the others can.
+
+    Attributes:
+        reason: what is wrong in a few words, the same for all rows of a kind.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 class NotFiniteError(InputError):
     """A figure that is infinite or no number: weights that training has broken give such."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import json
 import math
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from prismlm.errors import FormatError, InputError, PrismError, shown
+from prismlm.errors import BadRow, FormatError, PrismError, shown
 
 # What torch.save says, as a RuntimeError, of a write that failed.
 FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
@@ -29,6 +30,8 @@ MARKS = {
     b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16",
 }
+# Encodings that a text which is not UTF-8 may be in, those first that refuse most other text.
+ENCODINGS = ("gb18030", "shift_jis", "euc-jp", "euc-kr", "big5", "cp1252", "cp1251")
 WAY_OUT = "Make room, and give the same command again."
 PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 # Bytes of one text, or of the line that it is in.
@@ -268,7 +271,7 @@ def decoded(data: bytes, where: str) -> str:
     """Return UTF-8 as text, without its mark of byte order.
 
     Raises:
-        InputError: another encoding, or no text at all; the message says which, and what to do.
+        BadRow: another encoding, or not text at all; the message says which, and what to do.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -279,8 +282,8 @@ def decoded(data: bytes, where: str) -> str:
     return text
 
 
-def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -> InputError:
-    """Return the error of bytes that are no UTF-8, or that hold NUL, which no text does."""
+def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -> BadRow:
+    """Return the error of bytes that are not UTF-8, or that hold NUL, which no text does."""
     begin = data[:4096]
     half = len(begin) // 2
     marked = next((name for mark, name in MARKS.items() if begin.startswith(mark)), None)
@@ -288,16 +291,35 @@ def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -
     if marked is None and half and max(begin[place::2].count(0) for place in (0, 1)) > 0.4 * half:
         marked = "utf-16be" if begin[::2].count(0) > begin[1::2].count(0) else "utf-16le"
     controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in begin)
-    if marked is None and (error is None or 0 in begin or controls > 0.05 * len(begin)):
-        return InputError(f"{where} is a binary file: expected text in UTF-8.")
-    at = (
-        "" if error is None else f": byte 0x{error.object[error.start]:02x} at offset {error.start}"
+    if marked is not None:
+        advice = f"Convert it first: iconv -f {marked} -t utf-8 IN > OUT."
+        return BadRow(f"{where} is {marked[:6].upper()}. {advice}", "not UTF-8")
+    if error is None or 0 in begin or controls > 0.05 * len(begin):
+        return BadRow(f"{where} is a binary file: expected text in UTF-8.", "binary")
+    read = _read_as(error.object, error.start)
+    names = ", or ".join(f"{name} if this is right: {text!r}" for name, text in read.items())
+    advice = f"Convert it with iconv -f NAME -t utf-8 IN > OUT; NAME is {names}."
+    return BadRow(
+        f"{where} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}. "
+        + (advice if read else "No usual encoding reads it: expected text in UTF-8."),
+        "not UTF-8",
     )
-    kind = "not UTF-8" + at if marked is None else marked[:6].upper()
-    return InputError(
-        f"{where} is {kind}. Convert it first, for example: "
-        f"iconv -f {marked or 'latin1'} -t utf-8 IN > OUT."
-    )
+
+
+def _read_as(data: bytes, at: int) -> dict[str, str]:
+    """Return the encodings that read some bytes without an error, and what stands around one."""
+    read: dict[str, str] = {}
+    for name in ENCODINGS:
+        try:
+            # What is cut off at the end may be half of a character.
+            text = codecs.getincrementaldecoder(name)().decode(data[: 2**20])
+            before = len(codecs.getincrementaldecoder(name)().decode(data[:at]))
+        except UnicodeDecodeError:
+            continue
+        sample = " ".join(text[max(0, before - 8) : before + 16].split())
+        if sample.isprintable() and sample not in read.values():
+            read[name] = sample
+    return read
 
 
 def from_json(kind: type[T], value: Any, where: str) -> T:

@@ -10,7 +10,7 @@ import typer
 
 from prismlm.cli.format import count, duration
 from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
-from prismlm.cli.options import Device, DryRun, Json, Precision, flag, option
+from prismlm.cli.options import Device, DryRun, Json, Precision, SkipBadRows, flag, option
 from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def attach(
     model: Base,
     corpus: Files,
     out: Annotated[Path, option("DIR", "The model directory to write.")],
+    skip_bad_rows: SkipBadRows = False,
     revision: Revision = None,
     prototypes: Annotated[
         int | None,
@@ -85,6 +86,7 @@ def attach(
         device=device,
         precision=precision,
         revision=revision,
+        skip_bad_rows=skip_bad_rows,
         lora=LoraOptions(lora_epochs, seed=seed) if lora else None,
     )
     if dry_run:

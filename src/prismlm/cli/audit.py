@@ -17,6 +17,7 @@ from prismlm.cli.options import (
     Model,
     Overwrite,
     Page,
+    SkipBadRows,
     Stride,
     Where,
     Window,
@@ -48,6 +49,7 @@ def audit(
     stride: Stride = None,
     text_column: Annotated[str, option("NAME", "Of the texts.")] = "text",
     id_column: Annotated[str | None, option("NAME", "Of their ids; else file and row.")] = None,
+    skip_bad_rows: SkipBadRows = False,
     parquet: Annotated[Path | None, option("FILE", "Write one row per text.")] = None,
     jsonl: Annotated[Path | None, option("FILE", "The same rows as JSON lines.")] = None,
     csv: Annotated[Path | None, option("FILE", "The largest shares, for a spreadsheet.")] = None,
@@ -71,7 +73,8 @@ def audit(
     for ending, path in written.items():
         check_ending(path, ending)
     conditions = parse_where(where or [])
-    reader = DocumentReader(list(files), Columns(text=text_column, id=id_column))
+    columns = Columns(text=text_column, id=id_column)
+    reader = DocumentReader(list(files), columns, skip_bad_rows=skip_bad_rows)
     lm = load(model, lens=lens)
     reader.tokenizer = lm.tokenizer
     options = text_options([lm], window, stride, method)  # pyright: ignore[reportArgumentType]
@@ -105,7 +108,7 @@ def _run(
             add(row.to_dict())
             task.advance(reader.bytes_read - done)
             done = reader.bytes_read
-        summary = audit.to_dict() | {"empty": reader.skipped}
+        summary = audit.to_dict() | {"left_out": dict(reader.left_out)}
         for path in temporary:
             path.write_text(audit_page(summary), encoding="utf-8")
     return summary
@@ -113,6 +116,7 @@ def _run(
 
 def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
     from prismlm.cli.printing.trace import print_documents, print_shares
+    from prismlm.corpus.read import counted
     from prismlm.explain.support import levels_in_words
     from prismlm.pages.trace import CAVEAT
 
@@ -122,7 +126,7 @@ def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> No
         f"{summary['texts']:,} texts · {summary['predictions']:,} predictions"
         + (f" · cross-entropy {ce:.3f}" if ce is not None else "")
         + (f" · explained share {explained:.2f}" if explained is not None else "")
-        + (f" · {summary['empty']} empty texts left out" if summary["empty"] else "")
+        + (f" · left out: {counted(summary['left_out'])}" if summary["left_out"] else "")
     )
     if summary["support"] is not None:
         support = summary["support"]

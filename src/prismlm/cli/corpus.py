@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.options import DryRun, Json, flag, option
+from prismlm.cli.options import DryRun, Json, SkipBadRows, flag, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 
@@ -62,7 +62,8 @@ Inputs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="IN…",
-        help="Files or directories: .txt, .jsonl, .ndjson (also .gz, .zst), .parquet. "
+        help="Files or directories: .txt, .md, .json, .jsonl, .ndjson (also .gz, .zst), .csv, "
+        ".parquet, or what Hugging Face's save_to_disk wrote. "
         "The word [bold]sample[/bold] is the bundled sample.",
     ),
 ]
@@ -93,6 +94,7 @@ def build(
         float, typer.Option(help="Share to hold out of documents without a split.")
     ] = 0.05,
     shard_tokens: Annotated[int, typer.Option(help="Most tokens in one file.")] = 2**27,
+    skip_bad_rows: SkipBadRows = False,
     overwrite: Annotated[bool, flag("--overwrite", "Replace DIR if a corpus.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -112,6 +114,7 @@ def build(
         "heldout_fraction": heldout,
         "shard_tokens": shard_tokens,
         "overwrite": overwrite,
+        "skip_bad_rows": skip_bad_rows,
     }
     found = dataset_of(dataset, dataset_config, split, data_files)
     if found is not None:
@@ -161,7 +164,7 @@ def _summary(corpus: Corpus) -> dict[str, Any]:
 
 
 def _print_corpus(corpus: Corpus) -> None:
-    from prismlm.corpus.read import in_words
+    from prismlm.corpus.read import counted, in_words
 
     console = console_for_reading()
     counts, heldout = corpus.meta["counts"], corpus.meta["heldout"]
@@ -173,7 +176,7 @@ def _print_corpus(corpus: Corpus) -> None:
     )
     console.print(
         f"held out: {count(heldout['documents'])} documents, {count(heldout['tokens'])} tokens"
-        + (f" · skipped without text: {count(counts['skipped'])}" if counts["skipped"] else "")
+        + (f" · left out: {counted(corpus.meta.get('left_out', {}))}" if counts["skipped"] else "")
     )
     stated = corpus.meta["split"].get("stated")
     if stated:

@@ -18,6 +18,7 @@ from prismlm.cli.options import (
     Json,
     Model,
     Precision,
+    SkipBadRows,
     Split,
     Stride,
     flag,
@@ -91,6 +92,7 @@ def index(
     title_column: data.TitleColumn = None,
     url_column: data.UrlColumn = None,
     split_column: data.SplitColumn = None,
+    skip_bad_rows: SkipBadRows = False,
     contexts: Contexts = 64,
     window: Annotated[int | None, option("N", "Tokens read at once; else as in training.")] = None,
     stride: Stride = None,
@@ -119,7 +121,7 @@ def index(
     named = (source_column, domain_column, license_column, title_column, url_column, split_column)
     columns = Columns(text_column, id_column, *named)
     found = data.dataset_of(dataset, dataset_config, dataset_split, data_files)
-    source = _source(model, corpus, found, columns)
+    source = _source(model, corpus, found, columns, skip_bad_rows)
     out = _out(model, lens or source.name)
     where = _own_device(device_named(device))
     job = _Job(model, out, _shard(shard), overwrite, save_every, where)
@@ -151,6 +153,7 @@ class _Dataset(NamedTuple):
     dataset: HubDataset
     columns: Columns
     out: Path
+    skip_bad_rows: bool
 
     @property
     def name(self) -> str:
@@ -164,13 +167,18 @@ def _own_device(name: str) -> str:
 
 
 def _source(
-    model: Path, corpus: Path | None, dataset: HubDataset | None, columns: Columns
+    model: Path,
+    corpus: Path | None,
+    dataset: HubDataset | None,
+    columns: Columns,
+    skip_bad_rows: bool,
 ) -> Corpus | _Dataset:
     from prismlm.corpus import Corpus
 
     if dataset is not None:
         parts = (dataset.label, dataset.config, dataset.split)
-        return _Dataset(dataset, columns, corpus or model / CORPORA / "-".join(filter(None, parts)))
+        out = corpus or model / CORPORA / "-".join(filter(None, parts))
+        return _Dataset(dataset, columns, out, skip_bad_rows)
     if corpus is None:
         raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
     return Corpus.open(corpus)
@@ -238,6 +246,7 @@ def _streamed(job: _Job, source: _Dataset, reporter: Reporter) -> Corpus:
             source.out,
             tokenizer=load_tokenizer(job.model),
             columns=source.columns,
+            skip_bad_rows=source.skip_bad_rows,
             wait=job.part.count > 1,
             progress=reporter,
         )

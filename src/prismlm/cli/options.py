@@ -67,6 +67,10 @@ METHODS = ("evidence", "contexts", "source")
 SPLITS = ("train", "heldout", "all")
 Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
+SkipBadRows = Annotated[
+    bool,
+    flag("--skip-bad-rows", "Leave out rows that cannot be used, and count them by reason."),
+]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")]
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -53,12 +53,13 @@ def build_corpus(
     heldout_fraction: float = 0.05,
     shard_tokens: int = 2**27,
     overwrite: bool = False,
+    skip_bad_rows: bool = False,
     progress: Reporter = SILENT,
 ) -> Corpus:
     """Read the inputs and write a corpus directory at ``out``; the same inputs give the same bytes.
 
     Args:
-        inputs: files and directories: text, JSON lines (plain, gz, zst), Parquet; or a dataset.
+        inputs: files and directories, as :func:`read_documents` takes them; or a dataset.
         out: the directory to write. It appears when it is complete, or not at all.
         tokenizer: a directory or Hugging Face name. None trains a byte-level BPE tokenizer on up
             to 64 million characters of the documents, chosen by the hash of their ids.
@@ -68,6 +69,7 @@ def build_corpus(
             by a ``split`` of their own whether they are.
         shard_tokens: a shard ends before the document that would take it beyond this.
         overwrite: replace ``out`` if it is a corpus.
+        skip_bad_rows: leave out rows that cannot be used; ``corpus.json`` counts them by reason.
         progress: where to show the work; its unit is bytes of input.
 
     Raises:
@@ -75,11 +77,12 @@ def build_corpus(
     """
     target = check_path("the corpus to write", out)
     check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
+    reading: dict[str, Any] = {"skip_bad_rows": skip_bad_rows, "answered_chats": True}
     if isinstance(inputs, HubDataset):
-        reader = DatasetReader(inputs, columns)
+        reader = DatasetReader(inputs, columns, **reading)
         check_not_within(target, [Path(name) for name in (inputs.name, *inputs.data_files)])
     else:
-        reader = DocumentReader(inputs, columns)
+        reader = DocumentReader(inputs, columns, **reading)
         check_not_within(target, [file.path for file in reader.files])
     what = f"the corpus {target}"
     check_room(what, target, reader.total_bytes * OUTPUT_OF_INPUT)
@@ -100,7 +103,7 @@ def build_corpus(
             made_of = {"read": reader.manifest()} if origin is None else {"origin": origin}
             counted = {"documents": alike.count, "likeness": LIKENESS}
             more = made_of | {"near_duplicates": counted}
-            settings.finish(directory, writer, reader.skipped, more)
+            settings.finish(directory, writer, reader.left_out, more)
     return Corpus.open(target)
 
 
@@ -156,24 +159,29 @@ class BuildSettings:
         )
 
     def finish(
-        self, directory: Path, writer: CorpusWriter, skipped: int, more: dict[str, Any]
+        self,
+        directory: Path,
+        writer: CorpusWriter,
+        left_out: Mapping[str, int],
+        more: dict[str, Any],
     ) -> None:
         """Write all that a corpus has beside its shards.
 
         Args:
             directory: of the corpus.
             writer: of its shards.
-            skipped: documents without text.
+            left_out: how many rows are not in it, by the reason.
             more: what else ``corpus.json`` says: the ``origin`` of a dataset, or the files read.
         """
         contents = writer.finish()
-        contents["counts"]["skipped"] = skipped
+        contents["counts"]["skipped"] = sum(left_out.values())
         self.tokenizer.save_pretrained(directory / layout.TOKENIZER_DIRECTORY)
         meta = {
             "format": layout.FORMAT,
             "version": layout.FORMAT_VERSION,
             "dtype": self.dtype.name,
             "tokenizer": self.meta,
+            "left_out": dict(sorted(left_out.items())),
             **contents,
             **more,
         }

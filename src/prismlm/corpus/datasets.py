@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prismlm.corpus.documents import Columns, Document
-from prismlm.corpus.read import DocumentReader, SeenIds, columns_of, make_document
-from prismlm.errors import InputError, PrismError, check_text, first_line
+from prismlm.corpus.read import DocumentReader, SeenIds, document_or_bad
+from prismlm.errors import BadRow, InputError, PrismError, check_text, first_line
 from prismlm.hub import silence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +74,15 @@ class Position:
 
     Attributes:
         row: how many rows were read.
-        skipped: how many of them held no text.
-        characters: how many characters the others held.
+        characters: how many characters of text they held.
+        left_out: how many of them were left out, by the reason.
         state: the place as ``datasets`` notes it, which skips files that were read; None: it is
             found by counting rows.
     """
 
     row: int = 0
-    skipped: int = 0
     characters: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
     state: dict[str, Any] | None = None
 
 
@@ -101,11 +103,16 @@ class DatasetReader(DocumentReader):
             split; while iterating: what DocumentReader raises, or the network failed.
     """
 
-    def __init__(self, dataset: HubDataset, columns: Columns | None = None) -> None:
-        self.files, self.again = [], 0
-        self.unread, self._documents = Counter[str](), Counter[str]()
-        self.total_bytes = self.bytes_read = self.skipped = 0
-        self._columns, self.tokenizer = columns_of(columns), None
+    def __init__(
+        self,
+        dataset: HubDataset,
+        columns: Columns | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        skip_bad_rows: bool | None = None,
+        answered_chats: bool = False,
+    ) -> None:
+        self._prepare(columns, tokenizer, skip_bad_rows, answered_chats)
         self._dataset = dataset
         self._unread: Any = _open(dataset)
         self._rows = self._unread
@@ -123,17 +130,19 @@ class DatasetReader(DocumentReader):
     def position(self) -> Position:
         """Return where the pass under way is: behind the document that it yielded last."""
         state = self._rows.state_dict() if hasattr(self._rows, "state_dict") else None
-        return Position(self.row, self.skipped, self.bytes_read, state)
+        return Position(self.row, self.bytes_read, dict(self.left_out), state)
 
     def documents_from(self, position: Position, seen: SeenIds) -> Iterator[Document]:
         """Yield the documents behind a position; ``seen`` holds the ids of those before it."""
-        self.bytes_read, self.skipped = position.characters, position.skipped
+        self.bytes_read = position.characters
+        self.left_out.clear()
+        self.left_out.update(position.left_out)
         return self._checked(self._placed(position), seen, yielded=position.row > 0)
 
     def _names(self) -> str:
         return f"the dataset {self._dataset}"
 
-    def _placed(self, position: Position = BEGINNING) -> Iterator[tuple[Document, str]]:
+    def _placed(self, position: Position = BEGINNING) -> Iterator[tuple[Document | BadRow, str]]:
         # A dataset that was told where to start does so in every later pass: each has its own.
         self._rows, self._unread = self._unread or _open(self._dataset), None
         self.row = position.row
@@ -151,8 +160,8 @@ class DatasetReader(DocumentReader):
                 found = found or self._columns.resolve(record, place)
                 values = {role: record[name] for role, name in found.items()}
                 own_id = f"{own_source}:{self.row}"
-                document = make_document(values, place, own_id, own_source, self.tokenizer)
-                self.bytes_read += len(document.text)
+                document = document_or_bad(values, place, own_id, own_source, self.tokenizer)
+                self.bytes_read += len(document.text) if isinstance(document, Document) else 0
                 yield document, place
         except PrismError:
             raise

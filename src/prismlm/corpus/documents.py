@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
-from prismlm.corpus.chat import Messages
+from prismlm.corpus.chat import Messages, text_of
 from prismlm.errors import InputError, check_text, suggest
 
 # Above it a double does not hold every whole number.
@@ -48,7 +48,9 @@ class Document:
     @property
     def opening(self) -> str:
         """What a reader knows it by: its text, or of a chat what was asked last."""
-        asked = [one["content"] for one in self.messages or () if one["role"] == "user"]
+        asked = [
+            text_of(one.get("content")) for one in self.messages or () if one["role"] == "user"
+        ]
         return asked[-1] if asked else self.text
 
 

@@ -1,4 +1,4 @@
-"""One file at a time, row by row: text, JSON, JSON lines (plain or compressed), CSV, Parquet."""
+"""One file at a time, row by row: text, JSON, JSON lines (also compressed), CSV, Parquet, Arrow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from decimal import Decimal
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus.documents import Columns
-from prismlm.errors import InputError, first_line
+from prismlm.errors import BadRow, InputError, first_line
 from prismlm.files import LARGEST_TEXT, decoded, not_utf8, read_text, too_large
 
 WHOLE_FILES = (".txt", ".md")
@@ -29,6 +29,7 @@ EXTENSIONS = (
     ".csv",
     *(f"{kind}{packing}" for kind in (".jsonl", ".ndjson") for packing in ("", ".gz", ".zst")),
     ".parquet",
+    ".arrow",
 )
 _ROWS_AT_ONCE = 256
 # Bytes of many texts that are held at once: a .json file, some rows of a table.
@@ -39,10 +40,13 @@ LARGEST_RATIO, SMALL = 100, 2**25
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One record: its number in the file from 1, the values by role, and how much is read."""
+    """One record: its number in the file from 1, the values by role, and how much is read.
+
+    What cannot be read has the error in place of values.
+    """
 
     number: int
-    values: dict[str, Any]
+    values: dict[str, Any] | BadRow
     bytes_read: int
 
 
@@ -56,7 +60,8 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """Yield the rows of one file in order; nothing but one batch of rows is held in memory.
 
     Raises:
-        InputError: the file is damaged, not UTF-8, not valid JSON, or lacks a column; holds a text
+        BadRow: nothing of the file can be used: not UTF-8, or not valid JSON.
+        InputError: the file is damaged, lacks a column, or is a CSV that is not UTF-8; holds a text
             or line of more than 128 MiB; or unpacks to what no text does.
     """
     kind = extension(path)
@@ -69,10 +74,13 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
             yield from _csv_rows(path, columns)
         elif kind == ".parquet":
             yield from _parquet_rows(path, columns)
+        elif kind == ".arrow":
+            yield from _arrow_rows(path, columns)
         else:
             yield from _json_rows(path, columns)
     except UnicodeDecodeError as error:
-        raise not_utf8(error.object, str(path), error) from error
+        # Of a CSV file, some rows of which may have been read.
+        raise InputError(str(not_utf8(error.object, str(path), error))) from error
     except csv.Error as error:
         raise InputError(f"{path} is not valid CSV ({error}). Write it again.") from error
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException) as error:
@@ -96,10 +104,10 @@ def _open_lines(path: Path, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     raw = stack.enter_context(path.open("rb"))
     if path.name.lower().endswith(".gz"):
         # gzip, not Arrow: it notices a missing end and checks the CRC.
-        return raw, io.BufferedReader(stack.enter_context(gzip.GzipFile(fileobj=raw)), 1 << 20)
+        return raw, io.BufferedReader(stack.enter_context(gzip.GzipFile(fileobj=raw)), 1 << 16)
     if path.name.lower().endswith(".zst"):
         unpacked = stack.enter_context(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"))
-        return raw, io.BufferedReader(unpacked, 1 << 20)  # pyright: ignore[reportArgumentType]
+        return raw, io.BufferedReader(unpacked, 1 << 16)  # pyright: ignore[reportArgumentType]
     return raw, raw
 
 
@@ -110,9 +118,14 @@ def _json_rows(path: Path, columns: Columns) -> Iterator[Row]:
             if line.isspace():
                 continue
             where, expected = f"{path}:{number}", "one JSON object on each line"
-            text = decoded(line, where).strip()
-            if text:
+            try:
+                text = decoded(line, where).strip()
+                if not text:
+                    continue
                 record = _parsed(text, where, expected)
+            except BadRow as bad:
+                yield Row(number, bad, raw.tell())
+            else:
                 yield Row(number, _values_of(record, where, columns, expected), raw.tell())
 
 
@@ -141,10 +154,14 @@ def _check_ratio(path: Path, unpacked: int, packed: int) -> None:
         )
 
 
-def _values_of(record: Any, where: str, columns: Columns, expected: str) -> dict[str, Any]:
+def _values_of(record: Any, where: str, columns: Columns, expected: str) -> dict[str, Any] | BadRow:
     if not isinstance(record, dict):
-        raise InputError(f"{where} holds a JSON {type(record).__name__}. Expected {expected}.")
-    return {role: record[name] for role, name in columns.resolve(record, where).items()}
+        kind = type(record).__name__
+        return BadRow(f"{where} holds a JSON {kind}. Expected {expected}.", "not a JSON object")
+    try:
+        return {role: record[name] for role, name in columns.resolve(record, where).items()}
+    except InputError as error:
+        return BadRow(str(error), "a column is missing")
 
 
 def _parsed(text: str, where: str, expected: str) -> Any:
@@ -152,7 +169,8 @@ def _parsed(text: str, where: str, expected: str) -> Any:
     try:
         return json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not valid JSON ({error}). Expected {expected}.") from error
+        message = f"{where} is not valid JSON ({error}). Expected {expected}."
+        raise BadRow(message, "not valid JSON") from error
 
 
 def _json_file(path: Path, columns: Columns) -> Iterator[Row]:
@@ -182,22 +200,39 @@ def _csv_rows(path: Path, columns: Columns) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row]:
-    size = path.stat().st_size
     with pq.ParquetFile(path) as table:
         found = columns.resolve(table.schema_arrow.names, str(path))
-        rows = table.metadata.num_rows
-        number = unpacked = 0
         named = sorted(set(found.values()))
-        at_once = _rows_at_once(table.metadata, named, path)
-        for batch in table.iter_batches(at_once, columns=named):
-            lists = {role: _values(batch.column(name)) for role, name in found.items()}
-            # A text that many rows refer to counts once in the batch.
-            texts = (v for values in lists.values() for v in values if isinstance(v, str))
-            unpacked += max(batch.nbytes, sum(map(len, texts)))
-            _check_ratio(path, unpacked, size)
-            for values in zip(*lists.values(), strict=True):
-                number += 1
-                yield Row(number, dict(zip(lists, values, strict=True)), size * number // rows)
+        batches = table.iter_batches(_rows_at_once(table.metadata, named, path), columns=named)
+        yield from _table_rows(batches, found, path, table.metadata.num_rows)
+
+
+def _arrow_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    # What `datasets` saves are streams; Arrow files have the same extension.
+    with pa.memory_map(str(path)) as source:
+        if source.read(6) == b"ARROW1":
+            table = pa.ipc.open_file(source).read_all()
+        else:
+            source.seek(0)
+            table = pa.ipc.open_stream(source).read_all()
+        found = columns.resolve(table.schema.names, str(path))
+        batches = table.select(sorted(set(found.values()))).to_batches(_ROWS_AT_ONCE)
+        yield from _table_rows(batches, found, path, table.num_rows)
+
+
+def _table_rows(
+    batches: Iterable[pa.RecordBatch], found: dict[str, str], path: Path, rows: int
+) -> Iterator[Row]:
+    size, number, unpacked = path.stat().st_size, 0, 0
+    for batch in batches:
+        lists = {role: _values(batch.column(name)) for role, name in found.items()}
+        # A text that many rows refer to counts once in the batch.
+        texts = (v for values in lists.values() for v in values if isinstance(v, str))
+        unpacked += max(batch.nbytes, sum(map(len, texts)))
+        _check_ratio(path, unpacked, size)
+        for values in zip(*lists.values(), strict=True):
+            number += 1
+            yield Row(number, dict(zip(lists, values, strict=True)), size * number // rows)
 
 
 def _rows_at_once(metadata: pq.FileMetaData, columns: list[str], path: Path) -> int:

@@ -57,6 +57,13 @@ def text_file(shard: int) -> str:
     return f"text-{shard:05d}.parquet"
 
 
+NONE_HELD_OUT = (
+    "holds no document out, so there is nothing to measure on. Build it again with `prismlm corpus "
+    "build`, from at least two documents and with a --heldout share above 0; or, if all of them "
+    "say that they are for training, with --split-column ''."
+)
+
+
 def is_corpus(path: Path) -> bool:
     """Say whether ``path`` is a directory that a corpus was built in."""
     return (path / META_FILE).is_file()
@@ -72,10 +79,12 @@ def is_held_out(doc_id: str, heldout_fraction: float, stated: str | None = None)
         heldout_fraction: the share of documents to hold out.
         stated: ``train`` or ``heldout``, where it says so itself.
     """
-    if stated is not None:
-        return stated == "heldout"
-    key = int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little")
-    return key / 2**64 < heldout_fraction
+    return stated == "heldout" if stated is not None else split_key(doc_id) < heldout_fraction
+
+
+def split_key(doc_id: str) -> float:
+    """Return the number in [0, 1) of an id; documents below the held-out fraction are held out."""
+    return int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little") / 2**64
 
 
 def held_out(documents: pa.Table, split: dict[str, Any]) -> np.ndarray:

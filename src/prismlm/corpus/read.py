@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.corpus.chat import as_messages, chat_text, check_messages, is_messages
+from prismlm.corpus.chat import ASSISTANT, as_messages, chat_text, check_messages, is_messages
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
-from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, extension, read_rows
-from prismlm.errors import InputError, check_kind, check_path, check_text
+from prismlm.corpus.formats import EXTENSIONS, WHOLE_FILES, Row, extension, read_rows
+from prismlm.errors import BadRow, InputError, check_kind, check_path, check_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# Why a document is left out: whoever reads it, or where a corpus is built.
+NO_TEXT, NO_ANSWER = "no text", "chat without an answer"
+BAD_ROWS_LISTED = 5
+# After the first bad row, others are looked for no longer.
+LOOKING_SECONDS = 60.0
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -45,9 +52,9 @@ def sample_path() -> Path:
 def read_documents(paths: Paths, columns: Columns | None = None) -> Iterator[Document]:
     """Yield every document of the files and directories, in sorted order within a directory.
 
-    Text and Markdown files (one document each), JSON, JSON lines (plain, ``.gz``, ``.zst``), CSV
-    and Parquet are read as a stream; a file once, however often it is named. Documents without
-    text are left out.
+    Text and Markdown files (one document each), JSON, JSON lines (plain, ``.gz``, ``.zst``), CSV,
+    Parquet and what ``datasets`` saves to disk are read as a stream; a file once, however often it
+    is named. Documents without text are left out.
 
     Raises:
         InputError: see :class:`DocumentReader`.
@@ -64,13 +71,21 @@ class DocumentReader:
         again: how many times a file came up that is read already.
         total_bytes: the size of all files.
         bytes_read: how much of it the pass under way has read.
-        skipped: how many documents without text it has left out.
+        left_out: how many documents it has left out, by the reason.
         tokenizer: by whose chat template rows of messages become texts; None: they are refused.
+
+    Args:
+        paths: what to read.
+        columns: which columns hold the text and what is known about it.
+        tokenizer: see above.
+        skip_bad_rows: leave out rows that cannot be used (JSON that is not valid, a text that is
+            not a string, an id that was there before …). Otherwise they are refused, all of them
+            at once; None: so too, and the message names no option.
+        answered_chats: leave out chats that no answer of the assistant is in.
 
     Raises:
         InputError: a path does not exist or has an unknown extension, a directory holds nothing to
-            read; while iterating: a damaged file, a missing column, a text that is not a string,
-            two documents with one id, or no document at all.
+            read; while iterating: bad rows, a damaged file, a missing column, or no document.
     """
 
     def __init__(
@@ -79,8 +94,10 @@ class DocumentReader:
         columns: Columns | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        skip_bad_rows: bool | None = None,
+        answered_chats: bool = False,
     ) -> None:
-        self.unread: Counter[str] = Counter()
+        self._prepare(columns, tokenizer, skip_bad_rows, answered_chats)
         named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
         check_kind("what is to be read", named, Iterable, "a path, or a list of paths")
         places = [check_path("what is to be read", path) for path in named]
@@ -93,12 +110,23 @@ class DocumentReader:
             once.setdefault(_identity(file.path), file)
         self.files = list(once.values())
         self.again = len(found) - len(self.files)
-        self.tokenizer: PreTrainedTokenizerBase | None = tokenizer
-        self._documents: Counter[str] = Counter()
         self.total_bytes = sum(file.path.stat().st_size for file in self.files)
-        self.bytes_read = 0
-        self.skipped = 0
+
+    def _prepare(
+        self,
+        columns: Columns | None,
+        tokenizer: PreTrainedTokenizerBase | None,
+        skip_bad_rows: bool | None,
+        answered_chats: bool,
+    ) -> None:
+        self.files: list[InputFile] = []
+        self.unread: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+        self.again = self.total_bytes = self.bytes_read = 0
+        self.tokenizer = tokenizer
         self._columns = columns_of(columns)
+        self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
+        self._documents: Counter[str] = Counter()
 
     @property
     def total(self) -> int | None:
@@ -106,7 +134,8 @@ class DocumentReader:
         return self.total_bytes or None
 
     def __iter__(self) -> Iterator[Document]:
-        self.bytes_read = self.skipped = 0
+        self.bytes_read = 0
+        self.left_out.clear()
         self._documents.clear()
         return self._checked(self._placed(), SeenIds())
 
@@ -126,50 +155,97 @@ class DocumentReader:
         }
 
     def _checked(
-        self, placed: Iterator[tuple[Document, str]], seen: SeenIds, *, yielded: bool = False
+        self,
+        placed: Iterator[tuple[Document | BadRow, str]],
+        seen: SeenIds,
+        *,
+        yielded: bool = False,
     ) -> Iterator[Document]:
         for document, place in placed:
-            if not document.text or document.text.isspace():
-                self.skipped += 1
+            bad = self._problem(document, place, seen)
+            if isinstance(bad, BadRow) and not self._skip_bad_rows:
+                raise self._refusal(bad, placed, seen)
+            if bad is not None:
+                self.left_out[getattr(bad, "reason", bad)] += 1
                 continue
-            if not seen.add(document.doc_id):
-                self._refuse_duplicate(document.doc_id, place)
+            assert isinstance(document, Document)
             yielded = True
             self._documents[place.rpartition(":")[0]] += 1
             yield document
         if not yielded:
-            raise InputError(
-                f"No documents: {self._names()} hold no text "
-                f"({self.skipped} empty documents were skipped)."
+            left_out = f" Left out: {counted(self.left_out)}." if self.left_out else ""
+            raise InputError(f"No documents: {self._names()} hold no text.{left_out}")
+
+    def _problem(
+        self, document: Document | BadRow, place: str, seen: SeenIds
+    ) -> BadRow | str | None:
+        """Return what is wrong with a row, or why it is left out anyway; None for a document."""
+        if isinstance(document, BadRow):
+            return document
+        if not document.text or document.text.isspace():
+            return NO_TEXT
+        chat = document.messages if self._answered_chats else None
+        if chat is not None and all(one["role"] != ASSISTANT for one in chat):
+            return NO_ANSWER
+        if seen.add(document.doc_id):
+            return None
+        return BadRow(
+            f"{place}: another document has the id {document.doc_id!r} too. Ids must be unique: "
+            f"{self._way_out(document.doc_id)}",
+            "id used before",
+        )
+
+    def _refusal(
+        self, first: BadRow, placed: Iterator[tuple[Document | BadRow, str]], seen: SeenIds
+    ) -> InputError:
+        """Return the error that names all bad rows, looking for others behind the first."""
+        bad, until, partial = [first], time.monotonic() + LOOKING_SECONDS, ""
+        for document, place in placed:
+            found = self._problem(document, place, seen)
+            bad += [found] if isinstance(found, BadRow) else []
+            if time.monotonic() > until:
+                partial = f", as far as {LOOKING_SECONDS:.0f} s of reading showed"
+                break
+        way_out = "Fix the row" if len(bad) == 1 else "Fix them"
+        if self._skip_bad_rows is not None:
+            way_out += (
+                ", or leave out such rows with --skip-bad-rows (in Python: skip_bad_rows=True)"
             )
+        if len(bad) == 1:
+            return InputError(f"{first} {way_out}.")
+        reasons = Counter(one.reason for one in bad)
+        listed = "".join(f"\n  {one}" for one in bad[:BAD_ROWS_LISTED])
+        more = len(bad) - BAD_ROWS_LISTED
+        listed += f"\n  … and {more:,} more" if more > 0 else ""
+        return InputError(
+            f"{len(bad):,} rows cannot be used ({counted(reasons)}){partial}:{listed}\n{way_out}."
+        )
 
     def _names(self) -> str:
         names = ", ".join(str(file.path) for file in self.files[:3])
         return f"{names}{' …' if len(self.files) > 3 else ''}"
 
-    def _placed(self) -> Iterator[tuple[Document, str]]:
+    def _placed(self) -> Iterator[tuple[Document | BadRow, str]]:
         finished = 0
         for file in self.files:
-            for row in read_rows(file.path, self._columns):
-                self.bytes_read = finished + row.bytes_read
-                place, ending = f"{file.path}:{row.number}", extension(file.path) or ""
-                own_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
-                source = file.path.name[: -len(ending)]
-                yield make_document(row.values, place, own_id, source, self.tokenizer), place
+            try:
+                for row in read_rows(file.path, self._columns):
+                    self.bytes_read = finished + row.bytes_read
+                    place = f"{file.path}:{row.number}"
+                    yield self._document(file, row, place), place
+            except BadRow as bad:
+                yield bad, str(file.path)
             finished += file.path.stat().st_size
             self.bytes_read = finished
 
-    def _refuse_duplicate(self, doc_id: str, place: str) -> None:
-        # Only hashes are kept, so the first place is looked for again; not finding it means that
-        # two different ids share a 64-bit hash.
-        for document, first in self._placed():
-            if document.doc_id == doc_id and first != place:
-                raise InputError(
-                    f"Two documents have the id {doc_id!r}: {first} and {place}. Ids must be "
-                    f"unique: {self._way_out(doc_id)}"
-                )
-            if first == place:
-                return
+    def _document(self, file: InputFile, row: Row, place: str) -> Document | BadRow:
+        if isinstance(row.values, BadRow):
+            return row.values
+        ending = extension(file.path) or ""
+        own_id = file.name if ending in WHOLE_FILES else f"{file.name}:{row.number}"
+        # A dataset is known by its directory, and its files by numbers.
+        source = file.path.parent.name if ending == ".arrow" else file.path.name[: -len(ending)]
+        return document_or_bad(row.values, place, own_id, source, self.tokenizer)
 
     def _way_out(self, doc_id: str) -> str:
         """Return how two documents of one id get ids of their own."""
@@ -194,55 +270,71 @@ def columns_of(columns: object) -> Columns:
     )
 
 
-def make_document(
+def document_or_bad(
     values: dict[str, Any],
     place: str,
     own_id: str,
     own_source: str,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> Document:
-    """Check the values of a record by role and make a document of them.
+) -> Document | BadRow:
+    """Check the values of a record by role and make a document of them, if they can be used.
 
     Raises:
-        InputError: the text or what is known about it cannot be used.
+        InputError: messages without a chat template to make a text of them.
     """
     text, messages = values.get("text"), None
     # A column that is named for its texts may hold chats as well.
     if MESSAGES in values or is_messages(text):
         messages = as_messages(values.get(MESSAGES, text))
-        text = _chat(messages, place, tokenizer)
+        if tokenizer is None or not tokenizer.chat_template:
+            raise _no_template(place, tokenizer)
+        try:
+            check_messages(messages, place)
+        except InputError as error:
+            return BadRow(str(error), "not a chat")
+        try:
+            text = chat_text(tokenizer, messages)
+        except InputError as error:
+            return BadRow(f"{place}: {error}", "chat that the template refuses")
     if not isinstance(text, str):
-        raise InputError(
-            f"{place}: the text is a {_kind(text)}, expected a string. "
-            "Mend the row or name another column with --text-column."
-        )
-    check_text(f"{place}: the text", text)
-    metadata = {role: as_metadata(values.get(role), place, role) for role in METADATA}
-    if metadata["source"] is None:
-        metadata["source"] = own_source
-    doc_id = as_metadata(values.get("id"), place, "id") or own_id
+        kind = _kind(text)
+        return BadRow(f"{place}: the text is a {kind}, expected a string.", f"text is a {kind}")
+    try:
+        check_text(f"{place}: the text", text)
+    except InputError as error:
+        return BadRow(str(error), "not valid Unicode")
+    try:
+        metadata = {role: as_metadata(values.get(role), place, role) for role in METADATA}
+        doc_id = as_metadata(values.get("id"), place, "id") or own_id
+    except InputError as error:
+        return BadRow(str(error), "column is not text or a number")
+    metadata["source"] = metadata["source"] or own_source
     return Document(doc_id, text, **metadata, messages=messages)
 
 
-def _chat(messages: Any, place: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Return what the chat template makes of a row's messages."""
+def _no_template(place: str, tokenizer: PreTrainedTokenizerBase | None) -> InputError:
     if tokenizer is None:
-        raise InputError(
+        return InputError(
             f"{place} has no text but messages, and here is no chat template to make a text of "
             "them: name the model that they are for (corpus build: --tokenizer MODEL), or a column "
             "of texts with --text-column."
         )
-    check_messages(messages, place)
-    try:
-        return chat_text(tokenizer, messages)
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from error
+    return InputError(
+        f"{place} has messages, and the tokenizer of {tokenizer.name_or_path} has no chat template "
+        "to make a text of them. Take a model that has one, or put the chat_template.jinja of the "
+        "model that it was made from beside its tokenizer."
+    )
+
+
+def counted(reasons: Mapping[str, int]) -> str:
+    """Return how many rows were left out for which reasons, as "no text: 3, not valid JSON: 1"."""
+    return ", ".join(f"{reason}: {count:,}" for reason, count in sorted(reasons.items()))
 
 
 def _kind(value: Any) -> str:
-    # Fractions in JSON are read as decimals.
-    names = {NoneType: "null", Decimal: "float"}
-    return names.get(type(value), type(value).__name__)
+    kinds = {NoneType: "null", bytes: "binary value", dict: "record"}
+    numbers = dict.fromkeys((int, float, Decimal), "number")
+    return (kinds | numbers).get(type(value), type(value).__name__)
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -284,6 +376,14 @@ def _below(path: Path) -> Iterator[Path]:
             # A finished corpus below the inputs is an output, not text to read again.
             subdirectories.clear()
             continue
+        if "dataset_dict.json" in names:
+            raise InputError(
+                f"{directory} is a dataset with the splits {', '.join(sorted(subdirectories))}: "
+                "name the directory of one of them."
+            )
+        if {"state.json", "dataset_info.json"} <= set(names):
+            # A dataset that was saved to disk: its JSON files are not text, its caches copies.
+            names = [n for n in names if n.endswith(".arrow") and not n.startswith("cache-")]
         kept: list[str] = []
         for name in sorted(subdirectories):
             identity = _identity(Path(directory, name))
@@ -297,7 +397,7 @@ def _below(path: Path) -> Iterator[Path]:
                 if extension(file) is not None and not file.is_file():
                     raise InputError(
                         f"{file} is no file that can be read, or a link to one that is not there: "
-                        "remove or mend it."
+                        "remove or fix it."
                     )
                 yield file
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 SHARD_TOKENS = 2**24
 STATE_FILE = "build.json"
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 def stream_corpus(
@@ -51,6 +51,7 @@ def stream_corpus(
     columns: Columns | None = None,
     heldout_fraction: float = 0.05,
     shard_tokens: int = SHARD_TOKENS,
+    skip_bad_rows: bool = False,
     wait: bool = False,
     progress: Reporter = SILENT,
 ) -> Corpus:
@@ -68,6 +69,7 @@ def stream_corpus(
         heldout_fraction: the share of documents to hold out, in [0, 1).
         shard_tokens: a shard ends before the document that would take it beyond this; it is also
             the most that an interruption loses.
+        skip_bad_rows: leave out rows that cannot be used; ``corpus.json`` counts them by reason.
         wait: while another process writes ``out``, wait and then open what it wrote.
         progress: where to show the work; its unit is rows.
 
@@ -87,8 +89,13 @@ def stream_corpus(
         saved = _begin(partial, origin)
         room = room_to_write(f"the corpus {target}", target.parent, WAY_OUT)
         with room, _keeping(partial):
-            reader = DatasetReader(dataset, columns)
-            reader.tokenizer = tokenizer
+            reader = DatasetReader(
+                dataset,
+                columns,
+                tokenizer=tokenizer,
+                skip_bad_rows=skip_bad_rows,
+                answered_chats=True,
+            )
             _stream(partial, reader, settings, origin, saved, progress)
         # In this order, so that a kill in between leaves the whole corpus.
         os.rename(partial, target)
@@ -212,7 +219,7 @@ def _stream(
             kept = _Saved(kept.shards, reader.position(), done)
             task.advance(reader.row - before.row)
             before = kept.position
-        settings.finish(partial, writer, reader.skipped, {"origin": origin})
+        settings.finish(partial, writer, reader.left_out, {"origin": origin})
 
 
 def _resumed(reader: DatasetReader, writer: CorpusWriter, saved: _Saved) -> Iterator[Document]:

@@ -6,6 +6,7 @@ Memory does not grow with the corpus.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -55,6 +56,8 @@ class CorpusWriter:
         self.shards: list[dict[str, Any]] = []
         self._documents = self._tokens = self._characters = 0
         self._heldout = {"documents": 0, "tokens": 0}
+        # The key and length of the document that is held out where the fraction holds out none.
+        self._first_to_hold_out = (1.0, 0)
         self._stated = Counter[str]()
         self._by: dict[str, dict[str | None, dict[str, int]]] = {"domain": {}, "license": {}}
         self._token_digest = hashlib.sha256()
@@ -113,6 +116,9 @@ class CorpusWriter:
         self._characters += len(document.text)
         if document.split is not None:
             self._stated[document.split] += 1
+        if document.split is None:
+            key = (layout.split_key(document.doc_id), length)
+            self._first_to_hold_out = min(self._first_to_hold_out, key)
         if layout.is_held_out(document.doc_id, self._heldout_fraction, document.split):
             self._heldout["documents"] += 1
             self._heldout["tokens"] += length
@@ -127,8 +133,17 @@ class CorpusWriter:
             self._shard = None
 
     def finish(self) -> dict[str, Any]:
-        """Close the last shard and return what ``corpus.json`` says about the contents."""
+        """Close the last shard and return what ``corpus.json`` says about the contents.
+
+        Of two or more documents at least one is held out, unless the held-out fraction is 0: where
+        it is too small for that, the fraction becomes the least that holds one out.
+        """
         self._close_shard()
+        key, length = self._first_to_hold_out
+        none_held_out = self._documents > 1 and not self._heldout["documents"]
+        if none_held_out and 0 < self._heldout_fraction <= key < 1:
+            self._heldout_fraction = math.nextafter(key, 1.0)
+            self._heldout = {"documents": 1, "tokens": length}
         groups = {
             key: [
                 {key: name, **counts}

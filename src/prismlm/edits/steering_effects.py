@@ -275,14 +275,13 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
         InputError: no held-out documents, or another tokenizer.
     """
     from prismlm.corpus import document_windows, window_batches
+    from prismlm.corpus.layout import NONE_HELD_OUT
     from prismlm.corpus.tokenizer import check_tokenizer_of
 
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
     documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
     if not len(documents):
-        raise InputError(
-            f"the corpus {corpus.name} has no held-out documents: build it with --heldout."
-        )
+        raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
     enough = int(np.searchsorted(np.cumsum(corpus.lengths[documents]), tokens)) + 1
     window = min(lm.context_length or LONGEST_WINDOW, LONGEST_WINDOW)
     stride = max(1, window * 3 // 4)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.errors import InputError
 from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
@@ -109,10 +110,7 @@ class QualitySums:
         """
         sums, count = self._sums, self._tokens
         if not count:
-            raise InputError(
-                "there is no held-out text to measure on: build the corpus with more documents or "
-                "a larger --heldout share."
-            )
+            raise InputError(f"the corpus {NONE_HELD_OUT}")
         mean = (self._mean / count).to(self._output.weight.device, torch.float32)
         of_mean = self._output.logits(mean[None])[0].log_softmax(-1).double().cpu()
         variance = sums["squared_z"] - (self._mean.square().sum() / count).item()

@@ -293,7 +293,8 @@ def check_index(
     if split_counts(corpus, options.split)[0] == 0:
         raise InputError(
             f"the corpus {corpus.name} has no documents in its {options.split} split: "
-            "index --split all, or build the corpus with another --heldout share."
+            "index --split all, or build it with `prismlm corpus build` and another --heldout "
+            "share."
         )
     check_window_and_batches(model, options)
     vocabulary = weight_of(model).shape[0]

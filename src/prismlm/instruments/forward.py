@@ -86,7 +86,7 @@ def documents_of(corpus: Corpus, split: Split) -> np.ndarray:
     if not len(numbers):
         raise InputError(
             f"the corpus {corpus.name!r} has no documents in {split!r}: take another split, or "
-            "build it with a larger --heldout share."
+            "build it with `prismlm corpus build` and another --heldout share."
         )
     return numbers
 

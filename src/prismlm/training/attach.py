@@ -54,7 +54,7 @@ FIT_FILE = "fit.pt"
 BASE, ADAPTER, LORA_FILE, BEFORE_FILE = "base", "adapter", "lora.pt", "before.json"
 OF_THE_MODEL = ("model", "revision")
 # What may differ when a command goes on: it changes no result.
-FREE = ("keep_states", "device", "revision")
+FREE = ("keep_states", "device", "revision", "skip_bad_rows")
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,13 @@ class _Work:
         built = self.out / CORPORA / (Path(given[0]).resolve().stem or "corpus")
         if (built / "corpus.json").is_file():
             return Corpus.open(built)
-        return build_corpus(list(given), built, tokenizer=self.source, progress=self.progress)
+        return build_corpus(
+            list(given),
+            built,
+            tokenizer=self.source,
+            skip_bad_rows=self.options.skip_bad_rows,
+            progress=self.progress,
+        )
 
     def check(self, corpus: Corpus) -> None:
         """Check what can be checked before hours of work."""

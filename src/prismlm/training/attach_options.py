@@ -34,6 +34,7 @@ class AttachOptions:
         precision: of reading the corpus: auto, float32 or bf16.
         revision: of a model from the hub.
         lora: how the model is fine-tuned on the corpus first; None leaves it as it is.
+        skip_bad_rows: leave out rows of text files that cannot be used, and count them.
     """
 
     fit: FitOptions = field(default_factory=FitOptions)
@@ -48,6 +49,7 @@ class AttachOptions:
     precision: str = "auto"
     revision: str | None = None
     lora: LoraOptions | None = None
+    skip_bad_rows: bool = False
 
     def __post_init__(self) -> None:
         if not self.states_gb > 0:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
 from prismlm.errors import InputError
@@ -42,11 +43,7 @@ class HeldOut:
         """
         documents = self.corpus.split("heldout")
         if not len(documents):
-            raise InputError(
-                f"the corpus {self.corpus.name!r} holds no document out, so there is nothing to "
-                "measure on: build it from more documents, with a larger --heldout share, or, if "
-                "all of them say that they are for training, with --split-column ''."
-            )
+            raise InputError(f"the corpus {self.corpus.name!r} {NONE_HELD_OUT}")
         order = np.random.default_rng(self.seed).permutation(documents)
         stride = max(1, self.window // 2)
         corpus = self.corpus
