@@ -1,89 +1,129 @@
-"""What a build would cost: which pieces are measured, and how they are scaled."""
+"""What a build would cost: token counts of the same documents in every format, and disk."""
 
+from __future__ import annotations
+
+import csv
+import gzip
 import random
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Document, build_corpus, estimate_build
-from prismlm.corpus.build import TRAINING_CHARACTERS
-from prismlm.corpus.estimate import Sample, cost_of, training_scale
+from prismlm.corpus import DocumentReader, HubDataset, build_corpus, estimate_build
+from prismlm.corpus import estimate as module
+from prismlm.corpus.estimate import draw
+from prismlm.files import json_text
 from tests.helpers.records import write_jsonl
 
-DOCUMENTS = [Document(str(n), f"{n} the model reads a line " * 40) for n in range(30)]
+FORMATS = ("txt", "jsonl", "jsonl.gz", "jsonl.zst", "zstd", "none", "csv")
 
 
-def test_reading_counts_once_for_each_pass_and_for_all_text(tiny_corpus):
-    """Reading a piece is said to take 1,000 s, beside which nothing else does."""
-    sample = Sample(DOCUMENTS, 1000.0, 10.0)
-    given = cost_of(sample, tiny_corpus / "tokenizer")
-    assert given.seconds == pytest.approx(10 * 1000, rel=0.01)
-    assert given.documents == 300
-    trained = cost_of(sample, None, 300)
-    assert trained.seconds == pytest.approx(2 * 10 * 1000, rel=0.01)
-    unknown = cost_of(Sample(DOCUMENTS, 1000.0, None, ("How much.",)), None, 300)
-    assert (unknown.seconds, unknown.tokens, unknown.disk_bytes) == (None, None, None)
-    assert unknown.sampled_documents == 30
+def english(rng: random.Random) -> str:
+    words = ("the", "court", "model", "patient", "reads", "a", "line", "of", "text", "appeal")
+    return " ".join(rng.choices(words, k=rng.randint(50, 800)))
 
 
-def test_loading_a_tokenizer_counts_once(tiny_corpus, monkeypatch):
-    """However slow it is to load, and however much text there is."""
-    import time
-
-    from prismlm.corpus import estimate
-
-    real = estimate.load_tokenizer
-
-    def slow(path):
-        time.sleep(0.5)
-        return real(path)
-
-    monkeypatch.setattr(estimate, "load_tokenizer", slow)
-    some, more = (
-        cost_of(Sample(DOCUMENTS[:1], 0.0, scale), tiny_corpus / "tokenizer").seconds
-        for scale in (1.0, 3.0)
+def chinese(rng: random.Random) -> str:
+    return "".join(
+        rng.choices(
+            "你好世界这是一个训练文本用来测试分词器的估计否正确第篇", k=rng.randint(50, 800)
+        )
     )
-    assert some > 0.5
-    assert more - some < 0.5
 
 
-def test_a_tokenizer_is_trained_on_no_more_than_its_limit():
-    assert training_scale(1.0, 1000) == 1
-    assert training_scale(16.0, 1000) == pytest.approx(16**0.9)
-    half = TRAINING_CHARACTERS // 2
-    assert training_scale(100.0, half) == pytest.approx(2**0.9)
-    assert training_scale(100.0, 3 * TRAINING_CHARACTERS) == 1
+def written(kind: str, texts: list[str], directory: Path) -> Path:
+    """Write documents in a format; parquet by its compression."""
+    rows = [{"id": str(n), "text": text} for n, text in enumerate(texts)]
+    lines = "".join(json_text(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    path = directory / f"texts.{kind if kind[0] in 'jc' else 'parquet'}"
+    if kind == "txt":
+        path = directory / "texts"
+        path.mkdir()
+        for row in rows:
+            (path / f"{row['id']}.txt").write_text(row["text"], encoding="utf-8")
+    elif kind == "jsonl.gz":
+        path.write_bytes(gzip.compress(lines))
+    elif kind == "jsonl.zst":
+        path.write_bytes(pa.compress(lines, "zstd", asbytes=True))
+    elif kind == "jsonl":
+        path.write_bytes(lines)
+    elif kind == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["id", "text"])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path, compression=kind)
+    return path
 
 
-def test_disk_and_tokens_are_those_of_a_corpus_of_the_piece(tmp_path):
-    source = write_jsonl(tmp_path / "t.jsonl", [{"text": d.text} for d in DOCUMENTS])
-    expected = estimate_build(source, tmp_path / "out", vocab_size=300)
-    corpus = build_corpus(source, tmp_path / "out", vocab_size=300)
-    assert expected.tokens == corpus.num_tokens
-    written = sum(path.stat().st_size for path in corpus.path.glob("*-0*"))
-    assert expected.disk_bytes == pytest.approx(written, rel=0.05)
-
-
-def test_the_first_rows_of_parquet_may_be_longer_than_the_others(tmp_path, monkeypatch):
-    """Ten long texts before a thousand short ones: 4 % of the rows have half of the text."""
-    from prismlm.corpus import estimate
-
+@pytest.mark.parametrize("language", [english, chinese])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_tokens_of_every_format_are_those_of_the_corpus(
+    kind: str, language: Any, tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a sample of them is tokenised."""
     rng = random.Random(0)
-    words = [str(rng.random()) for _ in range(2000)]
-    texts = [" ".join(rng.choices(words, k=5000)) for _ in range(10)]
-    texts += [" ".join(rng.choices(words, k=50)) for _ in range(1000)]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "t.parquet")
-    monkeypatch.setattr(estimate, "PIECE_CHARACTERS", sum(map(len, texts[:5])))
-    found = estimate_build(tmp_path / "t.parquet", tmp_path / "out", vocab_size=300)
-    assert found.sampled_documents == 5
-    assert found.text_bytes == pytest.approx(sum(map(len, texts)), rel=0.1)
+    path = written(kind, [language(rng) for _ in range(120)], tmp_path)
+    tokenizer = tiny_corpus / "tokenizer"
+    built = build_corpus(path, tmp_path / "built", tokenizer=tokenizer)
+    exact = estimate_build(path, tmp_path / "out", tokenizer=tokenizer)
+    assert (exact.documents, exact.tokens) == (120, built.num_tokens)
+    size = sum(file.stat().st_size for file in built.path.glob("*-0*"))
+    assert exact.disk_bytes == pytest.approx(size, rel=0.05)
+    monkeypatch.setattr(module, "SAMPLE_CHARACTERS", 9_000)
+    found = estimate_build(path, tmp_path / "out", tokenizer=tokenizer)
+    assert found.documents == 120
+    assert found.sampled_documents < 60
+    assert found.tokens == pytest.approx(built.num_tokens, rel=0.25)
+    assert found.seconds > 0
+    assert not (tmp_path / "out").exists()
 
 
-def test_of_many_small_files_as_many_are_opened_as_hold_the_piece(tmp_path):
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(40):
-        (texts / f"{number}.txt").write_text(f"{number} a line of text")
-    found = estimate_build(texts, tmp_path / "out", vocab_size=300)
-    assert found.sampled_documents == found.documents == 40
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_is_not_read_in_time_is_scaled(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the beginning of each of 64 files at most is left, as of a large input."""
+    rng = random.Random(0)
+    texts = [english(rng) + str(rng.random()) for _ in range(3_000)]
+    path = written(kind, texts, tmp_path)
+    monkeypatch.setattr(module, "READING_SECONDS", 0.02)
+    monkeypatch.setattr(module, "ALL_BYTES", 0)
+    reader = DocumentReader(path)
+    found = draw(reader)
+    assert found.scale is not None
+    drawn = sum(len(document.text) for document in found.documents)
+    assert found.scale * drawn == pytest.approx(sum(map(len, texts)), rel=0.25)
+    assert found.num_documents == pytest.approx(3_000, rel=0.25)
+
+
+def test_a_tokenizer_that_is_trained_needs_a_second_pass(tiny_corpus, tmp_path):
+    path = write_jsonl(tmp_path / "t.jsonl", [{"text": f"{n} a line " * 40} for n in range(30)])
+    given = estimate_build(path, tmp_path / "out", tokenizer=tiny_corpus / "tokenizer")
+    trained = estimate_build(path, tmp_path / "out", vocab_size=300)
+    assert trained.memory_bytes > given.memory_bytes > 10**8
+    assert trained.tokens == build_corpus(path, tmp_path / "out", vocab_size=300).num_tokens
+
+
+def test_a_stream_that_does_not_say_how_much_it_holds(tiny_corpus, tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    write_jsonl(tmp_path / "t.jsonl", [{"text": f"{n} a line " * 40} for n in range(900)])
+    monkeypatch.setattr(module, "READING_SECONDS", 0.0)
+    found = estimate_build(
+        HubDataset(str(tmp_path)), tmp_path / "out", tokenizer=tiny_corpus / "tokenizer"
+    )
+    assert (found.seconds, found.tokens, found.disk_bytes) == (None, None, None)
+    assert "does not say before it is read" in found.unknown[1]
+
+
+def test_bad_rows_are_refused_by_a_dry_run_too(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "a"}\n{"text": 3}\n')
+    with pytest.raises(ValueError, match=r"t\.jsonl:2: the text is a number"):
+        estimate_build(path, tmp_path / "out", vocab_size=300)
+    found = estimate_build(path, tmp_path / "out", vocab_size=300, skip_bad_rows=True)
+    assert found.documents == 1

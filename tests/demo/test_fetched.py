@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 import prismlm
 from benchmarks.attach.demo_model import pack
 from prismlm.demo import prompts
-from prismlm.demo.estimate import estimate_fetched
+from prismlm.demo.estimate import FETCHED, estimate_demo
 from prismlm.demo.fetch import NAME, Unreachable
 from prismlm.demo.fetched import run_fetched
 from prismlm.demo.prompts import QUESTIONS, documents
@@ -73,7 +73,7 @@ def shipped(made, monkeypatch):
 def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     attached, fetched = shipped
     out = tmp_path / "demo"
-    assert not any(part.there for part in estimate_fetched(out).parts)
+    assert not any(part.there for part in estimate_demo(out, module.identity(), FETCHED).parts)
     result = run_fetched(out)
     assert result.chat
     assert {answer.domain: answer.prompt for answer in result.answers} == SHOWN
@@ -103,7 +103,7 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     again = run_fetched(out)
     assert again.cached
     assert len(fetched) == 1
-    assert all(part.there for part in estimate_fetched(out).parts)
+    assert all(part.there for part in estimate_demo(out, module.identity(), FETCHED).parts)
 
 
 SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in ("corpus", "model/prismlm.json")]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,9 @@ from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
-from prismlm.demo.estimate import estimate_demo
+from prismlm.demo.estimate import FULL, estimate_demo
 from prismlm.demo.prompts import PROMPTS
-from prismlm.demo.trained import QUICK, DemoSize, run_demo
+from prismlm.demo.trained import QUICK, DemoSize, identity, run_demo
 from prismlm.errors import InputError
 from tests.helpers import forked
 from tests.helpers.small_disk import can_mount, on_small_disk
@@ -109,36 +110,20 @@ def test_a_missing_part_alone_is_built_again(demo):
 
 
 def test_an_estimate_says_what_is_there_and_writes_nothing(demo, tmp_path):
-    import shutil
-
     part = Path(shutil.copytree(demo.model.parent, tmp_path / "part"))
-    before = sorted(part.rglob("*"))
-    names = ["corpus", "model", "lens", "report"]
-    whole = estimate_demo(part, TINY)
-    assert [(p.name, p.there) for p in whole.parts] == [(name, True) for name in names]
+    whole = estimate_demo(part, identity(TINY), FULL)
+    assert [(p.name, p.there) for p in whole.parts] == [
+        (name, True) for name in ("corpus", "model", "lens", "report")
+    ]
     assert whole.seconds == whole.parts[-1].seconds
-    assert (whole.memory_bytes, whole.disk_bytes) == (0, 0)
-
     shutil.rmtree(part / "model")
-    rest = estimate_demo(part, TINY)
+    before = sorted(part.rglob("*"))
+    rest = estimate_demo(part, identity(TINY), FULL)
     assert [p.there for p in rest.parts] == [True, False, False, True]
-    corpus, model, lens, report = rest.parts
-    assert corpus.seconds == 0 < min(model.seconds, lens.seconds)
-    assert rest.seconds == pytest.approx(model.seconds + lens.seconds + report.seconds)
-    assert rest.memory_bytes == max(model.memory_bytes, lens.memory_bytes) > 10**8
-    actual = sum(p.stat().st_size for p in (demo.model / "lens" / "sample").iterdir())
-    assert actual / 4 < lens.disk_bytes < 4 * actual
-    left = {path for path in before if not path.is_relative_to(part / "model")}
-    assert set(part.rglob("*")) == left
-
-    nowhere = tmp_path / "nowhere"
-    everything = estimate_demo(nowhere, TINY)
-    assert [p.there for p in everything.parts] == [False] * 4
-    built = sum(p.stat().st_size for p in demo.corpus.glob("*-0*"))
-    assert built / 3 < everything.parts[0].disk_bytes < 3 * built
-    assert not nowhere.exists()
+    assert rest.seconds == whole.seconds + FULL["model"][0] + FULL["lens"][0]
+    assert sorted(part.rglob("*")) == before
     with pytest.raises(InputError, match="another size"):
-        estimate_demo(part, QUICK)
+        estimate_demo(part, identity(QUICK), FULL)
 
 
 def test_another_size_is_refused(demo):

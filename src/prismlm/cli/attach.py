@@ -10,7 +10,7 @@ import typer
 
 from prismlm.cli.format import count, duration
 from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
-from prismlm.cli.options import Device, DryRun, Json, Precision, SkipBadRows, flag, option
+from prismlm.cli.options import Device, DryRun, Json, Precision, SkipBadRows, flag, needs, option
 from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def attach(
     from prismlm.training import AttachOptions, FitOptions, LoraOptions, estimate_attach
     from prismlm.training import attach as run
 
+    if lora:
+        needs("peft")
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
     fit = FitOptions(*sizes, weights=cast("Weights", weights), seed=seed)
     options = AttachOptions(

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.options import DryRun, Json, SkipBadRows, flag, option
+from prismlm.cli.options import DryRun, Json, SkipBadRows, flag, needs, option
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 
@@ -142,6 +142,7 @@ def dataset_of(
         if config is not None or data_files:
             raise InputError("--dataset-config and --data-files are of a --dataset: name it.")
         return None
+    needs("datasets")
     from prismlm.corpus import HubDataset
 
     return HubDataset.parse(name, split, config, tuple(data_files or ()))

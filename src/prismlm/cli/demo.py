@@ -91,16 +91,15 @@ def _trained(out: Path | None, *, quick: bool) -> DemoResult:
 
 
 def _estimate(out: Path | None, *, train: bool, quick: bool, as_json: bool) -> None:
-    from prismlm.demo.estimate import estimate_demo, estimate_fetched
-    from prismlm.demo.trained import FULL, QUICK
+    from prismlm.demo import estimate, fetched, trained
 
     if quick:
-        found = estimate_demo(out or QUICK_DIRECTORY, QUICK)
+        given = (out or QUICK_DIRECTORY, trained.identity(trained.QUICK), estimate.QUICK)
     elif train:
-        found = estimate_demo(out or TRAINED_DIRECTORY, FULL)
+        given = (out or TRAINED_DIRECTORY, trained.identity(trained.FULL), estimate.FULL)
     else:
-        found = estimate_fetched(out or FETCHED_DIRECTORY)
-    print_cost(found, as_json=as_json)
+        given = (out or FETCHED_DIRECTORY, fetched.identity(), estimate.FETCHED)
+    print_cost(estimate.estimate_demo(*given), as_json=as_json)
 
 
 def _print_summary(console: Console, result: DemoResult) -> None:

@@ -23,6 +23,7 @@ from prismlm.cli.options import (
     Stride,
     flag,
     is_first_process,
+    needs,
     number,
     option,
 )
@@ -262,11 +263,19 @@ def _cost(
 
     model, head = checkpoint.model, checkpoint.sidecar.head
     if isinstance(source, _Dataset):
-        dataset, columns, out = source
+        dataset, columns, out, skip_bad_rows = source
         tokenizer = load_tokenizer(job.model)
         there = existing_corpus(dataset, out, tokenizer=tokenizer, columns=columns)
         if there is None:
-            return estimate_dataset_index(model, head, tokenizer, dataset, options, columns=columns)
+            return estimate_dataset_index(
+                model,
+                head,
+                tokenizer,
+                dataset,
+                options,
+                columns=columns,
+                skip_bad_rows=skip_bad_rows,
+            )
         source = there
     return estimate_index(model, head, source, options)
 
@@ -328,6 +337,8 @@ def codes_of(name: str) -> CodeName:
     from prismlm.index.codes import check_codes
 
     check_codes(name)
+    if name.startswith("pq"):
+        needs("faiss")
     return cast("CodeName", name)
 
 

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli.format import count
-from prismlm.cli.options import Json, Lens, Model, choice, flag, load_with_lens, number, option
+from prismlm.cli.options import (
+    Json,
+    Lens,
+    Model,
+    choice,
+    flag,
+    load_with_lens,
+    needs,
+    number,
+    option,
+)
 from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
 from prismlm.errors import InputError
 
@@ -65,6 +75,8 @@ def label(
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.labels.write import estimate_labels, label_lens
 
+    if endpoint is not None:
+        needs("openai")
     prices = price_in, price_out
     judged = scored if scorer == "endpoint" else 0
     limits, counts = (concurrency, timeout), (prototypes, judged)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from prismlm.cli.options import Json, Lens, Model, flag, load_with_lens, option
+from prismlm.cli.options import Json, Lens, Model, flag, load_with_lens, needs, option
 from prismlm.cli.output import print_json
 from prismlm.outputs import check_ending, check_outputs
 
@@ -23,12 +23,16 @@ def map_prototypes(
 ) -> None:
     """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
     from prismlm.cli.progress import ConsoleReporter
+    from prismlm.index.layout import find_lens, read_meta
     from prismlm.labels.map import map_lens, map_record
     from prismlm.pages.frame import write_page
     from prismlm.pages.prototype_map import prototype_map_page
 
     check_outputs(html, inputs=[model], overwrite=overwrite)
     check_ending(html, ".html")
+    found = find_lens(Path(model), lens)
+    if overwrite or found is None or read_meta(found).map is None:
+        needs("umap")
     lm, opened = load_with_lens(model, lens)
     if opened.meta.map is None or overwrite:
         map_lens(opened, lm.head, progress=ConsoleReporter())

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -148,6 +149,13 @@ def model_first(default: str, help: str) -> typer.Typer:
 def is_first_process() -> bool:
     """Say whether this is the process that speaks, of those that torchrun may have started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def needs(*packages: str) -> None:
+    """Raise ModuleNotFoundError, which names the extra, for a package that is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:

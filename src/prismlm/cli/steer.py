@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KINDS = ["clamp", "scale", "ablate"]
 PARTS = ["prototypes", "residual"]
-TOKEN_WIDTH, NAME_WIDTH = 16, 24
+TOKEN_WIDTH, NAME_WIDTH, LEADING_SHOWN = 16, 24, 8
 MEASURED = {
     "signature": "signature's top tokens, Δ log p",
     "text": "text's own next token, Δ log p",
@@ -237,6 +237,14 @@ def _print_text(console: Console, steering: Steering) -> None:
     if steering.unedited != steering.text:
         console.print(Text("without  ", style="dim").append(plain(steering.unedited), "default"))
     console.print()
+    if steering.tokens and not any(token.changed for token in steering.tokens):
+        leading = dict.fromkeys(_leader(token.leading_before) for token in steering.tokens)
+        active = ", ".join(list(leading)[:LEADING_SHOWN])
+        console.print(
+            f"Nothing changed: what is edited is not active at any of the {len(steering.tokens)} "
+            f"tokens. The strongest there: {active}."
+        )
+        return
     table = table_of("token", "*before", "*after", "*control")
     table.add_column("leads before → after")
     for token in steering.tokens:

@@ -122,7 +122,7 @@ def _written(
     """Return what the template makes of messages, in the first form of them that it takes.
 
     Templates differ in what they expect of a message without words beside its tool calls (no
-    content, a null or an empty one) and of text parts (joined, or as a list).
+    content, or an empty one) and of text parts (joined, or as a list).
 
     Raises:
         InputError: no form of the messages has all its parts and tool calls in the text.
@@ -158,8 +158,8 @@ def _forms(messages: Messages) -> list[list[dict[str, Any]]]:
     joined = [
         one | ({"content": text_of(one["content"])} if "content" in one else {}) for one in given
     ]
-    empty = [[{"content": nothing} | one for one in joined] for nothing in (None, "")]
-    forms = [joined, *empty, given]
+    empty = [{"content": ""} | one for one in joined]
+    forms = [joined, empty, given]
     return [form for number, form in enumerate(forms) if form not in forms[:number]]
 
 

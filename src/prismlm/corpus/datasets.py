@@ -127,6 +127,11 @@ class DatasetReader(DocumentReader):
         found = splits.get(self._dataset.split) if splits else None
         return (found.num_examples or None) if found else None
 
+    @property
+    def share_read(self) -> float | None:
+        """How many of the rows the pass under way has read, or None where that is not known."""
+        return self.row / self.num_rows if self.num_rows else None
+
     def position(self) -> Position:
         """Return where the pass under way is: behind the document that it yielded last."""
         state = self._rows.state_dict() if hasattr(self._rows, "state_dict") else None

@@ -1,56 +1,128 @@
-"""What a build would cost, from building a corpus of a small piece of the inputs."""
+"""What a corpus would take: some of the inputs is read and built in earnest, and multiplied."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
-
-from prismlm.corpus.build import (
-    TRAINING_CHARACTERS,
-    BuildSettings,
-    check_build,
-    tokenise,
-    training_texts,
-)
+from prismlm.corpus.build import TRAINING_CHARACTERS, BuildSettings, check_build, tokenise
 from prismlm.corpus.datasets import DatasetReader, HubDataset
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.read import DocumentReader, Paths
+from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
-from prismlm.cost import Cost
+from prismlm.cost import Cost, peak_memory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerFast
 
-PIECE_CHARACTERS = 2_000_000
-SAMPLE_SECONDS = 20.0
-_PIECE_FILES = 8
-# Measured: the interpreter with transformers, and the BPE trainer for each character it is given.
-BASE_MEMORY = 300_000_000
+READING_SECONDS = 5.0
+SAMPLE_CHARACTERS = 500_000
+# Of all files some are opened, unless together they are this small.
+MAX_FILES, ALL_BYTES = 64, 50_000_000
+# Measured of the BPE trainer.
 TRAINING_MEMORY_PER_CHARACTER = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Some documents of what is to be read.
+    """Documents drawn evenly from what was read of some inputs.
 
     Attributes:
-        documents: about two million characters of them, or fewer if they came slowly.
-        seconds: how long reading them took, the network included.
-        scale: how many times as much text there is in all; None where that is not known.
+        documents: at most about half a million characters of them.
+        scale: how many times as much text the inputs hold; None where that is not known.
+        num_documents: how many documents they hold; counted where all was read.
+        seconds: how long reading all of them takes, the network included.
         unknown: what the sample does not tell, as sentences.
     """
 
     documents: list[Document]
-    seconds: float
     scale: float | None
+    num_documents: int | None
+    seconds: float | None
     unknown: tuple[str, ...] = ()
+
+
+def draw(reader: DocumentReader) -> Sample:
+    """Read for some seconds and draw documents from it.
+
+    Small inputs are read to their end and so counted; of larger ones the beginnings of up to 64
+    files, or the beginning of a dataset, scaled by the bytes or rows that are left.
+
+    Raises:
+        InputError: what reading the inputs would raise, as far as it shows in what is read.
+    """
+    parts = [reader] if isinstance(reader, DatasetReader) else _spread(reader)
+    drawn, began = _Drawn(), time.perf_counter()
+    documents = characters = 0.0
+    known = True
+    for number, part in enumerate(parts, 1):
+        before, share = (drawn.seen, drawn.characters), 1.0
+        until = began + READING_SECONDS * number / len(parts)
+        for document in part:
+            drawn.add(document)
+            if time.perf_counter() > until:
+                share = part.share_read
+                break
+        known = known and share is not None
+        documents += (drawn.seen - before[0]) / (share or 1.0)
+        characters += (drawn.characters - before[1]) / (share or 1.0)
+    if not known:
+        first = f"Whether the rest is like the first {drawn.seen:,} documents."
+        more = "How much the dataset holds: it does not say before it is read."
+        return Sample(drawn.documents, None, None, None, (first, more))
+    opened = sum(part.total_bytes for part in parts)
+    files = reader.total_bytes / opened if opened else 1.0
+    seconds = (time.perf_counter() - began) * files * characters / max(1, drawn.characters)
+    scale = files * characters / max(1, drawn.size)
+    return Sample(drawn.documents, scale, round(files * documents), seconds)
+
+
+class _Drawn:
+    """Every n-th document of a stream, n doubled whenever they become too many characters."""
+
+    def __init__(self) -> None:
+        self.documents: list[Document] = []
+        self.size = self.seen = self.characters = 0
+        self._step = 1
+
+    def add(self, document: Document) -> None:
+        self.seen += 1
+        self.characters += len(document.text)
+        if self.seen % self._step == 0:
+            self.documents.append(document)
+            self.size += len(document.text)
+        while self.size > SAMPLE_CHARACTERS and len(self.documents) > 1:
+            self.documents, self._step = self.documents[1::2], 2 * self._step
+            self.size = sum(len(one.text) for one in self.documents)
+
+
+def _spread(reader: DocumentReader) -> list[DocumentReader]:
+    if not reader.files or reader.total_bytes <= ALL_BYTES:
+        return [reader]
+    step = -(-len(reader.files) // MAX_FILES)
+    return [reader.of(file) for file in reader.files[::step]]
+
+
+@contextmanager
+def built(
+    sample: Sample, tokenizer: PreTrainedTokenizerFast, heldout_fraction: float = 0.05
+) -> Iterator[Corpus]:
+    """Yield a corpus of a sample, in a temporary directory."""
+    settings = BuildSettings.of(tokenizer, heldout_fraction, 2**27)
+    with TemporaryDirectory() as name:
+        directory = Path(name, "corpus")
+        directory.mkdir()
+        with settings.writer(directory) as writer:
+            tokenise(iter(sample.documents), settings, writer)
+            settings.finish(directory, writer, {}, {})
+        yield Corpus.open(directory)
 
 
 def estimate_build(
@@ -63,168 +135,75 @@ def estimate_build(
     heldout_fraction: float = 0.05,
     shard_tokens: int = 2**27,
     overwrite: bool = False,
+    skip_bad_rows: bool = False,
 ) -> Cost:
     """Estimate what :func:`build_corpus` with the same arguments would cost; writes nothing there.
 
-    About two megabytes from up to eight files spread over the inputs, or from the beginning of a
-    dataset, are read, and a corpus of them is built in a temporary directory. The figures are
-    ``documents``, ``tokens``, ``sampled_documents``, ``sampled_tokens``, ``tokens_per_second`` and
-    ``bytes_per_token``; of files ``input_bytes`` and ``text_bytes`` too.
+    The figures are ``documents``, ``tokens``, ``sampled_documents``, ``tokens_per_second`` and
+    ``bytes_per_token``.
 
     Raises:
-        InputError: what the build would refuse, as far as it shows in that piece.
+        InputError: what the build would refuse, as far as it shows in what is read.
     """
     check_build(Path(out), tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
+    began = time.perf_counter()
     chosen = None if tokenizer is None else load_tokenizer(tokenizer)
-    if isinstance(inputs, HubDataset):
-        return cost_of(sample_stream(inputs, columns, chosen), tokenizer, vocab_size)
-    reader = DocumentReader(inputs, columns, tokenizer=chosen)
-    return cost_of(_sample_files(reader, columns), tokenizer, vocab_size, reader.total_bytes)
-
-
-def sample_stream(
-    dataset: HubDataset,
-    columns: Columns | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> Sample:
-    """Read the first documents of a dataset: about two million characters, at most 20 seconds.
-
-    The tokenizer's chat template makes texts of messages.
-
-    Raises:
-        InputError: what reading the dataset would raise, as far as it shows in that piece.
-    """
-    began = time.perf_counter()
-    reader = DatasetReader(dataset, columns)
-    reader.tokenizer = tokenizer
-    num_rows, documents, characters, whole = reader.num_rows, list[Document](), 0, True
-    for document in reader:
-        documents.append(document)
-        characters += len(document.text)
-        if characters >= PIECE_CHARACTERS or time.perf_counter() - began > SAMPLE_SECONDS:
-            whole = num_rows is not None and reader.row >= num_rows
-            break
-    seconds = time.perf_counter() - began
-    if whole:
-        return Sample(documents, seconds, 1.0)
-    unknown = [f"Whether the rest is like the first {len(documents):,} documents."]
-    if num_rows is None:
-        unknown.append("How much the dataset holds: it does not say before it is read.")
-    scale = None if num_rows is None else max(1.0, num_rows / reader.row)
-    return Sample(documents, seconds, scale, tuple(unknown))
-
-
-def _sample_files(reader: DocumentReader, columns: Columns | None) -> Sample:
-    # Of many small files the time to open each counts, so that as many are read as hold the piece.
-    average = reader.total_bytes / len(reader.files)
-    most = max(_PIECE_FILES, int(PIECE_CHARACTERS / max(1.0, average)))
-    step = max(1, len(reader.files) // most)
-    files = reader.files[::step][:most]
-    documents: list[Document] = []
-    characters = estimated = size = 0
-    began = time.perf_counter()
-    for file in files:
-        part = DocumentReader(file.path, columns, tokenizer=reader.tokenizer)
-        in_file = text_bytes = 0
-        for document in part:
-            documents.append(document)
-            in_file += len(document.text)
-            text_bytes += len(document.text.encode())
-            if in_file >= PIECE_CHARACTERS / len(files):
-                break
-        characters += in_file
-        # File by file, since files differ in how well they are compressed.
-        noted = _text_bytes(file.path, columns or Columns())
-        read = part.bytes_read / part.total_bytes if noted is None else text_bytes / noted
-        estimated += in_file / min(1.0, max(read, 1e-9))
-        size += part.total_bytes
-    seconds = time.perf_counter() - began
-    return Sample(documents, seconds, estimated / characters * reader.total_bytes / size)
-
-
-def _text_bytes(path: Path, columns: Columns) -> int | None:
-    """Return the bytes of all texts of a Parquet file, which its footer says; of others None.
-
-    The first rows may be longer or shorter than the others, so that their number says little.
-    """
-    if path.suffix.lower() != ".parquet":
-        return None
-    with pq.ParquetFile(path) as table:
-        name = columns.resolve(table.schema_arrow.names, str(path)).get("text")
-        if name is None:
-            return None
-        groups = [table.metadata.row_group(n) for n in range(table.metadata.num_row_groups)]
-        return sum(
-            group.column(number).total_uncompressed_size
-            for group in groups
-            for number in range(group.num_columns)
-            if group.column(number).path_in_schema == name
-        )
+    once = time.perf_counter() - began
+    kind = DatasetReader if isinstance(inputs, HubDataset) else DocumentReader
+    reader = kind(
+        inputs,  # pyright: ignore[reportArgumentType]
+        columns,
+        tokenizer=chosen,
+        skip_bad_rows=skip_bad_rows,
+        answered_chats=True,
+    )
+    return cost_of(draw(reader), chosen, vocab_size, once)
 
 
 def cost_of(
     sample: Sample,
-    tokenizer: str | os.PathLike[str] | None,
+    tokenizer: PreTrainedTokenizerFast | None,
     vocab_size: int = 8192,
-    input_bytes: int | None = None,
+    once: float = 0.0,
 ) -> Cost:
-    """Return what a corpus would cost of all that some documents were drawn from.
+    """Return what a corpus would cost of all that a sample was drawn from.
 
     Args:
         sample: the documents.
-        tokenizer: a directory or name; None: one of ``vocab_size`` is trained.
+        tokenizer: None: one of ``vocab_size`` is trained.
         vocab_size: see ``tokenizer``.
-        input_bytes: of the files to read, if it is files.
+        once: seconds that do not grow with the text.
     """
-    documents, scale, trains = sample.documents, sample.scale, tokenizer is None
-    characters = sum(len(document.text) for document in documents)
-    started = time.perf_counter()
-    import_module("transformers.models.auto.tokenization_auto")
+    scale, trains, training, memory = sample.scale, tokenizer is None, 0.0, 0
     began = time.perf_counter()
-    once = began - started
     if tokenizer is None:
-        texts = training_texts(iter(documents), TRAINING_CHARACTERS)
-        chosen = train_tokenizer(iter(texts), vocab_size)
-    else:
-        chosen = load_tokenizer(tokenizer)
-    chosen_seconds = time.perf_counter() - began
-    began = time.perf_counter()
-    tokens, disk = _build(documents, BuildSettings.of(chosen, 0.0, 2**27))
-    each = (1 + trains) * sample.seconds + time.perf_counter() - began
-    seconds, memory = None, BASE_MEMORY
-    if scale is not None:
-        more = training_scale(scale, characters) if trains else 1.0
-        seconds = once + more * chosen_seconds + scale * each
-    if trains:
-        read = TRAINING_CHARACTERS if scale is None else scale * characters
-        memory += int(min(read, TRAINING_CHARACTERS) * TRAINING_MEMORY_PER_CHARACTER)
+        texts = [document.text for document in sample.documents]
+        tokenizer = train_tokenizer(iter(texts), vocab_size)
+        characters = max(1, sum(map(len, texts)))
+        most = TRAINING_CHARACTERS / characters
+        # Counting words grows as the text, and no more text is counted than the limit.
+        training = (time.perf_counter() - began) * max(1.0, min(scale or most, most))
+        memory = int(min(scale or most, most) * characters * TRAINING_MEMORY_PER_CHARACTER)
+        began = time.perf_counter()
+    with built(sample, tokenizer, 0.0) as corpus:
+        each = time.perf_counter() - began
+        tokens = corpus.num_tokens
+        disk = sum(path.stat().st_size for path in corpus.path.glob("*-0*"))
     figures = {
-        "documents": None if scale is None else int(scale * len(documents)),
-        "tokens": None if scale is None else int(scale * tokens),
-        "sampled_documents": len(documents),
-        "sampled_tokens": tokens,
+        "documents": sample.num_documents,
+        "tokens": None if scale is None else round(scale * tokens),
+        "sampled_documents": len(sample.documents),
         "tokens_per_second": tokens / max(each, 1e-9),
         "bytes_per_token": disk / tokens,
     }
-    if input_bytes is not None and scale is not None:
-        text_bytes = sum(len(document.text.encode()) for document in documents)
-        figures |= {"input_bytes": input_bytes, "text_bytes": int(scale * text_bytes)}
-    whole = None if scale is None else int(scale * disk)
-    return Cost(seconds, memory, whole, figures, unknown=sample.unknown)
-
-
-def _build(documents: list[Document], settings: BuildSettings) -> tuple[int, int]:
-    """Return the tokens of a corpus of some documents, and the bytes of its shards."""
-    with TemporaryDirectory() as name, settings.writer(Path(name)) as writer:
-        tokenise(iter(documents), settings, writer)
-        tokens = writer.finish()["counts"]["tokens"]
-        return tokens, sum(path.stat().st_size for path in Path(name).iterdir())
-
-
-def training_scale(scale: float, characters: int) -> float:
-    """Return how much longer than on a piece a tokenizer is trained on all of ``scale`` pieces.
-
-    Counting words grows as the text, merging them as the root of it: over encyclopedia, manuals
-    and minutes of 2 to 48 million characters, the exponent was measured as 0.86 to 1.0.
-    """
-    return min(scale, max(1.0, TRAINING_CHARACTERS / max(1, characters))) ** 0.9
+    seconds = None
+    if scale is not None and sample.seconds is not None:
+        seconds = once + training + (1 + trains) * sample.seconds + scale * each
+    return Cost(
+        seconds,
+        peak_memory() + memory,
+        None if scale is None else round(scale * disk),
+        figures,
+        basis=f"Measured on {len(sample.documents):,} of the documents.",
+        unknown=sample.unknown,
+    )

@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.resources import files
@@ -127,17 +128,30 @@ class DocumentReader:
         self._columns = columns_of(columns)
         self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
         self._documents: Counter[str] = Counter()
+        self._may_be_empty = False
 
     @property
     def total(self) -> int | None:
         """The size of all that is read, or None where it is not known."""
         return self.total_bytes or None
 
+    @property
+    def share_read(self) -> float | None:
+        """How much of all the pass under way has read, or None where that is not known."""
+        return self.bytes_read / self.total_bytes if self.bytes_read else None
+
+    def of(self, file: InputFile) -> DocumentReader:
+        """Return a reader of one of the files alone, which may hold no document."""
+        part = copy(self)
+        part.files, part.total_bytes = [file], file.path.stat().st_size
+        part._may_be_empty = True
+        return part
+
     def __iter__(self) -> Iterator[Document]:
         self.bytes_read = 0
         self.left_out.clear()
         self._documents.clear()
-        return self._checked(self._placed(), SeenIds())
+        return self._checked(self._placed(), SeenIds(), yielded=self._may_be_empty)
 
     def manifest(self) -> dict[str, Any]:
         """Return what ``corpus.json`` says was read, after a pass over all documents."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prismlm.corpus.estimate import built, draw
 from prismlm.corpus.layout import strings
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
@@ -175,29 +176,36 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def estimate_audit(audit: Audit, reader: DocumentReader) -> Cost:
-    """Read texts for some seconds and scale by the bytes that are left; nothing is written.
+    """Audit some of the texts for some seconds, and multiply; nothing is written.
 
     The figures are ``texts``, ``tokens`` and ``tokens_per_second``; disk is of the rows as Parquet.
 
     Raises:
         InputError: there is nothing to read.
     """
-    rows: list[dict[str, Any]] = []
+    sample, rows = draw(reader), list[dict[str, Any]]()
+    assert sample.scale is not None
+    assert sample.num_documents is not None
 
     def read() -> Iterator[int]:
-        for row in audit.read(reader):
+        for row in audit.read(sample.documents):
             rows.append(row.to_dict())
             yield row.tokens
 
     rate = rate_of(read())
-    scale = max(1.0, reader.total_bytes / max(1, reader.bytes_read))
+    with built(sample, reader.tokenizer, 0.0) as corpus:  # pyright: ignore[reportArgumentType]
+        tokens = sample.scale * (corpus.num_tokens - len(sample.documents))
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd")
-    tokens = round(audit.tokens * scale)
     return Cost(
         tokens / max(rate, 1e-9),
         # It does not grow with the number of texts.
         peak_memory(),
-        round(sink.getvalue().size * scale),
-        {"texts": round(audit.texts * scale), "tokens": tokens, "tokens_per_second": rate},
+        round(sink.getvalue().size * sample.num_documents / len(rows)),
+        {
+            "texts": sample.num_documents,
+            "tokens": round(tokens),
+            "tokens_per_second": rate,
+        },
+        basis=f"Measured on {len(rows):,} of the texts.",
     )

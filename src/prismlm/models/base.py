@@ -20,7 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from prismlm.errors import FormatError, InputError, first_line
 from prismlm.files import atomic_directory, read_json, room_to_write, share, temporary_sibling
 from prismlm.hub import silence
-from prismlm.models.checkpoint import quiet_transformers, read_checkpoint, refuse_pickles
+from prismlm.models.checkpoint import (
+    quiet_transformers,
+    read_checkpoint,
+    refuse_adapter_alone,
+    refuse_pickles,
+)
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
 # As PEFT names them.
@@ -163,6 +168,7 @@ def put_adapted(base: Path, adapter: Path, out: Path) -> None:
 
 
 def _check_directory(path: Path) -> None:
+    refuse_adapter_alone(path)
     if not (path / CONFIG_FILE).is_file():
         raise InputError(
             f"{path} has no {CONFIG_FILE}: expected the directory of a Hugging Face checkpoint, a "

@@ -19,6 +19,7 @@ from transformers import (
 from transformers.utils import logging
 
 from prismlm.errors import FormatError, InputError, check_path, check_text, no_panics, shown
+from prismlm.files import read_json
 from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
@@ -73,7 +74,24 @@ def _directory(path: object) -> Path:
         raise InputError(
             f"{directory} is not a directory. Expected a model directory; `prismlm demo` makes one."
         )
+    refuse_adapter_alone(directory)
     return directory
+
+
+def refuse_adapter_alone(directory: Path) -> None:
+    """Raise InputError for a directory that holds an adapter and no model."""
+    adapter = directory / "adapter_config.json"
+    if (directory / "config.json").is_file() or not adapter.is_file():
+        return
+    settings = read_json(adapter)
+    base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+    raise InputError(
+        f"{directory} is a PEFT adapter of {base or 'a model that it does not name'}, not a whole "
+        "model. Merge it into that model, and use what is saved (pip install peft):\n"
+        f'  python -c "from peft import AutoPeftModelForCausalLM as A; A.from_pretrained('
+        f"'{directory}').merge_and_unload().save_pretrained('merged')\"\n"
+        "and put the model's tokenizer beside it: its tokenizer.json and tokenizer_config.json."
+    )
 
 
 def _device(name: object) -> torch.device:

@@ -1,4 +1,4 @@
-"""What attaching a head would take, from one forward pass and a few steps of the fit."""
+"""What attaching a head would take: a pass and a few steps are timed, and multiplied."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from prismlm.corpus.estimate import built, draw
 from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.windows import split_counts
@@ -28,8 +29,6 @@ from prismlm.training.fit import KMEANS_ITERATIONS, STATES_PER_CLUSTER, Fitting
 from prismlm.training.lora import LoraOptions, check_lora, with_adapters
 
 STEPS_MEASURED = 3
-# Of English text, in a vocabulary of tens of thousands of tokens.
-BYTES_PER_WORD_PIECE = 4
 # Windows overlap by a quarter.
 READ_TWICE = 4 / 3
 
@@ -40,7 +39,7 @@ def estimate_attach(
     """Say what :func:`prismlm.training.attach.attach` with the same arguments would take.
 
     Nothing is written but for a model that has to be fetched, to the hub's cache. The figures are
-    ``tokens``, positions of the corpus, about; ``states`` that the head is fitted to, in ``steps``;
+    ``tokens``, positions of the corpus; ``states`` that the head is fitted to, in ``steps``;
     what the seconds are made of: ``tune_seconds`` of fine-tuning, ``read_seconds`` of hidden
     states, ``fit_seconds`` of the head, ``lens_seconds``; and what the disk is: ``states_bytes``
     while they are needed, and ``lens_bytes``.
@@ -57,9 +56,9 @@ def estimate_attach(
             directory = Path(name) / "model"
             directory.mkdir()
             put_base(base, directory)
-        opened, _ = read_checkpoint(directory, device=device)
+        opened, tokenizer = read_checkpoint(directory, device=device)
         window = window_of(opened, options)
-        documents, tokens = _counts(corpus)
+        documents, tokens = _counts(corpus, tokenizer, options)
         per_token, kept = _read(opened, window, Path(name), options, device)
         row = bytes_per_position(kept.width)
         states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
@@ -93,12 +92,24 @@ def estimate_attach(
     )
 
 
-def _counts(corpus: Sequence[Path | str]) -> tuple[int | None, int]:
-    """Return documents, where they are known, and positions."""
+def _counts(
+    corpus: Sequence[Path | str], tokenizer: Any, options: AttachOptions
+) -> tuple[int, int]:
+    """Return the documents to train on, and their positions: of text files, from a sample."""
     if len(corpus) == 1 and (Path(corpus[0]) / "corpus.json").is_file():
         documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
         return documents, tokens - documents
-    return None, DocumentReader(list(corpus)).total_bytes // BYTES_PER_WORD_PIECE
+    reader = DocumentReader(
+        list(corpus),
+        tokenizer=tokenizer,
+        skip_bad_rows=options.skip_bad_rows,
+        answered_chats=True,
+    )
+    sample = draw(reader)
+    with built(sample, tokenizer) as first:
+        documents, tokens = split_counts(first, "train")
+    scale = sample.scale or 1.0
+    return round(scale * documents), round(scale * (tokens - documents))
 
 
 def _read(

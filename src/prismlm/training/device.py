@@ -27,7 +27,7 @@ def device_of(recipe: Recipe) -> str:
         built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without CUDA)"
         raise InputError(
             f"the recipe's device is cuda, and torch finds no CUDA GPU here{built}. Run it on a "
-            "machine with one, or on this CPU with --set device=cpu; --dry-run estimates without."
+            "machine with one, or on this CPU with --set device=cpu."
         )
     return recipe.device
 
