@@ -117,3 +117,27 @@ def test_on_a_busy_machine_steps_are_several_times_as_fast():
         busy.kill()
         busy.wait()
     assert spinning > 2 * asleep, (spinning, asleep)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "cp1252"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+)
+def test_what_a_stream_cannot_write_ends_no_command(environment, tmp_path, tiny_corpus):
+    """Bars of shares on stdout, and a name in an error on stderr."""
+    texts = tmp_path / "t.jsonl"
+    texts.write_text('{"id": "x", "text": "a"}\n{"id": "→ 東", "text": "→"}\n' * 2)
+    build = ["corpus", "build", texts, "--out", tmp_path / "out", "--vocab-size", "300"]
+    for arguments, code in ((["corpus", "info", tiny_corpus], 0), (build, 2)):
+        done = subprocess.run(
+            [sys.executable, "-m", "prismlm", *map(str, arguments)],
+            capture_output=True,
+            env={**os.environ, **environment, "COLUMNS": "100"},
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert b"Traceback" not in done.stderr
+        assert b"?" in done.stdout + done.stderr or "PYTHONIOENCODING" not in environment

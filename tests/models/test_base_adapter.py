@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from prismlm.errors import FormatError
-from prismlm.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
+from prismlm.errors import FormatError, InputError
+from prismlm.models.base import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_base, merge_adapter
+from prismlm.models.checkpoint import read_checkpoint
 
 
 class Conv1D(nn.Module):
@@ -83,3 +84,10 @@ def test_damaged(tmp_path, damage):
         (tmp_path / ADAPTER_WEIGHTS).write_bytes(b"no tensors")
     with pytest.raises(FormatError, match="damaged"):
         merge_adapter(model(), tmp_path)
+
+
+def test_an_adapter_without_its_model_is_named_with_the_way_out(tmp_path):
+    write(tmp_path, factors("linear"), base_model_name_or_path="some/base")
+    for opens in (lambda: find_base(str(tmp_path)), lambda: read_checkpoint(tmp_path)):
+        with pytest.raises(InputError, match=r"PEFT adapter of some/base, .*merge_and_unload"):
+            opens()

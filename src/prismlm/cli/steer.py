@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -238,8 +238,9 @@ def _print_text(console: Console, steering: Steering) -> None:
         console.print(Text("without  ", style="dim").append(plain(steering.unedited), "default"))
     console.print()
     if steering.tokens and not any(token.changed for token in steering.tokens):
-        leading = dict.fromkeys(_leader(token.leading_before) for token in steering.tokens)
-        active = ", ".join(list(leading)[:LEADING_SHOWN])
+        leading = [one.leading_before for one in steering.tokens if one.leading_before]
+        named = (_leader(replace(one, category=None)) for one in leading)
+        active = ", ".join(list(dict.fromkeys(named))[:LEADING_SHOWN])
         console.print(
             f"Nothing changed: what is edited is not active at any of the {len(steering.tokens)} "
             f"tokens. The strongest there: {active}."
