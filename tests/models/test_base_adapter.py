@@ -89,5 +89,5 @@ def test_damaged(tmp_path, damage):
 def test_an_adapter_without_its_model_is_named_with_the_way_out(tmp_path):
     write(tmp_path, factors("linear"), base_model_name_or_path="some/base")
     for opens in (lambda: find_base(str(tmp_path)), lambda: read_checkpoint(tmp_path)):
-        with pytest.raises(InputError, match=r"PEFT adapter of some/base, .*merge_and_unload"):
+        with pytest.raises(InputError, match=r"(?s)PEFT adapter of some/base, .*merge_and_unload"):
             opens()

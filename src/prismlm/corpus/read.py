@@ -180,7 +180,7 @@ class DocumentReader:
             if isinstance(bad, BadRow) and not self._skip_bad_rows:
                 raise self._refusal(bad, placed, seen)
             if bad is not None:
-                self.left_out[getattr(bad, "reason", bad)] += 1
+                self.left_out[bad.reason if isinstance(bad, BadRow) else bad] += 1
                 continue
             assert isinstance(document, Document)
             yielded = True
