@@ -65,7 +65,7 @@ def test_every_report(prism, tiny_model, texts, out):
     result = prism("audit", tiny_model, texts, "--json", *written)
     assert result.returncode == 0, result.stderr
     summary = json.loads(result.stdout)
-    assert (summary["texts"], summary["empty"]) == (3, 0)
+    assert (summary["texts"], summary["left_out"]) == (3, {})
     assert summary["corpus"]["trained_on"] is True
     assert sorted(path.name for path in out.iterdir()) == sorted(p.name for p in files.values())
     rows = [json.loads(line) for line in files["jsonl"].read_text().splitlines()]
