@@ -17,7 +17,7 @@ from pathlib import Path
 from types import UnionType
 from typing import IO, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from prismlm.errors import BadRow, FormatError, PrismError, shown
+from prismlm.errors import BadRow, FormatError, InputError, PrismError, shown
 
 # What torch.save says, as a RuntimeError, of a write that failed.
 FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
