@@ -69,7 +69,7 @@ def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm, monkeypatch)
     """The model's own passes over a text, as if it had just written it."""
     ids = lm.encode("a 東京 b")
     told = []
-    recorded = Recorded([], [], [])
+    recorded = Recorded([], [], [], [])
     monkeypatch.setattr(following, "LONGEST", 0.0)
     follow = Following(lm, recorded, 1, told.append)
     shown = []
@@ -78,6 +78,7 @@ def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm, monkeypatch)
             hidden = lm.model(input_ids=ids[:, :length], output_hidden_states=True)
             z = hidden.hidden_states[-1][:, -1:]
             recorded.states.append(z)
+            recorded.read.append(ids[:, length - 1 : length])
             recorded.embedded.append(lm.model.get_output_embeddings()(z))
             follow(ids[:, : length + 1])
             shown.append("".join(step.pieces[1].shown for step in told))

@@ -25,14 +25,18 @@ def generate(
     With --chat it is the answer alone.
     """
     asked = put(prompt, chat, system)
-    from prismlm.index.opened_model import OpenedModel
+    from prismlm.index.opened_model import OpenedModel, settings_not_applied
     from prismlm.models.checkpoint import load_checkpoint
 
     loaded, tokenizer, sidecar = load_checkpoint(model)
     # Writing needs no lens, so one that is stale or one of several is no reason to refuse.
     lm = OpenedModel(model, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
     text = lm.generate(asked, tokens=tokens, temperature=temperature, seed=seed)
+    left_out = settings_not_applied(loaded, temperature)
     if as_json:
-        print_json({"model": str(model), "prompt": prompt, "text": text})
-    else:
-        typer.echo(text)
+        notes = {"notes": [left_out]} if left_out else {}
+        print_json({"model": str(model), "prompt": prompt, "text": text, **notes})
+        return
+    if left_out:
+        typer.echo(left_out, err=True)
+    typer.echo(text)

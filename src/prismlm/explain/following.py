@@ -73,9 +73,9 @@ class Following:
 
     def _follow(self, ids: Tensor) -> bool:
         new = self._recorded.states[self._passes :]
-        count = sum(z.shape[1] for z in new)
-        if not count or (self._passes == 0 and count != ids.shape[1] - 1):
+        if not new or not self._recorded.is_of(ids[:, :-1]):
             return False
+        count = sum(z.shape[1] for z in new)
         codes = self._recorded.codes[self._passes :]
         split = split_states(
             self._output,

@@ -26,7 +26,7 @@ from prismlm.explain.steps import steps_of
 from prismlm.explain.trace import Trace
 from prismlm.index.layout import find_lens
 from prismlm.index.lens import Lens
-from prismlm.index.opened_model import OpenedModel
+from prismlm.index.opened_model import OpenedModel, settings_not_applied
 from prismlm.models.checkpoint import load_checkpoint
 
 
@@ -93,7 +93,9 @@ class PrismLM(OpenedModel):
         first = max(0, asked - 1)
         given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
         read = partial(steps_of, *given)
-        return Trace(str(self.path), read, evidence, self.lens, split.rounding, maps, self, first)
+        left_out = settings_not_applied(self.model, temperature) if generate else ""
+        about = (self.lens, split.rounding, maps, self, first, left_out)
+        return Trace(str(self.path), read, evidence, *about)
 
     def asked(self, text: str | Messages, ids: Tensor) -> int:
         """Return how many of a text's tokens ``ids`` [T] stand before the answer in it.

@@ -139,9 +139,15 @@ class PositionAttribution(Attribution):
 
     @property
     def support(self) -> Support | None:
-        """How well the corpus supports the predictions; None without any, or without a scale."""
+        """How well the corpus supports the predictions; None without any, or without a scale.
+
+        Nor is it known where a state is zero, or where all states that the scale was measured on
+        were as near: nothing is near to those, nor far from them.
+        """
         scale, nearest = self.lens.support, self.nearest
-        if scale is None or not len(nearest):
+        if scale is None or not len(nearest) or scale.nearest[0] == scale.nearest[-1]:
+            return None
+        if not nearest.all() or not np.isfinite(nearest).all():
             return None
         matched = None
         if scale.words:

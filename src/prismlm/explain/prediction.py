@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.errors import DecompositionError
+from prismlm.errors import DecompositionError, PrismError
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
@@ -186,11 +186,13 @@ class Recorded(NamedTuple):
         states: its inputs, each [1, positions, d].
         embedded: its outputs W z + b, each [1, positions, V].
         codes: of uncertainty that were fed back, each [1, positions]; none without feedback.
+        read: the tokens that each pass read, each [1, tokens].
     """
 
     states: list[Tensor]
     embedded: list[Tensor]
     codes: list[Tensor]
+    read: list[Tensor]
 
     def until(self, tokens: int | None) -> Recorded:
         """Return what was recorded of the first tokens alone; of all where None."""
@@ -199,23 +201,46 @@ class Recorded(NamedTuple):
         kept = ([torch.cat(of, 1)[:, : tokens - 1]] if of else [] for of in self)
         return Recorded(*kept)
 
+    def is_of(self, ids: Tensor) -> bool:
+        """Say whether there is a state after each of ``ids`` [1, T], and of no other token.
+
+        A model that hands on the last position of its prompt alone, or reads all anew in each
+        pass, has not.
+
+        Raises:
+            PrismError: the passes read other tokens, so that the states are of another text.
+        """
+        if not self.read:
+            return False
+        read = torch.cat(self.read, 1) if len({len(one) for one in self.read}) == 1 else ids[:, :0]
+        if torch.equal(read, ids):
+            return [z.shape[:2] for z in self.states] == [one.shape for one in self.read]
+        if not all(torch.equal(one, ids[:, : one.shape[1]]) for one in self.read):
+            raise PrismError(
+                "the model's generate() returned other tokens than its forward passes read, so "
+                "that the states are of another text than the answer. Write the text with the "
+                "model itself, and explain it as it is, with generate=0."
+            )
+        return False
+
 
 @contextmanager
 def record(model: PreTrainedModel) -> Iterator[Recorded]:
     """Keep every position that this thread sends through the output embedding in the block."""
-    recorded = Recorded([], [], [])
+    recorded = Recorded([], [], [], [])
+    feeds_back = uncertainty_of(model) is not None
 
     def after(_: nn.Module, args: tuple[Tensor, ...], kwargs: Any, output: Tensor) -> None:
         recorded.states.append(args[0])
         recorded.embedded.append(output)
 
     def called(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        recorded.codes.append(output[CODES])
+        if (ids := kwargs.get("input_ids", *args[:1])) is not None:
+            recorded.read.append(ids)
+        if feeds_back:
+            recorded.codes.append(output[CODES])
 
-    hooks = [Hook(output_embedding(model), after=after)]
-    if uncertainty_of(model) is not None:
-        hooks.append(Hook(model, after=called))
-    with watch(hooks):
+    with watch([Hook(output_embedding(model), after=after), Hook(model, after=called)]):
         yield recorded
 
 
@@ -223,7 +248,7 @@ def _states(
     model: PreTrainedModel, ids: Tensor, steps: int, recorded: Recorded | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return z [steps, d], W z + b [steps, V] and codes [steps], recorded or of a forward pass."""
-    if recorded is not None and sum(z.shape[1] for z in recorded.states) == steps:
+    if recorded is not None and recorded.is_of(ids[:, :steps]):
         codes = torch.cat(recorded.codes, 1)[0] if recorded.codes else None
         return torch.cat(recorded.states, 1)[0], torch.cat(recorded.embedded, 1)[0], codes
     with capture(model) as seen:

@@ -16,7 +16,7 @@ from prismlm.explain.passages import Passage, PositionAttribution
 from prismlm.explain.rows import Rows, frame, write_rows
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources, check_method
 from prismlm.explain.steps import Step
-from prismlm.explain.summary import in_words
+from prismlm.explain.summary import doubts, in_words
 from prismlm.explain.support import Support
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import json_text
@@ -56,6 +56,7 @@ class Trace:
         attention: what the heads that were asked for look at, a row for each step; or None.
         lm: the model itself, which :meth:`against` reads text with.
         first: the first step of the answer.
+        settings: what the model's own settings of generation would have changed, in words.
     """
 
     model: str
@@ -66,6 +67,7 @@ class Trace:
     attention: tuple[AttentionMap, ...] | None = field(default=None, compare=False, repr=False)
     lm: OpenedModel | None = field(default=None, compare=False, repr=False)
     first: int = 0
+    settings: str = ""
     _found: dict[Method, Attribution] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -192,7 +194,7 @@ class Trace:
     def support(self) -> Support | None:
         """How well the corpus supports the answer at all.
 
-        None without a lens, or with one that has no cells.
+        None without a lens, with one that has no cells, and where states are zero.
         """
         if self.lens is None or self.lens.support is None:
             return None
@@ -207,8 +209,19 @@ class Trace:
             return None
         read = "The text" if len(self) > 1 else "The prediction"
         subject = "The answer" if self.first or self.written else read
-        shares = self.sources(self.lens.telling)
-        return in_words(subject, shares, self.documents(1), self.support)
+        shares, found = self.sources(self.lens.telling), self._attribution("evidence")
+        shown = [(one, found.document_share(one.doc_id)) for one in self.places(1)]
+        return in_words(subject, shares, shown[0] if shown else None, self.support)
+
+    @property
+    def softcap(self) -> float | None:
+        """The cap c of a model whose own logits are c tanh(l / c), as Gemma's: steps have l."""
+        return None if self.lm is None else self.lm.logit_map.softcap
+
+    @property
+    def notes(self) -> list[str]:
+        """What must be known to read the figures: doubts about model or head, settings left out."""
+        return [*doubts(self.table), *([self.settings] if self.settings else [])]
 
     def verbatim(self, limit: int = PASSAGES_SHOWN) -> Rows[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.
@@ -262,6 +275,10 @@ class Trace:
         }
         if self.lens is not None and method == "evidence" and not where:
             value["summary"] = self.summary
+        if self.notes:
+            value["notes"] = self.notes
+        if self.softcap is not None:
+            value["softcap"] = self.softcap
         if self.support is not None:
             value["support"] = self.support.to_dict()
         if self.lens is not None and self.lens.cells is not None and method == "evidence":

@@ -189,6 +189,7 @@ def _finished(trace: Trace) -> dict[str, Any]:
     support = trace.support
     return {
         "trace": data,
+        "notes": trace.notes,
         "shared": pool.to_dict(),
         "support": None if support is None else support.to_dict(),
     }

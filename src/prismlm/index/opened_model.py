@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,13 +13,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import (
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
 
 from prismlm.corpus.chat import Messages, chat_text, is_messages
-from prismlm.errors import InputError, check_number, check_text, check_whole, no_panics
+from prismlm.errors import (
+    InputError,
+    check_number,
+    check_text,
+    check_whole,
+    no_panics,
+    shown,
+)
 from prismlm.index.lens import Lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
@@ -29,6 +38,20 @@ MOST_WRITTEN = 2**31 - 1
 LONGEST_TEXT = 16_000_000
 # Logits over a smaller temperature leave the range of float32.
 COLDEST = 1e-6
+# Settings of a model's generation_config.json that every call decides itself, name tokens, or
+# change no token; and those that act where tokens are drawn.
+DECIDED = {
+    "max_length", "max_new_tokens", "do_sample", "temperature", "bos_token_id", "eos_token_id",
+    "pad_token_id", "decoder_start_token_id", "use_cache", "output_attentions", "output_logits",
+    "output_hidden_states", "output_scores", "return_dict_in_generate",
+}  # fmt: skip
+OF_SAMPLING = {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+# Values with which a setting does nothing, beside None and False.
+NEUTRAL = {
+    "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "length_penalty": 1,
+    "encoder_repetition_penalty": 1, "diversity_penalty": 0, "no_repeat_ngram_size": 0,
+    "min_length": 0, "top_k": 0, "top_p": 1, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -176,6 +199,38 @@ class OpenedModel:
         return write_after(self.model, self.tokenizer, prompt, tokens, temperature, seed, **options)
 
 
+class _Plain(GenerationConfig):
+    """Settings of one generation: those that it is made with, and no others.
+
+    ``generate`` fills what is unset from the model's generation_config.json, in an update that may
+    add entries of its own; after that it fills in the defaults of transformers.
+    """
+
+    def update(
+        self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        return {} if allow_custom_entries else super().update(defaults_only=defaults_only, **kwargs)
+
+
+def settings_not_applied(model: PreTrainedModel, temperature: float) -> str:
+    """Say what of a model's generation_config.json :func:`write_after` leaves out; "" for nothing.
+
+    That is beams, penalties, forced and forbidden tokens, and with a temperature top-k, top-p and
+    the like: what is explained is the model's own distribution, and the next token is its top one
+    or drawn from it.
+    """
+    settings = json.loads(model.generation_config.to_json_string(ignore_metadata=True))
+    left_out = DECIDED if temperature else DECIDED | OF_SAMPLING
+    named = ", ".join(
+        f"{name}={shown(settings[name])}"
+        for name in vars(GenerationConfig())
+        if name in settings.keys() - left_out
+        and settings[name] not in (None, NEUTRAL.get(name))
+        and settings[name] is not False
+    )
+    return f"Not applied: {named} of the model's generation_config.json." if named else ""
+
+
 @torch.no_grad()
 def write_after(
     model: PreTrainedModel,
@@ -190,6 +245,7 @@ def write_after(
 ) -> Tensor:
     """Return ``prompt`` [1, T] and up to ``tokens`` tokens that the model writes after it.
 
+    Of the model's generation_config.json only the tokens that end a text are taken.
     With ``all_logits`` every position of the prompt passes the output embedding. ``enough`` is
     asked after every token, with all tokens so far, whether to stop.
 
@@ -206,9 +262,11 @@ def write_after(
     )
     if tokens == 0:
         return prompt
-    options: dict[str, Any] = {"do_sample": False}
-    if temperature:
-        options = {"do_sample": True, "temperature": temperature}
+    own = model.generation_config
+    padding = tokenizer.eos_token_id if own.pad_token_id is None else own.pad_token_id
+    ends: dict[str, Any] = {"eos_token_id": own.eos_token_id, "pad_token_id": padding}
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    options: dict[str, Any] = {}
     if all_logits and "logits_to_keep" in signature(model.forward).parameters:
         # Otherwise only the prompt's last position would pass the output embedding.
         options["logits_to_keep"] = 0
@@ -223,8 +281,7 @@ def write_after(
         ids = model.generate(  # pyright: ignore[reportCallIssue]
             inputs=prompt,
             attention_mask=torch.ones_like(prompt),
-            max_new_tokens=tokens,
-            pad_token_id=tokenizer.eos_token_id,
+            generation_config=_Plain(max_length=prompt.shape[1] + tokens, **ends, **drawn),
             **options,
         )
     assert isinstance(ids, Tensor)

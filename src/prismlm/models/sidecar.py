@@ -176,6 +176,8 @@ def _read_head(path: Path, prototypes_per_token: int, weights: Weights) -> Proto
     prototypes, scale = tensors["prototypes"], tensors["scale"]
     if prototypes.ndim != 2 or scale.numel() != 1 or not torch.isfinite(prototypes).all():
         raise FormatError(f"{path} must hold finite prototypes [K, d] and a scalar scale.")
+    if not prototypes.any():
+        raise FormatError(f"all prototypes in {path} are zero: they point nowhere. Attach again.")
     head = PrototypeHead(
         prototypes.shape[1],
         prototypes.shape[0],

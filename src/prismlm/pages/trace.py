@@ -97,7 +97,8 @@ def _header(trace: Trace) -> str:
             facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
     if trace.support is not None:
         facts.append(("support", f"{trace.support.level}, {WORDS[trace.support.level]}"))
-    return header(facts, trace.summary)
+    notes = "".join(f'\n<p class="p-note">{escape(note)}</p>' for note in trace.notes)
+    return header(facts, trace.summary) + notes
 
 
 def _tokens(trace: Trace) -> Iterator[str]:

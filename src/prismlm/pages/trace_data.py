@@ -187,6 +187,7 @@ def trace_data(
         ],
         # Of a model with feedback the first token has none; of others, no token.
         "feedback": has_feedback(trace),
+        "softcap": trace.softcap,
         "whole": _whole(trace, pool, against, quotes),
         "places": "Documents" if trace.lens is None or trace.lens.cells is None else "Passages",
     }

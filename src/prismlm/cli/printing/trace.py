@@ -62,6 +62,8 @@ def print_trace(
     ``against`` is printed where it was asked for.
     """
     console = console_for_reading()
+    for note in trace.notes:
+        console.print(plain(note), style="yellow")
     _print_support(console, trace)
     # It is of all text by evidence: beside shares of another kind it would not fit these.
     if sources is not None and sources.method == "evidence" and not sources.where:

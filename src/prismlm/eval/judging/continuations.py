@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from transformers import GenerationConfig
 
 from prismlm import fingerprints
 from prismlm.corpus.store import Corpus
@@ -134,11 +133,9 @@ class Writer:
     def __init__(self, name: str, directory: Path, how: Writing, kept: Path) -> None:
         self.name, self.how = name, how
         self._model, self._tokenizer = read_checkpoint(directory)
-        # Of a model's own way of generating only what ends a text stays: all write in one way.
-        ends = getattr(self._model.generation_config, "eos_token_id", None)
-        ends = self._tokenizer.eos_token_id if ends is None else ends
-        drawn = {"top_k": 0} if how.temperature else {}
-        self._model.generation_config = GenerationConfig(eos_token_id=ends, **drawn)
+        settings = self._model.generation_config
+        if settings.eos_token_id is None:
+            settings.eos_token_id = self._tokenizer.eos_token_id
         identity = fingerprints.of_json([fingerprints.of_weights(self._model), asdict(how)])
         self._answers = Answers(kept, identity)
 

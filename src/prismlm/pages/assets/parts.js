@@ -144,7 +144,7 @@ export const stacked = (data, step) => {
   const total = step.uses.reduce((s, use) => s + use[1], 0);
   const equation = make("p", "p-equation", "prototypes ", make("b", null, plain(total)), " + residual ",
     make("b", null, plain(step.residual[0])), " + bias ", make("b", null, plain(step.bias[0])), " = logit ",
-    make("b", null, plain(step.logit)), make("span", "p-note", ` the model's own: ${plain(step.model)}`));
+    make("b", null, plain(step.logit)), make("span", "p-note", ` the model's own${data.softcap ? `, before its soft-cap of ${plain(data.softcap)}` : ""}: ${plain(step.model)}`));
   chart.setAttribute("role", "img");
   chart.setAttribute("aria-label", parts.map((p) => `${p.label} ${signed(p.value)}`).join(", "));
   return make("div", "p-logit", chart, axis, equation);
