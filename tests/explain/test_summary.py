@@ -19,31 +19,58 @@ def document(share, title="Vaccines"):
     [
         (
             shares(law=0.4, art=0.1),
-            "The answer relies mostly on law: 80% of what is attributed, 20% one document, "
+            "The answer relies mostly on law: 80% of what is attributed; 20% one document, "
             "“Vaccines”. 50% of the evidence is attributed.",
         ),
         (
             shares(law=0.3, art=0.2),
-            "The answer relies on law before all others: 60% of what is attributed, 20% one "
+            "The answer relies on law before all others: 60% of what is attributed; 20% one "
             "document, “Vaccines”. 50% of the evidence is attributed.",
         ),
         (
             shares(by="source", law=0.2, art=0.15, war=0.15),
-            "The answer relies on no one source: law 40%, art 30% of what is attributed, 20% one "
+            "The answer relies on no one source: law 40%, art 30% of what is attributed; 20% one "
             "document, “Vaccines”. 50% of the evidence is attributed.",
         ),
         (
-            shares(unattributed=0.998, law=0.002),
-            "None of the evidence is attributed to text of this corpus.",
+            shares(unattributed=0.99, law=0.01),
+            "Almost none of the evidence (1.0%) is attributed to text of this corpus.",
+        ),
+        (
+            shares(unattributed=1),
+            "No evidence is attributed to text of this corpus.",
         ),
     ],
 )
 def test_in_words(given, said):
-    assert in_words("The answer", given, [document(0.1)], None) == said
+    assert in_words("The answer", given, (document(0.05), 0.1), None) == said
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (
+            {"finance": (0.75, 0.68), "law": (0.15, 0.058), "art": (0.1, 0.262)},
+            "no one domain: law 15% (6% of the corpus), finance 75% (68% of the corpus) of what",
+        ),
+        (
+            {"finance": (0.75, 0.68), "law": (0.25, 0.32)},
+            "no domain more than the corpus holds of it: finance 75% of what is attributed (68%",
+        ),
+        (
+            {"law": (0.8, 0.1), "finance": (0.2, 0.9)},
+            "mostly on law: 80% of what is attributed (10% of the corpus)",
+        ),
+    ],
+)
+def test_a_large_domain_leads_only_where_its_share_is_larger_than_in_the_corpus(parts, said):
+    items = sorted(parts.items(), key=lambda one: -one[1][0])
+    found = Sources("domain", tuple(Share(key, *shares) for key, shares in items), 0.0)
+    assert said in in_words("The answer", found, None, None)
 
 
 def test_a_document_without_a_title_has_its_id():
-    said = in_words("The text", shares(law=0.5), [document(0.25, None)], None)
+    said = in_words("The text", shares(law=0.5), (document(0.25, None), 0.25), None)
     assert "50% one document, “a/1”" in said
 
 
@@ -60,9 +87,10 @@ def test_it_is_said_of_what_is_summed(tiny_model, monkeypatch):
     trace = lm.explain("The cell is", generate=5)
     subjects = {"The answer": trace, "The text": trace[:], "The prediction": trace[:1]}
     for subject, one in subjects.items():
-        assert one.summary == in_words(
-            subject, one.sources("domain"), one.documents(1), one.support
-        )
+        place = one.passages(1)[0]
+        whole = next(d.share for d in one.documents(10**6) if d.doc_id == place.doc_id)
+        given = one.sources("domain"), (place, whole), one.support
+        assert one.summary == in_words(subject, *given)
         assert one.to_dict()["summary"] == one.summary
     assert trace[:0].summary is None
 

@@ -14,7 +14,7 @@ const COLUMNS = "Written tokens as columns of prototypes' parts of each logit; l
  * the reach of the highest; `data` is the whole trace, `chosen` the step that is looked at, `slice` the part of its column (-1: none).
  * @typedef {{ words: string, written: boolean, one: any }} Token
  * @typedef {{ id: string, note: string, tokens: Token[], bars: any[], prototypes: Record<string, any>, largest: number, data: any,
- *   support: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
+ *   support: any, notes: string[], asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
  * What stands behind a step, and, where that was asked for, against it.
  * @typedef {{ found?: any, failed?: unknown, asked?: boolean, opposed?: any, refused?: unknown }} Aside
  * @typedef {{ shared: any, chat: boolean, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>,
@@ -26,7 +26,7 @@ export const live = (shared, chat) => {
   node.className = "prismlm x-answer";
   /** @type {Answer} */
   const answer = { shared, chat, node, began: 0, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", tokens: [], bars: [],
-    prototypes: {}, largest: 1, data: null, support: null, asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
+    prototypes: {}, largest: 1, data: null, support: null, notes: [], asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
   draw(node, () => page(answer, answer.state.value));
   // A finger leaves what it touches: the card stays until another place is touched.
   node.addEventListener("pointerdown", (event) => /** @type {Element} */ (event.target).closest("[data-prototype]") ?? leave(answer));
@@ -41,10 +41,10 @@ export const live = (shared, chat) => {
 
 /** @param {Answer} answer @param {State} now */
 const page = (answer, now) => {
-  const { id, note, tokens, bars, largest, data, support, chosen } = now;
+  const { id, note, tokens, bars, largest, data, support, notes, chosen } = now;
   const facts = () => [["predictions", count(data.steps.length)], ["written", data.steps.filter((one) => one.from === "generated").length], ...(support ? [["support", support.level]] : [])];
   return html`<header class="p-head">${data
-    ? html`${data.whole?.summary ? html`<p class="p-lead">${data.whole.summary}</p>` : nothing}<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id, answer.chat)}`
+    ? html`${data.whole?.summary ? html`<p class="p-lead">${data.whole.summary}</p>` : nothing}${notes.map((one) => html`<p class="p-note">${one}</p>`)}<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id, answer.chat)}`
     : html`<p class="p-note x-note">${note}</p>`}</header>
 <div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
     guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
@@ -116,13 +116,13 @@ const step = ({ state, node, began }, one) => {
 const columns = (node) => /** @type {HTMLElement} */ (node.querySelector(".x-columns"));
 
 /** The whole trace has come. @param {Answer} answer */
-const finish = (answer, { id, trace, shared: pool, support }) => {
+const finish = (answer, { id, trace, notes, shared: pool, support }) => {
   const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps, prototypes } = data;
   shared.answer = { id, data };
   const tokens = state.value.tokens.map((token, i) => ({ ...token, one: steps[i] ? flat(steps[i]) : null }));
   // Of a text that was only read all tokens have columns, which are there once it is at its end.
   const bars = state.value.bars.length ? state.value.bars : steps.map(flat);
-  change(state, { id, data, support, prototypes, tokens, bars, largest: Math.max(state.value.largest, ...bars.map(reach)) });
+  change(state, { id, data, support, notes, prototypes, tokens, bars, largest: Math.max(state.value.largest, ...bars.map(reach)) });
   const text = node.querySelector(".p-text");
   answer.choose = walk(text, [...node.querySelectorAll(".p-text [role=option]")], (number) => look(answer, number));
 };
@@ -151,7 +151,8 @@ const aside = ({ state, shared: { model: { lens } } }, { id, data, chosen, aside
     change(state, { asides: { ...state.value.asides, [chosen]: { ...asides[chosen], asked: true } } });
     void put(state, chosen, api(`/answers/${id}/steps/${chosen}/against`), "opposed", "refused");
   };
-  const button = html`<button type="button" class="x-more" ?disabled=${asked} @click=${opposing}>What speaks against it</button>`;
+  const button = html`<button type="button" class="x-more" ?disabled=${asked} @click=${opposing}>What speaks against it</button>${asked
+    ? html`<p class="p-note x-reading" role="status">The model reads the nearest text again in which another token came next. That takes some seconds.</p>` : nothing}`;
   return html`<div class="p-aside">${failed ? problem(failed) : !found ? html`<p class="p-note">Looking through the training text…</p>`
     : [...behind(filled(found), { ...data.steps[chosen], ...found }).childNodes]}${refused ? problem(refused) : opposed ? against(filled(opposed), opposed.against)
     : found && lens?.cells && lens.corpus ? button : nothing}</div>`;

@@ -1,0 +1,152 @@
+"""What the model writes to be explained, whatever its generation_config.json holds."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import GenerationConfig
+from typer.testing import CliRunner
+
+import prismlm
+from prismlm.cli.app import app
+from prismlm.errors import PrismError
+from prismlm.explain.prediction import record, split_predictions
+from prismlm.index.opened_model import settings_not_applied
+
+TEXT = "The patient was given a dose of the drug, and the court ruled that"
+WRITTEN = 12
+OTHERS = list(range(3, 250))
+# One after the other, and what of them can be in one file.
+SETTINGS = [
+    {"num_beams": 4, "length_penalty": 3.0, "early_stopping": True},
+    {"num_beams": 4, "num_return_sequences": 3},
+    {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
+    {"num_beams": 3, "force_words_ids": [[5]]},
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 2, "suppress_tokens": OTHERS, "sequence_bias": [[[5], 100.0]]},
+    {"begin_suppress_tokens": OTHERS, "bad_words_ids": [[one] for one in OTHERS]},
+    {"forced_bos_token_id": 0, "forced_eos_token_id": 7},
+    {"min_length": 300, "min_new_tokens": 100, "exponential_decay_length_penalty": [1, 3.0]},
+    {"prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 2},
+    {"assistant_early_exit": 1, "num_assistant_tokens": 7},
+    {"guidance_scale": 3.0, "renormalize_logits": True, "remove_invalid_values": True},
+    {"cache_implementation": "quantized", "prefill_chunk_size": 3},
+    {"penalty_alpha": 0.6, "dola_layers": "low", "low_memory": True},
+    {"stop_strings": ["e"], "max_time": 1e-9, "token_healing": True},
+    {"watermarking_config": {"bias": 20.0, "seeding_scheme": "lefthash"}},
+]
+SAMPLING = {"top_k": 2, "top_p": 0.3, "min_p": 0.2, "typical_p": 0.3, "epsilon_cutoff": 0.2}
+# Of lengths, choice and outputs every call decides itself, so nothing is said of them.
+UNSAID = {"max_length": 5, "max_new_tokens": 1, "do_sample": True, "temperature": 0.2}
+UNSAID |= {"use_cache": False, "return_dict_in_generate": True, "output_scores": True}
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def ids_of(lm):
+    """What is written without any settings, at a temperature."""
+    prompt = lm.encode(TEXT, WRITTEN)
+    return {t: lm.write(prompt, WRITTEN, t, 3) for t in (0.0, 0.8)}
+
+
+@pytest.fixture
+def with_file(tiny_model, tmp_path):
+    """The model beside a file that holds all that one can."""
+    path = shutil.copytree(tiny_model, tmp_path / "model")
+    file = path / "generation_config.json"
+    all_in_one = {"num_beams": 4, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
+    all_in_one |= {"suppress_tokens": OTHERS, "prompt_lookup_num_tokens": 3, "guidance_scale": 3.0}
+    all_in_one |= {"cache_implementation": "static", "forced_eos_token_id": 7}
+    file.write_text(json.dumps(json.loads(file.read_text()) | all_in_one | SAMPLING | UNSAID))
+    return path
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_probability_is_that_of_a_pass_over_the_returned_text(
+    with_file, ids_of, temperature
+):
+    trace = prismlm.load(with_file).explain(
+        TEXT, generate=WRITTEN, temperature=temperature, seed=3
+    )
+    ids = torch.tensor([[step.token_id for step in trace] + [trace[-1].target_id]])
+    assert torch.equal(ids, ids_of[temperature])
+    model = prismlm.load(with_file).model
+    with torch.no_grad():
+        given = model(input_ids=ids, use_cache=False).logits[0].softmax(-1)
+    own = given[torch.arange(len(trace)), ids[0, 1:]].tolist()
+    assert [step.probability for step in trace] == pytest.approx(own, abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, SAMPLING, UNSAID])
+def test_no_setting_changes_what_is_written_and_each_is_named(lm, ids_of, settings, monkeypatch):
+    ends = {"eos_token_id": lm.model.generation_config.eos_token_id}
+    monkeypatch.setattr(lm.model, "generation_config", GenerationConfig(**settings, **ends))
+    for temperature, ids in ids_of.items():
+        assert torch.equal(lm.write(lm.encode(TEXT, WRITTEN), WRITTEN, temperature, 3), ids)
+        said = settings_not_applied(lm.model, temperature)
+        for name in settings:
+            named = name not in UNSAID and (temperature > 0 or name not in SAMPLING)
+            assert (f"{name}=" in said) == named
+
+
+def test_what_does_nothing_is_not_named(lm, monkeypatch):
+    nothing = {"num_beams": 1, "repetition_penalty": 1.0, "top_p": 1.0, "length_penalty": 1.0}
+    monkeypatch.setattr(lm.model, "generation_config", GenerationConfig(**nothing))
+    assert settings_not_applied(lm.model, 1.0) == ""
+    assert "notes" not in lm.explain(TEXT).to_dict()
+
+
+def test_it_is_said_wherever_the_answer_is_shown(with_file):
+    said = "Not applied: num_beams=4, "
+    trace = prismlm.load(with_file).explain(TEXT, generate=2)
+    assert trace.to_dict()["notes"] == trace.notes
+    assert trace.notes[0].startswith("Not applied: ")
+    assert "num_beams=4, " in trace.to_html()
+    asked = str(with_file), TEXT
+    shown = CliRunner().invoke(app, ["explain", *asked, "--generate", "2"])
+    assert "num_beams=4, " in shown.stdout
+    # Of a text that is only read nothing was generated.
+    assert "num_beams" not in CliRunner().invoke(app, ["explain", *asked]).stdout
+    written = CliRunner().invoke(app, ["generate", *asked, "--tokens", "2"])
+    assert "num_beams=4, " in written.stderr
+    document = CliRunner().invoke(app, ["generate", *asked, "--tokens", "2", "--json"]).stdout
+    assert "num_beams=4, " in json.loads(document)["notes"][0], said
+
+
+def test_one_of_several_tokens_ends_a_text(lm, ids_of, monkeypatch):
+    prompt = lm.encode(TEXT, WRITTEN)
+    second = ids_of[0.0][0, prompt.shape[1] + 1].item()
+    ends = [lm.tokenizer.eos_token_id, second]
+    monkeypatch.setattr(lm.model.generation_config, "eos_token_id", ends)
+    assert lm.write(prompt, WRITTEN, 0.0, 0).shape[1] <= prompt.shape[1] + 2
+
+
+@pytest.mark.parametrize(
+    "how", [{"num_beams": 4}, {"num_beams": 4, "num_return_sequences": 4}, {"do_sample": True}]
+)
+def test_states_of_another_text_are_refused(lm, how):
+    prompt = lm.encode(TEXT)
+    torch.manual_seed(0)
+    with record(lm.model) as recorded:
+        ids = lm.model.generate(prompt, max_new_tokens=WRITTEN, **how)
+    other = ids[:1].clone()
+    other[0, -3] = 5
+    steps = other.shape[1] - 1
+    with pytest.raises(PrismError, match="the states are of another text"):
+        split_predictions(lm.model, lm.head, lm.logit_map, other, steps, recorded)
+
+
+def test_what_is_read_anew_in_each_pass_is_read_once_more(lm, ids_of):
+    """As by a model without a cache."""
+    prompt, steps = lm.encode(TEXT), ids_of[0.0].shape[1] - 1
+    with record(lm.model) as recorded:
+        ids = lm.model.generate(prompt, max_new_tokens=WRITTEN, do_sample=False, use_cache=False)
+    assert torch.equal(ids, ids_of[0.0])
+    given = lm.model, lm.head, lm.logit_map, ids, steps
+    anew, once = split_predictions(*given, recorded), split_predictions(*given)
+    assert torch.equal(anew.model_logits, once.model_logits)
