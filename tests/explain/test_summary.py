@@ -1,8 +1,17 @@
+import shutil
+from dataclasses import replace
+
 import pytest
+import torch
+from typer.testing import CliRunner
 
 import prismlm
+from prismlm.cli.app import app
+from prismlm.errors import FormatError
 from prismlm.explain.shares import DocumentShare, Share, Sources
 from prismlm.explain.summary import in_words
+from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import load_sidecar, save_sidecar
 
 
 def shares(unattributed=0.5, by="domain", **items):
@@ -101,3 +110,65 @@ def test_it_is_not_put_beside_shares_of_another_kind(tiny_model):
     assert "summary" in trace.to_dict()
     assert "summary" not in trace.to_dict(method="source")
     assert "summary" not in trace.to_dict(where={"license": license})
+
+
+@pytest.fixture
+def with_head(tiny_model, tmp_path):
+    """Give what makes a model directory without a lens whose prototypes are some times as long."""
+
+    def make(factor):
+        path = tmp_path / "model"
+        shutil.copytree(tiny_model, path, ignore=shutil.ignore_patterns("lens"))
+        sidecar = load_sidecar(path)
+        with torch.no_grad():
+            sidecar.head.prototypes.mul_(factor)
+        save_sidecar(path, sidecar)
+        return path
+
+    return make
+
+
+def test_a_head_that_explains_many_times_the_evidence_is_said_not_to_fit(with_head):
+    path = with_head(50.0)
+    trace = prismlm.load(path).explain("The cell is")
+    assert "The prototype head does not fit this model: the median" in trace.notes[0]
+    assert trace.to_dict()["notes"] == trace.notes
+    assert "does not fit this model" in trace.to_html()
+    shown = CliRunner().invoke(app, ["explain", str(path), "The cell is"]).stdout
+    assert "does not fit this model" in shown
+
+
+def test_a_head_of_zeros_is_refused(with_head):
+    with pytest.raises(FormatError, match=r"all prototypes in .* are zero"):
+        prismlm.load(with_head(0.0))
+
+
+def test_of_states_that_are_zero_nothing_is_said(tiny_model):
+    lm = prismlm.load(tiny_model)
+    whole = lm.explain("The cell is")
+    assert whole.notes == []
+    assert whole.support is not None
+    with torch.no_grad():
+        lm.model.model.norm.weight.zero_()
+    trace = lm.explain("The cell is")
+    assert (
+        f"The hidden states of {len(trace)} of {len(trace)} predictions are zero" in trace.notes[0]
+    )
+    assert trace.support is None
+    assert "support" not in trace.to_dict()
+
+
+def test_a_scale_that_knows_no_difference_gives_no_support(tiny_model):
+    """As of a lens that was built of a model or head whose states are all alike."""
+    lm = prismlm.load(tiny_model)
+    scale = lm.lens.support
+    lm.lens.__dict__["support"] = replace(scale, nearest=[0.0] * len(scale.nearest))
+    assert lm.explain("The cell is").support is None
+
+
+def test_logits_before_a_soft_cap_are_said_to_be(tiny_model):
+    lm = prismlm.load(tiny_model)
+    assert "softcap" not in lm.explain("The cell is").to_dict()
+    capped = replace(lm, logit_map=LogitMap(softcap=30.0)).explain("The cell is")
+    assert capped.to_dict()["softcap"] == 30.0
+    assert '"softcap":30.0' in capped.to_html()
