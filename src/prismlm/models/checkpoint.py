@@ -26,10 +26,6 @@ from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertaint
 
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 MISSING_NAMED = 5
-FLAGS = (
-    "do_sample", "use_cache", "output_attentions", "output_hidden_states", "output_scores",
-    "output_logits", "return_dict_in_generate", "remove_invalid_values", "renormalize_logits",
-)  # fmt: skip
 
 
 def read_checkpoint(
@@ -124,7 +120,6 @@ def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, li
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
             # Settings of a wrong type are noticed where a text is read.
             tokenizer("a")
-            _check_flags(model.generation_config)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # transformers and tokenizers raise a dozen unrelated types here
@@ -136,13 +131,6 @@ def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, li
             "which prismlm does not run. Use a model that transformers has a class for."
         ) from error
     return model, tokenizer, sorted(found["missing_keys"])
-
-
-def _check_flags(settings: Any) -> None:
-    """Raise ValueError for a flag of generation_config.json that is none: no class checks these."""
-    for name in FLAGS:
-        if (given := getattr(settings, name, None)) not in (None, True, False):
-            raise ValueError(f"generation_config.json has {name} {given!r}, expected true or false")
 
 
 def refuse_pickles(directory: Path) -> None:

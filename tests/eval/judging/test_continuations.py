@@ -103,18 +103,6 @@ def test_drawn_tokens_come_from_the_seed_and_the_prompts_number(ordinary, tmp_pa
     assert written("a", 0) == written("b", 0) != written("c", 1)
 
 
-def test_settings_that_a_checkpoint_brings_do_not_count(ordinary, tmp_path):
-    path = tmp_path / "model"
-    path.mkdir()
-    for file in ordinary[0].iterdir():
-        (path / file.name).write_bytes(file.read_bytes())
-    plain = Writer("m", ordinary[0], HOW, tmp_path / "a").texts(PROMPTS)
-    settings = json.loads((path / "generation_config.json").read_text())
-    settings |= {"do_sample": True, "repetition_penalty": 5.0, "max_new_tokens": 1}
-    (path / "generation_config.json").write_text(json.dumps(settings))
-    assert Writer("m", path, HOW, tmp_path / "b").texts(PROMPTS) == plain
-
-
 def test_a_prompt_that_is_too_long_is_refused(ordinary, tmp_path):
     writer = Writer("m", ordinary[0], HOW, tmp_path / "kept")
     with pytest.raises(InputError, match=r"prompt 'long' has .* Give fewer --prompt-words"):
