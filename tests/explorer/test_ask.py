@@ -223,8 +223,16 @@ def test_a_person_walks_by_keyboard_and_reads_on(page):
     assert page.inner_text(".x-hover b") == part
     page.keyboard.press("Escape")
     assert page.locator(".x-hover").is_hidden()
+    held = []
+    page.route("**/against", held.append)
     page.click(".x-more")
+    # While the model reads, the page says so.
+    page.wait_for_selector(".x-reading")
+    while not held:
+        page.wait_for_timeout(10)
+    held[0].continue_()
     page.wait_for_selector(".p-against .p-passage mark")
+    assert not page.locator(".x-reading").count()
     assert "--generate 6" in page.inner_text(".x-command")
     with page.expect_download() as download:
         page.click("text=PARQUET")
