@@ -67,7 +67,9 @@ def with_file(tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_probability_is_that_of_a_pass_over_the_returned_text(with_file, ids_of, temperature):
+def test_every_probability_is_that_of_a_pass_over_the_returned_text(
+    with_file, lm, ids_of, temperature
+):
     trace = prismlm.load(with_file).explain(TEXT, generate=WRITTEN, temperature=temperature, seed=3)
     ids = torch.tensor([[step.token_id for step in trace] + [trace[-1].target_id]])
     assert torch.equal(ids, ids_of[temperature])
