@@ -224,7 +224,7 @@ def test_a_person_walks_by_keyboard_and_reads_on(page):
     page.keyboard.press("Escape")
     assert page.locator(".x-hover").is_hidden()
     held = []
-    page.route("**/against", held.append)
+    page.route("**/against", lambda route: held.append(route))
     page.click(".x-more")
     # While the model reads, the page says so.
     page.wait_for_selector(".x-reading")

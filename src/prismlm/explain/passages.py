@@ -118,7 +118,7 @@ class PositionAttribution(Attribution):
         places: evidence by place.
         unplaced: evidence of prototypes that no weighty place of their prediction relies on.
         beside: positive evidence of residual and bias.
-        nearest: the nearest cosine of each prediction, float32 [T].
+        nearest: the nearest cosine of each prediction, float32 [T]; NaN of a state of zero.
         tokens: that were predicted, int64 [T].
         method: ``evidence``.
     """
@@ -141,13 +141,13 @@ class PositionAttribution(Attribution):
     def support(self) -> Support | None:
         """How well the corpus supports the predictions; None without any, or without a scale.
 
-        Nor is it known where a state is zero, or where all states that the scale was measured on
-        were as near: nothing is near to those, nor far from them.
+        Nor is it known where a state is zero, or where all that the scale was measured on were as
+        near as one another.
         """
         scale, nearest = self.lens.support, self.nearest
         if scale is None or not len(nearest) or scale.nearest[0] == scale.nearest[-1]:
             return None
-        if not nearest.all() or not np.isfinite(nearest).all():
+        if not np.isfinite(nearest).all():
             return None
         matched = None
         if scale.words:
@@ -280,13 +280,14 @@ def by_position(
         found = supports_of(table, cells, lens.head)
     else:
         found = supports(table, cells, lens.head, so_far)
+    alive = table.states.any(dim=1).numpy()
     return PositionAttribution(
         lens,
         cells,
         _added_up(found.place, found.weight, found.cosine),
         float(found.unplaced.sum()),
         table.residual_and_bias,
-        found.nearest,
+        np.where(alive, found.nearest, np.float32(np.nan)),
         table.targets.numpy(),
     )
 
