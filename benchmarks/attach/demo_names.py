@@ -22,7 +22,7 @@ from benchmarks.shared.options import script_options
 from prismlm.demo.fetched import LENS, SHIPPED
 from prismlm.files import atomic_file, read_json
 from prismlm.index import layout
-from prismlm.index.write import signatures_of
+from prismlm.index.signatures import signatures_of
 from prismlm.labels.write import SIGNATURE, label_lens, write_columns
 
 # What stays as it is in the archive, where it is not known or of another file.

@@ -88,7 +88,7 @@ def prototypes(lm: prismlm.PrismLM, lens: Lens, corpus: Corpus) -> list[dict[str
             "ablate": prismlm.Ablate(prototype),
             "scale 2": prismlm.Scale(prototype, 2.0),
             "clamp 0.2 at the signature's token": prismlm.Clamp(prototype, 0.2, "signature"),
-            "clamp 0.2 at the top token": prismlm.Clamp(prototype, 0.2),
+            "clamp 0.2 at the top token": prismlm.Clamp(prototype, 0.2, "top"),
         }
         measured.append(
             {

@@ -24,7 +24,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
-from prismlm.index.write import signatures_of
+from prismlm.index.signatures import signatures_of
 from prismlm.labels.categories import CATEGORIES
 from prismlm.labels.embedded import Label, shares
 from prismlm.labels.scores import Scores, score_labels

@@ -45,8 +45,11 @@ def densely(before, routing, z, weight):
     near[:, :12] = near[:, 30:] = False
     after[near] = 0
     cap = 20 * 1.7
-    signature = weight @ make_head().prototypes[4]
-    after[:, 4] = (0.3 * (z @ weight.T).max(-1).values / signature.max()).clamp(0, cap)
+    prototypes = make_head().prototypes
+    raised = weight @ torch.nn.functional.normalize(prototypes).T
+    token = ((raised[:, 4] - raised.mean(1)) / raised.std(1, correction=0)).argmax()
+    signature = weight[token] @ prototypes[4]
+    after[:, 4] = (0.3 * (z @ weight.T).max(-1).values / signature).clamp(0, cap)
     return after
 
 
@@ -80,13 +83,13 @@ def test_padding_is_not_refused(model, head):
     own = make_head()
     own.prototypes[0] = torch.linalg.pinv(rows) @ values
     own.prototypes[1] = -own.prototypes[0]
-    with torch.no_grad(), applied(model, plan(model, own, Clamp(0, 0.2))):
+    with torch.no_grad(), applied(model, plan(model, own, Clamp(0, 0.2, "top"))):
         model(input_ids=ids, attention_mask=mask)
         with pytest.raises(InputError, match="cannot be clamped"):
             model(input_ids=ids)
     with (
         torch.no_grad(),
-        applied(model, plan(model, own, Clamp(1, 0.2))),
+        applied(model, plan(model, own, Clamp(1, 0.2, "top"))),
         pytest.raises(InputError, match="cannot be clamped"),
     ):
         model(input_ids=ids, attention_mask=mask)

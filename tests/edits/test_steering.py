@@ -13,6 +13,7 @@ import torch
 import prismlm
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.corpus import Corpus
+from prismlm.corpus.pieces import token_alone
 from prismlm.edits.plan import plan_for
 from prismlm.edits.steering import NEAREST, control_state, steer
 from prismlm.edits.steering_effects import (
@@ -24,6 +25,7 @@ from prismlm.edits.steering_effects import (
 )
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
+from prismlm.index.signatures import signature_ids, top_signatures
 from prismlm.models.seam import capture
 from tests.helpers.edit_models import Flat, make_head, plan
 
@@ -251,9 +253,10 @@ def test_effect_sizes_by_hand():
 def test_effects_are_those_of_the_model_in_an_edit(lm, leading):
     edit = Scale(leading, 6.0)
     effects = measure_effects(lm, PROMPTS, [edit], draws=3)
-    weight = lm.model.get_output_embeddings().weight.detach()
-    top = (weight @ lm.head.prototypes[leading]).topk(10).indices
-    assert effects.signature_tokens == tuple(lm.tokenizer.decode([t]) for t in top.tolist())
+    listed = lm.lens.prototypes["top_tokens"][leading].as_py()
+    assert effects.signature_tokens == tuple(listed)
+    (top,) = signature_ids(lm, [leading])
+    assert [token_alone(lm.tokenizer, token) for token in top] == listed
     wanted = {"signature": [], "text": [], "divergence": []}
     for prompt in PROMPTS:
         ids = torch.tensor([lm.tokenizer(prompt)["input_ids"]])
@@ -271,7 +274,6 @@ def test_effects_are_those_of_the_model_in_an_edit(lm, leading):
         effect = effects.measures[name]
         assert effect.edit == pytest.approx(np.mean(values), abs=1e-4)
         assert effect.difference == pytest.approx(effect.edit - effect.control)
-    assert effects.measures["signature"].edit > 0
     assert measure_effects(lm, PROMPTS, [edit], draws=3) == effects
     assert measure_effects(lm, PROMPTS, [edit], draws=3, seed=1) != effects
 
@@ -282,6 +284,44 @@ def test_effects_of_a_mode_have_no_control(lm):
     assert effects.changed == 1
     assert effects.measures["divergence"].edit > 0
     assert effects.measures["divergence"].control is None
+
+
+def test_a_clamp_holds_the_token_that_the_card_lists_first(lm):
+    """At one activation the first listed token gets the asked share of the unedited top logit."""
+    weight = lm.model.get_output_embeddings().weight.detach()
+    z = torch.randn(20, lm.head.width, generator=torch.Generator().manual_seed(1))
+    top = (z @ weight.T).max(-1).values
+    largest = (weight @ lm.head.prototypes.T).argmax(0).tolist()
+    listed = lm.lens.prototypes["top_tokens"].to_pylist()
+    first = [token_alone(lm.tokenizer, token) for token in largest]
+    differ = [i for i, texts in enumerate(listed) if texts[0] != first[i]]
+    assert len(differ) > 20
+    for prototype in differ[:5]:
+        ((token, *_),) = signature_ids(lm, [prototype])
+        assert token_alone(lm.tokenizer, token) == listed[prototype][0]
+        plan = plan_for(lm, [Clamp(prototype, 0.3, cap=1e9, undefined="leave")])
+        held = plan.changes(z).after[:, 0] * (weight[token] @ lm.head.prototypes[prototype])
+        torch.testing.assert_close(held[top > 0], 0.3 * top[top > 0])
+
+
+def test_signature_tokens_of_a_group_are_those_of_its_cards_that_it_raises_most(lm):
+    members = frozenset(range(12))
+    effects = measure_effects(lm, PROMPTS[:1], [Group(1.0, prototypes=members)], draws=0)
+    listed = {token for ids in signature_ids(lm, sorted(members)) for token in ids}
+    weight = lm.model.get_output_embeddings().weight.detach()
+    raised = weight @ lm.head.prototypes[:12].sum(0)
+    expected = sorted(listed, key=lambda token: -raised[token].item())[:10]
+    decoded = [token_alone(lm.tokenizer, token) for token in expected]
+    assert list(effects.signature_tokens) == decoded
+
+
+def test_without_a_lens_all_tokens_are_ranked_as_a_lens_ranks_them(lm):
+    alone = dataclasses.replace(lm, lens=None)
+    everything = top_signatures(
+        lm.head.prototypes, lm.model.get_output_embeddings().weight, 1.0, lm.tokenizer,
+        np.full(len(lm.tokenizer), 5),
+    )  # fmt: skip
+    assert signature_ids(alone, [150, 3]) == everything.ids[[150, 3]].tolist()
 
 
 # -- cost
@@ -295,8 +335,7 @@ def test_the_cost_is_the_perplexity_of_the_model_in_an_edit(lm, tiny_corpus, lea
     plain = measure_quality(lm.model, lm.head, lm.logit_map, batches)
     with lm.edit(edit):
         edited = measure_quality(lm.model, lm.head, lm.logit_map, batches)
-    assert cost.tokens == plain.tokens
-    assert cost.tokens > 1000
+    assert cost.tokens == plain.tokens == 2000
     assert cost.perplexity == pytest.approx(np.exp(plain.ce), rel=1e-4)
     assert cost.edited == pytest.approx(np.exp(edited.ce), rel=1e-4)
     assert cost.edited > 1.01 * cost.perplexity
@@ -304,6 +343,24 @@ def test_the_cost_is_the_perplexity_of_the_model_in_an_edit(lm, tiny_corpus, lea
     assert cost.changed == 1
     held_out = set(corpus.split("heldout").tolist())
     assert {d for b in batches for d in b.document.tolist() if d >= 0} <= held_out
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 63, 700, 10**9])
+def test_so_many_held_out_tokens_are_read_as_are_asked_for(lm, tiny_corpus, tokens):
+    corpus = Corpus.open(tiny_corpus)
+    everything = held_out_batches(lm, corpus, 10**9, 0)
+    batches = held_out_batches(lm, corpus, tokens, 0)
+
+    def predictions(batch):
+        scored = batch.scored_on(torch.device("cpu"))[2]
+        return batch.positions[:, :-1][scored].tolist()
+
+    read = [position for batch in batches for position in predictions(batch)]
+    known = {position for batch in everything for position in predictions(batch)}
+    assert len(read) == len(set(read)) == min(tokens, len(known))
+    assert set(read) <= known
+    if tokens < 10:
+        assert perplexity_cost(lm, corpus, [Ablate(3)], tokens=tokens).tokens == tokens
 
 
 def test_where_the_corpus_comes_from(lm, tiny_corpus, tiny_model, tmp_path):
@@ -350,12 +407,12 @@ def test_a_clamp_must_be_defined_where_the_prompt_ends(lm):
     head.prototypes[use.id] *= -1
     against = dataclasses.replace(lm, head=head)
     with pytest.raises(InputError, match=f"prototype {use.id} cannot be clamped here") as refused:
-        steer(against, TEXT, [Clamp(use.id, 0.3)], generate=2)
+        steer(against, TEXT, [Clamp(use.id, 0.3, "top")], generate=2)
     assert repr(trace[-1].target) in str(refused.value)
     head.prototypes[use.id] = 0
     with pytest.raises(InputError, match="undefined at every prediction"):
         measure_effects(against, [TEXT], [Clamp(use.id, 0.3, "signature")])
-    result = steer(lm, TEXT, [Clamp(use.id, 0.3)], generate=6)
+    result = steer(lm, TEXT, [Clamp(use.id, 0.3, "top")], generate=6)
     assert not result.tokens[0].left
 
 

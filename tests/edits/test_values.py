@@ -47,19 +47,19 @@ def edited(z, *edits, head=None, scale=1.0, **options):
         (Group(-1.0, prototypes={0, 1}), [1.8, 0.8]),
         (Group(-0.5, prototypes={1, 2}), [3.0, 2.4]),
         # Logits 3, 4, 7, −6: top is token 2. (W p_0)[2] = 1, so half of 7 needs α′ = 3.5.
-        (Clamp(0, 0.5), [3.0 + 3.5 - 1.2, 4.0]),
+        (Clamp(0, 0.5, "top"), [3.0 + 3.5 - 1.2, 4.0]),
         # (W p_1)[2] = 2: α′ = 1.75.
-        (Clamp(1, 0.5), [3.0, 4.0 + 2 * (1.75 - 1.6)]),
-        (Clamp(0, 0.5, cap=2.0), [3.0 + 2.0 - 1.2, 4.0]),
+        (Clamp(1, 0.5, "top"), [3.0, 4.0 + 2 * (1.75 - 1.6)]),
+        (Clamp(0, 0.5, "top", cap=2.0), [3.0 + 2.0 - 1.2, 4.0]),
         # The default cap is k τ = 4; all of 7 would need 7.
-        (Clamp(0, 1.0), [3.0 + 4.0 - 1.2, 4.0]),
+        (Clamp(0, 1.0, "top"), [3.0 + 4.0 - 1.2, 4.0]),
         # The signature of 2 is (1, −1, 0, 5): token 3 at 5, so 0.4 · 7 / 5 = 0.56, from α = 0.
         (Clamp(2, 0.4, target="signature"), [3.56, 3.44]),
         # Evidence: top 7 − 2 = 5; (W p_0)[2] = 1 less the mean of (1, 0, 1, 2) is 0: undefined.
-        (Clamp(0, 0.5, measure="evidence", undefined="leave"), [3.0, 4.0]),
+        (Clamp(0, 0.5, "top", measure="evidence", undefined="leave"), [3.0, 4.0]),
         # (0, 2, 2, −6) has the mean −0.5, so 2.5: α′ = 0.5 · 5 / 2.5 = 1.
-        (Clamp(1, 0.5, measure="evidence"), [3.0, 4.0 + 2 * (1.0 - 1.6)]),
-        (Clamp(2, 0.5, undefined="leave"), [3.0, 4.0]),
+        (Clamp(1, 0.5, "top", measure="evidence"), [3.0, 4.0 + 2 * (1.0 - 1.6)]),
+        (Clamp(2, 0.5, "top", undefined="leave"), [3.0, 4.0]),
     ],
 )
 def test_by_hand(edit, expected):
@@ -73,8 +73,8 @@ def test_by_hand(edit, expected):
         (Ablate(0), [3.0 - 3 / 1.001, 4.0]),
         (Scale(1, 2.0), [3.0, 4.0 + 4 / 1.001]),
         # All of 7 would need 7; the default cap is ‖z‖ / ‖p‖ = 5.
-        (Clamp(0, 1.0), [3.0 + 5.0 - 3 / 1.001, 4.0]),
-        (Clamp(1, 0.5), [3.0, 4.0 + 2 * (1.75 - 2 / 1.001)]),
+        (Clamp(0, 1.0, "top"), [3.0 + 5.0 - 3 / 1.001, 4.0]),
+        (Clamp(1, 0.5, "top"), [3.0, 4.0 + 2 * (1.75 - 2 / 1.001)]),
     ],
 )
 def test_fitted_weights_by_hand(edit, expected):
@@ -95,17 +95,19 @@ def test_modes_by_hand():
 
 def test_edits_act_in_order():
     # Clamp to 3.5 and double that; or double, and clamp to 3.5 whatever was there.
-    assert edited(STATE, Clamp(0, 0.5), Scale(0, 2.0))[0, 0] == pytest.approx(3 + 7.0 - 1.2)
-    assert edited(STATE, Scale(0, 2.0), Clamp(0, 0.5))[0, 0] == pytest.approx(3 + 3.5 - 1.2)
+    assert edited(STATE, Clamp(0, 0.5, "top"), Scale(0, 2.0))[0, 0] == pytest.approx(3 + 7.0 - 1.2)
+    assert edited(STATE, Scale(0, 2.0), Clamp(0, 0.5, "top"))[0, 0] == pytest.approx(3 + 3.5 - 1.2)
     assert edited(STATE, Ablate(0), Ablate(0))[0, 0] == pytest.approx(1.8)
 
 
 def test_a_clamp_counts_what_the_model_does_after_its_embedding():
     """Contribution and top logit both carry the model's own factor; a bias is in the latter."""
-    torch.testing.assert_close(edited(STATE, Clamp(0, 0.5), scale=0.25), torch.tensor([[5.3, 4.0]]))
+    torch.testing.assert_close(
+        edited(STATE, Clamp(0, 0.5, "top"), scale=0.25), torch.tensor([[5.3, 4.0]])
+    )
     model = Flat(WEIGHT)
     model.lm_head.bias = torch.nn.Parameter(torch.tensor([0.0, 0.0, 1.0, 0.0]))
-    made = plan(model, hand_head(), Clamp(0, 0.5), logit_map=LogitMap(bias=True))
+    made = plan(model, hand_head(), Clamp(0, 0.5, "top"), logit_map=LogitMap(bias=True))
     torch.testing.assert_close(made.apply(STATE), torch.tensor([[3 + 4.0 - 1.2, 4.0]]))
 
 
@@ -140,7 +142,7 @@ def test_logits_against_dense_edits(family):
     after[:, 11] *= 2.5
     after[:, 4] = torch.where(signature > 0, held, before[:, 4])
     expected = edit_naive(z, head.prototypes, before, after) @ weight.T
-    edits = Ablate(7), Scale(11, 2.5), Clamp(4, 0.3, cap=2.5, undefined="leave")
+    edits = Ablate(7), Scale(11, 2.5), Clamp(4, 0.3, "top", cap=2.5, undefined="leave")
     with torch.no_grad(), applied(model, plan(model, head, *edits)):
         actual = model(input_ids=IDS).logits.flatten(0, 1)
     assert 0 < int((signature > 0).sum()) < len(z)
@@ -217,7 +219,7 @@ def test_half_precision_is_edited_in_float32_and_rounded_once():
         (lambda: Clamp(0, 0.0), "use Ablate"),
         (lambda: Clamp(0, 1.01), "at most 1"),
         (lambda: Clamp(0, 0.5, cap=0.0), "positive"),
-        (lambda: Clamp(0, 0.5, target="bottom"), "'top' or 'signature'"),
+        (lambda: Clamp(0, 0.5, target="bottom"), "'signature' or 'top'"),
         (lambda: Clamp(0, 0.5, measure="evidense"), "Did you mean 'evidence'"),
         (lambda: Group(-1.2, category="law"), "−1 (−100 %) to 1 (+100 %)"),
         (lambda: Group(float("nan"), category="law"), "−1 (−100 %)"),
@@ -254,13 +256,13 @@ def test_a_plan_refuses(edits, only, words):
 def test_a_clamp_is_refused_where_its_signature_is_not_positive():
     # (W p_2)[2] = 0, and after a change of sign of p_0, −1.
     with pytest.raises(InputError, match=r"signature at the top token '2' is \+0"):
-        edited(STATE, Clamp(2, 0.5))
+        edited(STATE, Clamp(2, 0.5, "top"))
     head = hand_head()
     head.prototypes[0] *= -1
     with pytest.raises(InputError, match=r"prototype 0 cannot be clamped .* is -1"):
-        edited(STATE, Clamp(0, 0.5), head=head)
+        edited(STATE, Clamp(0, 0.5, "top"), head=head)
     head.prototypes[1] = torch.tensor([0.0, 0.0])
-    with pytest.raises(InputError, match="signature's top token"):
+    with pytest.raises(InputError, match="first token of its card"):
         edited(STATE, Clamp(1, 0.5, target="signature"), head=head)
 
 
@@ -268,10 +270,10 @@ def test_a_clamp_is_refused_where_the_top_logit_is_not_positive():
     model, head = Flat(torch.tensor([[-1.0, 0.0], [-2.0, -1.0]])), hand_head()
     head.prototypes[0] = torch.tensor([-1.0, 0.0])
     with pytest.raises(InputError, match="top logit, of '0', is -3"):
-        plan(model, head, Clamp(0, 0.5)).apply(STATE)
+        plan(model, head, Clamp(0, 0.5, "top")).apply(STATE)
     # In evidence it is defined: −3 − (−6.5) = 3.5 at the top; (1, 2) less 1.5 is −0.5 there.
     with pytest.raises(InputError, match=r"is -0\.5"):
-        plan(model, head, Clamp(0, 0.5, measure="evidence")).apply(STATE)
+        plan(model, head, Clamp(0, 0.5, "top", measure="evidence")).apply(STATE)
     # (−1 + 3)/2 = 1: p_1 = (0, −2) has the signature (0, 2), −1 at the top; p_1 = (0, 2), +1.
-    made = plan(model, head, Clamp(1, 0.5, measure="evidence"))
+    made = plan(model, head, Clamp(1, 0.5, "top", measure="evidence"))
     torch.testing.assert_close(made.apply(STATE), torch.tensor([[3.0, 4 + 2 * (1.75 - 1.6)]]))

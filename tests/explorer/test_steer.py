@@ -31,7 +31,7 @@ def lm(named):
 @pytest.mark.parametrize(
     ("wanted", "edit"),
     [
-        ({"prototype": 7, "strength": 0.3}, Clamp(7, 0.3, "signature")),
+        ({"prototype": 7, "strength": 0.3}, Clamp(7, 0.3)),
         ({"prototype": 7, "strength": -0.29}, Scale(7, 0.71)),
         ({"prototype": 7, "strength": -1}, Ablate(7)),
         ({"prototype": 7, "strength": 0}, Scale(7, 1)),

@@ -35,6 +35,8 @@ from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, Interrupted, PrismError, no_panics, shown
 
+# What several processes do together; lm-eval is accelerate's to spread.
+IN_PARTS, ALONE, ELSEWHERE = ("train", "index"), {"--dry-run", "--search"}, "lm-eval"
 BAD_INPUT = 2
 INTERRUPTED = 130
 EXTRAS = {
@@ -115,7 +117,7 @@ def _check_arguments(arguments: list[str]) -> None:
 app = typer.Typer(
     name="prismlm",
     cls=ErrorsAsMessages,
-    help="Language models that can be read by construction.",
+    help="Interpretable-by-design language models: trace every predicted token to training text.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -139,14 +141,35 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _check_processes(command: str, arguments: list[str]) -> None:
+    """Refuse several processes where each would do all of the work in the same place."""
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    # On a CPU, accelerate leaves starting the others to mpirun, and tells none its number.
+    untold = os.environ.keys() >= {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} and started == 1
+    if command == ELSEWHERE or not (untold or started > 1):
+        return
+    alone = sorted(ALONE.intersection(arguments))
+    if command not in IN_PARTS or alone:
+        raise InputError(
+            f"prismlm {' '.join([command, *alone])} runs in one process; each of several would "
+            "do all of it, in the same place: start it without torchrun or accelerate launch."
+        )
+    if untold:
+        raise InputError(
+            "accelerate launch was asked for several processes, but on a CPU it starts only this "
+            f"one: start them with `torchrun --nproc-per-node N -m prismlm {command} …`."
+        )
+
+
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    pass
+    _check_processes(context.invoked_subcommand or "", context.obj)
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from prismlm.edits.values import Edit, Only
     from prismlm.explain.language_model import PrismLM
 
+ONE_OF = "one of --prototype, --category and --document"
 KINDS = ["clamp", "scale", "ablate"]
 PARTS = ["prototypes", "residual"]
 TOKEN_WIDTH, NAME_WIDTH, LEADING_SHOWN = 16, 24, 8
@@ -42,9 +43,11 @@ MEASURED = {
     "divergence": "KL (before ‖ after)",
 }
 
+TARGETS = ["signature", "top"]
 
-# Not shown, since nothing fills the categories of a lens yet.
-Category = Annotated[str | None, option("NAME", "Edit the prototypes of this category.")]
+Category = Annotated[
+    str | None, option("NAME", "Edit the prototypes that `prismlm label` gave this category.")
+]
 DocumentId = Annotated[str | None, option("ID", "Edit those with contexts in this document.")]
 Strength = Annotated[
     float | None,
@@ -55,9 +58,12 @@ OnlyPart = Annotated[
     choice("PART", "Predict from the prototypes or the residual alone.", PARTS),
 ]
 Cap = Annotated[float | None, number("A", "Largest activation of a clamp; else k·τ.", None)]
-Prompts = Annotated[Path | None, option("FILE", "Effect sizes over these prompts, one a line.")]
+Prompts = Annotated[
+    Path | None, option("FILE", "File with one prompt per line; report effect sizes over them.")
+]
 HeldOutCorpus = Annotated[
-    Path | None, option("DIR", "Held-out text for the cost; else the lens's corpus.")
+    Path | None,
+    option("DIR", "Held-out corpus for the perplexity cost [default: the lens's corpus]."),
 ]
 
 
@@ -76,8 +82,15 @@ def steer(
         str, choice("KIND", "Of a prototype: clamp, scale or ablate.", KINDS)
     ] = "clamp",
     only: OnlyPart = None,
-    target: Annotated[str, option("TOKEN", "Clamp at the top or the signature token.")] = "top",
-    measure: Annotated[str, option("UNIT", "Clamp the logit or its evidence.")] = "logit",
+    target: Annotated[
+        str | None,
+        choice(
+            "TOKEN", "Clamp at the signature token (first on its card) or the top one.", TARGETS
+        ),
+    ] = None,
+    measure: Annotated[
+        str | None, choice("UNIT", "Clamp the logit or its evidence.", ["logit", "evidence"])
+    ] = None,
     cap: Cap = None,
     generate: Annotated[int, number("N", "Tokens to write; 0 reads the prompt's own.")] = 20,
     temperature: Temperature = 0.0,
@@ -95,6 +108,7 @@ def steer(
         raise InputError(f"expected a prompt or --file with prompts, got {had}.")
     named = {"prototype": prototype, "category": category, "document": document}
     clamp = {"target": target, "measure": measure, "cap": cap}
+    clamp = {name: value for name, value in clamp.items() if value is not None}
     edits = _edits(named, only, edit, strength, clamp)
     prompts = [put(one, chat, system) for one in (_prompts(file) if file else [prompt or ""])]
     from prismlm.explain.language_model import load
@@ -139,14 +153,10 @@ def _edits(
     given = [f"--{name}" for name, value in named.items() if value is not None]
     if only is not None and not given:
         if strength is not None:
-            raise InputError(
-                "--strength is of an edit: name a --prototype or --document, or leave it out."
-            )
+            raise InputError(f"--strength belongs to an edit: name {ONE_OF}, or leave it out.")
         return []
     if len(given) != 1:
-        raise InputError(
-            f"expected one of --prototype and --document, got {' and '.join(given) or 'none'}."
-        )
+        raise InputError(f"expected {ONE_OF}, got {' and '.join(given) or 'none'}.")
     prototype = named.pop("prototype")
     if kind == "ablate" and prototype is not None:
         if strength is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +18,7 @@ from prismlm.cli.output import (
     quality_rows,
     table_of,
 )
-from prismlm.errors import InputError, Interrupted
+from prismlm.errors import Interrupted
 
 if TYPE_CHECKING:
     from prismlm.training import Recipe, SearchResult, TrainingResult, TrialResult
@@ -36,7 +35,7 @@ def train(
         bool, flag("--search", "Search hyper-parameters, as the recipe's search says.")
     ] = False,
     resume: Annotated[
-        bool, flag("--resume", "Go on from the newest checkpoint, or trial.")
+        bool, flag("--resume", "Resume from the newest checkpoint, or trial.")
     ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -46,8 +45,6 @@ def train(
 
     loaded = load_recipe(recipe, settings or [])
     if dry_run:
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            raise InputError("--dry-run measures one process. Run it without torchrun.")
         from prismlm.training import estimate, estimate_search
 
         measured = estimate_search if search else estimate
@@ -65,7 +62,7 @@ def train(
         for setting in settings or []:
             again += ["--set", setting]
         where = stop if isinstance(stop, Interrupted) else "stopped"
-        typer.echo(f"{where}. Go on with:\n  {shlex.join([*again, '--resume'])}", err=True)
+        typer.echo(f"{where}. Resume with:\n  {shlex.join([*again, '--resume'])}", err=True)
         raise
 
 

@@ -14,6 +14,7 @@ from prismlm.corpus.pieces import token_alone
 from prismlm.edits.values import GROUP_REACH, Ablate, Clamp, Edit, Group, Only, Scale, members_of
 from prismlm.errors import InputError, check_choice
 from prismlm.index.opened_model import OpenedModel
+from prismlm.index.signatures import signature_ids
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops.edits import activations_of, move
@@ -57,6 +58,7 @@ class Plan:
         head: the prototype head.
         logit_map: what the model does after its output embedding.
         decode: the text of a token, for messages.
+        signature: the token that a prototype's card lists first.
         edits: each with the prototypes it acts on.
         only: ``"prototypes"`` drops the residual, ``"residual"`` drops the prototypes.
     """
@@ -65,6 +67,7 @@ class Plan:
     head: PrototypeHead
     logit_map: LogitMap
     decode: Callable[[int], str]
+    signature: Callable[[int], int]
     edits: tuple[tuple[Edit, tuple[int, ...]], ...] = ()
     only: Only | None = None
 
@@ -106,11 +109,10 @@ class Plan:
         return torch.tensor(ids, dtype=torch.int64, device=self.head.prototypes.device)
 
     @cached_property
-    def _signature_tokens(self) -> dict[int, Tensor]:
-        """The token that each clamped prototype raises most; a whole vocabulary product each."""
-        weight = cast("Tensor", self.embedding.weight).float()
-        clamped = {edit.prototype for edit, _ in self.edits if isinstance(edit, Clamp)}
-        return {i: (weight @ self.head.prototypes[i]).argmax() for i in clamped}
+    def _signature_tokens(self) -> dict[int, int]:
+        clamps = [edit for edit, _ in self.edits if isinstance(edit, Clamp)]
+        held = {edit.prototype for edit in clamps if edit.target == "signature"}
+        return {prototype: self.signature(prototype) for prototype in held}
 
     @cached_property
     def _mean_row(self) -> Tensor:
@@ -193,7 +195,7 @@ class Plan:
         top, tokens = logits.max(-1)
         prototype = self.head.prototypes[edit.prototype]
         if edit.target == "signature":
-            tokens = self._signature_tokens[edit.prototype].expand(len(z))
+            tokens = torch.full_like(tokens, self._signature_tokens[edit.prototype])
         rows = weight[tokens].float()
         if edit.measure == "evidence":
             top = top - logits.mean(-1)
@@ -225,12 +227,13 @@ class Plan:
     ) -> InputError:
         token = self.decode(int(tokens[state]))
         if float(signature[state]) <= 0:
-            kind = "top token" if edit.target == "top" else "signature's top token"
+            kind = "top token" if edit.target == "top" else "first token of its card"
             return InputError(
                 f"prototype {edit.prototype} cannot be clamped here: its signature at the {kind} "
                 f"{token!r} is {float(signature[state]):+.3g}, and no activation makes that a "
-                "positive contribution. Clamp another prototype, take the signature's top token "
-                "as the target, or leave such positions as they are."
+                "positive contribution. Clamp another prototype, take the target "
+                f"{'signature' if edit.target == 'top' else 'top'}, or leave such positions as "
+                "they are."
             )
         return InputError(
             f"prototype {edit.prototype} cannot be clamped here: the unedited top logit, of "
@@ -263,6 +266,7 @@ def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -
         head,
         lm.logit_map,
         lambda token: token_alone(tokenizer, token),
+        lambda prototype: signature_ids(lm, [prototype])[0][0],
         tuple(members),
         only,
     )

@@ -19,8 +19,9 @@ from prismlm.corpus.pieces import token_alone
 from prismlm.edits.plan import Changes, Plan
 from prismlm.edits.steering import control_state, planned, steered_predictions
 from prismlm.edits.values import Edit, Only
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.index.opened_model import OpenedModel
+from prismlm.index.signatures import LISTED, signature_ids
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 
-SIGNATURE_TOKENS = 10
 MEASURES = ("signature", "text", "divergence")
 LONGEST_WINDOW = 512
 TOKENS_PER_BATCH = 2048
@@ -65,7 +65,7 @@ class SteeringEffects:
 
     Attributes:
         measures: by name: ``signature``, the change of the log-probability that the next token is
-            one of the edited prototypes' ten top signature tokens, if any is edited; ``text``, the
+            one of the ten tokens on the edited prototypes' cards, if any is edited; ``text``, the
             change of the log-probability of the prompt's own next token; ``divergence``,
             KL(before ‖ after). Each is a mean over the predictions of a prompt.
         signature_tokens: the ten tokens; none without an edit.
@@ -110,7 +110,7 @@ def measure_effects(
     plan, orders = planned(lm, edits, only, draws, seed)
     plan = plan.leaving_undefined()
     ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
-    tokens = signature_tokens(lm, plan)
+    tokens = signature_tokens(lm, plan) if plan.edits else []
     # Without an edit no prototype is edited, and so there is no signature to raise.
     measures = MEASURES if plan.edits else MEASURES[1:]
     values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
@@ -134,10 +134,10 @@ def measure_effects(
             "the clamp is undefined at every prediction of these prompts: its signature there is "
             "zero or negative. Take the signature's top token as the target, or another prototype."
         )
-    decoded = tuple(token_alone(lm.tokenizer, token) for token in tokens.tolist())
+    decoded = tuple(token_alone(lm.tokenizer, token) for token in tokens)
     return SteeringEffects(
         {name: summarise(pairs) for name, pairs in values.items() if pairs},
-        decoded if plan.edits else (),
+        decoded,
         predictions=int(counts[0]),
         changed=float(counts[1] / counts[0]),
         left=float(counts[2] / counts[0]),
@@ -146,11 +146,13 @@ def measure_effects(
     )
 
 
-def signature_tokens(lm: OpenedModel, plan: Plan) -> Tensor:
-    """Return the ten tokens that W raises most at the sum of the edited prototypes, int64 [10]."""
-    weight = weight_of(lm.model)
-    total = lm.head.prototypes[plan.prototypes].sum(0)
-    return (weight.float() @ total).topk(min(SIGNATURE_TOKENS, len(weight))).indices
+def signature_tokens(lm: OpenedModel, plan: Plan) -> list[int]:
+    """Return the tokens on the cards of the edited prototypes; of many, the ten raised most."""
+    chosen = plan.prototypes.tolist()
+    tokens = list(dict.fromkeys(token for ids in signature_ids(lm, chosen) for token in ids))
+    total = lm.head.prototypes[chosen].sum(0)
+    raised = (weight_of(lm.model)[tokens].float() @ total).argsort(descending=True)[:LISTED]
+    return tokens if len(tokens) <= LISTED else [tokens[i] for i in raised.tolist()]
 
 
 def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
@@ -194,7 +196,7 @@ def _counts(plan: Plan, changes: Changes) -> np.ndarray:
     return np.array([len(changed), *(int(column.sum()) for column in columns)])
 
 
-def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: Tensor) -> float:
+def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: list[int]) -> float:
     """Return one measure of one sequence, the mean over its predictions; NaN if it has none."""
     if name == "signature":
         change = after[:, tokens].logsumexp(1) - before[:, tokens].logsumexp(1)
@@ -242,8 +244,8 @@ def perplexity_cost(
 ) -> Cost:
     """Measure perplexity on held-out documents with and without edits, and under the control.
 
-    Whole documents in a seeded order, until ``tokens`` are read. Clamps leave positions where they
-    are undefined.
+    Documents in a seeded order, until ``tokens`` predictions are read. Clamps leave positions where
+    they are undefined.
 
     Raises:
         InputError: no held-out documents, or another tokenizer.
@@ -269,7 +271,9 @@ def perplexity_cost(
 
 
 def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) -> list[WindowBatch]:
-    """Return windows over held-out documents in a seeded order, of about ``tokens`` in all.
+    """Return windows over held-out documents in a seeded order, with ``tokens`` predictions.
+
+    All there are, where the corpus has fewer; the last document is cut.
 
     Raises:
         InputError: no held-out documents, or another tokenizer.
@@ -277,15 +281,23 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
     from prismlm.corpus import document_windows, window_batches
     from prismlm.corpus.layout import NONE_HELD_OUT
     from prismlm.corpus.tokenizer import check_tokenizer_of
+    from prismlm.corpus.windows import WindowGrid
 
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
+    tokens = check_whole("the number of held-out tokens", tokens, least=1)
     documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
-    if not len(documents):
-        raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
-    enough = int(np.searchsorted(np.cumsum(corpus.lengths[documents]), tokens)) + 1
     window = min(lm.context_length or LONGEST_WINDOW, LONGEST_WINDOW)
     stride = max(1, window * 3 // 4)
-    grid = document_windows(documents[:enough], corpus.starts, corpus.lengths, window, stride)
+    grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride)
+    # The target of a window's last token is not in it.
+    predictions = np.cumsum(grid.length - grid.skip - 1)
+    if not len(grid) or not predictions[-1]:
+        raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
+    last = min(int(np.searchsorted(predictions, tokens)), len(grid) - 1)
+    length = grid.length[: last + 1].copy()
+    length[last] -= max(0, int(predictions[last]) - tokens)
+    first = (part[: last + 1] for part in (grid.document, grid.start))
+    grid = WindowGrid(*first, length, grid.skip[: last + 1], window)
     return list(window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id))
 
 

@@ -84,8 +84,8 @@ class Clamp:
     Attributes:
         prototype: its number.
         fraction: 0 < fraction ≤ 1.
-        target: ``"top"``, the unedited top token of each position, or ``"signature"``, the token
-            that W p raises most, the same at every position.
+        target: ``"signature"``, the token that the prototype's card lists first, the same at every
+            position, or ``"top"``, the unedited top token of each position.
         cap: the largest α′; None is k · τ, more than all prototypes of a position have together,
             and ‖z‖ / ‖p‖ where the head's weights are fitted.
         measure: ``"logit"`` or ``"evidence"``.
@@ -98,7 +98,7 @@ class Clamp:
 
     prototype: int
     fraction: float
-    target: Literal["top", "signature"] = "top"
+    target: Literal["signature", "top"] = "signature"
     cap: float | None = None
     measure: Literal["logit", "evidence"] = "logit"
     undefined: Literal["error", "leave"] = "error"
@@ -113,7 +113,7 @@ class Clamp:
         if self.cap is not None:
             expected = "a positive number, or None"
             check_number("the cap of Clamp", self.cap, expected, lambda cap: cap > 0)
-        check_choice("the target of Clamp", self.target, ("top", "signature"))
+        check_choice("the target of Clamp", self.target, ("signature", "top"))
         check_choice("the measure of Clamp", self.measure, ("logit", "evidence"))
         check_choice("what Clamp does where it is undefined", self.undefined, ("error", "leave"))
 
@@ -188,7 +188,7 @@ def _in_category(category: str, lens: Lens) -> list[int]:
     if not known:
         raise InputError(
             f"there is no category {category!r}: the lens {lens.name} has no categories yet. "
-            "Name prototypes by number, or fill the column category of its prototypes.parquet."
+            "Run `prismlm label`, which fills them, or name prototypes by number."
         )
     listed = ", ".join(known[:CATEGORIES_LISTED])
     more = f" and {len(known) - CATEGORIES_LISTED} more" if len(known) > CATEGORIES_LISTED else ""

@@ -30,7 +30,7 @@ class Wanted(Prompt):
     prototype: int | None = Field(default=None, ge=0)
     category: str | None = Field(default=None, min_length=1, max_length=1000)
     strength: float = Field(ge=-1, le=1, allow_inf_nan=False)
-    target: Literal["top", "signature"] = "signature"
+    target: Literal["signature", "top"] = Clamp.target
     generate: int = Field(default=20, ge=0, le=SHOWN)
     temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**53)

@@ -1,36 +1,29 @@
-"""Writing what a scan has found: contexts with their text, states, prototypes, cells.
-
-On its own a prototype says its logit signature τ W p over the vocabulary: the tokens that this has
-more of than those of the others name it at first.
-"""
+"""Writing what a scan has found: contexts with their text, states, prototypes, cells."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from jaxtyping import Float, Int64
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from prismlm.allocator import return_freed_memory
-from prismlm.corpus.pieces import token_alone
 from prismlm.files import share
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.index.codes import parts_of
+from prismlm.index.signatures import signatures_of
 from prismlm.index.sort_cells import write_cells, write_documents
 from prismlm.index.suffixes import Suffixes, has_suffixes, write_suffixes
 from prismlm.index.support import measure_support
 from prismlm.layers import PrototypeHead
 from prismlm.models.sidecar import weight_of
 from prismlm.ops import top_contexts
-from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.top_contexts import Contexts
 from prismlm.progress import Reporter
 
@@ -39,12 +32,6 @@ if TYPE_CHECKING:
     from prismlm.index.scan import IndexOptions, Scan, ScanInput
     from prismlm.index.spool import Spool
 
-TILE = 256
-# How often a corpus has the tokens that a prototype is told by; the others are hardly ever read.
-SEEN = 5
-TOKENS_AT_ONCE = 2**20
-# Tokens looked at for each one wanted: a word may be there with a space, a capital.
-WAYS = 4
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
 # Of a kept context on disk: its compressed text and columns, and those columns alone.
@@ -241,111 +228,3 @@ def write_prototypes(
     schema = layout.PROTOTYPES_SCHEMA
     columns = [known.get(one.name, pa.nulls(count, one.type)) for one in schema]
     layout.write_table(pa.table(columns, schema=schema), directory / layout.PROTOTYPES_FILE)
-
-
-class Signatures(NamedTuple):
-    """The tokens that tell every prototype from the others.
-
-    Attributes:
-        ids: of the tokens, the most telling first, int64 [K, count].
-        tokens: the same decoded, [K][count].
-        values: τ (W p)[v] of those, float32 [K, count].
-        names: a short name made of the first ones.
-    """
-
-    ids: Tensor
-    tokens: list[list[str]]
-    values: np.ndarray
-    names: list[str]
-
-
-def signatures_of(model: nn.Module, head: PrototypeHead, corpus: Corpus) -> Signatures:
-    """Return the tokens that tell the prototypes of a model's head, of those a corpus has."""
-    weight = weight_of(model).detach().float()
-    return top_signatures(
-        head.prototypes.detach().float(),
-        weight,
-        float(head.scale.detach()),
-        corpus.tokenizer,
-        tokens_seen(corpus, len(weight)),
-    )
-
-
-@torch.no_grad()
-def top_signatures(
-    prototypes: Float[Tensor, "K d"],
-    weight: Float[Tensor, "V d"],
-    scale: float,
-    tokenizer: PreTrainedTokenizerBase,
-    seen: Int64[np.ndarray, " V"],
-    count: int = 10,
-) -> Signatures:
-    """Return the tokens that every prototype raises more than the others do, a tile at a time.
-
-        told_iv = w_v·(u_i − ū) / σ_v,   u = p / ‖p‖, ū and σ_v their mean and the standard
-                                         deviation of w_v·u over the prototypes
-
-    The largest (W p)[v] themselves are of few tokens with long rows of W, again and again: common
-    ones, and beginnings of words that are hardly ever read and that W was hardly trained for.
-    ``seen`` is how often the corpus has each token; those it has less than ``SEEN`` times are left
-    out, unless too few remain, and of those that write one word in several ways one stays.
-    """
-    count = min(count, len(weight))
-    rare = torch.from_numpy(seen < SEEN).to(weight.device)
-    if int((~rare).sum()) < count:
-        rare = torch.zeros_like(rare)
-    wide = min(WAYS * count, int((~rare).sum()))
-    texts: dict[int, str] = {}
-    unit = prototypes * inverse_norms(prototypes)
-    apart = unit - unit.mean(0) if len(unit) > 1 else unit
-    spread = ((weight @ (apart.T @ apart / len(apart))) * weight).sum(1).clamp_min(0).sqrt()
-    ids: list[list[int]] = []
-    values: list[list[float]] = []
-    for tile, raw in zip(apart.split(TILE), prototypes.split(TILE), strict=True):
-        told = (tile @ weight.T).div_(spread.clamp_min(torch.finfo(spread.dtype).tiny))
-        first = told.masked_fill_(rare, -torch.inf).topk(wide, dim=1).indices
-        logits = scale * (raw[:, None] @ weight[first].transpose(1, 2)).squeeze(1)
-        for token in set(first.flatten().tolist()) - texts.keys():
-            texts[token] = token_alone(tokenizer, token)
-        for row in zip(first.tolist(), logits.tolist(), strict=True):
-            kept = _different(*row, texts, count)
-            ids.append([token for token, _ in kept])
-            values.append([value for _, value in kept])
-    tokens = [[texts[token] for token in row] for row in ids]
-    names = [_name(row) for row in tokens]
-    return Signatures(torch.tensor(ids), tokens, np.array(values, np.float32), names)
-
-
-def _different(
-    ids: list[int], logits: list[float], texts: dict[int, str], count: int
-) -> list[tuple[int, float]]:
-    """Return the first tokens that write different words, and more where these are too few.
-
-    Of several that write one word it is the one with the largest logit.
-    """
-    words: dict[str, tuple[int, float]] = {}
-    for token, value in zip(ids, logits, strict=True):
-        word = texts[token].strip().lower() or texts[token]
-        if word not in words or value > words[word][1]:
-            words[word] = token, value
-    kept = list(words.values())
-    rest = (pair for pair in zip(ids, logits, strict=True) if pair not in kept)
-    return [*kept, *rest][:count]
-
-
-def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
-    """Return how often a corpus has each token."""
-    found = np.zeros(vocabulary, np.int64)
-    for start in range(0, corpus.num_tokens, TOKENS_AT_ONCE):
-        part = corpus.tokens(start, min(TOKENS_AT_ONCE, corpus.num_tokens - start))
-        found += np.bincount(part, minlength=vocabulary)
-    return found
-
-
-def _name(tokens: list[str]) -> str:
-    words: list[str] = []
-    for token in tokens:
-        word = token.strip() or ("↵" if "\n" in token else "␣")
-        if word.lower() not in (seen.lower() for seen in words):
-            words.append(word)
-    return " · ".join(words[:3])

@@ -48,10 +48,10 @@ class EndpointLabeller:
 
     Args:
         endpoint: where the language model is.
-        prototypes: how many are named, those with the most uses; None: all.
+        prototypes: how many are named, those with the most text; None: all.
         judged: how many names, drawn by seed, it judges as well.
         prices: of a million tokens in and out; None: nothing, or not known where both are.
-        announce: is told the expected cost before anything is asked.
+        announce: callback, receives the expected cost before the first request.
     """
 
     def __init__(
@@ -142,10 +142,9 @@ class EndpointLabeller:
         return Answers(path, self.endpoint.model)
 
     def _cells(self, lens: Lens, made: Made) -> list[int]:
-        """Return the prototypes to name, those with the most places first."""
-        sizes = np.bincount(made.places.cell, minlength=len(made.labels))
-        order = np.argsort(-sizes, kind="stable")
-        return order[sizes[order] > 0][: self.most].tolist()
+        """Return the prototypes to name, those with the most text first."""
+        there = np.bincount(made.places.cell, minlength=len(made.labels)) > 0
+        return lens.leading[there[lens.leading]][: self.most].tolist()
 
 
 class _Cards:

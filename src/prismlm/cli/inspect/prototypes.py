@@ -88,7 +88,10 @@ def _print_card(console: Console, card: dict[str, Any]) -> None:
         figures.append(f"nearest training text at cosine {card['nearest_cosine']:.2f}")
     console.print(" · ".join(figures), style="dim")
     raised = "  ".join(f"{plain(token)!s} {value:+.2f}" for token, value in card["tokens"])
-    console.print(f"\nraises  {raised}")
+    console.print(
+        "\nRaises more than others do, the most distinctive first; in logits", style="bold"
+    )
+    console.print(f"  {raised}")
     console.print("\nWhere it fires", style="bold")
     for place in card["contexts"][:CONTEXTS]:
         flat = ((place[name] or "").replace("\n", "↵ ") for name in ("before", "token", "after"))

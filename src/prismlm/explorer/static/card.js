@@ -43,12 +43,12 @@ export const whole = (one, here = "prototypes") => {
   return html`
     <p class="x-kind">${dot(one.hue)}<bdi>${kind || "no category"}</bdi><span class="p-note">#${one.id}</span></p>
     <h2><bdi>${one.name}</bdi></h2>
-    ${one.name.includes("→") ? html`<p class="p-note">words read last → ${/It raises /.test(one.description ?? "") ? "what it raises, since few places are its own" : "words that come next"}${/\(.+\)/.test(one.name) ? "; in brackets what the text is about" : ""}</p>` : nothing}
+    ${one.label_source === "embedded" ? html`<p class="p-note">words read last → words that come next, or that it raises where these are few or vary; in brackets what the text is about</p>` : nothing}
     ${one.description ? html`<p class="x-about"><bdi>${one.description}</bdi></p>` : nothing}
     <ul class="x-facts">${facts.map((fact) => html`<li>${fact}</li>`)}</ul>
     <p class="x-actions"><a class="x-button" href=${address("steer", { prototype: one.id })}>Steer with it</a>${here === "map"
       ? html`<a class="x-button" href=${`#/prototypes/${one.id}`}>Among all</a>`
       : html`<a class="x-button" href=${address("map", { prototype: one.id })}>On the map</a>`}</p>
-    <h3>Tokens it raises more than others do, in logits</h3>${tokens(one.tokens)}
+    <h3>Tokens it raises more than others do, the most distinctive first; in logits</h3>${tokens(one.tokens)}
     <h3>Where it fires: on the marked token</h3>${contexts(one.contexts)}`;
 };

@@ -16,7 +16,7 @@ export const meaning = ({ prototype, category, strength, target }) => {
       : `Takes out ${all ? "all" : size} of what the category's prototypes give, ${reach}.`;
   }
   if (strength > 0) {
-    const where = target === "top" ? "the token that the unedited model puts first" : "the token that it raises most";
+    const where = target === "top" ? "the token that the unedited model puts first" : "the first token of its card";
     return `Holds what the prototype gives to ${where} at ${size} of the unedited top logit, at every position (clamp).`;
   }
   if (strength === -100) return "Takes out all that the prototype gives, wherever it is active (ablation).";

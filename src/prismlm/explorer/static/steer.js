@@ -10,7 +10,7 @@ import { picking } from "./pick.js";
 import { edited, meaning, signedPercent } from "./edit.js";
 import { result } from "./steered.js";
 
-const STRONG = 30, TARGETS = /** @type {[string, string][]} */ ([["signature", "the token it raises most"], ["top", "the model's top token"]]);
+const STRONG = 30, TARGETS = /** @type {[string, string][]} */ ([["signature", "the first token of its card"], ["top", "the model's top token"]]);
 
 const BESIDE = "The text with the edit will stand beside the text without it: each token with its probability before and after, " +
   "and under the same change made to random prototypes.";

@@ -35,7 +35,7 @@ const choose = (i) => {
   const p = prototypes[i];
   card.replaceChildren(make("h2", null, isolated(p.name)), make("p", "m-facts", factsOf(i)));
   if (p.about) card.append(make("p", "m-about", isolated(p.about)));
-  card.append(make("h3", null, "Tokens it raises more than others do, in logits"), raised(p.tokens));
+  card.append(make("h3", null, "Tokens it raises more than others do, the most distinctive first; in logits"), raised(p.tokens));
   if (p.contexts.length) card.append(make("h3", null, "Nearest training text; it fires on the marked token"));
   card.append(passages(p.contexts));
   redraw();

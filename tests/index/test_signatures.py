@@ -9,8 +9,9 @@ import torch
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.index import layout, write
-from prismlm.index.write import signatures_of, tokens_seen, top_signatures
+from prismlm.corpus.pieces import token_alone
+from prismlm.index import layout, signatures
+from prismlm.index.signatures import signatures_of, tokens_seen, top_signatures
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,9 @@ def test_what_tells_a_prototype_is_what_others_do_not_raise(lm):
     assert decoded[2] not in told(lm, raised, seen).tokens[2]
     # Unless that leaves too few.
     assert told(lm, raised, seen * 0).tokens == found.tokens
+    # What is lowered less than by others is not raised.
+    lowered = [{10: -0.1, 20: 1.0, 30: 1.0}, {10: -4.0, 20: 1.0}, {10: -4.0, 20: 1.0}]
+    assert told(lm, lowered).tokens[0][:2] == [decoded[2], decoded[1]]
     # One prototype has no others.
     assert told(lm, raised[:1]).tokens[0][:2] == decoded[:2]
 
@@ -74,15 +78,16 @@ def test_a_lens_has_what_the_equation_says(lm, tiny_model, corpus):
     rows = pq.read_table(tiny_model / "lens" / "sample" / layout.PROTOTYPES_FILE).to_pylist()
     found = signatures_of(lm.model, head, corpus)
     for number in range(0, len(rows), 7):
-        often = [t for t in z[number].argsort(descending=True).tolist() if seen[t] >= 5][:40]
         raised = float(head.scale.detach()) * weight @ prototypes[number]
+        order = sorted(range(len(raised)), key=lambda t: (raised[t] <= 0, -z[number, t]))
+        often = [t for t in order if seen[t] >= 5][:40]
         ways: dict[str, list[int]] = {}
         for token in often:
-            text = write.token_alone(lm.tokenizer, token)
+            text = token_alone(lm.tokenizer, token)
             ways.setdefault(text.strip().lower() or text, []).append(token)
         expected = [max(tokens, key=lambda t: raised[t].item()) for tokens in ways.values()][:10]
         assert found.ids[number].tolist() == expected
-        texts = [write.token_alone(lm.tokenizer, token) for token in expected]
+        texts = [token_alone(lm.tokenizer, token) for token in expected]
         assert rows[number]["top_tokens"] == texts
         assert rows[number]["top_values"] == pytest.approx(raised[expected].tolist(), rel=1e-3)
 
@@ -92,7 +97,7 @@ def test_tokens_are_counted_whole_and_in_parts(corpus, monkeypatch):
     vocabulary, seen = max(ids) + 3, Counter(ids)
     found = tokens_seen(corpus, vocabulary)
     assert found.tolist() == [seen[token] for token in range(vocabulary)]
-    monkeypatch.setattr(write, "TOKENS_AT_ONCE", 1000)
+    monkeypatch.setattr(signatures, "TOKENS_AT_ONCE", 1000)
     assert np.array_equal(tokens_seen(corpus, vocabulary), found)
 
 

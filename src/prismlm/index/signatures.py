@@ -1,0 +1,177 @@
+"""Which tokens a prototype stands for: the one ranking of lists, names, cards and clamps.
+
+A prototype adds its signature τ W p to the logits where its cosine is 1. Its tokens are those that
+this raises more than the signatures of the other prototypes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from prismlm.corpus.pieces import token_alone
+from prismlm.layers import PrototypeHead
+from prismlm.models.sidecar import weight_of
+from prismlm.ops.prototype_head.routing import inverse_norms
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus
+    from prismlm.index.opened_model import OpenedModel
+
+TILE = 256
+# How often a corpus has the tokens that a prototype is told by; the others are hardly ever read.
+SEEN = 5
+TOKENS_AT_ONCE = 2**20
+# Tokens looked at for each one wanted: a word may be there with a space, a capital.
+WAYS = 4
+LISTED = 10
+
+
+class Signatures(NamedTuple):
+    """The tokens that tell every prototype from the others.
+
+    Attributes:
+        ids: of the tokens, the most telling first, int64 [K, count].
+        tokens: the same decoded, [K][count].
+        values: τ (W p)[v] of those, float32 [K, count].
+        names: a short name made of the first ones.
+    """
+
+    ids: Tensor
+    tokens: list[list[str]]
+    values: np.ndarray
+    names: list[str]
+
+
+def signatures_of(model: nn.Module, head: PrototypeHead, corpus: Corpus) -> Signatures:
+    """Return the tokens that tell the prototypes of a model's head, of those a corpus has."""
+    weight = weight_of(model).detach().float()
+    return top_signatures(
+        head.prototypes.detach().float(),
+        weight,
+        float(head.scale.detach()),
+        corpus.tokenizer,
+        tokens_seen(corpus, len(weight)),
+    )
+
+
+def signature_ids(lm: OpenedModel, prototypes: Sequence[int]) -> list[list[int]]:
+    """Return the tokens that the cards of some prototypes list, the first ones first.
+
+    They are read from the lens; without one they are of the whole vocabulary.
+    """
+    weight, bank = weight_of(lm.model).detach().float(), lm.head.prototypes.detach().float()
+    if lm.lens is None:
+        seen = np.full(len(weight), SEEN)
+        return top_signatures(bank, weight, 1.0, lm.tokenizer, seen, chosen=prototypes).ids.tolist()
+    listed: list[list[str]] = lm.lens.prototypes["top_tokens"].take(prototypes).to_pylist()
+    ids = _by_text(lm.tokenizer, len(weight))
+    # Of several tokens with one text, the one with the largest logit, as where they were listed.
+    return [
+        [max(ids[text], key=lambda token: float(weight[token] @ bank[i])) for text in texts]
+        for i, texts in zip(prototypes, listed, strict=True)
+    ]
+
+
+@lru_cache(maxsize=1)
+def _by_text(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for token in range(vocabulary):
+        found.setdefault(token_alone(tokenizer, token), []).append(token)
+    return found
+
+
+@torch.no_grad()
+def top_signatures(
+    prototypes: Float[Tensor, "K d"],
+    weight: Float[Tensor, "V d"],
+    scale: float,
+    tokenizer: PreTrainedTokenizerBase,
+    seen: Int64[np.ndarray, " V"],
+    count: int = LISTED,
+    chosen: Sequence[int] | None = None,
+) -> Signatures:
+    """Return the tokens that prototypes raise more than the others do, a tile at a time.
+
+        z_iv = w_v·(u_i − ū) / σ_v,   u = p / ‖p‖, ū and σ_v their mean and the standard
+                                         deviation of w_v·u over the prototypes
+
+    Those that they raise come first, (W p)[v] > 0, by z. The largest (W p)[v] themselves are of few
+    tokens with long rows of W, again and again: common ones, and beginnings of words that are
+    hardly ever read and that W was hardly trained for. ``seen`` is how often the corpus has each
+    token; those it has less than ``SEEN`` times are left out, unless too few remain, and of those
+    that write one word in several ways one stays.
+    ``chosen`` are the prototypes to tell, all where it is None.
+    """
+    count = min(count, len(weight))
+    rare = torch.from_numpy(seen < SEEN).to(weight.device)
+    if int((~rare).sum()) < count:
+        rare = torch.zeros_like(rare)
+    wide = min(WAYS * count, int((~rare).sum()))
+    texts: dict[int, str] = {}
+    unit = prototypes * inverse_norms(prototypes)
+    mean = unit.mean(0) if len(unit) > 1 else torch.zeros_like(unit[0])
+    apart, common = unit - mean, weight @ mean
+    spread = ((weight @ (apart.T @ apart / len(apart))) * weight).sum(1).clamp_min(0).sqrt()
+    ids: list[list[int]] = []
+    values: list[list[float]] = []
+    rows = slice(None) if chosen is None else list(chosen)
+    for tile, raw in zip(apart[rows].split(TILE), prototypes[rows].split(TILE), strict=True):
+        told = tile @ weight.T
+        lowered = told <= -common
+        # No z-score of K values is above √(K − 1): what is not raised comes after what is.
+        told.div_(spread.clamp_min(torch.finfo(spread.dtype).tiny))
+        told.add_(lowered, alpha=-1 - len(unit))
+        first = told.masked_fill_(rare, -torch.inf).topk(wide, dim=1).indices
+        logits = scale * (raw[:, None] @ weight[first].transpose(1, 2)).squeeze(1)
+        for token in set(first.flatten().tolist()) - texts.keys():
+            texts[token] = token_alone(tokenizer, token)
+        for row in zip(first.tolist(), logits.tolist(), strict=True):
+            kept = _different(*row, texts, count)
+            ids.append([token for token, _ in kept])
+            values.append([value for _, value in kept])
+    tokens = [[texts[token] for token in row] for row in ids]
+    names = [_name(row) for row in tokens]
+    return Signatures(torch.tensor(ids), tokens, np.array(values, np.float32), names)
+
+
+def _different(
+    ids: list[int], logits: list[float], texts: dict[int, str], count: int
+) -> list[tuple[int, float]]:
+    """Return the first tokens that write different words, and more where these are too few.
+
+    Of several that write one word it is the one with the largest logit.
+    """
+    words: dict[str, tuple[int, float]] = {}
+    for token, value in zip(ids, logits, strict=True):
+        word = texts[token].strip().lower() or texts[token]
+        if word not in words or value > words[word][1]:
+            words[word] = token, value
+    kept = list(words.values())
+    rest = (pair for pair in zip(ids, logits, strict=True) if pair not in kept)
+    return [*kept, *rest][:count]
+
+
+def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
+    """Return how often a corpus has each token."""
+    found = np.zeros(vocabulary, np.int64)
+    for start in range(0, corpus.num_tokens, TOKENS_AT_ONCE):
+        part = corpus.tokens(start, min(TOKENS_AT_ONCE, corpus.num_tokens - start))
+        found += np.bincount(part, minlength=vocabulary)
+    return found
+
+
+def _name(tokens: list[str]) -> str:
+    words: list[str] = []
+    for token in tokens:
+        word = token.strip() or ("↵" if "\n" in token else "␣")
+        if word.lower() not in (seen.lower() for seen in words):
+            words.append(word)
+    return " · ".join(words[:3])
