@@ -56,7 +56,9 @@ def render(result: dict[str, Any]) -> str:
         "",
         "    prismlm corpus build tinystories.parquet --out tinystories --vocab-size "
         f"{result['corpus']['vocabulary']}",
-        f"    {result['command']}",
+        # The script may have moved since it measured; its options are what was measured.
+        "    OMP_NUM_THREADS=1 python -m benchmarks.prototype_head.protopnet --"
+        + result["command"].partition(" --")[2],
         "",
         "The claim (PRISM, “Architecture”): *“On toy experiments with the TinyStories dataset, the "
         "ProtoPNet style head required up to 3× longer wallclock time to reach the same "

@@ -244,7 +244,7 @@ def keeping(kept: Callable[[], str]) -> Iterator[None]:
     except Interrupted:
         raise
     except KeyboardInterrupt as stop:
-        raise Interrupted(f"{kept()} The same command goes on from there.") from stop
+        raise Interrupted(f"{kept()} Run the same command again to resume.") from stop
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def test_a_part_alone_with_an_edit_and_over_prompts(prism, refused, tiny_model, 
     for words, wrong in (
         ("--only is 'prototype': expected 'prototypes'", ("--only", "prototype")),
         ("Did you mean 'prototypes'", ("--only", "prototype")),
-        ("--strength is of an edit", ("--only", "residual", "--strength", 1)),
+        ("--strength belongs to an edit", ("--only", "residual", "--strength", 1)),
         ("leaves no prototypes", ("--only", "residual", *CLAMP)),
     ):
         assert words in refused("steer", tiny_model, TEXT, *wrong)
@@ -182,7 +182,9 @@ def test_a_clamp_that_is_undefined_is_refused(refused, tiny_model, lm, tmp_path)
     use = lm.explain(TEXT)[-1].prototypes[0]
     tensors["prototypes"][use.id] *= -1
     save_file(tensors, path)
-    message = refused("steer", directory, TEXT, "--prototype", use.id, "--strength", 0.5)
+    message = refused(
+        "steer", directory, TEXT, "--prototype", use.id, "--strength", 0.5, "--target", "top"
+    )
     assert f"prototype {use.id} cannot be clamped here" in message
 
 

@@ -70,7 +70,7 @@ def test_accuracies_are_those_of_lm_eval_s_evaluator(lm, options, tmp_path):
 def test_a_stopped_run_goes_on(lm, options, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     stopped = StopsAt("PIQA")
-    with pytest.raises(Interrupted, match=r"1 finished tasks are kept in .* goes on from there"):
+    with pytest.raises(Interrupted, match=r"1 finished tasks are kept in .*"):
         run_suite(lm, "tiny", out, options, TASKS, stopped)
     assert not (out / "eval.json").exists()
     kept = (out / "tasks" / "arc_easy.json").stat().st_mtime_ns

@@ -42,7 +42,7 @@ def attach(
     revision: Revision = None,
     prototypes: Annotated[
         int | None,
-        option("K", "How many prototypes; else 8192, or one for 16 positions."),
+        option("K", "How many prototypes (default: 8192, or one for 16 positions)."),
     ] = None,
     prototypes_per_token: Annotated[int, option("k", "How many a token may rely on.")] = 64,
     weights: HeadWeights = "fitted",
@@ -51,7 +51,7 @@ def attach(
     rate: Rate = 0.03,
     states_gb: Annotated[float, option("GB", "The most disk for hidden states.")] = 4.0,
     keep_states: Annotated[bool, flag("--keep-states", "Leave them there at the end.")] = False,
-    window: Annotated[int | None, option("N", "Tokens read at once; else 512.")] = None,
+    window: Annotated[int | None, option("N", "Tokens read at once (default: 512).")] = None,
     contexts: Contexts = 64,
     positions: PositionShare = "1",
     codes: CodesOfStates = "int8",

@@ -48,7 +48,9 @@ def audit(
     window: Window = None,
     stride: Stride = None,
     text_column: Annotated[str, option("NAME", "Of the texts.")] = "text",
-    id_column: Annotated[str | None, option("NAME", "Of their ids; else file and row.")] = None,
+    id_column: Annotated[
+        str | None, option("NAME", "Of their ids (default: file and row).")
+    ] = None,
     skip_bad_rows: SkipBadRows = False,
     parquet: Annotated[Path | None, option("FILE", "Write one row per text.")] = None,
     jsonl: Annotated[Path | None, option("FILE", "The same rows as JSON lines.")] = None,

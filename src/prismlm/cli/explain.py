@@ -57,7 +57,7 @@ def explain(
     chat: Chat = False,
     system: System = None,
     generate: Annotated[
-        int | None, number("N", "Tokens to add and explain; else 0, or 50 with --chat.")
+        int | None, number("N", "Tokens to add and explain (default: 0, or 50 with --chat).")
     ] = None,
     temperature: Temperature = 0.0,
     seed: SamplingSeed = 0,

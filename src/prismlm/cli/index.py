@@ -48,12 +48,12 @@ ReadOrWritten = Annotated[
     Path | None,
     option(
         "DIR",
-        "The corpus to read, or to write from --dataset; else MODEL/corpora/NAME.",
+        "The corpus to read, or to write from --dataset (default: MODEL/corpora/NAME).",
         "--corpus",
     ),
 ]
 NewLens = Annotated[
-    str | None, option("NAME|DIR", "Write MODEL/lens/NAME; else the corpus's name.", "--lens")
+    str | None, option("NAME|DIR", "Write MODEL/lens/NAME (default: the corpus's name).", "--lens")
 ]
 Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
 WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
@@ -95,7 +95,9 @@ def index(
     split_column: data.SplitColumn = None,
     skip_bad_rows: SkipBadRows = False,
     contexts: Contexts = 64,
-    window: Annotated[int | None, option("N", "Tokens read at once; else as in training.")] = None,
+    window: Annotated[
+        int | None, option("N", "Tokens read at once (default: as in training).")
+    ] = None,
     stride: Stride = None,
     split: Split = "train",
     text: WithText = True,

@@ -61,7 +61,7 @@ def choice(metavar: str, help: str, choices: Sequence[str], *names: str) -> Any:
 
 
 SHARES_BY = (
-    "Shares by document, source, domain or license; else domain, or source where all have one."
+    "Shares by document, source, domain or license (default: domain, or source where all have one)."
 )
 BY = ("document", "source", "domain", "license")
 METHODS = ("evidence", "contexts", "source")
@@ -95,15 +95,15 @@ Method = Annotated[
 Split = Annotated[str, choice("SPLIT", "Documents to read: train, heldout or all.", SPLITS)]
 Temperature = Annotated[float, number("T", "0 takes the top token.")]
 SamplingSeed = Annotated[int, option("S", "Of the sampling.")]
-Chat = Annotated[bool, flag("--chat", "Ask it as a user's message, by the chat template.")]
-System = Annotated[str | None, option("WORDS", "With --chat: what the model is told before.")]
+Chat = Annotated[bool, flag("--chat", "Send the text as a user message through the chat template.")]
+System = Annotated[str | None, option("WORDS", "System prompt (with --chat).")]
 Page = Annotated[Path | None, option("FILE", "Write a self-contained page.")]
 Where = Annotated[
     list[str] | None,
     option("COLUMN=VALUE", "Only text that matches, such as license=CC0; may be repeated."),
 ]
-Window = Annotated[int | None, option("N", "Tokens read at once; else all, up to 1,024.")]
-Stride = Annotated[int | None, option("N", "Tokens between windows; else 3/4 of one.")]
+Window = Annotated[int | None, option("N", "Tokens read at once (default: all, up to 1,024).")]
+Stride = Annotated[int | None, option("N", "Tokens between windows (default: 3/4 of one).")]
 
 
 def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple[int, int]]:
@@ -128,7 +128,7 @@ def put(text: str, chat: bool, system: str | None) -> str | Messages:
         InputError: words before a question, and none.
     """
     if system is not None and not chat:
-        raise InputError("--system is told before a question: add --chat, or leave it out.")
+        raise InputError("--system is a system prompt: add --chat, or leave it out.")
     from prismlm.corpus.chat import asked
 
     return asked(text, system) if chat else text

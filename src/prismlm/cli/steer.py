@@ -57,7 +57,7 @@ OnlyPart = Annotated[
     str | None,
     choice("PART", "Predict from the prototypes or the residual alone.", PARTS),
 ]
-Cap = Annotated[float | None, number("A", "Largest activation of a clamp; else k·τ.", None)]
+Cap = Annotated[float | None, number("A", "Largest activation of a clamp (default: k·τ).", None)]
 Prompts = Annotated[
     Path | None, option("FILE", "File with one prompt per line; report effect sizes over them.")
 ]

@@ -67,7 +67,7 @@ def stated_part(document: Document) -> Part | None:
         return "train" if name in _TRAIN else "heldout"
     raise InputError(
         f"the document {document.doc_id!r} has the split {document.split!r}: expected train, or "
-        "heldout, validation or test. Mend it, or let ids decide with --split-column '' (in "
+        "heldout, validation or test. Fix it, or let ids decide with --split-column '' (in "
         'Python: Columns(split="")).'
     )
 

@@ -187,8 +187,8 @@ def _keeping(partial: Path) -> Iterator[None]:
             shutil.rmtree(partial, ignore_errors=True)
         elif isinstance(error, KeyboardInterrupt):
             raise Interrupted(
-                f"the shards that were closed are kept in {partial}. The same command goes on "
-                "from there."
+                f"the shards that were closed are kept in {partial}. Run the same command "
+                "again to resume."
             ) from error
         raise
 

@@ -13,7 +13,7 @@ Level = Literal["strong", "weak", "none"]
 # What each level says, to people.
 WORDS: dict[Level, str] = {
     "strong": "nearer to this corpus than unseen text of its kind",
-    "weak": "no nearer to this corpus than unseen text of its kind",
+    "weak": "no closer to the corpus than held-out text of the same kind",
     "none": "not in this corpus",
 }
 

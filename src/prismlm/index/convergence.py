@@ -107,10 +107,8 @@ class LensInspection:
     @property
     def verdict(self) -> str:
         """Whether there was enough text for this index, and why, in a sentence."""
-        filled = (
-            f"{self.filled:,} of {self.in_use:,} prototypes in use have all {self.kept} places "
-            "that are kept of each"
-        )
+        every = "all" if self.filled == self.in_use else f"{self.filled:,} of"
+        filled = f"{every} {self.in_use:,} active prototypes have their {self.kept} stored contexts"
         if self.converged_at is None:
             return (
                 f"Whether there was enough text cannot be told: {filled}, and this lens was built "

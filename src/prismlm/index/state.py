@@ -37,7 +37,7 @@ BEGIN_LOCK = "begin.lock"
 LENS = "lens"
 FINISHED = "finished"
 FORMAT_VERSION = 2
-GO_ON = "The same command goes on from there."
+GO_ON = "Run the same command again to resume."
 
 
 class Partial:

@@ -147,7 +147,7 @@ class Answers:
 
     def kept(self) -> str:
         """Say where the answers are."""
-        return f"The answers so far are kept in {self.path}; the same command goes on from there."
+        return f"The answers so far are kept in {self.path}; run the same command again to resume."
 
 
 def one_line(text: str, most: int) -> str:

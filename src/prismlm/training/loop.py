@@ -23,7 +23,7 @@ SAVE_SECONDS = 60.0
 HISTORY_EVERY = 50
 WARMUP = 0.05
 BETAS = (0.9, 0.95)
-GO_ON = "The same command goes on from there."
+GO_ON = "Run the same command again to resume."
 
 
 def batches(count: int, size: int, first: int, steps: int, seed: int) -> Iterator[np.ndarray]:

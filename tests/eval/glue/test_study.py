@@ -101,7 +101,7 @@ def test_scores_are_fitted_and_hidden_sets_are_left_out(models, tmp_path):
 def test_a_stopped_study_goes_on(models, quick, tmp_path):
     lm, out, whole = models["llama"], tmp_path / "out", tmp_path / "whole"
     stopped = StopsAt("RTE, seed 0")
-    with pytest.raises(Interrupted, match=r"2 finished runs are kept in .* goes on from there"):
+    with pytest.raises(Interrupted, match=r"2 finished runs are kept in .*"):
         run_glue(lm, out, quick, TASKS_HERE, [0, 1], progress=stopped)
     assert not (out / "glue.json").exists()
     assert not (out / "predictions" / "0" / "RTE.tsv").exists()

@@ -168,4 +168,4 @@ def test_codes_that_are_all_the_same_are_no_negative_finding():
     assert CodeProbe(8, 4, 500, 2 / 3, probed, 1).verdict.startswith(nothing)
     found = CodeProbe(8, 4, 500, 2 / 3, probed, 2)
     assert found.peak.layer == 1
-    assert found.verdict.startswith("Says nothing: R² is no number")
+    assert found.verdict.startswith("Inconclusive: R² is undefined")

@@ -15,7 +15,9 @@ DevLimit = Annotated[int | None, option("N", "Rows of each dev set, the same for
 Rate = Annotated[
     float | None, number("R", "Else that of --search, or the source's for the model's type.")
 ]
-Warmup = Annotated[float | None, number("W", "Share of the steps; else as --learning-rate.", 0, 1)]
+Warmup = Annotated[
+    float | None, number("W", "Share of the steps (default: as --learning-rate).", 0, 1)
+]
 Search = Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI, for later runs.")]
 FromScratch = Annotated[
     bool, flag("--from-scratch", "Beside it, the same model without its training.")
@@ -25,7 +27,9 @@ FromScratch = Annotated[
 def glue(
     model: Model,
     tasks: Annotated[str | None, option("A,B", "Only these, such as cola,sst2.")] = None,
-    data: Annotated[Path | None, option("DIR", "Parquet files of the tasks; else the hub.")] = None,
+    data: Annotated[
+        Path | None, option("DIR", "Parquet files of the tasks (default: the hub).")
+    ] = None,
     limit: Annotated[int | None, option("N", "Rows trained on, drawn by the seed.")] = None,
     dev_limit: DevLimit = None,
     seeds: Annotated[str, option("A,B", "A run for each.")] = "0,1,2",
@@ -36,7 +40,9 @@ def glue(
     epochs: Annotated[int, option("N", "At most.")] = 3,
     test: Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")] = True,
     device: Annotated[str, option("DEVICE", "Such as cpu or cuda.")] = "cpu",
-    out: Annotated[Path | None, option("DIR", "Where runs are kept; else MODEL/eval/glue.")] = None,
+    out: Annotated[
+        Path | None, option("DIR", "Where runs are kept (default: MODEL/eval/glue).")
+    ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:

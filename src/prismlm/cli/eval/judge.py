@@ -31,7 +31,7 @@ By = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, option("DIR", "Where all is kept; else eval/judge of the first model.")
+    Path | None, option("DIR", "Where all is kept (default: eval/judge of the first model).")
 ]
 NOT_TO_BE_READ = "Not to be read, since the judge is unusable:"
 

@@ -41,7 +41,9 @@ def robustness(
     pairs: Pairs,
     entropy: Annotated[
         float | None,
-        number("E", "Nats that mean entropies are matched to; else the lowest of the models'."),
+        number(
+            "E", "Nats that mean entropies are matched to (default: the lowest of the models')."
+        ),
     ] = None,
     limit: Limit = None,
     seed: Seed = 0,
@@ -102,7 +104,8 @@ def clamping(
 def pairs(
     out: Annotated[Path, option("DIR", "Where the two files of pairs go.")],
     data: Annotated[
-        Path | None, option("DIR", "Holds wikitext2, dailydialog and ag_news; else from the hub.")
+        Path | None,
+        option("DIR", "Holds wikitext2, dailydialog and ag_news (default: from the hub)."),
     ] = None,
     per_slice: Annotated[int, number("N", "Pairs of each slice.", 1)] = 500,
     seed: Annotated[int, number("S", "Of what is drawn.")] = 0,

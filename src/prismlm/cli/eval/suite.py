@@ -25,14 +25,16 @@ def evaluate(
     model: Model,
     suite: Annotated[str, option("SUITE", "seed: PRISM's eight tasks.")] = "seed",
     tasks: Annotated[str | None, option("A,B", "Only these tasks of the suite.")] = None,
-    data: Annotated[Path | None, option("DIR", "Parquet files of the tasks; else the hub.")] = None,
+    data: Annotated[
+        Path | None, option("DIR", "Parquet files of the tasks (default: the hub).")
+    ] = None,
     limit: Annotated[int | None, option("N", "Questions of each task, drawn by the seed.")] = None,
     shots: Annotated[int, option("N", "Examples before each question.")] = 0,
     seed: Annotated[int, option("S", "Of what is drawn.")] = 0,
     batch_size: Annotated[int, option("N", "Texts read at once.")] = 8,
     device: Annotated[str, option("DEVICE", "Such as cpu or cuda.")] = "cpu",
     out: Annotated[
-        Path | None, option("DIR", "Where answers are kept; else MODEL/eval/SUITE.")
+        Path | None, option("DIR", "Where answers are kept (default: MODEL/eval/SUITE).")
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,

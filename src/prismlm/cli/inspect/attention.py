@@ -37,11 +37,11 @@ Roles = Annotated[
 ]
 CasesFile = Annotated[
     Path | None,
-    option("FILE", "Sentences for --roles, JSON lines with marked words; else bundled."),
+    option("FILE", "Sentences for --roles, JSON lines with marked words (default: bundled)."),
 ]
 Draws = Annotated[
     int | None,
-    number("N", "Of random words, for --roles; else as many as p needs.", 1),
+    number("N", "Of random words, for --roles (default: as many as p needs).", 1),
 ]
 Untrained = Annotated[
     bool,

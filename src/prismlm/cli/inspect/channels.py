@@ -24,7 +24,9 @@ FORMATS = ("svg", "png")
 DOTS_PER_INCH = 160
 CorpusToRead = Annotated[
     Path | None,
-    option("DIR", "The corpus to read; else what the model was trained on, or none with --text."),
+    option(
+        "DIR", "The corpus to read (default: what the model was trained on, or none with --text)."
+    ),
 ]
 SecondModel = Annotated[
     Path | None,

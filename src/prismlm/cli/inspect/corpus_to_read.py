@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 LENGTH = 256
 CorpusToRead = Annotated[
     Path | None,
-    option("DIR", "The corpus to read; else what the model was trained on."),
+    option("DIR", "The corpus to read (default: what the model was trained on)."),
 ]
 Length = Annotated[
     int | None,
-    option("T", "Tokens of a window; else of a training row, or 256."),
+    option("T", "Tokens of a window (default: of a training row, or 256)."),
 ]
 
 

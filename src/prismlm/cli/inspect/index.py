@@ -106,4 +106,7 @@ def _print_spread(console: Console, found: LensInspection) -> None:
     for name, values in quantiles.items():
         table.add_row(name.replace("_", " "), *(f"{value:.1f}" for value in values.values()))
     console.print(table)
-    console.print("effective: how many that take part alike would be as spread\n", style="dim")
+    console.print(
+        "effective number = exp(entropy): equally weighted items with the same spread\n",
+        style="dim",
+    )

@@ -32,7 +32,7 @@ def spectra(
     order: Annotated[int, option("N", "Of small denominators: n and m from 1 to this.")] = 22,
     context: Annotated[
         int | None,
-        option("T", "Tokens of a window of the loss; else twice a row's."),
+        option("T", "Tokens of a window of the loss (default: twice a row's)."),
     ] = None,
     documents: Annotated[int, option("N", "Documents that the loss is read of.")] = 32,
     seed: Annotated[int, option("N", "Of positions, documents and controls.")] = 0,

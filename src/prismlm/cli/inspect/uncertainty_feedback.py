@@ -34,7 +34,7 @@ Checks = Annotated[
 ]
 Tokens = Annotated[
     int | None,
-    option("T", "Tokens of each; else of a training row, or 256."),
+    option("T", "Tokens of each (default: of a training row, or 256)."),
 ]
 SignalFrom = Annotated[
     str,
@@ -42,7 +42,7 @@ SignalFrom = Annotated[
 ]
 Passes = Annotated[
     int | None,
-    option("N", "Of --signal passes; else the model's, at least 2."),
+    option("N", "Of --signal passes (default: the model's, at least 2)."),
 ]
 Temperature = Annotated[float, option("T", "Of what is written; 0 for the likeliest token.")]
 

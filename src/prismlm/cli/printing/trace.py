@@ -75,8 +75,8 @@ def print_trace(
     _print_predictions(console, steps, top)
     if len(steps) < len(trace):
         console.print(
-            f"The last {len(steps)} of {len(trace)} predictions; others with --tokens A:B, "
-            "all with --tokens 0:",
+            f"Showing the last {len(steps)} of {len(trace)} predictions (--tokens A:B for a range, "
+            "`--tokens 0:` for all)",
             style="dim",
         )
     console.print()
@@ -106,7 +106,9 @@ def _print_header(console: Console, trace: Trace) -> None:
         if meta.trained_on is False:
             facts.append(Text("not what it was trained on", style="yellow"))
         elif meta.trained_on == "fine-tuned" and meta.split != "heldout":
-            facts.append("fine-tuned on it; its first training text is not here")
+            facts.append(
+                "this corpus is the fine-tuning data; the pre-training data is not indexed"
+            )
         elif meta.trained_on and meta.split == "heldout":
             facts.append(Text("held out when it was trained", style="yellow"))
     print_head(console, trace.model, *facts)
@@ -319,8 +321,8 @@ def _notes(trace: Trace) -> Iterator[str]:
         absent = sum(token.nearest < 0 for token in tokens)
         if absent:
             yield (
-                f"{absent} of {len(tokens)} predicted tokens come next at no position of the "
-                "prototypes that carry them: what they rely on is unattributed."
+                f"For {absent} of {len(tokens)} tokens, no indexed position in the active cells "
+                "has that next token; their evidence stays unattributed."
             )
 
 

@@ -94,7 +94,7 @@ class CodeProbe:
         better = [one for one in self.layers if one.code.value > max(0.0, one.shuffled.value)]
         clear = [one for one in better if one.code.above_zero]
         if not np.isfinite([best.code.value, best.shuffled.value]).all():
-            return f"Says nothing: R² is no number, as where all codes tested on are one {rest}."
+            return f"Inconclusive: R² is undefined because all test codes are identical {rest}."
         if not better:
             return (
                 f"No layer lets the code be read better than shuffled ones are: R² "

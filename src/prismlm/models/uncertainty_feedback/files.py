@@ -161,8 +161,8 @@ def _check_belongs(
     dtype = next(inputs.parameters()).dtype
     if dtype != table.dtype:
         raise FormatError(
-            f"{path} was saved with a model in {table.dtype} and this one is in {dtype}, so that "
-            f"nobody can tell whether they belong together. Load the model with "
+            f"{path} was saved with a model in {table.dtype} and this one is in {dtype}: "
+            f"cannot verify that the table matches this model. Load the model with "
             f"dtype={table.dtype}, and convert model and feedback with .to() afterwards."
         )
     raise FormatError(
