@@ -50,7 +50,7 @@ SplitColumn = Annotated[
     str | None,
     option(
         "NAME",
-        "Column that says train, heldout, validation or test (default: 'split' if there); '' for none.",
+        "Column with train, heldout, validation or test (default: 'split'); '' for none.",
         "--split-column",
     ),
 ]

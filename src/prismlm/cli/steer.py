@@ -43,8 +43,6 @@ MEASURED = {
     "divergence": "KL (before ‖ after)",
 }
 
-TARGETS = ["signature", "top"]
-
 Category = Annotated[
     str | None, option("NAME", "Edit the prototypes that `prismlm label` gave this category.")
 ]
@@ -63,7 +61,12 @@ Prompts = Annotated[
 ]
 HeldOutCorpus = Annotated[
     Path | None,
-    option("DIR", "Held-out corpus for the perplexity cost [default: the lens's corpus]."),
+    option("DIR", "Held-out corpus for the perplexity cost (default: the lens's corpus)."),
+]
+# Without a default of its own: Clamp has one, which the explorer takes too.
+Target = Annotated[
+    str | None,
+    option("TOKEN", "Clamp at signature (default), the first token of its card, or at top."),
 ]
 
 
@@ -82,15 +85,8 @@ def steer(
         str, choice("KIND", "Of a prototype: clamp, scale or ablate.", KINDS)
     ] = "clamp",
     only: OnlyPart = None,
-    target: Annotated[
-        str | None,
-        choice(
-            "TOKEN", "Clamp at the signature token (first on its card) or the top one.", TARGETS
-        ),
-    ] = None,
-    measure: Annotated[
-        str | None, choice("UNIT", "Clamp the logit or its evidence.", ["logit", "evidence"])
-    ] = None,
+    target: Target = None,
+    measure: Annotated[str, option("UNIT", "Clamp the logit or its evidence.")] = "logit",
     cap: Cap = None,
     generate: Annotated[int, number("N", "Tokens to write; 0 reads the prompt's own.")] = 20,
     temperature: Temperature = 0.0,
@@ -107,8 +103,7 @@ def steer(
         had = "neither" if prompt is None else "both"
         raise InputError(f"expected a prompt or --file with prompts, got {had}.")
     named = {"prototype": prototype, "category": category, "document": document}
-    clamp = {"target": target, "measure": measure, "cap": cap}
-    clamp = {name: value for name, value in clamp.items() if value is not None}
+    clamp = {"measure": measure, "cap": cap} | ({} if target is None else {"target": target})
     edits = _edits(named, only, edit, strength, clamp)
     prompts = [put(one, chat, system) for one in (_prompts(file) if file else [prompt or ""])]
     from prismlm.explain.language_model import load

@@ -212,7 +212,7 @@ def read_states(
 
 
 def _kept(directory: Path) -> str:
-    return f"What was read until the last note is kept in {directory}. Run the same command again to resume."
+    return f"What was read last is kept in {directory}. Run the same command again to resume."
 
 
 def _blocks(
