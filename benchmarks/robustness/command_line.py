@@ -21,7 +21,6 @@ from benchmarks.robustness.damage import Damage, copy_damaged, damages
 from benchmarks.robustness.world import Finding, World, judged, place_of
 from prismlm.errors import PrismError
 from prismlm.index.layout import META_FILE, PROTOTYPES_FILE
-from prismlm.labels.write import MADE_FILE
 
 MODELS = ("model", "model", "model", "bare", "missing", "notes.txt", "corpus", "none", "")
 CORPORA = ("corpus", "corpus", "missing", "model", "rows.jsonl", "none")
@@ -71,7 +70,7 @@ LITTLE = {
 # An estimate that trains to measure how fast that is, one that compiles for long, and a server.
 LEFT_OUT = {"demo", "map", "explore"}
 # Written into the model's lens by the command that names its prototypes.
-LABELS = tuple(f"model/lens/sample/{name}" for name in (META_FILE, PROTOTYPES_FILE, MADE_FILE))
+LABELS = tuple(f"model/lens/sample/{name}" for name in (META_FILE, PROTOTYPES_FILE))
 # Drawn twice as often: most of what a user does.
 OFTEN = {"explain", "audit", "sources", "steer", "generate", "build"}
 USUAL = 3

@@ -1,20 +1,13 @@
 """A map is the same each time, and its figure is that of a count by hand."""
 
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 import torch
 
 import prismlm
-from prismlm.errors import FormatError
-from prismlm.index.layout import PROTOTYPES_FILE
 from prismlm.labels.map import (
-    NEIGHBOURS_FILE,
     category_neighbours,
     laid_out,
     map_lens,
@@ -58,14 +51,6 @@ def test_the_nearest_are_those_of_all_cosines():
     torch.testing.assert_close(found.distances[:, 1:], 1 - expected, atol=1e-5, rtol=0)
 
 
-def test_neighbours_that_are_damaged_are_named(tiny_model, tmp_path):
-    directory = shutil.copytree(tiny_model, tmp_path / "model")
-    lm = prismlm.load(directory)
-    (lm.lens.path / NEIGHBOURS_FILE).write_bytes(b"damaged")
-    with pytest.raises(FormatError, match=rf"{NEIGHBOURS_FILE} is damaged.*remove it"):
-        map_lens(lm.lens, lm.head)
-
-
 @pytest.mark.slow
 def test_a_lens_gets_its_map(tiny_model, tmp_path):
     pytest.importorskip("umap")
@@ -78,23 +63,3 @@ def test_a_lens_gets_its_map(tiny_model, tmp_path):
     before = table["x"].to_numpy()
     map_lens(lm.lens, lm.head)
     np.testing.assert_array_equal(lm.lens.prototypes["x"].to_numpy(), before)
-
-
-@pytest.mark.slow
-def test_a_map_that_was_killed_goes_on_from_its_neighbours(tiny_model, tmp_path):
-    pytest.importorskip("umap")
-    killed, whole = (shutil.copytree(tiny_model, tmp_path / name) for name in ("a", "b"))
-    command = [sys.executable, "-m", "prismlm", "map"]
-    kept = prismlm.load(killed).lens.path / NEIGHBOURS_FILE
-    process = subprocess.Popen([*command, str(killed)])
-    while process.poll() is None and not kept.exists():
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    again = subprocess.run([*command, str(killed)], capture_output=True, text=True, check=True)
-    assert "Finding neighbours" not in again.stderr
-    assert not kept.exists()
-    first = subprocess.run([*command, str(whole)], capture_output=True, text=True, check=True)
-    assert "Finding neighbours" in first.stderr
-    tables = [prismlm.load(one).lens.path / PROTOTYPES_FILE for one in (killed, whole)]
-    assert tables[0].read_bytes() == tables[1].read_bytes()

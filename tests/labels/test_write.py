@@ -3,18 +3,14 @@
 import json
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 import prismlm
-from prismlm.errors import FormatError, InputError, PrismError
+from prismlm.errors import InputError, PrismError
 from prismlm.index import layout
 from prismlm.labels.map import map_lens
-from prismlm.labels.write import MADE_FILE, label_lens, make_labels
+from prismlm.labels.write import label_lens
 
 FILLED = ("description", "category", "role", "tags", "label_score")
 
@@ -105,45 +101,3 @@ def test_without_cells_or_corpus_it_is_said_what_is_missing(labelled, tmp_path):
     lm = prismlm.load(directory)
     with pytest.raises(InputError, match=r"keeps no positions.*prismlm index"):
         label_lens(lm.lens, lm.model, overwrite=True)
-
-
-def test_names_that_were_made_are_taken_up_if_they_are_of_this_lens(labelled):
-    lm = prismlm.load(labelled[0])
-    made = make_labels(lm.lens, lm.model, keep=True).labels
-    path = lm.lens.path / MADE_FILE
-    try:
-        assert make_labels(lm.lens, lm.model, keep=True).labels == made
-        kept = json.loads(path.read_text())
-        cell = next(cell for cell, row in enumerate(kept["labels"]) if row is not None)
-        kept["labels"][cell]["name"] = "as it was kept"
-        path.write_text(json.dumps(kept))
-        assert make_labels(lm.lens, lm.model, keep=True).labels[cell].name == "as it was kept"
-        assert make_labels(lm.lens, lm.model).labels == made
-        path.write_text(json.dumps(kept | {"lens": kept["lens"] | {"corpus": "another"}}))
-        assert make_labels(lm.lens, lm.model, keep=True).labels == made
-        del kept["labels"][cell]["topic"]
-        for damaged in (json.dumps(kept), "{"):
-            path.write_text(damaged)
-            with pytest.raises(FormatError, match=rf"{MADE_FILE} is damaged.*remove it"):
-                label_lens(lm.lens, lm.model, overwrite=True)
-    finally:
-        path.unlink()
-
-
-@pytest.mark.slow
-def test_labelling_that_was_killed_goes_on_from_its_names(tiny_model, labelled, tmp_path):
-    directory = shutil.copytree(tiny_model, tmp_path / "model")
-    lens = prismlm.load(directory).lens.path
-    kept, written = lens / MADE_FILE, lens / layout.PROTOTYPES_FILE
-    before = written.read_bytes()
-    process = subprocess.Popen([sys.executable, "-m", "prismlm", "label", str(directory)])
-    while process.poll() is None and not kept.exists():
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert written.read_bytes() == before
-    lm = prismlm.load(directory)
-    assert label_lens(lm.lens, lm.model) == labelled[3]
-    assert not kept.exists()
-    whole = prismlm.load(labelled[0]).lens.path / layout.PROTOTYPES_FILE
-    assert written.read_bytes() == whole.read_bytes()

@@ -68,9 +68,8 @@ def label(
 ) -> None:
     """Name the prototypes of a lens from the text where they fire, and score the names.
 
-    With --endpoint a language model names them. Its answers are kept beside the lens, so that a
-    run that was interrupted or killed goes on where it was with the same command; one without
-    goes on from the names that it had made.
+    With --endpoint a language model names them. Its answers are kept beside the lens, so that the
+    same command resumes a run that was interrupted or killed.
     """
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.labels.write import estimate_labels, label_lens

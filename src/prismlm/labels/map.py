@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from scipy.spatial import KDTree
 
-from prismlm.errors import FormatError
-from prismlm.files import WAY_OUT, atomic_file, room_to_write
+from prismlm.files import WAY_OUT, room_to_write
 from prismlm.index.lens import Lens
 from prismlm.labels.write import write_columns
 from prismlm.layers import PrototypeHead
@@ -31,8 +27,6 @@ MADE = {
     "least_distance": LEAST_DISTANCE,
     "seed": SEED,
 }
-# The dearer half of a map, kept in the lens until the map is there.
-NEIGHBOURS_FILE = "neighbours.safetensors"
 
 
 class Nearest(NamedTuple):
@@ -54,8 +48,7 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
     map that have its category, over those with a label, or None where there are no labels;
     ``by_chance``, the same where categories are dealt out anew; and how the map was made.
 
-    The same prototypes have the same map each time: one thread, seeded. What was killed once the
-    neighbours were found goes on from these.
+    The same prototypes have the same map each time: one thread, seeded.
 
     Args:
         lens: of the head.
@@ -65,35 +58,16 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
     Raises:
         ModuleNotFoundError: umap-learn is not installed, of the extra ``map``.
     """
-    prototypes, kept = head.prototypes.detach().float(), lens.path / NEIGHBOURS_FILE
+    prototypes = head.prototypes.detach().float()
     room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path):
-        nearest = _kept(kept, prototypes)
-        if nearest is None:
-            nearest = nearest_prototypes(prototypes, progress)
-            with atomic_file(kept) as temporary:
-                save_file({"prototypes": prototypes, **nearest._asdict()}, temporary)
+        nearest = nearest_prototypes(prototypes, progress)
         with progress.task("Laying out prototypes", 1, "maps") as task:
             places = laid_out(prototypes, nearest)
             found = MADE | _categories_on(places, lens)
             write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=found)
-            kept.unlink()
             task.advance()
     return found
-
-
-def _kept(path: Path, prototypes: torch.Tensor) -> Nearest | None:
-    """Return the neighbours that a run before found, or None where there are none of these."""
-    if not path.is_file():
-        return None
-    try:
-        found = load_file(path)
-        of = found.pop("prototypes")
-        return Nearest(**found) if torch.equal(of, prototypes) else None
-    except (KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise FormatError(
-            f"{path} is damaged ({error}): remove it, and make the map again."
-        ) from error
 
 
 def nearest_prototypes(prototypes: torch.Tensor, progress: Reporter = SILENT) -> Nearest:

@@ -12,14 +12,11 @@ import pyarrow as pa
 from torch import nn
 
 from prismlm.cost import Cost
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.files import (
     WAY_OUT,
     atomic_file,
-    check_json,
-    read_json,
     room_to_write,
-    write_json,
 )
 from prismlm.index import layout
 from prismlm.index.lens import Lens
@@ -39,8 +36,6 @@ if TYPE_CHECKING:
 EMBEDDED, SIGNATURE = "embedded", "signature"
 # Places of a cell that are looked at; documents whose places name nothing, but score the names.
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
-# The dearer half of labelling, kept in the lens until its names are written.
-MADE_FILE = "made-labels.json"
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,6 @@ def label_lens(
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
 
     A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
-    What was killed once the prototypes were named goes on from these names.
 
     Args:
         lens: with cells, whose corpus is there.
@@ -118,7 +112,7 @@ def label_lens(
     check_lens(lens, overwrite=overwrite)
     room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path):
-        made = make_labels(lens, model, progress, keep=True)
+        made = make_labels(lens, model, progress)
         better = {} if labeller is None else labeller.labels(lens, made, progress)
         labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
         scores = score_labels(labels, made.text, made.held_out, SEED)
@@ -132,7 +126,6 @@ def label_lens(
             found = replace(found, source=source, asked=asked)
         sources = dict.fromkeys(better, source)
         _write(lens, labels, sources, scores, found)
-        (lens.path / MADE_FILE).unlink()
     return found
 
 
@@ -194,7 +187,6 @@ def make_labels(
     model: nn.Module,
     progress: Reporter = SILENT,
     *,
-    keep: bool = False,
     weigh: Weigh | None = None,
 ) -> Made:
     """Name every prototype from four fifths of the documents; the lens has cells and a corpus.
@@ -203,7 +195,6 @@ def make_labels(
         lens: of the model.
         model: whose output embedding says what is near to what.
         progress: shows the steps.
-        keep: the names in the lens, and take those that are kept there.
         weigh: as of :func:`~prismlm.labels.embedded.embedded_labels`.
     """
     cells, corpus = lens.cells, lens.corpus
@@ -221,52 +212,12 @@ def make_labels(
         elsewhere = np.bincount(places.cell[~held], minlength=lens.num_prototypes) > 0
         held &= elsewhere[places.cell]
         task.advance()
-        labels = _kept(lens) if keep else None
-        if labels is None:
-            subjects = subject_words(weight, vocabulary)
-            raised = lens.prototypes["top_tokens"].to_pylist()
-            labels = embedded_labels(text, places.of(~held), cells, subjects, raised, weigh)
-        if keep:
-            rows = [label if label is None else asdict(label) for label in labels]
-            write_json(lens.path / MADE_FILE, {"lens": _of(lens), "labels": rows})
+        subjects = subject_words(weight, vocabulary)
+        raised = lens.prototypes["top_tokens"].to_pylist()
+        labels = embedded_labels(text, places.of(~held), cells, subjects, raised, weigh)
         task.advance()
     shown, documents = places.of(~drawn[places.document]), (int((~drawn).sum()), int(drawn.sum()))
     return Made(labels, text, shown, places.of(held), documents)
-
-
-def _of(lens: Lens) -> dict[str, Any]:
-    """Return what names are made of, as JSON values."""
-    meta = asdict(lens.meta)
-    return {name: meta[name] for name in ("weight", "prototypes", "corpus", "cells", "files")}
-
-
-def _kept(lens: Lens) -> list[Label | None] | None:
-    """Return the names that a run before made of this lens, or None where there are none."""
-    path = lens.path / MADE_FILE
-    if not path.is_file():
-        return None
-    fields = dict.fromkeys(("name", "description", "category", "role"), str)
-    try:
-        found = read_json(path)
-        check_json(found, {"lens": dict[str, Any], "labels": list[Any]}, path.name)
-        rows = [row for row in found["labels"] if row is not None]
-        check_json(rows, [fields | dict.fromkeys(("tags", "topic"), list[str])], path.name)
-    except FormatError as error:
-        raise FormatError(
-            f"{path} is damaged ({error}): remove it, and label the lens again."
-        ) from error
-    if found["lens"] != _of(lens) or len(found["labels"]) != lens.num_prototypes:
-        return None
-    return [
-        row
-        if row is None
-        else Label(
-            **{name: row[name] for name in fields},
-            tags=tuple(row["tags"]),
-            topic=tuple(row["topic"]),
-        )
-        for row in found["labels"]
-    ]
 
 
 def _labelling(made: Made, scores: Scores) -> Labelling:
