@@ -32,6 +32,8 @@ TOKENS_AT_ONCE = 2**20
 # Tokens looked at for each one wanted: a word may be there with a space, a capital.
 WAYS = 4
 LISTED = 10
+MOST_WORDS = 3
+LINE, BLANK = "↵", "␣"
 
 
 class Signatures(NamedTuple):
@@ -138,7 +140,7 @@ def top_signatures(
             ids.append([token for token, _ in kept])
             values.append([value for _, value in kept])
     tokens = [[texts[token] for token in row] for row in ids]
-    names = [_name(row) for row in tokens]
+    names = [" · ".join(different_words(row)) for row in tokens]
     return Signatures(torch.tensor(ids), tokens, np.array(values, np.float32), names)
 
 
@@ -168,10 +170,17 @@ def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
     return found
 
 
-def _name(tokens: list[str]) -> str:
-    words: list[str] = []
-    for token in tokens:
-        word = token.strip() or ("↵" if "\n" in token else "␣")
-        if word.lower() not in (seen.lower() for seen in words):
-            words.append(word)
-    return " · ".join(words[:3])
+def different_words(tokens: Sequence[str]) -> list[str]:
+    """Return the first three words of a list as a name shows them, each once."""
+    words: dict[str, str] = {}
+    for word in map(shown_word, tokens):
+        words.setdefault(word.lower(), word)
+    return list(words.values())[:MOST_WORDS]
+
+
+def shown_word(word: str) -> str:
+    """Return a word as a name has it: signs in quotes, blanks and ends of lines visible."""
+    bare = word.strip()
+    if not bare:
+        return LINE if "\n" in word else BLANK
+    return bare if any(character.isalnum() for character in bare) else f"“{bare}”"

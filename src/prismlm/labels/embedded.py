@@ -25,6 +25,7 @@ import numpy as np
 from scipy import sparse
 
 from prismlm.index.cells import Cells
+from prismlm.index.signatures import MOST_WORDS, different_words, shown_word
 from prismlm.labels import categories
 from prismlm.labels.places import (
     SOME,
@@ -38,7 +39,6 @@ from prismlm.labels.places import (
 )
 from prismlm.labels.vocabulary import FUNCTION, kind_rates, role
 
-MOST_WORDS = 3
 # A side of a name tells something from this share of the places on.
 LEAST_SHARE, LEAST_SIDE = 0.05, 0.15
 NAME_LENGTH = 48
@@ -51,7 +51,6 @@ FEW_NEXT = 10
 SUBJECT_LIFT = 3.0
 # Letters enough to be a word or a piece of one that says something.
 CONTENT = re.compile(r"[^\W\d_]{3,}")
-LINE, BLANK = "↵", "␣"
 
 # What each word of each cell weighs, of how often it is there and how many places each cell has.
 Weigh = Callable[[sparse.csr_matrix, np.ndarray], sparse.csr_matrix]
@@ -181,7 +180,7 @@ class _Statistics:
         else:
             return kept, []
         there = {word.lower() for word in kept}
-        told = [word for word in _different(self.raised[cell]) if word.lower() not in there]
+        told = [word for word in different_words(self.raised[cell]) if word.lower() not in there]
         told = told[: MOST_WORDS - len(kept)]
         return [*kept, *told], told
 
@@ -214,7 +213,7 @@ class _Statistics:
         rows = rows[self.text.vocabulary.word[token] == word][:SOME]
         written = self.text.beginning if name == "read" else self.text.end
         at = self.places.position[rows] + (name == "next")
-        return _shown(most_common(written(position) for position in at.tolist()))
+        return shown_word(most_common(written(position) for position in at.tolist()))
 
     def _parts(self, cell: int) -> list[tuple[str, str]]:
         """Return the most frequent words that go on after the token read, parted there."""
@@ -318,22 +317,6 @@ def _sides(read: Side, following: list[str], about: list[str], most: int) -> str
     says = any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
     enough = right != "…" and says
     return name if enough or around in ("…", left) else f"{name} {around}"
-
-
-def _different(tokens: Sequence[str]) -> list[str]:
-    """Return the first words of a list as a name shows them, each once."""
-    shown: dict[str, str] = {}
-    for word in map(_shown, tokens):
-        shown.setdefault(word.lower(), word)
-    return list(shown.values())[:MOST_WORDS]
-
-
-def _shown(word: str) -> str:
-    """Return a word as a name has it: signs in quotes, blanks and ends of lines visible."""
-    bare = word.strip()
-    if not bare:
-        return LINE if "\n" in word else BLANK
-    return bare if any(character.isalnum() for character in bare) else f"“{bare}”"
 
 
 def _listed(side: Side) -> str:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prismlm.labels.embedded import LINE, Label
+from prismlm.index.signatures import LINE
+from prismlm.labels.embedded import Label
 from prismlm.labels.places import Places, Text
 
 # Passages of each kind a label is asked about, at most, and below which it is not scored.

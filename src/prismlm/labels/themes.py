@@ -36,8 +36,9 @@ from scipy.spatial.distance import squareform
 
 from prismlm.errors import InputError
 from prismlm.files import json_text
+from prismlm.index.signatures import LINE
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
-from prismlm.labels.embedded import LINE, NAME_LENGTH
+from prismlm.labels.embedded import NAME_LENGTH
 from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.labels.vocabulary import FUNCTION
 from prismlm.progress import SILENT, Reporter
