@@ -173,7 +173,7 @@ def begin(directory: Path, run: Mapping[str, Any], *, made: bool) -> None:
     if not made or not path.is_file():
         keep_json(path, run)
         return
-    way_out = "Go on with that one, write elsewhere with --out, or remove it."
+    way_out = "Resume that one, write elsewhere with --out, or remove it."
     before = read_note(path, directory)
     check_same(f"{directory} holds runs of something else", before, run, way_out)
 

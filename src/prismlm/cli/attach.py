@@ -66,8 +66,8 @@ def attach(
     """Attach prototypes to any Hugging Face model, and index text with them.
 
     The model's weights stay as they are: DIR holds them beside the head, and opens as any
-    checkpoint does. With --lora they are fine-tuned on the text first. The same command goes on
-    where an earlier one was stopped.
+    checkpoint does. With --lora they are fine-tuned on the text first. Run the same
+    command again to resume.
     """
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.training import AttachOptions, FitOptions, LoraOptions, estimate_attach

@@ -115,8 +115,8 @@ def index(
 ) -> None:
     """Find the text each prototype stands for, so that explain can point to it.
 
-    An index that was interrupted or killed goes on where it was with the same command, also while
-    it streams a dataset into a corpus. Under torchrun every process reads one part.
+    Run the same command again to resume an index that was interrupted or killed, also while it
+    streams a dataset into a corpus. Under torchrun every process reads one part.
     """
     from prismlm.corpus import Columns
     from prismlm.models.device import device_named, uses_bf16

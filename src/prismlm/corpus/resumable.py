@@ -135,7 +135,7 @@ def _existing(target: Path, origin: dict[str, Any], settings: BuildSettings) -> 
 def _check_same(before: Any, origin: dict[str, Any], what: str) -> None:
     if not isinstance(before, dict):
         raise InputError(f"{what} from files, not from a dataset. Choose another --corpus.")
-    way_out = "Go on with that one, choose another --corpus, or remove it."
+    way_out = "Resume that one, choose another --corpus, or remove it."
     check_same(f"{what} from another input", before, origin, way_out)
 
 

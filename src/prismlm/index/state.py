@@ -69,7 +69,7 @@ class Partial:
                         f"an index of {self.out} was begun with another input",
                         self._run(),
                         run,
-                        "Go on with that one, choose another --lens, or discard what was scanned "
+                        "Resume that one, choose another --lens, or discard what was scanned "
                         "with --overwrite.",
                     )
                 self._discard()

@@ -223,7 +223,7 @@ def guard_writing(what: str, directory: Path, needed: float = 0) -> AbstractCont
     Raises:
         PrismError: as of :func:`prismlm.files.room_to_write`.
     """
-    way_out = "Make room, then go on with --resume."
+    way_out = "Make room, then resume with --resume."
     return room_to_write(what, directory, lambda: f"{last_good(directory)} {way_out}", needed)
 
 

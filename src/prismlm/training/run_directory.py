@@ -79,7 +79,7 @@ def check_run_directory(recipe: Recipe, *, resume: bool) -> None:
         return
     if not resume:
         raise InputError(
-            f"{out} holds a training run. Go on with it with --resume, choose another out, or "
+            f"{out} holds a training run. Resume it with --resume, choose another out, or "
             "remove it."
         )
     changed = differences(read_json(out / RUN_FILE), recipe)

@@ -13,7 +13,7 @@ from prismlm.outputs import check_outputs
 
 DevLimit = Annotated[int | None, option("N", "Rows of each dev set, the same for all seeds.")]
 Rate = Annotated[
-    float | None, number("R", "Else that of --search, or the source's for the model's type.")
+    float | None, number("R", "Default: that of --search, or the source's for the model's type.")
 ]
 Warmup = Annotated[
     float | None, number("W", "Share of the steps (default: as --learning-rate).", 0, 1)
@@ -48,7 +48,7 @@ def glue(
 ) -> None:
     """Fine-tune a model on GLUE's nine tasks, all of its weights, and measure it on their dev sets.
 
-    Finished runs are kept: the same command goes on where it was stopped.
+    Finished runs are kept: run the same command again to resume.
     """
     from prismlm.eval.glue import study
     from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
@@ -60,7 +60,6 @@ def glue(
     names, drawn = None if tasks is None else _listed(tasks), _seeds(seeds)
     tasks_of(names)
     place = model / "eval" / "glue" if out is None else out
-    # What ended there before is gone on from.
     check_outputs(directory=place, inputs=(model, data), overwrite=True)
     lm = GlueModel(model, device=device)
     with orderly_end():

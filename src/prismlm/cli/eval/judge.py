@@ -57,8 +57,8 @@ def judge(
 
     The judge says of each pair of continuations, in both orders, which is better; that makes Elo
     and Bradley-Terry ratings. First it is asked about real text and words shuffled or repeated: the
-    ratings by one that fails are not to be read. What is made is kept: the same command goes on
-    where it was stopped, and models may be added.
+    ratings by one that fails are not to be read. What is made is kept: run the same command
+    again to resume, or with more models.
     """
     from prismlm.corpus.store import Corpus
     from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
@@ -73,7 +73,6 @@ def judge(
     if (corpus is None) == (prompts is None):
         raise InputError("give the texts: --corpus DIR or --prompts FILE, one of them.")
     place = given[0] / "eval" / "judge" if out is None else out
-    # What was made there before is gone on from.
     check_outputs(directory=place, inputs=(*given, corpus, prompts, judge), overwrite=True)
     how = Writing(prompt_words, new_tokens, temperature, seed)
     if prompts is not None:

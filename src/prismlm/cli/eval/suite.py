@@ -41,7 +41,7 @@ def evaluate(
 ) -> None:
     """Ask benchmarks of a model, of its prototypes alone and of its residual alone.
 
-    Finished tasks are kept: the same command goes on where it was stopped.
+    Finished tasks are kept: run the same command again to resume.
     """
     from prismlm.eval.benchmarks import benchmarks_of
     from prismlm.eval.suite import (
@@ -58,7 +58,6 @@ def evaluate(
     options = SuiteOptions(suite=suite, data=data, limit=limit, seed=seed, shots=shots)
     benchmarks_of(suite, names)
     place = model / "eval" / suite if out is None else out
-    # What was answered there before is gone on from.
     check_outputs(directory=place, inputs=(model, data), overwrite=True)
     _quiet()
     lm = open_predictors(model, device=device, batch_size=batch_size)

@@ -28,8 +28,8 @@ Checks = Annotated[
     list[str] | None,
     option(
         "CHECK",
-        "ablation, prefill, attention, hedging, mistakes or probe; may be repeated. Else "
-        "all that model and texts allow.",
+        "ablation, prefill, attention, hedging, mistakes or probe; may be repeated "
+        "(default: all that model and texts allow).",
     ),
 ]
 Tokens = Annotated[

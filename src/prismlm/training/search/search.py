@@ -32,7 +32,7 @@ from prismlm.training.setup import prepare
 
 # More trials are the same search, longer.
 FREE_TO_CHANGE = ("trials",)
-GO_ON = "Make room, then go on with --resume."
+GO_ON = "Make room, then resume with --resume."
 
 
 def search(
@@ -98,8 +98,7 @@ def check_search(recipe: Recipe, *, resume: bool) -> None:
     if (out / SEARCH / RESULTS_FILE).is_file():
         if not resume:
             raise InputError(
-                f"{out} holds a search. Go on with it with --resume, choose another out, or remove "
-                "it."
+                f"{out} holds a search. Resume it with --resume, choose another out, or remove it."
             )
     elif out.exists() and (not out.is_dir() or any(path.name != SEARCH for path in out.iterdir())):
         raise InputError(
