@@ -22,7 +22,7 @@ _BAR_WIDTH = 20
 
 
 def _column(role: str, otherwise: str) -> Any:
-    return option("NAME", f"Column of the {role}; {otherwise}.", f"--{role}-column")
+    return option("NAME", f"Column of the {role} ({otherwise}).", f"--{role}-column")
 
 
 Dataset = Annotated[
@@ -40,12 +40,12 @@ DataFiles = Annotated[
     list[str] | None, option("FILE", "Only these files of the dataset; may be repeated.")
 ]
 TextColumn = Annotated[str, _column("text", "in tables and JSON")]
-IdColumn = Annotated[str | None, _column("id", "else file-name:row")]
-SourceColumn = Annotated[str | None, _column("source", "else the file's name")]
-DomainColumn = Annotated[str | None, _column("domain", "else 'domain' if there")]
-LicenseColumn = Annotated[str | None, _column("license", "else 'license' if there")]
-TitleColumn = Annotated[str | None, _column("title", "else 'title' if there")]
-UrlColumn = Annotated[str | None, _column("url", "else 'url' if there")]
+IdColumn = Annotated[str | None, _column("id", "default: file-name:row")]
+SourceColumn = Annotated[str | None, _column("source", "default: the file's name")]
+DomainColumn = Annotated[str | None, _column("domain", "default: 'domain'")]
+LicenseColumn = Annotated[str | None, _column("license", "default: 'license'")]
+TitleColumn = Annotated[str | None, _column("title", "default: 'title'")]
+UrlColumn = Annotated[str | None, _column("url", "default: 'url'")]
 SplitColumn = Annotated[
     str | None,
     option(
