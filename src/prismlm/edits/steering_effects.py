@@ -296,8 +296,8 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
     last = min(int(np.searchsorted(predictions, tokens)), len(grid) - 1)
     length = grid.length[: last + 1].copy()
     length[last] -= max(0, int(predictions[last]) - tokens)
-    first = (part[: last + 1] for part in (grid.document, grid.start))
-    grid = WindowGrid(*first, length, grid.skip[: last + 1], window)
+    kept = slice(last + 1)
+    grid = WindowGrid(grid.document[kept], grid.start[kept], length, grid.skip[kept], window)
     return list(window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id))
 
 
