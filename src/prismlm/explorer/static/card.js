@@ -43,7 +43,7 @@ export const whole = (one, here = "prototypes") => {
   return html`
     <p class="x-kind">${dot(one.hue)}<bdi>${kind || "no category"}</bdi><span class="p-note">#${one.id}</span></p>
     <h2><bdi>${one.name}</bdi></h2>
-    ${one.label_source === "embedded" ? html`<p class="p-note">words read last → words that come next, or that it raises where these are few or vary; in brackets what the text is about</p>` : nothing}
+    ${one.label_source === "embedded" && one.name.includes("→") ? html`<p class="p-note">words read last → words that come next, or that it raises where these are few or vary; in brackets what the text is about</p>` : nothing}
     ${one.description ? html`<p class="x-about"><bdi>${one.description}</bdi></p>` : nothing}
     <ul class="x-facts">${facts.map((fact) => html`<li>${fact}</li>`)}</ul>
     <p class="x-actions"><a class="x-button" href=${address("steer", { prototype: one.id })}>Steer with it</a>${here === "map"
