@@ -82,8 +82,8 @@ def test_a_corpus_is_built_of_chats(prism, model, chats, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("explain", QUESTION, "--system", "Be brief."), "--system is told before a question"),
-        (("generate", QUESTION, "--system", "Be brief."), "--system is told before a question"),
+        (("explain", QUESTION, "--system", "Be brief."), "--system is a system prompt"),
+        (("generate", QUESTION, "--system", "Be brief."), "--system is a system prompt"),
         (("explain", QUESTION, "--chat"), "has no chat template"),
         (("generate", QUESTION, "--chat"), "has no chat template"),
     ],

@@ -134,7 +134,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
 ):
     out = tmp_path / "lens"
     progress = StopAfter(advances, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(Interrupted, match="same command goes on") as stop:
+    with pytest.raises(Interrupted, match="same command again") as stop:
         build_index(*model, corpus, out, OPTIONS, progress=progress)
     assert stop.value.exit_code == code
     assert str(Partial(out).path) in str(stop.value)
