@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
 from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.layers.linear import weight_of
 from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
 from prismlm.ops.channel_parts import ChannelFlow
 from prismlm.ops.compaction import compacted
@@ -126,6 +127,7 @@ class PrototypeMixer(nn.Module):
         check_choice("decay_mode", decay_mode, DECAY_MODES)
         check_groups(groups, channels, value_width)
         self.groups = groups
+        self.value_width = value_width
         self.normalise = normalise
         self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
         self.gates = ChannelGates(temperature_mode, groups)
@@ -256,7 +258,8 @@ class PrototypeMixer(nn.Module):
     @property
     def output_map(self) -> Float[Tensor, "d D"]:
         """α U: what is read from the channels becomes the output by it, and by nothing else."""
-        return self.alpha * self.output_projection.weight
+        like = self.alpha.new_empty(self.value_width)
+        return self.alpha * weight_of(self.output_projection, like)
 
     def flow(self, x: Float[Tensor, "1 T d"], evidence: MixerEvidence) -> ChannelFlow:
         """Return what decides each position's reading, for one whole sequence from its start.

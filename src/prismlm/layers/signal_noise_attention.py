@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
+from prismlm.layers.linear import weight_of
 from prismlm.ops.signal_noise_attention import Scaling, attend, group_frequencies
 
 
@@ -143,7 +144,11 @@ class SignalNoiseAttention(nn.Module):
         merged = heads.transpose(1, 2).reshape(batch, length, -1)
         if self.output_projection is not None:
             return SignalNoiseOutput(self.step * self.output_projection(merged), own)
-        return SignalNoiseOutput(self.step * F.linear(merged, self.projection.weight.T), own)
+        return SignalNoiseOutput(self.step * F.linear(merged, weight_of(self.projection, z).T), own)
+
+    def dictionary(self, z: Float[Tensor, "B T d"]) -> Float[Tensor, "G d p"]:
+        """Return U of each head, signal heads first, as it is applied to z."""
+        return weight_of(self.projection, z).view(2 * self.heads, self.head_size, -1).mT
 
 
 def signal_heads(width: int, head_size: int, expansion: int) -> int:

@@ -133,7 +133,9 @@ class StateCollector:
     def _take(self, layer: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
         assert isinstance(layer, SignalNoiseAttention)
         if layer not in self._fixed:
-            self._fixed[layer] = float(args[1]), _dictionary(layer)
+            # While the layer runs: a sharded model holds U whole only then.
+            dictionary = layer.dictionary(args[0]).detach().cpu().clone()
+            self._fixed[layer] = float(args[1]), dictionary
         states = (column[self._owned].detach().cpu() for column in (args[0], output.output))
         columns = (self._keys, self._places, *states)
         if layer in self._kept:
@@ -185,12 +187,6 @@ def read_states_and_heads(
     heads = HeadUseCollector(model, least_visible=least_visible)
     collect(model, batches, states, heads, title="Reading states and heads")
     return states.result(), heads.result() if heads.queries else None
-
-
-def _dictionary(attention: SignalNoiseAttention) -> Float[Tensor, "G d p"]:
-    """Return U; while the layer runs, since a sharded model holds it whole only then."""
-    weight = attention.projection.weight.detach().cpu().clone()
-    return weight.view(2 * attention.heads, attention.head_size, -1).mT
 
 
 def _hashed(positions: Tensor, seed: int) -> Tensor:
