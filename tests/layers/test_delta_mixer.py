@@ -36,11 +36,11 @@ def by_hand(layer, x):
 
 
 def test_it_computes_its_equation():
-    layer, x = mixer(), torch.randn(2, 20, WIDTH)
+    layer, x = mixer().double(), torch.randn(2, 70, WIDTH, dtype=torch.float64)
     expected, rates = by_hand(layer, x)
     got = layer(x, return_evidence=True)
-    torch.testing.assert_close(got.output, expected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(got.evidence, rates)
+    torch.testing.assert_close(got.output, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(got.evidence, rates, rtol=1e-12, atol=1e-12)
     got.output.square().sum().backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad.abs().max() > 0, name

@@ -14,6 +14,7 @@ from prismlm.layers.delta_mixer import DeltaMixer
 from prismlm.ops.prototype_mixer import naive
 
 WIDTH = 12
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SWITCHES = {
     "document": {},
     "layer 0": {"shared_gates": True, "temperature": 3.0, "convolution_width": 5},
@@ -64,27 +65,30 @@ def by_hand(layer, x):
     options = {"normalise": layer.normalise, "groups": layer.groups}
     decay = layer.decay
     if layer.decay_map is not None:
-        decay = (layer.decay_logits + x @ layer.decay_map.T).sigmoid()
+        decay = (layer.decay_logits + x @ layer.decay_map.T).sigmoid().clamp(1e-6, 1 - 1e-6)
     out, _ = naive.prefix_mean(write, read, values, decay, **options)
     return layer.alpha * layer.output_projection(out), write, read
 
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_it_computes_its_equation_under_every_switch(name):
-    layer = mixer(**SWITCHES[name])
+    layer = mixer(**SWITCHES[name]).double()
     with torch.no_grad():  # as after training: each group its own
         layer.log_write_temperature += 0.3 * torch.arange(layer.groups)
-    x = torch.randn(2, 20, WIDTH)
+    x = torch.randn(2, 70, WIDTH, dtype=torch.float64)
     output, write, read = by_hand(layer, x)
     got = layer(x, return_evidence=True)
-    torch.testing.assert_close(got.output, output, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(got.evidence.write, write)
-    torch.testing.assert_close(got.evidence.read, read)
+    torch.testing.assert_close(got.output, output, **EXACT)
+    torch.testing.assert_close(got.evidence.write, write, **EXACT)
+    torch.testing.assert_close(got.evidence.read, read, **EXACT)
     assert layer(x).evidence is None
-    got.output.square().sum().backward()
-    for parameter in layer.parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.abs().max() > 0
+    parameters = list(layer.parameters())
+    exact, found = (torch.autograd.grad(y.square().sum(), parameters) for y in (output, got.output))
+    for own, other in zip(exact, found, strict=True):
+        assert own.abs().max() > 0
+        assert (own - other).norm() <= 1e-12 * own.norm()
+    single = layer.float()(x.float()).output
+    torch.testing.assert_close(single.double(), output, rtol=1e-4, atol=1e-5)
 
 
 def test_starts_are_those_of_the_source():

@@ -12,6 +12,7 @@ from prismlm.errors import InputError
 from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.ops.compaction import compacted
 from prismlm.ops.delta_rule import delta_rule
+from prismlm.ops.precision import at_least_float32
 
 
 class DeltaState(NamedTuple):
@@ -92,10 +93,10 @@ class DeltaMixer(nn.Module):
             starts=starts,
         )
         q, k, v = F.silu(mixed).reshape(*x.shape[:2], 3, self.heads, -1).unbind(2)
-        rates = self.rate_projection(x).float().sigmoid()
+        rates = at_least_float32(self.rate_projection(x)).sigmoid()
         out, memory = delta_rule(
-            F.normalize(q.float(), dim=-1) * q.shape[-1] ** -0.5,
-            F.normalize(k.float(), dim=-1),
+            F.normalize(at_least_float32(q), dim=-1) * q.shape[-1] ** -0.5,
+            F.normalize(at_least_float32(k), dim=-1),
             v,
             rates,
             memory,

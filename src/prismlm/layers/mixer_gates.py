@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from prismlm.ops.precision import at_least_float32
+
 
 class MixerEvidence(NamedTuple):
     """Which channels each position uses; zero on padding.
@@ -72,8 +74,8 @@ class ChannelGates(nn.Module):
         return MixerEvidence(write, self._softmax(scores, inputs.read_excluded))
 
     def _scores(self, x: Tensor, prototypes: Tensor, log_temperature: Tensor) -> Tensor:
-        scores = (x @ prototypes.T).float()
-        temperature = log_temperature.float().exp()
+        scores = at_least_float32(x @ prototypes.T)
+        temperature = at_least_float32(log_temperature).exp()
         if self.groups > 1:
             temperature = temperature.repeat_interleave(len(prototypes) // self.groups)
         return scores / temperature if self.temperature_mode == "divide" else scores * temperature

@@ -16,6 +16,7 @@ from prismlm.layers.linear import weight_of
 from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
 from prismlm.ops.channel_parts import ChannelFlow
 from prismlm.ops.compaction import compacted
+from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
 from prismlm.ops.prototype_mixer.state import check_groups
 
@@ -188,14 +189,15 @@ class PrototypeMixer(nn.Module):
 
     @property
     def decay(self) -> Float[Tensor, " R"]:
-        """σ(γ), at least 1e-6 away from 0 and 1; float32. All of β, but with decays by token."""
-        return _decay_from(self.decay_logits.float())
+        """σ(γ), at least 1e-6 away from 0 and 1; in float32 at least. All of β, but with decays by token."""
+        return _decay_from(at_least_float32(self.decay_logits))
 
     def decay_of(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, " R"] | Float[Tensor, "B T R"]:
-        """Return β, which is :attr:`decay` unless it depends on the token; float32."""
+        """Return β, which is :attr:`decay` unless it depends on the token; in float32 at least."""
         if self.decay_map is None:
             return self.decay
-        return _decay_from(self.decay_logits.float() + (x @ self.decay_map.T).float())
+        logits = at_least_float32(self.decay_logits) + at_least_float32(x @ self.decay_map.T)
+        return _decay_from(logits)
 
     def forward(
         self,

@@ -14,10 +14,10 @@ from prismlm.instruments.heads import (
     read_states_and_heads,
     spectra_report,
 )
-from prismlm.instruments.heads import states as states_module
 from prismlm.instruments.heads.head_use import head_uses
 from prismlm.instruments.heads.rates import rates_of
 from prismlm.instruments.heads.states import AttentionStates, _hashed, read_states
+from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 ROWS = random_rows(30, 18, 25)
@@ -144,8 +144,13 @@ def test_states_and_heads_come_from_the_same_passes():
 
 def test_dictionaries_are_read_once_and_not_with_each_batch(monkeypatch):
     calls = []
-    copied = states_module._dictionary
-    monkeypatch.setattr(states_module, "_dictionary", lambda a: (calls.append(a), copied(a))[1])
+    read = SignalNoiseAttention.dictionary
+
+    def counted(layer, z):
+        calls.append(layer)
+        return read(layer, z)
+
+    monkeypatch.setattr(SignalNoiseAttention, "dictionary", counted)
     model = make_signal_noise()
     read_states(model, [make_batch(row) for row in ROWS])
     assert calls == [layer.attention for layer in model.model.layers]

@@ -4,10 +4,13 @@ import copy
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
+from prismlm.ops.delta_rule import naive as naive_rule
+from prismlm.ops.prototype_mixer import naive as naive_mean
 from prismlm.training.isolation import keeps_documents_apart
 from prismlm.training.parallel import recompute_activations
 from tests.helpers import forked
@@ -104,6 +107,29 @@ def gradients(model, **inputs):
     torch.manual_seed(4)
     model(**inputs).loss.backward()
     return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_a_float64_model_has_the_digits_of_float64(model, monkeypatch):
+    """As with the naive recursion in the mixers' place, and token by token from a cache."""
+    exact = copy.deepcopy(model).double()
+    # Longer than a block, and no multiple of one.
+    ids = tokens(2, 75)
+    output = exact(ids, output_gates=True)
+    assert {gates.dtype for gates in tree_leaves(output.gates)} == {torch.float64}
+    found, fast = output.logits, gradients(exact, input_ids=ids, labels=ids)
+    fast = {name: gradient.clone() for name, gradient in fast.items()}
+    cache, steps = None, []
+    with torch.no_grad():
+        for token in ids.split(1, 1):
+            output = exact(token, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            steps.append(output.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), found, rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr("prismlm.layers.prototype_mixer.prefix_mean", naive_mean.prefix_mean)
+    monkeypatch.setattr("prismlm.layers.delta_mixer.delta_rule", naive_rule.delta_rule)
+    torch.testing.assert_close(exact(ids).logits, found, rtol=1e-12, atol=1e-12)
+    for name, gradient in gradients(exact, input_ids=ids, labels=ids).items():
+        assert (fast[name] - gradient).norm() <= 1e-12 * gradient.norm(), name
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(model):

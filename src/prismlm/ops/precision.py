@@ -1,0 +1,11 @@
+"""The precision of what is too fine for half of float32's digits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x as it is if float32 or float64, and half precision as float32."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
