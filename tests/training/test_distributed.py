@@ -78,31 +78,22 @@ def in_one_process(sizes, detach):
     return gradients_of(make(weights=WEIGHTS, detach=detach), split(uneven_rows(), *sizes))
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [("attached once", [8]), ("detached once", [8]), ("detached twice", [8])],
-)
-def test_two_processes_have_the_gradient_of_one(launched, name, sizes):
-    gradients, losses = in_one_process(sizes, detach=name.startswith("detached"))
+@pytest.mark.parametrize("kind", ["attached", "detached"])
+@pytest.mark.parametrize(("passes", "sizes"), [("once", [4, 4]), ("twice", [2, 2, 2, 2])])
+def test_two_processes_have_the_gradient_of_one(launched, kind, passes, sizes):
+    gradients, losses = in_one_process(sizes, detach=kind == "detached")
     for rank in (0, 1):
-        assert_same(gradients, launched[1][rank][name][0])
-        assert_same(losses, launched[1][rank][name][1])
-
-
-def test_accumulated_with_gradient_into_the_model(launched):
-    gradients, losses = launched[1][0]["attached twice"]
-    assert_same(in_one_process([8], detach=False)[0], gradients, only="prototype_head")
-    # The model's side of R1 is by micro-batch, and those are of all processes.
-    expected, sums = in_one_process([4, 4], detach=False)
-    assert_same(expected, gradients)
-    assert_same(sums, losses)
+        assert_same(gradients, launched[1][rank][f"{kind} {passes}"][0])
+        assert_same(losses, launched[1][rank][f"{kind} {passes}"][1])
 
 
 @pytest.mark.parametrize("name", ["ddp", "detached", "fsdp2"])
 def test_a_run_in_two_processes_is_the_run_in_one(launched, name, tmp_path):
     settings, (first, second) = launched
     here = settings[name] | {"out": str(tmp_path / "one"), "parallel": "auto"}
-    reference = train(build_recipe(here | {"batch_size": 2 * here["batch_size"]}))
+    # The same passes, one after another: R1 is a mean over them.
+    passes = 2 * here.get("gradient_accumulation", 1)
+    reference = train(build_recipe(here | {"gradient_accumulation": passes}))
     history, quality, tokens = first[name]
     assert_same_history(reference.history, history)
     assert tokens == second[name][2] == reference.tokens

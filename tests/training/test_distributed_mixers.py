@@ -78,10 +78,13 @@ def jobs_of_gradients():
     }
     for spread in ("ddp", "fsdp2"):
         for family in ("protot", "deltanet"):
-            # Detached: what R1 gives the decoder is by micro-batch, not by step.
-            arguments = arguments_of(family) | {"detach": True}
             batches = [between(*b) for b in TWO_PASSES]
-            jobs[f"{family} {spread} recomputed twice"] = (arguments, spread, True, batches)
+            jobs[f"{family} {spread} recomputed twice"] = (
+                arguments_of(family),
+                spread,
+                True,
+                batches,
+            )
     return jobs
 
 
@@ -127,9 +130,9 @@ def launched(tiny_corpus, tmp_path_factory):
 
 @pytest.mark.parametrize("name", jobs_of_gradients())
 def test_two_processes_have_the_loss_and_the_gradients_of_one(launched, name):
-    arguments = jobs_of_gradients()[name][0]
+    arguments, *_, batches = jobs_of_gradients()[name]
     model = make(**arguments).train()
-    expected, losses = gradients_of_trained(model, [packed_rows()])
+    expected, losses = gradients_of_trained(model, [row for own in batches for row in own])
     for rank in (0, 1):
         gradients, loss = launched[1][rank][name]
         torch.testing.assert_close(loss, losses["loss"], rtol=1e-5, atol=1e-6)
@@ -161,7 +164,7 @@ def test_two_processes_shuffle_codes_as_one(launched):
 @pytest.mark.parametrize(("family", "spread"), RUNS)
 def test_a_run_in_two_processes_is_the_run_in_one(launched, family, spread, tmp_path):
     here = launched[0][family] | {"out": str(tmp_path / "one"), "parallel": "auto"}
-    here |= {"gradient_checkpointing": False, "batch_size": 2 * here["batch_size"]}
+    here |= {"gradient_checkpointing": False, "gradient_accumulation": 2}
     reference = train(build_recipe(here))
     history, quality, tokens = launched[1][0][family]
     assert_same_history(reference.history, history)
@@ -229,7 +232,7 @@ def test_the_command_trains_in_two_processes_as_in_one(tiny_corpus, tmp_path, fa
     path.write_text(yaml.safe_dump(settings))
     done = subprocess.run(command(path), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
-    one = settings | {"out": str(tmp_path / "one"), "batch_size": 2 * settings["batch_size"]}
+    one = settings | {"out": str(tmp_path / "one"), "gradient_accumulation": 2}
     one |= {"parallel": "auto", "gradient_checkpointing": False}
     reference = train(build_recipe(one))
     assert_same_weights(tmp_path / "two", reference.directory)

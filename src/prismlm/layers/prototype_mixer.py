@@ -189,7 +189,7 @@ class PrototypeMixer(nn.Module):
 
     @property
     def decay(self) -> Float[Tensor, " R"]:
-        """σ(γ), at least 1e-6 away from 0 and 1; in float32 at least. All of β, but with decays by token."""
+        """σ(γ), at least 1e-6 away from 0 and 1, in float32 at least: β unless it is by token."""
         return _decay_from(at_least_float32(self.decay_logits))
 
     def decay_of(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, " R"] | Float[Tensor, "B T R"]:

@@ -57,8 +57,8 @@ class PrismForCausalLM(nn.Module):
     the head; it reads the state z that enters the output embedding. Before the prototypes are
     placed the head is left out and the loss is the plain CE.
 
-    The means, and R1's minimum, are over one forward pass, unless :meth:`forward` is told which
-    optimizer step it is a part of, as :class:`PrismTrainer` does.
+    The means are over one forward pass, unless :meth:`forward` is told which optimizer step it is
+    a part of, as :class:`PrismTrainer` does. R1's minimum is over one forward pass in any case.
 
     Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025).
 
@@ -230,7 +230,7 @@ class PrismForCausalLM(nn.Module):
         if self.training and self.usage is not None:
             self.usage.add(output, states.z.detach(), states.mask)
         if within is not None:
-            parts = within.shares(parts, states, head, output.routing)
+            parts = within.shares(parts, states)
         return output.routing, parts
 
     def head_positions(self, length: int, step: int, device: torch.device) -> Tensor | None:

@@ -87,7 +87,8 @@ class LossRecipe(Section):
     """Weights of the head's losses beside the cross-entropy.
 
     They rise linearly from 0 when the prototypes are placed to full at ``warmup``, or are full at
-    once. R1, behind ``prototype_pull``, takes its minimum over the states of a whole step.
+    once. R1, behind ``prototype_pull``, takes its minimum over the states of one micro-batch of
+    one process.
     """
 
     prototype_pull: float = Field(default=0.01, ge=0, description="weight of R1")

@@ -209,7 +209,7 @@ class OwnModel(OwnDecoder):
     ) -> Any:
         """Run the decoder; see the language model's forward."""
         embedded = self._embedded(input_ids, inputs_embeds)
-        cache = self._cache_of_call(past_key_values, use_cache, len(embedded))
+        cache = self._cache_of_call(past_key_values, use_cache, embedded.shape[0])
         asked, given = self._of_blocks(embedded, attention_mask, position_ids, cache, kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states

@@ -227,7 +227,7 @@ def _mask(attention_mask: Tensor | None, embedded: Tensor, held: int) -> Tensor 
             f"{cached}. A recurrent model takes no mask over pairs."
         )
     mask = attention_mask[:, -length:].bool()
-    return None if bool(mask.all()) else mask
+    return None if _known(mask.all()) else mask
 
 
 def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
@@ -241,7 +241,12 @@ def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
             f"[1, {length}] for all rows alike."
         )
     starts = torch.diff(position_ids, dim=-1, prepend=position_ids[:, :1] - 1) != 1
-    return starts.expand(len(embedded), -1) if bool(starts.any()) else None
+    return None if _known(~starts.any()) else starts.expand(batch, -1)
+
+
+def _known(flag: Tensor) -> bool:
+    """Say whether something holds; no where programs are exported, which may not look at values."""
+    return not torch.compiler.is_exporting() and bool(flag)
 
 
 def check_layers(name: str, value: object, layers: int, default: tuple[int, ...]) -> None:

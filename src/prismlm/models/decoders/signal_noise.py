@@ -282,7 +282,7 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         mask = self._mask(attention_mask, embedded, cache, position_ids)
         if position_ids is None:
             position_ids = _positions(attention_mask, embedded, cache)
-        positions = position_ids.expand(len(embedded), -1)
+        positions = position_ids.expand(embedded.shape[0], -1)
         return asked, {"noise_weight": self.noise_weight, "positions": positions, "mask": mask}
 
     def _mask(
