@@ -166,6 +166,8 @@ def recipe_of(model: str, rate: float, steps: int, warmup: float, corpus: Path) 
             "learning_rate": rate,
             "warmup": warmup,
             "final_learning_rate_share": 0.1,
+            # Embeddings and prototypes decayed too when the published runs were made.
+            "weight_decay_exempt": [],
         },
         "steps": steps,
         "compile": model in COMPILED,

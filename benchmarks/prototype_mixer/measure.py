@@ -115,6 +115,8 @@ def recipe_of(model: str, corpus: Path, seed: int, steps: int = STEPS) -> Settin
             "learning_rate": RATES[model],
             "warmup": 0.1,
             "final_learning_rate_share": 0.1,
+            # Embeddings and prototypes decayed too when the published runs were made.
+            "weight_decay_exempt": [],
         },
         "steps": steps,
         "batch_size": POSITIONS // LENGTH,

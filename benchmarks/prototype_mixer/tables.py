@@ -149,7 +149,9 @@ def run(case: Case, seed: int, work: Path, out: Path) -> None:
             print(f"{result.name} is there")
             continue
         settings: Settings = case.settings | {"seed": seed}
-        settings["optimizer"] = settings["optimizer"] | {"learning_rate": rate}
+        # Embeddings and prototypes decayed too when the published runs were made.
+        own = {"learning_rate": rate, "weight_decay_exempt": []}
+        settings["optimizer"] = settings["optimizer"] | own
         place = work / result.stem
         said = {"row": case.name, "model": case.model, "rate": rate, "rate_of": case.rate_of}
         measure(said, settings, place, result)

@@ -180,7 +180,8 @@ def on_stories(given: Settings, length: int, rate: float = RATE, **more: Any) ->
         "head": {"enabled": False},
         **more,
         "data": {"length": length},
-        "optimizer": {"learning_rate": rate},
+        # Embeddings decayed too when the published runs were made, as in nanoGPT.
+        "optimizer": {"learning_rate": rate, "weight_decay_exempt": []},
         "steps": given["steps"],
         "batch_size": ROWS,
         "evaluation": {"every": 0, "final_tokens": 200_000},

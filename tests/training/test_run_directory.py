@@ -181,8 +181,12 @@ def test_a_run_begun_before_the_setting_was_there_can_be_resumed(settings):
     recipe = build_recipe(settings)
     before = recipe.to_dict()
     del before["optimizer"]["final_learning_rate_share"]
+    del before["optimizer"]["weight_decay_exempt"]
     run = {"recipe": before, "resolved": resolved(recipe)}
-    assert differences(run, recipe) == []
+    (exempt,) = differences(run, recipe)
+    assert exempt.startswith("optimizer.weight_decay_exempt: [] → ")
+    settings["optimizer"]["weight_decay_exempt"] = []
+    assert differences(run, build_recipe(settings)) == []
     settings["optimizer"]["final_learning_rate_share"] = 0.1
     changed = "optimizer.final_learning_rate_share: 0.0 → 0.1"
     assert differences(run, build_recipe(settings)) == [changed]

@@ -64,10 +64,28 @@ def test_it_trains_with_a_head_and_is_indexed_and_explained(recipe):
     assert sum(i.share for i in shares.items) + shares.unattributed == pytest.approx(1, abs=1e-6)
 
 
-def test_only_matrices_are_decayed(recipe, tmp_path):
-    trainer = build_trainer(prepare(recipe), tmp_path, [])
-    decayed, free, _ = trainer.create_optimizer().param_groups
-    assert decayed["weight_decay"] > 0
-    assert free["weight_decay"] == 0
-    assert min(p.ndim for p in decayed["params"]) == 2
-    assert max(p.ndim for p in free["params"]) == 1
+SPARED = {
+    "embeddings": {"model.embed_tokens.weight"},
+    "prototypes": {f"model.layers.{layer}.mixer.prototypes" for layer in range(2)},
+    "decays": {f"model.layers.{layer}.mixer.decay_map" for layer in range(2)},
+}
+
+
+@pytest.mark.parametrize("exempt", [None, [], ["prototypes"]])
+@pytest.mark.parametrize("model", [PROTOT | {"decay_mode": "token"}, DELTANET, SIGNAL_NOISE])
+def test_affine_matrices_decay_and_what_is_exempt_does_not(settings, tmp_path, model, exempt):
+    """Taken by a step without gradients, which is all decay."""
+    settings |= {"model": model | {"num_hidden_layers": 2}}
+    if exempt is not None:
+        settings["optimizer"]["weight_decay_exempt"] = exempt
+    trainer = build_trainer(prepare(build_recipe(settings)), tmp_path, [])
+    decoder, optimizer = trainer.model.model, trainer.create_optimizer()
+    for parameter in decoder.parameters():
+        # Nowhere 0, where nothing could decay.
+        parameter.data += 1
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: p.detach().clone() for name, p in decoder.named_parameters()}
+    optimizer.step()
+    shrunk = {n for n, p in decoder.named_parameters() if not torch.equal(p, before[n])}
+    spared = set().union(*(SPARED[kind] for kind in (SPARED if exempt is None else exempt)))
+    assert shrunk == {n for n, p in before.items() if p.ndim > 1} - spared

@@ -12,7 +12,6 @@ from tests.helpers.micro_batches import WEIGHTS, assert_same, split, uneven_rows
 from tests.helpers.tiny_head import make
 from tests.helpers.two_processes import gradients_of
 
-
 # R1 alone depends on the split.
 WITHOUT_R1 = replace(WEIGHTS, prototype_pull=0.0)
 

@@ -117,15 +117,16 @@ def test_weights_rise_from_nought_at_the_placing(settings, tmp_path):
 def test_every_parameter_is_in_the_group_it_belongs_to(settings, tmp_path):
     settings["optimizer"] |= {"head_learning_rate": 0.5, "weight_decay": 0.25}
     trainer = trainer_of(settings, tmp_path)
-    matrices, vectors, head = trainer.create_optimizer().param_groups
-    assert all(p.ndim == 2 for p in matrices["params"])
-    assert all(p.ndim == 1 for p in vectors["params"])
+    matrices, others, head = trainer.create_optimizer().param_groups
+    embeddings = trainer.model.model.get_input_embeddings().weight
+    assert all(p.ndim == 2 and p is not embeddings for p in matrices["params"])
+    assert all(p.ndim == 1 or p is embeddings for p in others["params"])
     assert {id(p) for p in head["params"]} == {
         id(trainer.model.prototype_head.prototypes),
         id(trainer.model.prototype_head.log_scale),
     }
-    assert [g["weight_decay"] for g in (matrices, vectors, head)] == [0.25, 0.0, 0.0]
-    assert [g["lr"] for g in (matrices, vectors, head)] == [3e-3, 3e-3, 0.5]
+    assert [g["weight_decay"] for g in (matrices, others, head)] == [0.25, 0.0, 0.0]
+    assert [g["lr"] for g in (matrices, others, head)] == [3e-3, 3e-3, 0.5]
 
 
 def test_a_checkpoint_is_a_model_directory(settings, tmp_path):

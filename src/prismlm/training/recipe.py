@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from prismlm.training.dimensions import Dimension, dimension_of
 from prismlm.training.objective import LossWeights
+from prismlm.training.weight_decay import EXEMPT, Exempt
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -132,7 +133,10 @@ class DataRecipe(Section):
 
 
 class OptimizerRecipe(Section):
-    """AdamW, with groups of its own for the head: another rate, no weight decay, own clipping."""
+    """AdamW, with groups of its own for the head: another rate, no weight decay, own clipping.
+
+    Vectors (norms, biases, temperatures, decays of channels) never decay.
+    """
 
     learning_rate: float = Field(default=1e-3, gt=0, description="peak rate of the model")
     learning_rate_length: Count | None = Field(
@@ -144,6 +148,11 @@ class OptimizerRecipe(Section):
         default=1e-1, gt=0, description="peak rate of prototypes and scale"
     )
     weight_decay: float = Field(default=0.1, ge=0, description="of the model's matrices")
+    weight_decay_exempt: Annotated[tuple[Exempt, ...], Field(strict=False)] = Field(
+        default=EXEMPT,
+        description="matrices without weight decay: embeddings (a tied output embedding with "
+        "them), the prototypes of mixers, and what decays are computed from",
+    )
     warmup: Share = Field(default=0.05, description="share of all steps in which the rate rises")
     schedule: Literal["cosine", "linear", "constant"] = Field(
         default="cosine",

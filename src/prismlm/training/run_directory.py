@@ -97,9 +97,10 @@ def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
         before: ``recipe``, and ``resolved``: what ``auto`` meant.
         recipe: the recipe now.
     """
-    # A run begun before a setting was there ran with what is now its default.
+    # A run begun before a setting was there ran with what is now its default, but for decay.
     defaults = Recipe(corpus=recipe.corpus, out=recipe.out, model={}, steps=1)
-    then = flat(defaults.to_dict()) | flat(before["recipe"]) | before.get("resolved", {})
+    past = {"optimizer.weight_decay_exempt": []}
+    then = flat(defaults.to_dict()) | past | flat(before["recipe"]) | before.get("resolved", {})
     now = flat(recipe.to_dict()) | resolved(recipe)
     if not recipe.steps:
         # They follow from the epochs, which are compared.

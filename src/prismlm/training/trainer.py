@@ -30,6 +30,7 @@ from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_of
 from prismlm.training.objective import NO_LABEL
 from prismlm.training.step import OptimizerStep
+from prismlm.training.weight_decay import decayed_names
 
 if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
@@ -156,9 +157,7 @@ class PrismTrainer(Trainer):
     def _parameter_groups(self) -> list[dict[str, Any]]:
         decoder, feedback = self.model.model, self.model.uncertainty
         trained = [(n, p) for n, p in decoder.named_parameters() if p.requires_grad]
-        # Hugging Face's rule goes by names; decays, temperatures and gates are no matrices.
-        matrices = {n for n, p in trained if p.ndim > 1}
-        decayed = matrices & set(self.get_decay_parameter_names(decoder))
+        decayed = decayed_names(decoder, self.prepared.recipe.optimizer.weight_decay_exempt)
         groups: list[dict[str, Any]] = [
             {
                 "params": [p for n, p in trained if n in decayed],
