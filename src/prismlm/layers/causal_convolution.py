@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_whole
+from prismlm.ops.compaction import taken
 
 
 class CausalConvolution(nn.Module):
@@ -78,7 +79,7 @@ class CausalConvolution(nn.Module):
             numbers = None if sequence is None else sequence[:, last]
         else:
             places = lengths[:, None] + torch.arange(past, device=x.device)
-            kept = torch.take_along_dim(extended, places[..., None], 1)
+            kept = taken(extended, places)
             numbers = None if sequence is None else sequence.gather(1, places)
         if sequence is not None and numbers is not None:
             kept = kept * (numbers == sequence[:, -1:])[..., None]

@@ -35,7 +35,7 @@ class Compaction(NamedTuple):
 
     def compact(self, tensor: Shaped[Tensor, "B T *rest"]) -> Shaped[Tensor, "B T *rest"]:
         """Move tokens to the front of each row."""
-        return torch.take_along_dim(tensor, self._index(self.order, tensor), 1)
+        return taken(tensor, self.order)
 
     def compact_starts(self, starts: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
         """Move starts of sequences with their tokens; one on padding goes to the next token."""
@@ -46,12 +46,18 @@ class Compaction(NamedTuple):
     def restore(self, tensor: Shaped[Tensor, "B T *rest"]) -> Shaped[Tensor, "B T *rest"]:
         """Move tokens back to where they came from, with zeros on padding."""
         back = torch.argsort(self.order, dim=1)
-        filled = tensor.masked_fill(~self._index(self.mask, tensor), 0)
-        return torch.take_along_dim(filled, self._index(back, tensor), 1)
+        return taken(tensor.masked_fill(~_beside(self.mask, tensor), 0), back)
 
-    @staticmethod
-    def _index(flags: Tensor, tensor: Tensor) -> Tensor:
-        return flags.reshape(*flags.shape, *[1] * (tensor.ndim - 2))
+
+def taken(
+    tensor: Shaped[Tensor, "B T *rest"], places: Int64[Tensor, "B n"]
+) -> Shaped[Tensor, "B n *rest"]:
+    """Return the positions ``places`` of each row; not take_along_dim, which fixes sizes."""
+    return tensor.gather(1, _beside(places, tensor).expand(-1, -1, *tensor.shape[2:]))
+
+
+def _beside(flags: Tensor, tensor: Tensor) -> Tensor:
+    return flags.reshape(*flags.shape, *[1] * (tensor.ndim - 2))
 
 
 def compacted(

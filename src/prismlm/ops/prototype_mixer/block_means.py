@@ -100,8 +100,7 @@ def quadrants(scores: Tensor, size: int) -> Tensor:
 def blocks_of(x: Tensor, groups: int, size: int, fill: float = 0.0) -> Tensor:
     """Return [B, T, F] as [B, G, n, C, F / G]."""
     batch, length, features = x.shape
-    if torch.compiler.is_exporting() or length % size:
-        x = F.pad(x, (0, 0, 0, -length % size), value=fill)
+    x = F.pad(x, (0, 0, 0, -length % size), value=fill) if length % size else x
     x = x.reshape(batch, -1, size, groups, features // groups)
     return x.permute(0, 3, 1, 2, 4)
 
@@ -169,12 +168,10 @@ def _states(
     """Return the states at each block's start, and the one behind the last."""
     keys = w * factors.until
     written, gained = keys.mT @ v, keys.sum(-2)
-    exporting = torch.compiler.is_exporting()
-    if tiles.in_cache(w) and not exporting:
+    if tiles.in_cache(w):
         at, end = _one_after_another(written, gained, factors.whole.to(w.dtype))
     else:
-        chain = _in_one_product if exporting else chained
-        behind = chain(joined(PrefixState(written, gained)), factors.whole)
+        behind = chained(joined(PrefixState(written, gained)), factors.whole)
         at = of_joined(F.pad(behind[:, :, :-1], (0, 0, 0, 0, 1, 0)))
         end = of_joined(behind[:, :, -1])
     if state is None:
@@ -220,21 +217,6 @@ def chained(x: Tensor, whole: Tensor) -> Tensor:
         factor = torch.cat([factor[:, :, :reach], factor[:, :, reach:] * factor[:, :, :-reach]], 2)
         reach *= 2
     return x
-
-
-def _in_one_product(x: Tensor, whole: Tensor) -> Tensor:
-    """Return what :func:`chained` does from the decays between all pairs of blocks, [B, G, n, n, R].
-
-    For exported programs, in which no loop can run over a number of blocks that is a symbol.
-    """
-    # A decay of 0 cuts: its logarithm need only be low enough.
-    passed = whole.expand(-1, -1, x.shape[2], -1).log().clamp_min(-1000).cumsum(2)
-    places = torch.arange(x.shape[2], device=x.device)
-    later = (places > places[:, None])[..., None]
-    between = (passed[:, :, :, None] - passed[:, :, None]).masked_fill(later, -torch.inf).exp()
-    return torch.einsum(
-        "bgnmr,bgmrf->bgnrf", between.to(x.dtype).expand(x.shape[0], -1, -1, -1, -1), x
-    )
 
 
 def joined(state: PrefixState) -> Tensor:

@@ -369,12 +369,7 @@ def blockwise_mean(
 
 
 def block_size(length: int) -> int:
-    """Return C: 32, or the power of two that a shorter row fits into.
-
-    An exported program's length is a symbol, and nothing may be decided by it.
-    """
-    if torch.compiler.is_exporting():
-        return BLOCK
+    """Return C: 32, or the power of two that a shorter row fits into."""
     return min(BLOCK, 1 << (length - 1).bit_length())
 
 
@@ -384,9 +379,6 @@ def _by_group(sums: Tensor, mass: Tensor, groups: int) -> PrefixState:
 
 
 def _factors(beta: Tensor, length: int, size: int, groups: int) -> Factors:
-    if torch.compiler.is_exporting():
-        # Of channels alike, the last block would need factors by how much of it is filled.
-        beta = beta.expand(len(beta) if beta.ndim == 3 else 1, length, -1)
     if beta.ndim == 1:
         return channel_factors(beta.reshape(groups, -1), length, size)
     return token_factors(blocks_of(beta, groups, size, fill=1.0))

@@ -14,6 +14,7 @@ from torch import Tensor
 from prismlm.ops import tiles
 from prismlm.ops.prototype_mixer.block_means import over_mass
 from prismlm.ops.prototype_mixer.blocks import blockwise_mean
+from prismlm.ops.prototype_mixer.exported import prefix_mean_at_once
 from prismlm.ops.prototype_mixer.state import (
     PrefixState,
     check_arguments,
@@ -84,8 +85,11 @@ def prefix_mean(
     if mask is not None or starts is not None:
         beta, held = _with_flags(beta.expand(w.shape), held, mask, starts)
     with torch.autocast(device_type=values.device.type, enabled=False):
-        compute = _step if w.shape[1] == 1 else _tiles
-        out, end = compute((w, r, v, beta), held, normalise, groups)
+        if torch.compiler.is_exporting():
+            out, end = prefix_mean_at_once(w, r, v, beta, held, normalise, groups)
+        else:
+            compute = _step if w.shape[1] == 1 else _tiles
+            out, end = compute((w, r, v, beta), held, normalise, groups)
     return out.to(values.dtype), end
 
 

@@ -1,0 +1,75 @@
+"""Own decoders exported with a length and a number of rows that are symbols; also a script."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+from prismlm.models.presets import build_config, build_model
+
+VOCABULARY = 50
+PROTOT = {"model_type": "prismlm_protot", "num_channels": 6, "num_hidden_layers": 3}
+BY_TOKEN = {
+    "num_groups": 2,
+    "num_hidden_layers": 1,
+    "decay_mode": "token",
+    "decay_half_lives": [0.1, 64.0],
+}
+SIGNAL_NOISE = {"model_type": "prismlm_signal_noise", "head_size": 6, "num_hidden_layers": 2}
+CASES = {
+    "protot": (PROTOT, False),
+    "protot, padded": (PROTOT, True),
+    "protot, by token": (PROTOT | BY_TOKEN, False),
+    "signal/noise": (SIGNAL_NOISE, False),
+    "signal/noise, padded": (SIGNAL_NOISE, True),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_exported_program_takes_any_length_and_computes_what_the_model_does(case):
+    # A process of its own: the run-time type checks of the test run cannot be traced.
+    done = subprocess.run([sys.executable, __file__, case], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "equal\n"
+
+
+class Logits(nn.Module):
+    """A model's logits, of rows whose padding is 0 in the mask."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids, mask=None):
+        logits = self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        return logits if mask is None else logits * mask[..., None]
+
+
+def inputs(rows, length, padded):
+    ids = torch.randint(VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(length))
+    mask = torch.ones_like(ids)
+    mask[-1, : length // 3] = 0
+    return (ids, mask) if padded else (ids,)
+
+
+@torch.no_grad()
+def main(case):
+    """Export with one shape, and compare with the model in others."""
+    settings, padded = CASES[case]
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 24, "initializer_range": 0.3}
+    model = Logits(build_model(build_config(settings | sizes, VOCABULARY, 0)).eval())
+    shape = {0: Dim("rows", max=64), 1: Dim("length", min=2, max=4096)}
+    given = inputs(2, 40, padded)
+    program = export(model, given, dynamic_shapes=(shape,) * len(given), strict=False).module()
+    for rows, length in ((2, 40), (3, 64), (1, 7), (2, 131)):
+        given = inputs(rows, length, padded)
+        torch.testing.assert_close(program(*given), model(*given), rtol=1e-4, atol=2e-5)
+    sys.stdout.write("equal\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
