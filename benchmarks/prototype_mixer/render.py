@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from benchmarks.prototype_mixer.source_tables import NAMES
-from benchmarks.prototype_mixer.table_sections import Row, counted, sections, spread
+from benchmarks.prototype_mixer.table_sections import Row, counted, sections, spread, warmed_up
 from benchmarks.shared.pages import page_options, publish, read_results, runs_made, table_head
 
 
@@ -36,8 +36,9 @@ def render(longer: list[Row], tables: Sequence[str] = ()) -> str:
         "",
         "Settings that are not the source's: rows are padded, so that no model sees two documents "
         "in one; in place of the source's Mamba, of as many layers as its other models, stands "
-        "Mamba 2 of 5 layers beside models of 3. In Table 1 and in the long runs the rate rises "
-        "over 10% of the steps (the source: 2%), and there is no dropout (the source: 0.1).",
+        "Mamba 2 of 5 layers beside models of 3. Where a section says that the rate rises over "
+        "another share of the steps than the source's 2%, there is no dropout either (the source: "
+        "0.1).",
         "",
         *tables,
         *_longer(longer),
@@ -57,7 +58,8 @@ def _longer(rows: list[Row]) -> list[str]:
         f"{settings['steps']:,} steps of {settings['batch_size']} rows of "
         f"{settings['data']['length']} on the bundled sample's long documents "
         f"({statistics.mean(row['tokens'] for row in rows) / 1e6:.1f} M tokens, about four times "
-        "the whole), at the source's rates; perplexity of all its held-out text, mean over seeds "
+        f"the whole), at the source's rates, {warmed_up(rows)}; perplexity of all its held-out "
+        "text, mean over seeds "
         "with least and most. These ProtoTs are the ones whose [channels](channels.md) are read.",
         "",
         "    python -m benchmarks.prototype_mixer.measure corpus-long corpus",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.prototype_mixer.four_models import KEPT, LENGTH, MODELS, RATES, ROWS, SHORT, STEPS
+from benchmarks.prototype_mixer.table_sections import warmed_up
 from benchmarks.shared.curves import Curve, draw
 from benchmarks.shared.pages import measured_on, page_options, publish, read_results, table_head
 from prismlm.files import read_json
@@ -65,7 +66,8 @@ def render(rates: list[Row], found: dict[int, Runs], tried: dict[int, list[Row]]
         found: runs to their end, by model, of so many steps.
         tried: the same at other rates.
     """
-    runs = [*rates, *(run for of_length in found.values() for run in of_length.values())]
+    ended = [run for of_length in found.values() for run in of_length.values()]
+    runs = [*rates, *ended]
     lines = [
         "# Four models of one size: which learns the most from as many tokens?",
         "",
@@ -84,7 +86,7 @@ def render(rates: list[Row], found: dict[int, Runs], tried: dict[int, list[Row]]
         "equal within 2 %, on text of 14 sets in mixed domains (questions and answers, medicine, "
         "science, stories, government, manuals, law and others), vocabulary 8,192. Every "
         f"model sees the same rows of {LENGTH} tokens in the same order, {ROWS} to a step, once. "
-        "One seed.",
+        f"One seed. Runs to their end: {warmed_up(ended)}.",
         "",
         *_rates(rates),
         *_lengths(found, rates),
@@ -100,8 +102,8 @@ def _rates(short: list[Row]) -> list[str]:
     lines = [
         "## Rates",
         "",
-        f"Perplexity after {SHORT} steps at rates each twice the one before; the best, in bold, is "
-        "taken for the long run. What is best in a short run need not be in a long one.",
+        f"Perplexity after {SHORT} steps, {warmed_up(short)}, at rates each twice the one before; "
+        "the best, in bold, is taken for the long run. What is best in a short run need not be in a long one.",
         "",
         *table_head("| | parameters | rate: perplexity |"),
     ]

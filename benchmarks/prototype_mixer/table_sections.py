@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,16 @@ def spread(found: list[float], form: str) -> str:
     return f"{middle} ({min(found):{form}} to {max(found):{form}})"
 
 
+def warmed_up(rows: Iterable[Row]) -> str:
+    """Return over how many of their steps the rate of runs rises, as their recipes say."""
+    shares = sorted({row["settings"]["optimizer"]["warmup"] for row in rows})
+    return f"the rate rising over {' or '.join(f'{share:.0%}' for share in shares)} of the steps"
+
+
+def _every(rows: Rows) -> list[Row]:
+    return [row for found in rows.values() for row in found]
+
+
 def _table_1(rows: Rows, tried: Rows) -> list[str]:
     first = next(iter(rows.values()))[0]
     lines = [
@@ -119,7 +130,7 @@ def _table_1(rows: Rows, tried: Rows) -> list[str]:
         "",
         f"Every training document has {ROW:,} tokens, so that at each context all positions are "
         f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
-        f"M tokens once, in {first['settings']['steps']:,} steps. Perplexity of the same held-out "
+        f"M tokens once, in {first['settings']['steps']:,} steps, {warmed_up(_every(rows))}. Perplexity of the same held-out "
         "text, at the best of the rates below by that perplexity with seed 0, so that what is best "
         f"is a little too good. A step has pieces of {POSITIONS // CONTEXTS[0]} documents at "
         f"{CONTEXTS[0]}, and one document at {CONTEXTS[-1]:,}: read the table by columns, since "
@@ -254,7 +265,7 @@ def _ablated(rows: Rows, tried: Rows) -> list[str]:
         "## Tables 15 to 20: ablations, each at its best rate",
         "",
         f"{DOCUMENTS} documents of {ROW:,} tokens, read {EPOCHS} times in rows of 256, "
-        f"{first['settings']['steps']:,} steps; the least perplexity of {DEV:,} held-out tokens "
+        f"{first['settings']['steps']:,} steps, {warmed_up(_every(rows))}; the least perplexity of {DEV:,} held-out tokens "
         "after any of the passes, as in the source. The rate of every row is the best of three to "
         "five with seed 0, each twice the one before; at the edge means that a rate beyond was not "
         "tried. A seed also draws which held-out tokens are read, so that perplexities of two "

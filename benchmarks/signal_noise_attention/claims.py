@@ -154,9 +154,11 @@ def _reach_answers(own: dict[str, list[Row]]) -> list[str]:
         abs(_compared(row, REACH)["signal_median"] / row["heads"]["uses"]["uniform"][REACH] - 1)
         for row in rows
     )
+    said = "signal heads reach further than noise heads"
+    if apart < LIKE_UNIFORM and choosing["signal"] > 1 - LIKE_UNIFORM:
+        said = "noise heads look nearer than signal heads, which attend everywhere alike"
     lines = [
-        f"- With {DEFAULT}, signal heads reach further than noise heads: {answer}. That alone does "
-        "not speak for π:",
+        f"- With {DEFAULT}, {said}: {answer}. That alone does not speak for π:",
         *lines_of(
             [
                 Claim(
@@ -175,9 +177,8 @@ def _reach_answers(own: dict[str, list[Row]]) -> list[str]:
     if apart < LIKE_UNIFORM and choosing["signal"] > 1 - LIKE_UNIFORM:
         lines.append(
             "- By reach and entropy signal heads are near uniform attention: their median reach is "
-            f"within {apart:.1%} of its, and their entropy {choosing['signal']:.1%} of its. That "
-            "they reach further says that noise heads look nearer, and nothing of what signal "
-            "heads look for."
+            f"within {apart:.1%} of its, and their entropy {choosing['signal']:.1%} of its. Their "
+            "reach says nothing of what they look for."
         )
     return lines
 

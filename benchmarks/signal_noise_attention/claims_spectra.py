@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -9,10 +10,17 @@ from benchmarks.shared.over_seeds import Answer, Claim, Figures, answers, lines_
 from benchmarks.shared.pages import table_head
 from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, mean
 from benchmarks.signal_noise_attention.measure import OWN, VOCABULARY
-from prismlm.instruments.heads.resonance import ORDER, RATIOS, Denominator, denominators
+from prismlm.instruments.heads.resonance import (
+    ORDER,
+    RATIOS,
+    Denominator,
+    denominators,
+    pair_ratios,
+)
 from prismlm.models.presets import build_config
 from prismlm.ops.signal_noise_attention import SCALINGS, Scaling
 
+SOURCE_HEAD_SIZE = 64
 GAINS = ("gain", "gain_over_scaled", "gain_over_shuffled")
 RATIO_VARIANTS = (
     *("ratio 3", "ratio 22/7", "golden ratio", "ratio 2", "ratio 1"),
@@ -30,14 +38,20 @@ def rates(models: dict[str, list[Row]]) -> list[str]:
         "## Does a layer raise the difference of coding rates?",
         "",
         "ΔR = R(Z | U_s) − λ R(Z | U_n), in nats, of the stream that a layer reads, and what its "
-        "step adds: alone, beyond stretching Z to the same size, beyond the steps of other "
-        "positions; mean over layers and seeds, and in how many layers of all it is above 0. The "
-        "cosine is of the step with ∂ΔR/∂Z. Incoherence is ‖U_sᵀU_n‖ normalised, beside random "
-        "dictionaries. *untrained*: random weights of the same configuration and λ.",
+        "step adds: to ΔR alone, beyond stretching Z to the same size, beyond the steps of other "
+        "positions, with in how many layers of all it is above 0; to R(Z | U_s) and to R(Z | U_n), "
+        "of which the source wants the one raised and the other lowered. *Length* is the step's, "
+        "over that of Z. A longer step gains more: *by length* is the gain over the length, and "
+        "*at the other's length* what the step adds to ΔR when it is scaled to the length that the "
+        "same layer's step has in the other model, untrained or trained. The cosine is of the step "
+        "with ∂ΔR/∂Z. Incoherence is ‖U_sᵀU_n‖ normalised, beside random dictionaries. Means over "
+        "layers and seeds; *untrained*: random weights of the same configuration and λ.",
         "",
-        "| model | ΔR | gain | over stretching | over others' steps | cosine | incoherence | "
-        "random |",
-        "|---|---|---|---|---|---|---|---|",
+        *table_head(
+            "| model | ΔR | gain | over stretching | over others' steps | R(Z \\| U_s) | "
+            "R(Z \\| U_n) | length | by length | at the other's length | cosine | incoherence | "
+            "random |"
+        ),
     ]
     for name, rows in own.items():
         lines.append(_rates_row(name, [layer for row in rows for layer in row["spectra"]["rates"]]))
@@ -57,53 +71,95 @@ def _rates_row(name: str, layers: list[Row]) -> str:
         values = [layer[gain] for layer in layers]
         above = sum(value > 0 for value in values)
         cells.append(f"{mean(values)} ({above} of {len(values)})")
+    for group in ("signal", "noise"):
+        added = statistics.fmean(layer["after"][group] - layer["before"][group] for layer in layers)
+        cells.append(f"{added:+.3g}")
+    cells.append(mean(layer["step_size"] for layer in layers))
+    cells.append(mean(layer["gain"] / layer["step_size"] for layer in layers))
+    resized = [gain for layer in layers if (gain := layer.get("gain_resized")) is not None]
+    cells.append(mean(resized) if resized else "–")
     cells.append(mean(layer["gradient_cosine"] for layer in layers))
     cells += [mean(layer["incoherence"][key] for layer in layers) for key in ("own", "random")]
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def _beyond(layers: list[Row]) -> int:
-    """Return in how many layers the step raises ΔR, and by more than both controls."""
-    return sum(min(layer[gain] for gain in GAINS) > 0 for layer in layers)
-
-
 def _rates_answers(rows: list[Row]) -> list[str]:
-    layers = [layer for row in rows for layer in row["spectra"]["rates"]]
-    if not layers:
-        return []
-    line = (
-        f"- With {DEFAULT}, a layer's step raises ΔR, and by more than stretching and others' "
-        f"steps, in {_beyond(layers)} of {len(layers)} layers of all seeds."
-    )
+    lines: list[str] = []
+    layers = [layer for row in rows for layer in _trained(row)]
+    if layers:
+        raised = sum(min(layer[gain] for gain in GAINS) > 0 for layer in layers)
+        lines.append(
+            f"- With {DEFAULT}, a layer's step raises ΔR, and by more than stretching and others' "
+            f"steps, in {raised} of {len(layers)} layers of all seeds."
+        )
+        lines += _training_lines(rows)
+    return lines
+
+
+def _at_equal_length(rows: list[Row]) -> list[Claim]:
+    """Return that random weights add less to ΔR than a trained step of the same length.
+
+    By the gain over the length of the step; and by the one step scaled to the other and the other
+    way round, in the seeds in which that was read. Means over layers.
+    """
+    claims: list[Claim] = []
+    for words, of_random, of_own in (
+        ("a step, over its length", _by_length, _by_length),
+        ("a step of the trained one's length", _resized, _gain),
+        ("a step of the untrained one's length", _gain, _resized),
+    ):
+        figures: list[Figures] = [
+            {row["seed"]: statistics.fmean(map(figure, layers(row))) for row in rows}
+            for layers, figure in ((_untrained, of_random), (_trained, of_own))
+        ]
+        measured = [{s: f for s, f in found.items() if not math.isnan(f)} for found in figures]
+        if any(measured):
+            what = f"Less added to ΔR with random weights than trained with {DEFAULT}, by {words}"
+            claims.append(Claim(what, *measured))
+    return claims
+
+
+def _trained(row: Row) -> list[Row]:
+    return row["spectra"].get("rates", [])
+
+
+def _gain(layer: Row) -> float:
+    return layer["gain"]
+
+
+def _by_length(layer: Row) -> float:
+    return layer["gain"] / layer["step_size"]
+
+
+def _resized(layer: Row) -> float:
+    gain = layer.get("gain_resized")
+    return math.nan if gain is None else gain
+
+
+def training_raises(rows: list[Row]) -> str:
+    """Return whether training makes steps raise ΔR more than random weights' of that length do."""
+    read = [row for row in rows if _trained(row) and _untrained(row)]
+    signs = {answer.sign for answer in answers(_at_equal_length(read))}
+    if signs & {-1, 1} == {-1} and 0 not in signs:
+        return "**yes**"
+    return "**no**" if 1 in signs and -1 not in signs else "not shown"
+
+
+def _training_lines(rows: list[Row]) -> list[str]:
+    verdict = f"- Training makes a layer's step raise ΔR, at equal length: {training_raises(rows)}."
     read = [row for row in rows if _untrained(row)]
     if not read:
-        return [
-            f"{line} The untrained control was not read, and random weights may do so too: that "
-            "training does it is not shown."
-        ]
-    control = [layer for row in read for layer in _untrained(row)]
-    line += f" With random weights it does in {_beyond(control)} of {len(control)}."
-    if _beyond(control):
-        line += " So that alone says nothing of training."
-    wanted = [
-        Claim(
-            f"Smaller with random weights than trained with {DEFAULT}: {words}, mean over layers",
-            *(
-                {row["seed"]: statistics.fmean(layer[gain] for layer in of(row)) for row in read}
-                for of in (_untrained, lambda row: row["spectra"]["rates"])
-            ),
-        )
-        for gain, words in zip(
-            GAINS, ("the gain", "that over stretching", "that over others' steps"), strict=True
-        )
+        return [f"{verdict} The untrained control was not read, and random weights may do so too."]
+    longer = [
+        own["step_size"] / random["step_size"]
+        for row in read
+        for own, random in zip(_trained(row), _untrained(row), strict=True)
     ]
-    found = answers(wanted)
-    shown = all(answer.sign < 0 for answer in found) and _beyond(layers) == len(layers)
-    verdict = "**yes**" if shown else "not shown"
     return [
-        line,
-        *(answer.line for answer in found),
-        f"- Training makes a layer's step raise ΔR, beyond what random weights do: {verdict}.",
+        f"- A trained step is {min(longer):.2g} to {max(longer):.2g} times as long as that of "
+        "random weights, which alone makes it gain more.",
+        *lines_of(_at_equal_length(read)),
+        verdict,
     ]
 
 
@@ -211,6 +267,24 @@ def _exchanged(rows: list[Row]) -> list[str]:
                 f"{same[0]['position']['normalised']:.4g} | {_resonating(least)} | "
                 f"{'–' if later is None else _resonating(later)} |"
             )
+    return [*lines, "", *_ratios_of_pairs()]
+
+
+def _ratios_of_pairs() -> list[str]:
+    """Return the ratio ω_S / ω_N of pairs of frequencies, by what π scales."""
+    config: Any = build_config(OWN, VOCABULARY, 0)
+    lines = [
+        "The conjecture is of one ratio between the frequencies of the groups, and with a scaled "
+        "base, which the source's equations have, there is none: ω_S / ω_N is another in each "
+        "pair. With scaled angles, as its Fig. 1 prints them, it is one.",
+        "",
+        *table_head("| head size | scaled | first pair | middle pair | last pair |"),
+    ]
+    for size, whose in ((config.head_size, "here"), (SOURCE_HEAD_SIZE, "the source's")):
+        for scaling in SCALINGS:
+            found = pair_ratios(size, config.frequency_base, config.frequency_ratio, scaling)
+            shown = (f"{found[j]:.2g}" for j in (0, len(found) // 2, -1))
+            lines.append(f"| {size}, {whose} | {scaling} | {' | '.join(shown)} |")
     return lines
 
 

@@ -5,14 +5,16 @@
 
 Writes one JSON file per model to docs/results/signal_noise_readings/. A model whose file is there
 is not read again. Heads, roles and the loss by length are read of every decoder that has them;
-rates and cross terms of those with signal and noise heads, trained and with random weights. Each
-seed of a model has random weights of its own beside it, drawn from that seed.
+rates and cross terms of those with signal and noise heads, trained and with random weights, which
+are drawn from the model's seed. A longer step gains more, so rates are also read at the lengths of
+the other's steps.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from prismlm.instruments.heads import (
 )
 from prismlm.instruments.heads.role_cases import load_role_cases
 from prismlm.instruments.heads.roles import score_to_dict, search_roles, untrained
-from prismlm.instruments.heads.states import read_states
+from prismlm.instruments.heads.states import AttentionStates, read_states
 from prismlm.models.checkpoint import read_checkpoint
 
 HEAD_TOKENS = 100_000
@@ -96,19 +98,23 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
         "corpus": describe(corpus),
     }
     if not plain:
-        row["untrained"] = untrained_rates(model, heldout, seed)
+        own = read_states(model, heldout.batches())
+        random = read_states(untrained(model, seed), heldout.batches())
+        row["spectra"]["rates"], rates = rates_at_equal_lengths(own, random)
+        terms = own_cross_terms(random, length=LENGTH).to_dict()
+        row["untrained"] = finite({"rates": rates, "cross_terms": [terms]})
     return row
 
 
-def untrained_rates(model: PreTrainedModel, heldout: Sequences, seed: int) -> dict[str, Any]:
-    """Return rates and own cross terms of random weights with the model's configuration and λ."""
-    states = read_states(untrained(model, seed), heldout.batches())
-    return finite(
-        {
-            "rates": [rates.to_dict() for rates in layer_rates(states)],
-            "cross_terms": [own_cross_terms(states, length=LENGTH).to_dict()],
-        }
-    )
+def rates_at_equal_lengths(
+    own: Sequence[AttentionStates], random: Sequence[AttentionStates]
+) -> list[list[dict[str, Any]]]:
+    """Return the rates of a model and of random weights, each at the other's steps' lengths too."""
+    lengths = [[rates.step_size for rates in layer_rates(states)] for states in (own, random)]
+    return [
+        [finite(rates.to_dict()) for rates in layer_rates(states, lengths=other)]
+        for states, other in zip((own, random), reversed(lengths), strict=True)
+    ]
 
 
 def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> dict[str, Any]:

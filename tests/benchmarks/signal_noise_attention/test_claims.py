@@ -40,11 +40,12 @@ def a_row(seed, variant="ratio π", **more):
     } | more  # fmt: skip
 
 
-def rates(gain):
+def rates(gain, length=0.1, resized=None):
     one = {
-        "before": {"difference": 5.0}, "gain": gain, "gain_over_scaled": gain,
-        "gain_over_shuffled": gain, "gradient_cosine": 0.1,
-        "incoherence": {"own": 0.1, "random": 0.1},
+        "before": {"difference": 5.0, "signal": 6.0, "noise": 10.0},
+        "after": {"signal": 6.5, "noise": 9.0}, "step_size": length, "gain_resized": resized,
+        "gain": gain, "gain_over_scaled": gain, "gain_over_shuffled": gain,
+        "gradient_cosine": 0.1, "incoherence": {"own": 0.1, "random": 0.1},
     }  # fmt: skip
     return [one, one]
 
@@ -53,20 +54,37 @@ def page_of(*rows, runs=None):
     return "\n".join(signal_noise_claims.claims(list(rows), runs))
 
 
-def test_a_gain_that_random_weights_have_too_is_not_training():
-    def read(seed, gain, random=None):
-        control = {} if random is None else {"untrained": {"rates": rates(random)}}
-        return a_row(seed, spectra={"rates": rates(gain)}, **control)
+def test_training_is_held_against_random_steps_of_the_same_length():
+    def read(seed, own, random=None):
+        control = {} if random is None else {"untrained": {"rates": random}}
+        return a_row(seed, spectra={"rates": own}, **control)
 
-    unread = page_of(*(read(seed, 2.0 + seed / 10) for seed in range(3)))
+    def page(gain, length, resized=None, control=None):
+        return page_of(
+            *(
+                read(seed, rates(gain + seed / 100, length, resized), rates(0.3, 0.01, control))
+                for seed in range(3)
+            )
+        )
+
+    verdict = "raise ΔR, at equal length: {}."
+    unread = page_of(*(read(seed, rates(2.0 + seed / 10)) for seed in range(3)))
     assert "The untrained control was not read" in unread
     assert "untrained |" not in unread
-    alike = page_of(*(read(seed, 2.0 + seed / 10, 2.05 + seed / 20) for seed in range(3)))
-    assert "in 6 of 6 layers of all seeds. With random weights it does in 6 of 6. So that" in alike
-    assert "beyond what random weights do: not shown." in alike
-    assert "| ratio π, untrained | 5 | 2.1 (6 of 6)" in alike
-    above = page_of(*(read(seed, 2.0 + seed / 100, -1.0) for seed in range(3)))
-    assert "beyond what random weights do: **yes**." in above
+    # Ten times the gain with a step that is ten times as long is nothing; nor is five times.
+    alike = page(2.99, 0.1)
+    assert verdict.format("not shown") in alike
+    assert "A trained step is 10 to 10 times as long" in alike
+    assert (
+        "| ratio π, untrained | 5 | 0.3 (6 of 6) | 0.3 (6 of 6) | 0.3 (6 of 6) | +0.5 | -1 | "
+        in alike
+    )
+    assert "| 0.01 | 30 | – | 0.1 | 0.1 | 0.1 |" in alike
+    assert verdict.format("**no**") in page(1.5, 0.1)
+    assert verdict.format("**yes**") in page(4.5, 0.1)
+    # By length it gains less, and scaled to one length more: steps are no straight lines.
+    assert verdict.format("not shown") in page(1.5, 0.1, resized=0.4, control=1.0)
+    assert verdict.format("**yes**") in page(4.5, 0.1, resized=0.4, control=1.0)
 
 
 def test_noise_heads_are_not_what_makes_a_sink_small():
@@ -89,7 +107,7 @@ def test_noise_heads_are_not_what_makes_a_sink_small():
 def test_reaching_further_is_not_credited_to_the_ratio():
     rows = [a_row(seed) for seed in range(3)] + [a_row(seed, "ratio 1") for seed in range(3)]
     page = page_of(*rows)
-    assert "reach further than noise heads: **yes, in every seed**. That alone does not" in page
+    assert "which attend everywhere alike: **yes, in every seed**. That alone does not" in page
     assert (
         "The gap between the groups is narrower with ratio 1 than with ratio π: not shown" in page
     )

@@ -213,6 +213,8 @@ def test_words_beside_medians_that_lie_the_other_way_say_so():
     each = {"u": 4.0, "p": 0.01, "measure": "distance", "signal_heads": 2, "noise_heads": 2}
     further = Comparison(5.0, 2.0, effect=0.9, layers=(), **each)
     assert in_words(further) == "signal heads reach further"
+    assert in_words(further, {"noise"}) == "signal heads reach further"
+    assert in_words(further, {"signal"}) == "signal heads attend everywhere alike"
     # In every layer signal heads have the larger figure; over all layers the smaller median.
     turned = Comparison(2.0, 5.0, effect=0.9, layers=(), **each)
     assert in_words(turned) == "within layers signal heads reach further"

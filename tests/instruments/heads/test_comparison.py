@@ -1,13 +1,20 @@
 """The stratified rank test against brute force, and groups of heads that differ or do not."""
 
 import itertools
+import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from prismlm.errors import InputError
 from prismlm.instruments.heads import HeadFigures, HeadUses, across_models
-from prismlm.instruments.heads.comparison import compare_groups, sign_test, stratified_rank_test
+from prismlm.instruments.heads.comparison import (
+    compare_groups,
+    groups_everywhere_alike,
+    sign_test,
+    stratified_rank_test,
+)
 from prismlm.instruments.heads.head_use import HeadUse, head_uses
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
@@ -99,6 +106,26 @@ def uses_of(distance):
         for place in range(3)
     )
     return HeadUses(10, 1, 10, 2, ((0, 0),), heads[0], heads)
+
+
+def test_heads_near_uniform_attention_attend_everywhere_alike():
+    def uses(**entropies):
+        heads = uses_of(lambda *_: 1.0).heads
+        heads = tuple(replace(h, entropy=entropies[h.group]) for h in heads)
+        return HeadUses(10, 1, 10, 2, ((0, 0),), replace(heads[0], entropy=4.69), heads)
+
+    # 0.997 of uniform entropy, and one that attends to half of what it sees.
+    found = groups_everywhere_alike(uses(signal=0.997 * 4.69, noise=4.69 - math.log(2)))
+    assert found == {"signal"}
+    assert groups_everywhere_alike(uses(signal=4.5, noise=4.6)) == {"noise"}
+
+
+def test_untrained_heads_are_beside_uniform_attention_of_the_same_length():
+    """Weights near 0 give scores near 0: every head attends everywhere alike, at any length."""
+    model = make_signal_noise(initializer_range=1e-4)
+    for length in (20, 60):
+        found = head_uses(model, [make_batch(row) for row in random_rows(3, length)])
+        assert groups_everywhere_alike(found) == {"signal", "noise"}
 
 
 def test_groups_that_differ_in_one_figure():

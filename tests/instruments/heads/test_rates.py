@@ -156,6 +156,20 @@ def test_dictionaries_are_read_once_and_not_with_each_batch(monkeypatch):
     assert calls == [layer.attention for layer in model.model.layers]
 
 
+def test_a_step_is_read_at_another_length_too():
+    states = states_of(make_signal_noise())
+    plain = layer_rates(states)
+    same = layer_rates(states, lengths=[one.step_size for one in plain])
+    double = layer_rates(states, lengths=[2 * one.step_size for one in plain])
+    for one, own, longer, state in zip(plain, same, double, states, strict=True):
+        assert (one.resized, one.gain_resized) == (None, None)
+        assert own.gain_resized == pytest.approx(own.gain, rel=1e-9)
+        moved = state.inputs.double() + 2 * state.steps.double()
+        expected = rates_of(moved, state.dictionary.double(), state.noise_weight)
+        assert longer.resized.difference == pytest.approx(expected.difference, rel=1e-9)
+        assert longer.to_dict()["gain_resized"] == longer.gain_resized
+
+
 def test_the_gradient_is_that_of_finite_differences():
     model = make_signal_noise()
     one = states_of(model)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +27,8 @@ SIGNIFICANT = 0.05
 SMALLEST_SHARE = 0.005
 # Columns of the heads' table without its spectrum, with the gaps between them.
 TAKEN = 5 + 4 + 9 + 8 + 6 + 7 + 7 + 5 + 5 + 5 + 10 * 2
+# What says nothing of a head that attends everywhere alike.
+REACH = ("distance", "distance_beyond_self", "entropy", "relative_entropy")
 # What each figure is called, and what is said of those heads in which it is larger.
 MEASURES = {
     "distance": ("mean distance", "{} heads reach further"),
@@ -91,6 +93,8 @@ def heads(
 
 def print_heads(report: HeadReport, *, table: bool) -> None:
     """Print what each head does, and how signal heads differ from noise heads."""
+    from prismlm.instruments.heads.comparison import groups_everywhere_alike
+
     console = console_for_reading()
     print_header(console, report.model, report.corpus)
     if table:
@@ -98,7 +102,7 @@ def print_heads(report: HeadReport, *, table: bool) -> None:
     if report.comparison is None:
         console.print("Its heads are of one kind, so there are no groups to compare.\n")
         return
-    _print_comparison(console, report.comparison)
+    _print_comparison(console, report.comparison, groups_everywhere_alike(report.uses))
 
 
 def print_across(found: Sequence[AcrossModels]) -> None:
@@ -175,7 +179,9 @@ def _blocks(shares: Sequence[float]) -> str:
     )
 
 
-def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> None:
+def _print_comparison(
+    console: Console, comparison: Sequence[Comparison], everywhere: Collection[str]
+) -> None:
     from prismlm.instruments.channels.wording import signed
 
     console.print("Signal against noise heads", style="bold")
@@ -189,7 +195,7 @@ def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> Non
             signed(one.effect, 2),
             _p(one.p),
             f"{one.layers_above}:{one.layers_below}",
-            in_words(one),
+            in_words(one, everywhere),
         )
     console.print(table)
     first = comparison[0]
@@ -203,11 +209,19 @@ def _print_comparison(console: Console, comparison: Sequence[Comparison]) -> Non
     )
 
 
-def in_words(one: Comparison) -> str:
-    """Return which heads have the larger figure, where that is clear."""
+def in_words(one: Comparison, everywhere: Collection[str] = ()) -> str:
+    """Return which heads have the larger figure, where that is clear.
+
+    Args:
+        one: the comparison.
+        everywhere: groups that attend everywhere alike, of which no reach is said.
+    """
     if one.p >= SIGNIFICANT or not one.effect:
         return "no clear difference"
-    said = MEASURES[one.measure][1].format("signal" if one.effect > 0 else "noise")
+    group = "signal" if one.effect > 0 else "noise"
+    if one.measure in REACH and group in everywhere:
+        return f"{group} heads attend everywhere alike"
+    said = MEASURES[one.measure][1].format(group)
     # δ is of heads of one layer; the medians beside it are of all, and may lie the other way.
     opposite = (one.signal_median - one.noise_median) * one.effect < 0
     return f"within layers {said}" if opposite else said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -12,6 +13,9 @@ from scipy import stats
 from prismlm.errors import InputError
 from prismlm.instruments.heads.head_use import HeadFigures, HeadUses
 
+EVERYWHERE = 0.9
+"""Of the tokens that uniform attention attends to, the share from which a head's reach says
+nothing."""
 MEASURES = tuple(field.name for field in fields(HeadFigures) if field.name != "spectrum")
 
 
@@ -109,6 +113,19 @@ def compare_groups(uses: HeadUses) -> tuple[Comparison, ...]:
             "signal and noise heads, as models of type 'prismlm_signal_noise' have."
         )
     return tuple(_compare(uses, measure) for measure in MEASURES)
+
+
+def groups_everywhere_alike(uses: HeadUses) -> frozenset[str]:
+    """Return the groups whose heads attend nearly alike to all that they see, in the median.
+
+    exp(H) of a head is how many tokens it attends to, in effect; uniform attention over the same
+    queries attends to all. From ``EVERYWHERE`` of that on, how far a head reaches is how far back
+    its window goes, and says nothing of the head.
+    """
+    share: dict[str, list[float]] = {}
+    for head in uses.heads:
+        share.setdefault(head.group, []).append(math.exp(head.entropy - uses.uniform.entropy))
+    return frozenset(g for g, found in share.items() if statistics.median(found) >= EVERYWHERE)
 
 
 def across_models(comparisons: Sequence[Sequence[Comparison]]) -> tuple[AcrossModels, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,7 +57,8 @@ class LayerRates:
     """Rates of one layer, before and after the step Z ← Z + η (S − λN), beside two controls.
 
     A step that only makes states longer raises every rate. ``scaled`` is Z stretched to the size
-    of what the step gives; ``shuffled`` adds to each state the step of another.
+    of what the step gives; ``shuffled`` adds to each state the step of another. And a longer step
+    gains more: two models are compared at steps of one length, which ``resized`` has.
 
     Attributes:
         layer: from 0.
@@ -71,6 +72,8 @@ class LayerRates:
         scaled: of c Z, with the c > 0 that gives it the Frobenius norm of Z + η (S − λN).
         shuffled: of Z with the steps permuted over positions.
         incoherence: of the dictionaries.
+        resized_length: the ‖step‖_F / ‖Z‖_F that the step was also scaled to, or None.
+        resized: of Z plus that step, or None.
     """
 
     layer: int
@@ -84,6 +87,8 @@ class LayerRates:
     scaled: Rates
     shuffled: Rates
     incoherence: Incoherence
+    resized_length: float | None = None
+    resized: Rates | None = None
 
     @property
     def gain(self) -> float:
@@ -100,14 +105,23 @@ class LayerRates:
         """What it adds beyond what the steps of other positions do, in nats."""
         return self.after.difference - self.shuffled.difference
 
+    @property
+    def gain_resized(self) -> float | None:
+        """What the step of the length asked for adds to ΔR, in nats."""
+        return None if self.resized is None else self.resized.difference - self.before.difference
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, the gains among them."""
-        gains = ("gain", "gain_over_scaled", "gain_over_shuffled")
+        gains = ("gain", "gain_over_scaled", "gain_over_shuffled", "gain_resized")
         return {**asdict(self), **{name: getattr(self, name) for name in gains}}
 
 
 def layer_rates(
-    states: Iterable[AttentionStates], *, distortion: float = DISTORTION, seed: int = 0
+    states: Sequence[AttentionStates],
+    *,
+    distortion: float = DISTORTION,
+    seed: int = 0,
+    lengths: Sequence[float] | None = None,
 ) -> tuple[LayerRates, ...]:
     """Return the rates of each layer, from :func:`read_states`.
 
@@ -121,11 +135,14 @@ def layer_rates(
         states: what the layers read and add.
         distortion: ε.
         seed: of the permutation and of the random dictionaries.
+        lengths: ‖step‖_F / ‖Z‖_F of each layer, such as another model's, for ``resized``.
 
     Raises:
         InputError: a distortion that is not positive, or states or weights that are not finite.
     """
-    return tuple(_rates(one, distortion, seed) for one in states)
+    wanted = lengths if lengths is not None else [None] * len(states)
+    pairs = zip(states, wanted, strict=True)
+    return tuple(_rates(one, distortion, seed, length) for one, length in pairs)
 
 
 def rates_of(
@@ -147,14 +164,14 @@ def rates_of(
     return Rates(whole, signal, noise, signal - noise_weight * noise)
 
 
-def _rates(one: AttentionStates, distortion: float, seed: int) -> LayerRates:
+def _rates(one: AttentionStates, distortion: float, seed: int, length: float | None) -> LayerRates:
     dictionary = one.dictionary.double()
     check_finite(f"the dictionaries of layer {one.layer}", dictionary)
     inputs, steps = one.inputs.double(), one.steps.double()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(steps), generator=generator)
     after = inputs + steps
-    size = float(inputs.norm())
+    size, moved = float(inputs.norm()), float(steps.norm())
 
     def rates(points: Tensor) -> Rates:
         return rates_of(points, dictionary, one.noise_weight, distortion=distortion)
@@ -164,14 +181,21 @@ def _rates(one: AttentionStates, distortion: float, seed: int) -> LayerRates:
         positions=len(inputs),
         distortion=distortion,
         noise_weight=one.noise_weight,
-        step_size=float(steps.norm()) / size if size else math.nan,
+        step_size=moved / size if size else math.nan,
         gradient_cosine=_gradient_cosine(inputs, steps, dictionary, one.noise_weight, distortion),
         before=rates(inputs),
         after=rates(after),
         scaled=rates(inputs * (float(after.norm()) / size if size else 1.0)),
         shuffled=rates(inputs + steps[order]),
         incoherence=_incoherence(dictionary, generator),
+        resized_length=length,
+        resized=None if length is None else rates(inputs + steps * _factor(length, size, moved)),
     )
+
+
+def _factor(length: float, size: float, moved: float) -> float:
+    """Return what a step is to be multiplied with; one of no length stays where it is."""
+    return length * size / moved if moved else 0.0
 
 
 def _gradient_cosine(

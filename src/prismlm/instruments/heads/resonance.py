@@ -157,6 +157,16 @@ def denominators(
     return least, Denominator(*smallest_denominator(signal[1:], noise[1:], order))
 
 
+def pair_ratios(size: int, base: float, ratio: float, scaling: Scaling) -> list[float]:
+    """Return ω_S / ω_N of each pair: ρ^(−4j/p) with a scaled base, ρ² with scaled angles.
+
+    Raises:
+        InputError: as :func:`group_frequencies`.
+    """
+    signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
+    return (signal / noise).tolist()
+
+
 def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> RatioTerms:
     """Return the first of :func:`cross_terms`: of the model's own rotations alone.
 
