@@ -38,7 +38,7 @@ def render(longer: list[Row], tables: Sequence[str] = ()) -> str:
         "in one; in place of the source's Mamba, of as many layers as its other models, stands "
         "Mamba 2 of 5 layers beside models of 3. Where a section says that the rate rises over "
         "another share of the steps than the source's 2%, there is no dropout either (the source: "
-        "0.1).",
+        "0.1). Weight decay acts on embeddings and prototypes too, which the source spares.",
         "",
         *tables,
         *_longer(longer),

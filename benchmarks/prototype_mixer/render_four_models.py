@@ -86,7 +86,7 @@ def render(rates: list[Row], found: dict[int, Runs], tried: dict[int, list[Row]]
         "equal within 2 %, on text of 14 sets in mixed domains (questions and answers, medicine, "
         "science, stories, government, manuals, law and others), vocabulary 8,192. Every "
         f"model sees the same rows of {LENGTH} tokens in the same order, {ROWS} to a step, once. "
-        f"One seed. Runs to their end: {warmed_up(ended)}.",
+        f"One seed. Runs to their end: {warmed_up(ended)}. Embeddings and prototypes decay too.",
         "",
         *_rates(rates),
         *_lengths(found, rates),
@@ -103,7 +103,8 @@ def _rates(short: list[Row]) -> list[str]:
         "## Rates",
         "",
         f"Perplexity after {SHORT} steps, {warmed_up(short)}, at rates each twice the one before; "
-        "the best, in bold, is taken for the long run. What is best in a short run need not be in a long one.",
+        "the best, in bold, is taken for the long run. What is best in a short run need not be in "
+        "a long one.",
         "",
         *table_head("| | parameters | rate: perplexity |"),
     ]

@@ -130,8 +130,9 @@ def _table_1(rows: Rows, tried: Rows) -> list[str]:
         "",
         f"Every training document has {ROW:,} tokens, so that at each context all positions are "
         f"text, no row has two documents, and all models read the same {first['tokens'] / 1e6:.2f} "
-        f"M tokens once, in {first['settings']['steps']:,} steps, {warmed_up(_every(rows))}. Perplexity of the same held-out "
-        "text, at the best of the rates below by that perplexity with seed 0, so that what is best "
+        f"M tokens once, in {first['settings']['steps']:,} steps, {warmed_up(_every(rows))}. "
+        "Perplexity of the same held-out text, at the best of the rates below by that perplexity "
+        "with seed 0, so that what is best "
         f"is a little too good. A step has pieces of {POSITIONS // CONTEXTS[0]} documents at "
         f"{CONTEXTS[0]}, and one document at {CONTEXTS[-1]:,}: read the table by columns, since "
         "along a row that changes too.",
@@ -265,8 +266,9 @@ def _ablated(rows: Rows, tried: Rows) -> list[str]:
         "## Tables 15 to 20: ablations, each at its best rate",
         "",
         f"{DOCUMENTS} documents of {ROW:,} tokens, read {EPOCHS} times in rows of 256, "
-        f"{first['settings']['steps']:,} steps, {warmed_up(_every(rows))}; the least perplexity of {DEV:,} held-out tokens "
-        "after any of the passes, as in the source. The rate of every row is the best of three to "
+        f"{first['settings']['steps']:,} steps, {warmed_up(_every(rows))}; the least "
+        f"perplexity of {DEV:,} held-out tokens after any of the passes, as in the source. The "
+        "rate of every row is the best of three to "
         "five with seed 0, each twice the one before; at the edge means that a rate beyond was not "
         "tried. A seed also draws which held-out tokens are read, so that perplexities of two "
         "seeds cannot be compared: they are those of seed 0, and beside them stand ratios to the "

@@ -113,7 +113,7 @@ def _at_equal_length(rows: list[Row]) -> list[Claim]:
             for layers, figure in ((_untrained, of_random), (_trained, of_own))
         ]
         measured = [{s: f for s, f in found.items() if not math.isnan(f)} for found in figures]
-        if any(measured):
+        if all(measured):
             what = f"Less added to ΔR with random weights than trained with {DEFAULT}, by {words}"
             claims.append(Claim(what, *measured))
     return claims
