@@ -69,7 +69,7 @@ def check_arguments(
         raise InputError(
             f"values are {list(values.shape)}: expected [{batch}, {length}, D] beside write."
         )
-    if decay.shape not in ((channels,), write.shape):
+    if decay.shape != ((channels,) if decay.ndim == 1 else write.shape):
         raise InputError(
             f"decay is {list(decay.shape)}: expected [{channels}], one per channel, or "
             f"{list(write.shape)}, one for each position and channel."
