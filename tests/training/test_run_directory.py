@@ -36,6 +36,7 @@ def other(key, value):
         "losses.residual_reduction": "sum",
         "optimizer.schedule": "linear",
         "optimizer.betas": [0.8, 0.9],
+        "optimizer.weight_decay_exempt": [],
         "data.packing": "padded",
         "data.documents": 20,
         "optimizer.learning_rate_length": 8,
