@@ -290,7 +290,7 @@ def _feedback(lm: Any) -> list[Call]:
     attached = {
         "model": Pool((lm.model,), (*NOTHING_SUCH, None, "model", lm)),
         "levels": whole(16, 2, wrong=(1, 0, -1)),
-        "rows": Pool((None, 2), (*NO_WHOLE, 1, 0, 10**9)),
+        "rows": Pool((None, 2, 10**9), (*NO_WHOLE, 1, 0)),
         "deviation": Pool((None, 0, 0.5), (*NO_NUMBER, -1)),
         "passes": whole(1, 2, wrong=(0, -1)),
         "decoder": module,

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.shared.over_seeds import spread
 from benchmarks.shared.pages import ranged
 from benchmarks.uncertainty_feedback.measure import SWEEP, TRAIN
-from benchmarks.uncertainty_feedback.validation import NEUTRAL, OWN, PLAIN, SHUFFLED
+from benchmarks.uncertainty_feedback.validation import NEUTRAL, OWN, PLAIN, PREVIOUS, SHUFFLED
 
 Row = dict[str, Any]
 Arms = dict[str, dict[int, Row]]
@@ -36,6 +36,8 @@ def signal_of(row: Row) -> str:
     feedback = feedback_of(row)
     if feedback is None:
         return PLAIN
+    if feedback.get("signal") == "previous_batch":
+        return PREVIOUS
     if feedback["passes"] == 1:
         return NEUTRAL
     return SHUFFLED if feedback.get("signal") == "shuffled" else OWN
@@ -49,6 +51,13 @@ def loss(row: Row) -> float:
 def losses(arms: Arms, name: str) -> dict[int, float]:
     """Return an arm's losses by seed."""
     return {seed: loss(row) for seed, row in arms.get(name, {}).items()}
+
+
+def same_windows(row: Row, other: Row) -> bool:
+    """Say whether two models were judged on the same held-out windows."""
+    counts = ("windows", "documents", "tokens")
+    each = [[one["validation"]["all"][name] for name in counts] for one in (row, other)]
+    return each[0] == each[1]
 
 
 def short(name: str) -> str:

@@ -8,7 +8,8 @@
 Every model sees the same rows in the same order for as many steps, with the same peak rate, and
 begins with the weights of the same seed: those of signal/noise attention, so that the runs
 without feedback can be compared with the ones there. The control is trained with the table and
-the codes of two passes, but permuted over all positions of a batch.
+the codes of two passes, but permuted over all positions of a batch; *previous batch* is trained as
+the source's pseudo-code is read literally, with the codes of the batch before.
 
 One JSON file per run in docs/results/uncertainty_feedback/. A run whose file is there is not run
 again, and one that was cut short goes on from its last checkpoint in ``--work``, where the trained
@@ -52,8 +53,9 @@ class Arm(NamedTuple):
 
 
 def fed(levels: int = LEVELS, **more: Any) -> Settings:
-    """Return the section ``uncertainty_feedback`` of a recipe with two passes."""
-    return {"enabled": True, "levels": levels, "passes": 2} | more
+    """Return the section ``uncertainty_feedback`` of a recipe: two passes, a drawn row a code."""
+    drawn = {"rows": None, "deviation": None}
+    return {"enabled": True, "levels": levels, "passes": 2} | drawn | more
 
 
 def interpolated(levels: int, **more: Any) -> Settings:
@@ -66,6 +68,7 @@ TRAIN: dict[str, Arm] = {
     "two passes": Arm("LLaMA", fed()),
     "shuffled": Arm("LLaMA", fed(signal="shuffled")),
     "one pass": Arm("LLaMA", fed(passes=1)),
+    "previous batch": Arm("LLaMA", fed(passes=1, signal="previous_batch")),
     "ProtoT, no feedback": Arm("ProtoT", None),
     "ProtoT, two passes": Arm("ProtoT", fed()),
     "ProtoT, shuffled": Arm("ProtoT", fed(signal="shuffled")),

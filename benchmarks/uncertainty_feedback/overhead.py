@@ -130,7 +130,7 @@ def pair(given: argparse.Namespace) -> tuple[GPT2LMHeadModel, GPT2LMHeadModel]:
     plain = GPT2LMHeadModel(config).to(given.device)
     shared: dict[int, Any] = {id(parameter): parameter for parameter in plain.parameters()}
     fed = copy.deepcopy(plain, shared)
-    attach_uncertainty(fed, given.levels)
+    attach_uncertainty(fed, given.levels, rows=None, deviation=None, passes=1)
     return plain, fed
 
 
@@ -187,7 +187,7 @@ def step(
     # Fused, as the training of this package has it.
     model_optimizer = torch.optim.AdamW(plain.parameters(), lr=RATE, fused=True)
     table_optimizer = torch.optim.AdamW(
-        feedback.parameters(), lr=RATE, weight_decay=0.0, fused=True
+        feedback.embedding.parameters(), lr=RATE, weight_decay=0.0, fused=True
     )
 
     def training(model: Any, passes: int) -> Callable[[], None]:
@@ -198,7 +198,7 @@ def step(
             model(ids, labels=ids, use_cache=False).loss.backward()
             update(plain, model_optimizer)
             if model is fed:
-                update(feedback, table_optimizer)
+                update(feedback.embedding, table_optimizer)
 
         return run
 
@@ -215,7 +215,7 @@ def step(
     turns = in_turns(chosen, given.rounds, given.device)
     held = {
         "model": held_bytes(plain, model_optimizer),
-        "table": held_bytes(feedback, table_optimizer),
+        "table": held_bytes(feedback.embedding, table_optimizer),
     }
     return figures_of(turns) | {"memory": held}
 
@@ -244,7 +244,7 @@ def addition(
         codes = torch.full_like(ids, neutral_code(given.levels))
         codes[:, 0] = NO_CODE
         (beside + feedback.embedding(codes)).backward(gradient)
-        update(feedback, optimizer)
+        update(feedback.embedding, optimizer)
 
     return run
 

@@ -19,16 +19,23 @@ from benchmarks.shared.pages import (
 from benchmarks.uncertainty_feedback.arms import (
     Arms,
     Row,
+    a_run,
     by_arm,
     loss,
     losses,
+    same_windows,
     seeds_of,
     short,
     signal_of,
 )
 from benchmarks.uncertainty_feedback.checks import rendered as checked
 from benchmarks.uncertainty_feedback.costs import overhead
-from benchmarks.uncertainty_feedback.signals import fed_others, levels_visited, recursion
+from benchmarks.uncertainty_feedback.signals import (
+    as_the_source_trains,
+    fed_others,
+    levels_visited,
+    recursion,
+)
 from benchmarks.uncertainty_feedback.validation import PLAIN
 
 OVERHEAD = "uncertainty_overhead.json"
@@ -86,6 +93,7 @@ def render(runs: list[Row], timings: dict[str, Row], checks: Sequence[Row] = ())
             *_trained(arms),
             *fed_others(arms),
             *recursion(arms),
+            *as_the_source_trains(arms),
             *levels_visited(arms),
         ]
         lines += [runs_made([row["environment"] for row in runs]), ""]
@@ -185,7 +193,7 @@ def _trained(arms: Arms) -> list[str]:
     for name, found in arms.items():
         some = next(iter(found.values()))
         base = arms.get(_base(some), {})
-        both = [seed for seed in found if seed in base]
+        both = [s for s in found if s in base and same_windows(found[s], base[s])]
         apart = [loss(found[seed]) - loss(base[seed]) for seed in both]
         # A run that was cut short knows the time of its last part alone.
         whole = [s for s in both if not (found[s]["resumed"] or base[s]["resumed"])]
@@ -193,13 +201,25 @@ def _trained(arms: Arms) -> list[str]:
         table = some["table"]["parameters"] if "table" in some else 0
         cells = [
             spread(map(loss, found.values()), ".4f"),
-            "" if signal_of(some) == PLAIN else spread(apart, "+.4f"),
+            "" if signal_of(some) == PLAIN or not apart else spread(apart, "+.4f"),
             seeds_of(found),
             f"{some['parameters']:,}",
             f"{table:,}",
-            spread(times, ".2f"),
+            spread(times, ".2f") if times else "",
         ]
         lines.append(f"| {some['backbone']} | {short(name)} | {' | '.join(cells)} |")
+    others = [
+        f"{short(name)}: {counted['tokens']:,} tokens of {counted['documents']} documents"
+        for name, found in arms.items()
+        if not same_windows(some := a_run(found), first)
+        for counted in [some["validation"]["all"]]
+    ]
+    if others:
+        lines += [
+            "",
+            "Trained on as many tokens of the same text, and judged on other held-out windows, so "
+            f"without a difference to other models: {'; '.join(others)}.",
+        ]
     return [*lines, ""]
 
 

@@ -14,6 +14,7 @@ from benchmarks.uncertainty_feedback.arms import (
     interval,
     loss,
     losses,
+    same_windows,
     seeds_of,
     short,
     signal_of,
@@ -22,6 +23,7 @@ from benchmarks.uncertainty_feedback.validation import (
     NEUTRAL,
     OWN,
     PLAIN,
+    PREVIOUS,
     RECURSION,
     SHUFFLED,
     THIRD,
@@ -108,6 +110,50 @@ def recursion(arms: Arms) -> list[str]:
         lines.append(
             f"| {some['backbone']} | {short(name)} | {' | '.join(cells)} | {seeds_of(found)} |"
         )
+    return [*lines, ""]
+
+
+def as_the_source_trains(arms: Arms) -> list[str]:
+    """Return the section on the source's pseudo-code, which feeds the codes of another batch."""
+    rows = {
+        seed: row
+        for arm in arms.values()
+        for seed, row in arm.items()
+        if signal_of(row) == PREVIOUS
+    }
+    if not rows:
+        return []
+    found = {seed: row["validation"] for seed, row in rows.items()}
+    every = {seed: row["all"]["losses"] for seed, row in found.items()}
+    written = {
+        seed: row["sample"]["losses"][RECURSION] - row["sample"]["losses"][PREVIOUS]
+        for seed, row in found.items()
+    }
+    lines = [
+        "## As the source's pseudo-code trains",
+        "",
+        "Read literally, the pseudo-code feeds a training batch the codes of the batch before it, "
+        "which are of other texts, and in generation a token the code of the prediction before it. "
+        "Arm *previous batch*: one row for each of 65,536 codes, drawn, one pass. Nats per token "
+        "by what the trained model is fed; *generating* is the difference that feeding it its own "
+        "codes token by token makes, on the sample of the section before.",
+        "",
+        *table_head(
+            f"| seed | {PREVIOUS} | less no feedback | less arm two passes | {ZERO} | {NEUTRAL} | "
+            f"{OWN} | generating |"
+        ),
+    ]
+    for seed, fed in every.items():
+        others = [arms.get(name, {}).get(seed) for name in ("no feedback", "two passes")]
+        apart = [
+            f"{fed[PREVIOUS] - loss(other):+.4f}"
+            if other is not None and same_windows(rows[seed], other)
+            else ""
+            for other in others
+        ]
+        rest = [f"{fed[signal]:.4f}" for signal in (ZERO, NEUTRAL, OWN)]
+        cells = [f"{fed[PREVIOUS]:.4f}", *apart, *rest, f"{written[seed]:+.4f}"]
+        lines.append(f"| {seed} | {' | '.join(cells)} |")
     return [*lines, ""]
 
 

@@ -125,7 +125,7 @@ def measured(given: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> 
             "parameters": table.numel(),
             "deviation": float(table.square().mean().sqrt()),
             "deviation_of_tokens": float(tokens.detach().square().mean().sqrt()),
-            "codes_seen": int(begun.feedback.seen.sum()),
+            "codes_seen": int(begun.feedback.embedding.seen.sum()),
         }
     return found | {"curve": curve}
 
@@ -135,13 +135,17 @@ def prepared(given: argparse.Namespace, arm: str, seed: int) -> Arm:
     model: Any = AutoModelForCausalLM.from_pretrained(given.model).float().to(given.device)
     model.requires_grad_(False)
     feedback, groups, rates = None, list[dict[str, Any]](), list[float]()
+    table = list[nn.Parameter]()
     if arm != NONE:
         feedback = attach_uncertainty(model, LEVELS, rows=given.table_rows, deviation=0.0, passes=2)
-        groups.append({"params": list(feedback.parameters())})
+        table = list(feedback.embedding.parameters())
+        groups.append({"params": table})
         rates.append(given.table_rate)
     if not given.table_alone:
         with_adapters(model, LoraOptions(learning_rate=given.adapter_rate, seed=seed))
-        groups.append({"params": [one for one in model.parameters() if one.requires_grad]})
+        adapters = [one for one in model.parameters() if one.requires_grad]
+        held = set(map(id, table))
+        groups.append({"params": [one for one in adapters if id(one) not in held]})
         rates.append(given.adapter_rate)
     return Arm(model, feedback, groups, rates)
 

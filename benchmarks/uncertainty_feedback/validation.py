@@ -22,12 +22,14 @@ from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.models.uncertainty_feedback.call import codes_fed_back
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise, shuffle_codes
 from prismlm.statistics import bootstrap
+from prismlm.training.training_signal import PreviousBatch
 
 WINDOWS, SAMPLE = 384, 64
 SEED = 0
 TOKENS_PER_BATCH = 4096
 PLAIN, NEUTRAL, OWN, THIRD = "no feedback", "neutral", "2 passes", "3 passes"
 ZERO, SHUFFLED, RECURSION = "zero", "shuffled", "token by token"
+PREVIOUS = "previous batch"
 Figures = dict[str, Any]
 
 
@@ -93,15 +95,17 @@ def validate(model: PreTrainedModel, corpus: Corpus, length: int) -> Figures:
     """Return the loss of held-out windows by signal; of a small sample also token by token."""
     model.eval()
     every, _ = windows(corpus, length)
+    feedback = uncertainty_of(model)
+    levels = 2 if feedback is None else feedback.embedding.levels
     scores = Scores()
-    shuffled = torch.Generator().manual_seed(SEED)
+    shuffled, before = torch.Generator().manual_seed(SEED), PreviousBatch(levels)
     for batch in every:
-        scores.add(batch, by_signal(model, batch, shuffled))
+        scores.add(batch, by_signal(model, batch, shuffled, before))
     _, few = windows(corpus, length)
     sampled, distances = Scores(), Distances()
-    shuffled = torch.Generator().manual_seed(SEED)
+    shuffled, before = torch.Generator().manual_seed(SEED), PreviousBatch(levels)
     for batch in few:
-        fed = by_signal(model, batch, shuffled)
+        fed = by_signal(model, batch, shuffled, before)
         if uncertainty_of(model) is not None:
             fed[RECURSION] = token_by_token(model, batch.input_ids)
             distances.add(batch, fed)
@@ -144,7 +148,10 @@ def _chosen(grid: WindowGrid, which: np.ndarray) -> WindowGrid:
 
 @torch.no_grad()
 def by_signal(
-    model: PreTrainedModel, batch: WindowBatch, generator: torch.Generator
+    model: PreTrainedModel,
+    batch: WindowBatch,
+    generator: torch.Generator,
+    before: PreviousBatch,
 ) -> dict[str, Fed]:
     """Run a model on a batch with every signal; one without feedback has none to choose from."""
     ids, mask = batch.input_ids, batch.attention_mask.long()
@@ -157,14 +164,12 @@ def by_signal(
     if feedback is None:
         return {PLAIN: Fed(_losses(run().logits, ids), None)}
     feedback.passes = 1
-    feedback.reset_uncertainty()
     output = run()
     codes: Tensor = output.uncertainty_codes
     fed = {NEUTRAL: Fed(_losses(output.logits, ids), codes)}
-    settled = torch.zeros_like(codes, dtype=torch.bool)
     for name in (OWN, THIRD):
         predicted = quantise(normalised_entropy(output.logits), feedback.embedding.levels)
-        codes = codes_fed_back(codes, predicted, settled)
+        codes = codes_fed_back(codes, predicted)
         output = run(codes)
         fed[name] = Fed(_losses(output.logits, ids), codes)
     own = fed[OWN].codes
@@ -174,7 +179,10 @@ def by_signal(
         (SHUFFLED, shuffle_codes(own, generator)),
     ):
         fed[name] = Fed(_losses(run(codes).logits, ids), codes)
-    return fed
+    codes = before(own)
+    output = run(codes)
+    before.remember(output.logits)
+    return fed | {PREVIOUS: Fed(_losses(output.logits, ids), codes)}
 
 
 @torch.no_grad()

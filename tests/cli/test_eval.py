@@ -12,9 +12,10 @@ from lm_eval.tasks import TaskManager
 
 from prismlm.eval.suite import open_predictors
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.models.uncertainty_feedback import attach_uncertainty, save_uncertainty
+from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers import forked
 from tests.helpers.benchmark_rows import write_benchmarks
+from tests.helpers.feedback_families import attach_drawn
 
 TASKS = ("arc_easy", "piqa", "winogrande")
 PICK = ("--tasks", ",".join(TASKS))
@@ -145,9 +146,7 @@ def fed_back(tiny_model, tmp_path):
     directory = tmp_path / "model"
     shutil.copytree(tiny_model, directory, ignore=shutil.ignore_patterns("lens"))
     torch.manual_seed(0)
-    save_uncertainty(
-        directory, attach_uncertainty(read_checkpoint(directory)[0], 256, deviation=0.5)
-    )
+    save_uncertainty(directory, attach_drawn(read_checkpoint(directory)[0], 256, deviation=0.5))
     return directory
 
 

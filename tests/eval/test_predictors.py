@@ -15,8 +15,9 @@ from prismlm.eval.suite import open_predictors
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap
-from prismlm.models.uncertainty_feedback import attach_uncertainty, save_uncertainty
+from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.ops.prototype_head import naive
+from tests.helpers.feedback_families import attach_drawn
 
 PAIRS = [
     ("Once upon a time there was a little", " girl"),
@@ -156,7 +157,7 @@ def test_saved_uncertainty_feedback_is_read_by_both(tiny_model, tmp_path):
     shutil.copytree(tiny_model, directory, ignore=shutil.ignore_patterns("lens"))
     model, _ = read_checkpoint(directory)
     torch.manual_seed(0)
-    save_uncertainty(directory, attach_uncertainty(model, 256, deviation=0.5))
+    save_uncertainty(directory, attach_drawn(model, 256, deviation=0.5))
     arguments = {"pretrained": str(directory), "device": "cpu"}
     with with_feedback():
         expected = HFLM(**arguments).loglikelihood(requests(PAIRS), disable_tqdm=True)

@@ -15,10 +15,11 @@ from prismlm.instruments.uncertainty_feedback.signal import Signal, own_codes
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
-from prismlm.models.uncertainty_feedback import attach_uncertainty, save_uncertainty
+from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.pages.channels_data import page_data
 from tests.explorer.conftest import Served
 from tests.helpers.axe import problems
+from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.head_models import make_signal_noise
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 
@@ -42,7 +43,7 @@ def mixer(small_corpus, tmp_path_factory):
     tokenizer = Corpus.open(small_corpus).tokenizer
     model = make_model(len(tokenizer))
     directory = saved(model, tokenizer, tmp_path_factory.mktemp("mixer"))
-    feedback = attach_uncertainty(model, LEVELS)
+    feedback = attach_drawn(model, LEVELS)
     with torch.no_grad():
         feedback.embedding.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
     save_uncertainty(directory, feedback)

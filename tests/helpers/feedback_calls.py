@@ -4,9 +4,8 @@ import inspect
 
 import torch
 
-from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from tests.helpers.feedback_families import IMAGE, V, build
+from tests.helpers.feedback_families import IMAGE, V, attach_drawn, build
 
 LEVELS = 64
 PROMPT = 4
@@ -27,7 +26,7 @@ class Fed:
     def __init__(self, name, layers=2, **settings):
         self.name = name
         self.model = build(name, layers)
-        self.feedback = attach_uncertainty(self.model, LEVELS, **settings)
+        self.feedback = attach_drawn(self.model, LEVELS, **settings)
         self.run = self.model
         self.cache = "cache_params" if name == "mamba" else "past_key_values"
         self.ids_name = "decoder_input_ids" if name == "t5" else "input_ids"
@@ -80,10 +79,7 @@ class Fed:
         if mask is not None:
             given[self.mask_name] = mask
         given["suppress_tokens"] = NEVER
-        self.feedback.reset_uncertainty()
-        made = self.model.generate(**given, pad_token_id=0, eos_token_id=None)
-        self.feedback.reset_uncertainty()
-        return made
+        return self.model.generate(**given, pad_token_id=0, eos_token_id=None)
 
     def steps(self, ids, first, *, rows=None):
         """Return logits from position first − 1 on, and all codes, of one token at a time.
@@ -107,10 +103,9 @@ def code_of(logits):
     return quantise(naive.normalised_entropy(logits).float(), LEVELS)
 
 
-def gradients(model, feedback):
-    """Return every gradient there is, the table's among them, under one name each."""
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return found | {"table": feedback.embedding.weight.grad.clone()}
+def gradients(model):
+    """Return every gradient there is, the table's among them."""
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def same(found, expected):

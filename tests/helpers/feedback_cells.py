@@ -8,24 +8,21 @@ from collections import Counter
 import pytest
 import torch
 
-from prismlm.models.uncertainty_feedback import load_uncertainty, save_uncertainty
+from prismlm.models.uncertainty_feedback import load_uncertainty
 from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings
 from prismlm.training import parallel
 from tests.helpers.feedback_calls import LEVELS, NEVER, PROMPT, Fed, code_of, gradients, same
+from tests.helpers.feedback_families import build
 
 NEW = 5
 NEUTRAL = LEVELS // 2
 
 
-def made_both_ways(fed, ids, **settings):
-    """Return what is generated, with its logits; the same with a cache and without."""
-    found = []
-    for use_cache in (True, False):
-        torch.manual_seed(3)
-        made = {"return_dict_in_generate": True, "output_logits": True, "use_cache": use_cache}
-        found.append(fed.generate(ids, max_new_tokens=NEW, **made, **settings))
-    assert torch.equal(found[0].sequences, found[1].sequences)
-    return found
+def made(fed, ids, **settings):
+    """Return what is generated, with its logits."""
+    torch.manual_seed(3)
+    kept = {"return_dict_in_generate": True, "output_logits": True}
+    return fed.generate(ids, max_new_tokens=NEW, **kept, **settings)
 
 
 def assert_replayed(fed, ids, found):
@@ -33,10 +30,9 @@ def assert_replayed(fed, ids, found):
 
     Other codes give other logits, so that there is something to compare.
     """
-    whole = found[0].sequences[:, :-1]
+    whole = found.sequences[:, :-1]
     logits, codes = fed.steps(whole, ids.shape[1])
-    for made in found:
-        same(torch.stack(made.logits, 1), logits)
+    same(torch.stack(found.logits, 1), logits)
     at_once = fed.call(whole, codes=codes)
     assert torch.equal(at_once.uncertainty_codes, codes)
     same(at_once.logits[:, ids.shape[1] - 1 :], logits)
@@ -49,17 +45,17 @@ def assert_replayed(fed, ids, found):
 def greedy(name, _directory):
     fed = Fed(name)
     ids = fed.rows()
-    found = made_both_ways(fed, ids, do_sample=False)
+    found = made(fed, ids, do_sample=False)
     logits = assert_replayed(fed, ids, found)
     logits[..., NEVER] = -torch.inf
-    assert torch.equal(logits.argmax(-1), found[0].sequences[:, ids.shape[1] :])
+    assert torch.equal(logits.argmax(-1), found.sequences[:, ids.shape[1] :])
 
 
 @torch.no_grad()
 def sampling(name, _directory):
     fed = Fed(name)
     ids = fed.rows()
-    found = made_both_ways(fed, ids, do_sample=True, temperature=1.5)
+    found = made(fed, ids, do_sample=True, temperature=1.5)
     assert_replayed(fed, ids, found)
 
 
@@ -69,11 +65,10 @@ def beams(name, _directory):
     fed = Fed(name)
     ids = fed.rows()
     settings = {"do_sample": False, "num_beams": 3, "num_return_sequences": 3}
-    found = made_both_ways(fed, ids, **settings, output_scores=True)
-    same(found[0].sequences_scores, found[1].sequences_scores)
+    found = made(fed, ids, **settings, output_scores=True)
     first = ids.shape[1]
     for beam, (sequence, score) in enumerate(
-        zip(found[0].sequences, found[0].sequences_scores, strict=True)
+        zip(found.sequences, found.sequences_scores, strict=True)
     ):
         logits, _ = fed.steps(sequence[None, :-1], first, rows=[beam // 3])
         summed = logits[0].log_softmax(-1).gather(1, sequence[first:, None]).sum() / NEW
@@ -99,21 +94,18 @@ def padding(name, _directory):
             fed.feedback.passes = passes
             output = fed.call(ids, mask=mask)
             for row, one, at in ((0, short, real), (1, long, slice(None))):
-                fed.feedback.reset_uncertainty()
                 alone = fed.call(one, rows=[row])
                 codes = torch.full((width,), -1)
                 codes[at] = alone.uncertainty_codes[0]
                 assert torch.equal(output.uncertainty_codes[row], codes)
                 same(output.logits[row, at], alone.logits[0])
-            fed.feedback.reset_uncertainty()
             if not left:
                 continue
             settings = {"max_new_tokens": NEW, "do_sample": False}
-            for use_cache in (True, False):
-                both = fed.generate(ids, mask=mask, use_cache=use_cache, **settings)
-                for row, one in enumerate((short, long)):
-                    alone = fed.generate(one, rows=[row], **settings)
-                    assert torch.equal(both[row, width:], alone[0, one.shape[1] :])
+            both = fed.generate(ids, mask=mask, **settings)
+            for row, one in enumerate((short, long)):
+                alone = fed.generate(one, rows=[row], **settings)
+                assert torch.equal(both[row, width:], alone[0, one.shape[1] :])
 
 
 @torch.no_grad()
@@ -123,7 +115,6 @@ def continued(name, _directory):
     first = ids.shape[1] - 2
     logits, codes = fed.steps(ids, first)
     _rows_change(fed, ids, codes, logits)
-    _without_a_cache(fed, ids, first, codes, logits)
     if name == "mamba":
         return "by single tokens"
     pieces = fed.call(ids[:, :first], use_cache=True)
@@ -167,22 +158,6 @@ def _rows_change(fed, ids, codes, logits):
 RECURRENT = ("protot", "deltanet")
 
 
-def _without_a_cache(fed, ids, first, codes, logits):
-    """Longer rows go on from the rows that they begin with, however many there are, if asked to."""
-    order = [1, 0, 1, 2]
-    with fed.feedback.continuing():
-        fed.call(ids[:, :first])
-        output = fed.call(ids[order, : first + 1], rows=order)
-        assert torch.equal(output.uncertainty_codes, codes[order, : first + 1])
-        same(output.logits[:, -1], logits[order, 1])
-        fed.feedback.reset_uncertainty()
-        output = fed.call(ids[order, : first + 1], rows=order)
-        assert output.uncertainty_codes[:, -1].tolist() == [NEUTRAL] * 4
-    fed.call(ids[:, :first])
-    output = fed.call(ids[:, : first + 1])
-    assert output.uncertainty_codes[:, -1].tolist() == [NEUTRAL] * 3
-
-
 def checkpointing(name, _directory):
     """Recomputed activations give the same gradients, after two passes, and are recomputed."""
     found, calls = [], []
@@ -197,11 +172,11 @@ def checkpointing(name, _directory):
                 part.register_forward_hook(lambda part, *_, runs=runs: runs.update([part]))
         ids = fed.rows(2, PROMPT + 2)
         fed.call(ids, labels=ids).loss.backward()
-        found.append(gradients(fed.model, fed.feedback))
+        found.append(gradients(fed.model))
         calls.append(max(runs.values()))
     assert calls == [2, 3]
     assert found[0].keys() == found[1].keys()
-    assert found[0]["table"].abs().max() > 0
+    assert found[0]["prismlm_uncertainty.weight"].abs().max() > 0
     for key, value in found[0].items():
         torch.testing.assert_close(found[1][key], value, msg=key)
 
@@ -210,10 +185,9 @@ def checkpointing(name, _directory):
 def save_load(name, directory):
     fed = Fed(name, rows=9, passes=2)
     fed.model.save_pretrained(directory)
-    save_uncertainty(directory, fed.feedback)
     again = Fed.__new__(Fed)
     again.__dict__ |= fed.__dict__
-    again.model = again.run = type(fed.model).from_pretrained(directory).eval()
+    again.model = again.run = type(build(name)).from_pretrained(directory).eval()
     again.feedback = load_uncertainty(directory, again.model)
     assert again.model is not fed.model
     assert again.feedback.embedding.weight.data_ptr() != fed.feedback.embedding.weight.data_ptr()

@@ -35,11 +35,10 @@ def training(fed, run):
     fed.run = run
     fed.model.train()
     fed.model.zero_grad()
-    fed.feedback.zero_grad()
     ids = fed.rows(2)
     output = fed.call(ids, labels=ids)
     output.loss.backward()
-    return output.logits.detach(), output.uncertainty_codes, gradients(fed.model, fed.feedback)
+    return output.logits.detach(), output.uncertainty_codes, gradients(fed.model)
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from transformers import (
 from prismlm.models.decoders.deltanet import DeltaNetConfig
 from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig
+from prismlm.models.uncertainty_feedback import attach_uncertainty
 
 V = 23
 IMAGE = 22
@@ -142,3 +143,9 @@ def build(name, layers=2):
     if vars(config).get("layer_types"):
         config.layer_types = config.layer_types[:layers]
     return AutoModelForCausalLM.from_config(config).eval()
+
+
+def attach_drawn(model, levels=65536, **settings):
+    """Attach feedback as the source has it: a drawn row a code, and one pass, unless said."""
+    drawn = {"rows": None, "deviation": None, "passes": 1}
+    return attach_uncertainty(model, levels, **drawn | settings)

@@ -13,7 +13,7 @@ from prismlm.instruments.uncertainty_feedback import InspectOptions
 from prismlm.instruments.uncertainty_feedback.options import Reading
 from prismlm.instruments.uncertainty_feedback.signal import own_codes
 from prismlm.models.decoders.protot import ProtoTConfig
-from prismlm.models.uncertainty_feedback import attach_uncertainty
+from tests.helpers.feedback_families import attach_drawn
 
 VOCABULARY, WIDTH, LEVELS = 37, 16, 64
 
@@ -26,7 +26,7 @@ def make_fed_gpt2(vocabulary=VOCABULARY, *, positions=64, layers=2, tied=True, *
         embd_pdrop=0.1, attn_pdrop=0.1, resid_pdrop=0.1,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).eval().requires_grad_(False)
-    return model, attach_uncertainty(model, **{"levels": LEVELS} | settings)
+    return model, attach_drawn(model, **{"levels": LEVELS} | settings)
 
 
 def make_fed_protot(vocabulary=VOCABULARY):
@@ -36,7 +36,7 @@ def make_fed_protot(vocabulary=VOCABULARY):
         initializer_range=0.4, eos_token_id=0,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    return model, attach_uncertainty(model, LEVELS)
+    return model, attach_drawn(model, LEVELS)
 
 
 def random_texts(*lengths, seed=0, vocabulary=VOCABULARY):

@@ -10,7 +10,6 @@ import traceback
 from pathlib import Path
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -24,17 +23,6 @@ from tests.helpers.two_processes import fork
 
 COLUMNS = ("DDP", "FSDP2")
 ROWS = 4
-
-
-class ModelAndTable(nn.Module):
-    """A model and the table beside it as one module, whose parameters DDP and FSDP2 see."""
-
-    def __init__(self, fed):
-        super().__init__()
-        self.model, self.feedback = fed.model, fed.feedback
-
-    def forward(self, **given):
-        return self.model(**given)
 
 
 def trained(name):
@@ -57,25 +45,24 @@ def step_of(fed, rows):
 def spread(name, column):
     """Return what one step gives: the mean loss, whole gradients, own codes and all codes seen."""
     fed = trained(name)
-    both, device = ModelAndTable(fed), torch.device("cpu")
     if column == "DDP":
-        fed.run = parallel.wrap_ddp(both, device)
+        fed.run = parallel.wrap_ddp(fed.model, torch.device("cpu"))
     else:
         mesh = init_device_mesh("cpu", (distributed.world_size(),))
         for block in parallel.blocks(decoder_and_embeddings(fed.model)[0]):
             fully_shard(block, mesh=mesh)
-        fed.run = fully_shard(both, mesh=mesh)
+        fed.run = fully_shard(fed.model, mesh=mesh)
     each = ROWS // distributed.world_size()
     first = each * distributed.rank()
     loss, codes = step_of(fed, list(range(first, first + each)))
     found = {
         name: parallel.full(p.grad).clone()
-        for name, p in both.named_parameters()
+        for name, p in fed.model.named_parameters()
         if p.grad is not None
     }
-    distributed.union(fed.feedback.seen)
+    distributed.union(fed.feedback.embedding.seen)
     mean = distributed.sum_over_processes(loss) / distributed.world_size()
-    return {"loss": mean, "gradients": found, "codes": codes, "seen": fed.feedback.seen}
+    return {"loss": mean, "gradients": found, "codes": codes, "seen": fed.feedback.embedding.seen}
 
 
 def main(directory):

@@ -17,8 +17,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prismlm.training import TrainingInterrupted, build_recipe, distributed, parallel, train
-from prismlm.training.shuffled_signal import ShuffledSignal
 from prismlm.training.step import OptimizerStep
+from prismlm.training.training_signal import ShuffledSignal
 from tests.helpers.runs import InterruptAfter
 from tests.helpers.tiny_head import make
 

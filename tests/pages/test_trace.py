@@ -13,9 +13,9 @@ import pytest
 
 import prismlm
 from prismlm.index.around import Around
-from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.pages.trace import CAVEAT, fragment, page
 from prismlm.pages.trace_data import visible
+from tests.helpers.feedback_families import attach_drawn
 
 EVIL = "</script><script>alert(1)</script>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -71,7 +71,7 @@ def trace(lm):
 def fed_back(tiny_model):
     """The reading of a model with uncertainty feedback."""
     lm = prismlm.load(tiny_model)
-    attach_uncertainty(lm.model, 4096)
+    attach_drawn(lm.model, 4096)
     return lm.explain("The proof relies on\nthe theory of groups.", generate=3)
 
 

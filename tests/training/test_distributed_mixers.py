@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from prismlm.training import build_recipe, train
 from prismlm.training.parallel import blocks, recompute_activations
-from prismlm.training.shuffled_signal import ShuffledSignal
+from prismlm.training.training_signal import ShuffledSignal
 from tests.helpers import forked
 from tests.helpers.micro_batches import WEIGHTS, uneven_rows
 from tests.helpers.spread_runs import (

@@ -132,7 +132,6 @@ def test_beside_a_head_the_decoder_is_that_without_one(fed_back, tmp_path):
 
 def test_a_recipe_that_cannot_be(fed_back):
     for change, words in (
-        ({"rows": 65}, "more than the 64 levels"),
         ({"levels": 1}, "levels"),
         ({"deviation": -0.1}, "deviation"),
     ):

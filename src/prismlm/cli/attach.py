@@ -32,6 +32,9 @@ HeadWeights = Annotated[
 ]
 Rate = Annotated[float, typer.Option(help="Learning rate, in units of the prototypes' elements.")]
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
+Uncertainty = Annotated[
+    bool, flag("--uncertainty", "Train a table that feeds the entropy of predictions back.")
+]
 
 
 def attach(
@@ -59,6 +62,8 @@ def attach(
     precision: Precision = "auto",
     lora: Lora = False,
     lora_epochs: Annotated[float, typer.Option(help="How often it reads the text then.")] = 1.0,
+    uncertainty: Uncertainty = False,
+    uncertainty_epochs: Annotated[float, typer.Option(help="How often it reads the text.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
@@ -66,12 +71,17 @@ def attach(
     """Attach prototypes to any Hugging Face model, and index text with them.
 
     The model's weights stay as they are: DIR holds them beside the head, and opens as any
-    checkpoint does. With --lora they are fine-tuned on the text first. Run the same
-    command again to resume.
+    checkpoint does. With --lora they are fine-tuned on the text first. With --uncertainty a table
+    of 64 rows, which codes are interpolated between, is trained to feed the entropy of each
+    prediction back to the next input, by two passes over each text. The source's own form, 65,536
+    independent rows and one pass, is left to Python (prismlm.attach_uncertainty): rounding alone
+    changes its vector by 130 %, and one pass trains a single row. Run the same command again to
+    resume.
     """
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.training import AttachOptions, FitOptions, LoraOptions, estimate_attach
     from prismlm.training import attach as run
+    from prismlm.training.uncertainty_table import TableOptions
 
     if lora:
         needs("peft")
@@ -90,6 +100,7 @@ def attach(
         revision=revision,
         skip_bad_rows=skip_bad_rows,
         lora=LoraOptions(lora_epochs, seed=seed) if lora else None,
+        uncertainty=TableOptions(uncertainty_epochs, seed=seed) if uncertainty else None,
     )
     if dry_run:
         print_cost(estimate_attach(model, corpus, options), as_json=as_json)
@@ -106,7 +117,17 @@ def _print_result(result: AttachResult, seconds: float) -> None:
         ("CE of the model", f"{quality.ce:.3f}"),
         *quality_rows(quality),
         ("measured on", f"{count(quality.tokens)} held-out tokens"),
+        *_effect_rows(result.uncertainty or {}),
         ("lens", str(result.lens)),
         ("time", duration(seconds)),
     ]
     print_rows(rows, last=str(result.directory))
+
+
+def _effect_rows(effect: dict[str, float]) -> list[tuple[str, str]]:
+    names = {
+        "ce": "CE, uncertainty fed back",
+        "ce_without": "CE, nothing fed back",
+        "ce_shuffled": "CE, shuffled codes (control)",
+    }
+    return [(title, f"{effect[name]:.3f}") for name, title in names.items() if name in effect]

@@ -34,6 +34,7 @@ from prismlm.errors import InputError, check_whole
 from prismlm.index.opened_model import OpenedModel
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
+from prismlm.models.uncertainty_feedback import recording_codes, replay
 from prismlm.ops.prototype_head.sparse import gather_sum
 
 NEAREST = 4
@@ -278,10 +279,10 @@ def steer(
         plan.apply(_states(lm, ids)[length - 1 :])
         plan = plan.leaving_undefined()
     unedited = lm.write(ids, generate, temperature, seed, enough=enough)
-    with applied(lm.model, plan):
+    with applied(lm.model, plan), recording_codes(lm.model) as codes:
         ids = lm.write(ids, generate, temperature, seed, enough=enough)
     first = length - 1 if generate else 0
-    predictions = steered_predictions(lm, plan, ids, orders, first)
+    predictions = steered_predictions(lm, plan, ids, orders, first, codes)
     return Steering(
         prompt=prompt,
         text=prompt + lm.words(ids[0, length:]),
@@ -292,13 +293,19 @@ def steer(
 
 
 def steered_predictions(
-    lm: OpenedModel, plan: Plan, ids: Tensor, orders: Sequence[Tensor], first: int = 0
+    lm: OpenedModel,
+    plan: Plan,
+    ids: Tensor,
+    orders: Sequence[Tensor],
+    first: int = 0,
+    codes: list[Tensor] | None = None,
 ) -> SteeredPredictions:
     """Run the model once over ``ids`` [1, T] and return its predictions with and without a plan.
 
     Those of position ``first`` and later: of each, the whole vocabulary is held for each draw.
+    With ``codes`` of uncertainty, those that a run under the plan was fed are fed again.
     """
-    z = _states(lm, ids)[first:]
+    z = _states(lm, ids, codes)[first:]
     changes = plan.changes(z)
     return SteeredPredictions(
         changes,
@@ -308,9 +315,9 @@ def steered_predictions(
     )
 
 
-def _states(lm: OpenedModel, ids: Tensor) -> Tensor:
+def _states(lm: OpenedModel, ids: Tensor, codes: list[Tensor] | None = None) -> Tensor:
     with capture(lm.model, logits=False) as seen:
-        lm.model(input_ids=ids, use_cache=False)
+        lm.model(**replay(ids, codes), use_cache=False)
     return seen.z[0]
 
 

@@ -19,6 +19,7 @@ from prismlm.models.attention import (
 from prismlm.models.decoders.mixers import chosen_layers
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
+from prismlm.models.uncertainty_feedback import replay
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -201,14 +202,20 @@ def read_maps(
 
 
 def maps_of(
-    model: PreTrainedModel, ids: Tensor, tokens: Sequence[str], heads: Sequence[Head]
+    model: PreTrainedModel,
+    ids: Tensor,
+    tokens: Sequence[str],
+    heads: Sequence[Head],
+    codes: Tensor | None = None,
 ) -> tuple[AttentionMap, ...]:
     """Return what ``heads`` look at along ``ids`` [1, T], whose text is ``tokens``.
+
+    With ``codes`` [1, T] of uncertainty, those that the text was read with before are fed.
 
     Raises:
         InputError: as :func:`read_maps`.
     """
-    weights = read_weights(model, ids, heads)
+    weights = read_weights(model, ids, heads, codes)
     positions = tuple(range(ids.shape[1]))
     return tuple(
         AttentionMap(head, tuple(tokens), positions, own)
@@ -216,7 +223,9 @@ def maps_of(
     )
 
 
-def read_weights(model: PreTrainedModel, ids: Tensor, heads: Sequence[Head]) -> Tensor:
+def read_weights(
+    model: PreTrainedModel, ids: Tensor, heads: Sequence[Head], codes: Tensor | None = None
+) -> Tensor:
     """Return the weights of ``heads`` along ``ids`` [1, T]: float32 [heads, T, T] on the CPU.
 
     One forward pass, without dropout; only the layers asked for are read, and only their heads are
@@ -242,7 +251,7 @@ def read_weights(model: PreTrainedModel, ids: Tensor, heads: Sequence[Head]) -> 
             kept[layer, number] = weights[0, number].float().cpu().clone()
 
     with evaluating(model), reading_attention(model, keep, layers=sorted(numbers)):
-        model(input_ids=ids.to(model.device), use_cache=False)
+        model(**replay(ids.to(model.device), codes), use_cache=False)
     read = torch.stack([kept[one.layer, one.head] for one in heads])
     check_finite("attention weights", read)
     return read

@@ -197,16 +197,20 @@ class ChainsOfText:
     """
 
     def __init__(
-        self, model: nn.Module, head: PrototypeHead, input_ids: Int64[Tensor, " T"]
+        self,
+        model: nn.Module,
+        head: PrototypeHead,
+        input_ids: Int64[Tensor, " T"],
+        codes: Int64[Tensor, "1 T"] | None = None,
     ) -> None:
-        self._model, self._head, self._input_ids = model, head, input_ids
+        self._read = (model, head, input_ids, codes)
         if edits_hold() or interventions_hold():
             _ = self.path
 
     @cached_property
     def path(self) -> DirectPath:
         """What the text's hidden states are the sum of."""
-        return read_direct_path(self._model, self._head, self._input_ids)
+        return read_direct_path(*self._read)
 
     def of(
         self, position: int, uses: Sequence[PrototypeUse], tokens: Sequence[str]

@@ -82,11 +82,12 @@ class PrismLM(OpenedModel):
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
         # Fitted weights are no sum over a position's tokens: each depends on the other prototypes.
         mixes = mixer_decoder_of(self.model) is not None and self.head.weights == "cosine"
-        chains = ChainsOfText(self.model, self.head, ids[0]) if mixes else None
+        again = (ids[0, :count], split.codes)
+        chains = ChainsOfText(self.model, self.head, *again) if mixes else None
         maps = None
         if heads:
             tokens = [one.label for one in pieces_of(self.tokenizer, ids[0, :count].tolist())]
-            maps = maps_of(self.model, ids[:, :count], tokens, heads)
+            maps = maps_of(self.model, ids[:, :count], tokens, heads, split.codes)
         evidence = split.evidence()
         # The last token of the prompt is the one that the first written token comes after.
         asked = prompt.shape[1] if ids.shape[1] > prompt.shape[1] else self.asked(text, ids[0])

@@ -18,7 +18,7 @@ from prismlm.errors import DecompositionError, PrismError
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
-from prismlm.models.uncertainty_feedback import CODES, uncertainty_of
+from prismlm.models.uncertainty_feedback import CODES, replay, uncertainty_of
 from prismlm.models.watch import Hook, watch
 from prismlm.ops.decomposition import Parts, decompose
 from prismlm.ops.prototype_head import Nearest, Routing
@@ -90,6 +90,7 @@ class SplitPredictions(NamedTuple):
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
         uncertainty: what was fed back at each position, as a share of the largest entropy and as
             a code; None for models without uncertainty feedback, and where it was not asked for.
+        codes: what was fed back, int64 [1, N], to read the text again as it was read; likewise.
     """
 
     routing: Nearest
@@ -102,6 +103,7 @@ class SplitPredictions(NamedTuple):
     states: Tensor
     rounding: float
     uncertainty: list[tuple[float | None, int | None]] | None = None
+    codes: Tensor | None = None
 
     def evidence(self) -> EvidenceTable:
         """Return the evidence that shares are taken from, on the CPU."""
@@ -252,7 +254,10 @@ def _states(
         codes = torch.cat(recorded.codes, 1)[0] if recorded.codes else None
         return torch.cat(recorded.states, 1)[0], torch.cat(recorded.embedded, 1)[0], codes
     with capture(model) as seen:
-        output = model(input_ids=ids, use_cache=False)
+        # Codes of a pass each where it kept fewer states than it read.
+        known = recorded.codes if recorded is not None else []
+        known = known if sum(one.shape[1] for one in known) == steps else []
+        output = model(**replay(ids, known), use_cache=False)
     assert seen.embedded is not None
     codes = output[CODES][0, :steps] if uncertainty_of(model) is not None else None
     return seen.z[0, :steps], seen.embedded[0, :steps], codes
@@ -279,7 +284,9 @@ def split_predictions(
     targets = torch.cat([ids[0, 1:], logit_map(embedded[-1:].float()).argmax(-1)])[:steps]
     output = OutputLayer.of(model, logit_map)
     split = split_states(output, head, states, embedded, (ids[0, :steps], targets))
-    return split._replace(uncertainty=fed_back(model, codes))
+    if codes is None:
+        return split
+    return split._replace(uncertainty=fed_back(model, codes), codes=codes[None])
 
 
 def fed_back(

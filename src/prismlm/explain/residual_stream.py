@@ -20,6 +20,7 @@ from prismlm.models.decoders.mixers import half_life
 from prismlm.models.decoders.recurrent_decoder import RecurrentBlock, RecurrentModel
 from prismlm.models.positions import check_sequence
 from prismlm.models.seam import capture
+from prismlm.models.uncertainty_feedback import replay
 from prismlm.models.watch import Hook, watch
 from prismlm.ops.channel_parts import ChannelFlow, channel_parts, token_parts
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -206,11 +207,15 @@ def mixer_decoder_of(model: nn.Module) -> MixerDecoder | None:
 
 @torch.no_grad()
 def read_direct_path(
-    model: nn.Module, head: PrototypeHead, input_ids: Int64[Tensor, " T"]
+    model: nn.Module,
+    head: PrototypeHead,
+    input_ids: Int64[Tensor, " T"],
+    codes: Int64[Tensor, "1 T"] | None = None,
 ) -> DirectPath:
     """Run a model once over one sequence, and keep what its last hidden states are the sum of.
 
-    Edits and interventions that hold are seen. What is kept grows with T, and not with T².
+    Edits and interventions that hold are seen. What is kept grows with T, and not with T². With
+    ``codes`` of uncertainty, those that the sequence was read with before are fed.
 
     Raises:
         InputError: the model has no prototype mixers, or not one sequence of tokens.
@@ -223,7 +228,7 @@ def read_direct_path(
         )
     check_sequence(input_ids)
     with _watching(decoder) as seen, capture(model, logits=False) as captured:
-        model(input_ids=input_ids[None], use_cache=False)
+        model(**replay(input_ids[None], codes), use_cache=False)
     return DirectPath(
         head=head,
         embedding=_kept(seen["embedding", 0]),

@@ -36,6 +36,7 @@ from prismlm.models.sidecar import (
     save_sidecar,
     weight_of,
 )
+from prismlm.models.uncertainty_feedback import has_uncertainty, save_uncertainty, uncertainty_of
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, read_note
 from prismlm.training.attach_options import AttachOptions, index_options, window_of
@@ -46,12 +47,14 @@ from prismlm.training.lora import NOTE_FILE, adapt, check_lora
 from prismlm.training.recipe_values import flat
 from prismlm.training.run import write_history
 from prismlm.training.run_directory import ATTACH_FILE, exclusive
+from prismlm.training.uncertainty_table import TableOptions, effect_of_table, train_table
 
 CORPORA = "corpora"
 WORK = "attach"
 STATES = "states"
 FIT_FILE = "fit.pt"
 BASE, ADAPTER, LORA_FILE, BEFORE_FILE = "base", "adapter", "lora.pt", "before.json"
+TABLE_FILE, EFFECT_FILE = "table.pt", "uncertainty_feedback.json"
 OF_THE_MODEL = ("model", "revision")
 # What may differ when a command goes on: it changes no result.
 FREE = ("keep_states", "device", "revision", "skip_bad_rows")
@@ -67,6 +70,7 @@ class AttachResult:
         corpus: that was read.
         states: positions that the head was fitted to.
         quality: the head's figures on held-out text.
+        uncertainty: of :func:`effect_of_table`; None without a table of uncertainty codes.
     """
 
     directory: Path
@@ -74,6 +78,7 @@ class AttachResult:
     corpus: Path
     states: int
     quality: HeadQuality
+    uncertainty: dict[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -83,6 +88,7 @@ class AttachResult:
             "corpus": str(self.corpus),
             "states": self.states,
             "quality": self.quality.to_dict(),
+            "uncertainty": self.uncertainty,
         }
 
 
@@ -118,6 +124,11 @@ def attach(
     base = find_base(model, options.revision)
     if options.lora:
         check_lora()
+    if options.uncertainty and has_uncertainty(base.path):
+        raise InputError(
+            f"{model} has a table of uncertainty codes already: leave --uncertainty out to attach "
+            "a head to it as it is."
+        )
     with exclusive(out, ATTACH_FILE):
         _begin(out, base, corpus, options)
         tuned = options.lora is None or (out / CONFIG_FILE).is_file()
@@ -130,6 +141,8 @@ def attach(
             work.check(found)
             if not tuned:
                 work.tune(found)
+            if options.uncertainty and not (out / EFFECT_FILE).is_file():
+                work.table(found, options.uncertainty)
             states = work.states(found)
             work.lens(found, states, work.head(found, states), lens)
         work.names(lens)
@@ -137,7 +150,8 @@ def attach(
             shutil.rmtree(out / WORK, ignore_errors=True)
     made = load_sidecar(out).provenance
     quality = HeadQuality(**made["quality"])
-    return AttachResult(out, lens, found.path, made["attached"]["states"], quality)
+    count, effect = made["attached"]["states"], made.get("uncertainty_feedback")
+    return AttachResult(out, lens, found.path, count, quality, effect)
 
 
 def _begin(
@@ -248,6 +262,24 @@ class _Work:
         put_adapted(self.source, adapter, self.out)
         self._open(self.out)
 
+    def table(self, corpus: Corpus, options: TableOptions) -> None:
+        """Train a table of uncertainty codes, and note what it changes."""
+        train_table(
+            self.model,
+            corpus,
+            options,
+            self.out / WORK / TABLE_FILE,
+            window=self.window,
+            bf16=uses_bf16(self.options.precision, self.device),
+            progress=self.progress,
+        )
+        feedback = uncertainty_of(self.model)
+        assert feedback is not None
+        save_uncertainty(self.out, feedback)
+        held_out = HeldOut(corpus, self.window, 0)
+        effect = effect_of_table(self.model, held_out, self.options.heldout_tokens)
+        keep_json(self.out / EFFECT_FILE, effect)
+
     def _ce(self, corpus: Corpus) -> float:
         tokens = self.options.heldout_tokens
         with self.progress.task("Measuring the model", tokens, "tokens") as task:
@@ -314,9 +346,12 @@ class _Work:
         }
 
     def _tuning(self) -> dict[str, Any]:
-        if self.options.lora is None:
-            return {}
-        return {"fine_tuned": read_json(self.out / ADAPTER / NOTE_FILE)}
+        tuned: dict[str, Any] = {}
+        if self.options.lora is not None:
+            tuned["fine_tuned"] = read_json(self.out / ADAPTER / NOTE_FILE)
+        if self.options.uncertainty is not None:
+            tuned["uncertainty_feedback"] = read_json(self.out / EFFECT_FILE)
+        return tuned
 
     def lens(self, corpus: Corpus, states: HiddenStates, head: PrototypeHead, out: Path) -> None:
         """Write the lens where it is not there."""

@@ -24,9 +24,10 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import device_named, uses_bf16
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
+from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.training.attach_options import AttachOptions, index_options, window_of
 from prismlm.training.fit import KMEANS_ITERATIONS, STATES_PER_CLUSTER, Fitting
-from prismlm.training.lora import LoraOptions, check_lora, with_adapters
+from prismlm.training.lora import check_lora, with_adapters
 
 STEPS_MEASURED = 3
 # Windows overlap by a quarter.
@@ -57,6 +58,8 @@ def estimate_attach(
             directory.mkdir()
             put_base(base, directory)
         opened, tokenizer = read_checkpoint(directory, device=device)
+        # Two passes, in all that follows.
+        feedback = None if options.uncertainty is None else attach_uncertainty(opened)
         window = window_of(opened, options)
         documents, tokens = _counts(corpus, tokenizer, options)
         per_token, kept = _read(opened, window, Path(name), options, device)
@@ -68,13 +71,20 @@ def estimate_attach(
         rows = torch.arange(min(options.fit.batch, len(kept))).numpy()
         per_step = seconds_of(lambda: fitting.take(rows), STEPS_MEASURED)
         per_position = _lens(opened, fitting.head, kept)
-        tuning = 0.0 if options.lora is None else _tuning(opened, window, options.lora)
+        tuning = 0.0
+        if options.uncertainty is not None and feedback is not None:
+            opened.requires_grad_(False)
+            feedback.embedding.requires_grad_(True)
+            tuning += options.uncertainty.epochs * _tuning(opened, window)
+        if options.lora is not None:
+            check_lora()
+            tuning += options.lora.epochs * _tuning(with_adapters(opened, options.lora), window)
     steps = options.fit.steps(states)
     unread = max(0, tokens - states) * per_token * READ_TWICE
     clustered = min(states, STATES_PER_CLUSTER * fitting.head.num_prototypes) * KMEANS_ITERATIONS
     placing = clustered * per_position / 2
     seconds = {
-        "tune_seconds": 0.0 if options.lora is None else options.lora.epochs * tokens * tuning,
+        "tune_seconds": tokens * tuning,
         "read_seconds": states * per_token * READ_TWICE,
         "fit_seconds": placing + steps * per_step,
         "lens_seconds": unread + tokens * per_position,
@@ -155,9 +165,7 @@ def _lens(model: Any, head: PrototypeHead, states: HiddenStates) -> float:
     return seconds_of(position, 1) / len(rows)
 
 
-def _tuning(model: Any, window: int, lora: LoraOptions) -> float:
-    """Return the seconds that a token takes in fine-tuning; the model has adapters afterwards."""
-    check_lora()
-    adapted = with_adapters(model, lora)
+def _tuning(model: Any, window: int) -> float:
+    """Return the seconds that a token takes in training what is not frozen of a model."""
     ids = torch.zeros(1, window, dtype=torch.int64, device=model.device)
-    return seconds_of(lambda: adapted(input_ids=ids, labels=ids).loss.backward(), 1) / window
+    return seconds_of(lambda: model(input_ids=ids, labels=ids).loss.backward(), 1) / window

@@ -12,6 +12,7 @@ from prismlm.index.codes import CodeName
 from prismlm.models.device import device_named, uses_bf16
 from prismlm.training.fit import FitOptions
 from prismlm.training.lora import LoraOptions
+from prismlm.training.uncertainty_table import TableOptions
 
 LONGEST_DEFAULT_WINDOW = 512
 HELDOUT_TOKENS = 20_000
@@ -35,6 +36,7 @@ class AttachOptions:
         revision: of a model from the hub.
         lora: how the model is fine-tuned on the corpus first; None leaves it as it is.
         skip_bad_rows: leave out rows of text files that cannot be used, and count them.
+        uncertainty: how a table of uncertainty codes is trained for it then; None for no feedback.
     """
 
     fit: FitOptions = field(default_factory=FitOptions)
@@ -50,6 +52,7 @@ class AttachOptions:
     revision: str | None = None
     lora: LoraOptions | None = None
     skip_bad_rows: bool = False
+    uncertainty: TableOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.states_gb > 0:

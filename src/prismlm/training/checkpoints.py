@@ -70,7 +70,6 @@ def save_state(
     state = {
         "uses": uses,
         "head": model.prototype_head.state_dict(),
-        "uncertainty": model.uncertainty and model.uncertainty.state_dict(),
         "head_placed": model.placed,
         "meter": meter,
         "gradient_norms": norms,
@@ -95,8 +94,6 @@ def load_state(
         )
         model.model.load_state_dict(backbone.state_dict())
         model.prototype_head.load_state_dict(state["head"])
-        if model.uncertainty is not None:
-            model.uncertainty.load_state_dict(state["uncertainty"])
     model.mark_placed(placed)
     if model.usage is not None and uses is not None:
         model.usage.load(uses)

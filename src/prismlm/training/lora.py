@@ -32,33 +32,47 @@ NOTE_FILE = "fine-tuning.json"
 
 
 @dataclass(frozen=True)
-class LoraOptions:
-    """How a model is fine-tuned.
+class TuningOptions:
+    """How something is trained beside a model that exists.
 
     Attributes:
         epochs: how often it reads the corpus; a fraction is allowed.
-        rank: of the adapters.
-        blocks: the share of the model's blocks that get adapters, counted from the last. The
-            others need no gradient, which is most of the time.
         learning_rate: peak rate of Adam.
         batch: rows of a step.
         seed: of everything random.
     """
 
     epochs: float = 1.0
-    rank: int = 8
-    blocks: float = 1 / 3
     learning_rate: float = 5e-4
     batch: int = 8
     seed: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            name, value = f"lora {field.name}", getattr(self, field.name)
+            kind = type(self).__name__.removesuffix("Options").lower()
+            name, value = f"{kind} {field.name}", getattr(self, field.name)
             if field.type == "int":
                 check_whole(name, value, 0 if field.name == "seed" else 1)
             else:
                 check_number(name, value, "a positive number", lambda x: x > 0)
+
+
+@dataclass(frozen=True)
+class LoraOptions(TuningOptions):
+    """How a model is fine-tuned.
+
+    Attributes:
+        epochs, learning_rate, batch, seed: see :class:`TuningOptions`.
+        rank: of the adapters.
+        blocks: the share of the model's blocks that get adapters, counted from the last. The
+            others need no gradient, which is most of the time.
+    """
+
+    rank: int = 8
+    blocks: float = 1 / 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         check_number("lora blocks", self.blocks, "a share of at most 1", lambda x: x <= 1)
 
 
@@ -170,17 +184,17 @@ def _write(training: Adapting, adapted: Any, base: str, out: Path, note: dict[st
 
 
 class Adapting(Loop):
-    """Adapters with their optimizer, between two steps."""
+    """Adapters, or a table of uncertainty codes, with their optimizer, between two steps."""
 
     what = "fine-tuning"
-    remedy = "give LoraOptions a lower learning_rate"
+    remedy = "give its options a lower learning_rate"
 
     def __init__(
         self,
         adapted: nn.Module,
         model: PreTrainedModel,
         rows: PackedDataset,
-        options: LoraOptions,
+        options: TuningOptions,
         saved: Path,
         identity: dict[str, str],
         *,

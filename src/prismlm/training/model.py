@@ -116,6 +116,10 @@ class PrismForCausalLM(nn.Module):
         """The decoder's configuration."""
         return self.model.config
 
+    def table_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the table of uncertainty codes, if there is one."""
+        return [] if self.uncertainty is None else list(self.uncertainty.embedding.parameters())
+
     @property
     def placed(self) -> bool:
         """Whether the prototypes are placed and the head takes part."""

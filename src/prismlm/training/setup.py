@@ -29,8 +29,8 @@ from prismlm.training.model import PrismForCausalLM
 from prismlm.training.noise_weight import check_noise_weight_of, noise_weight_callbacks
 from prismlm.training.recipe import Recipe
 from prismlm.training.revival import ReviveUnused, Usage
-from prismlm.training.shuffled_signal import shuffled_signal_callbacks
 from prismlm.training.trainer import PrismTrainer
+from prismlm.training.training_signal import set_training_signal
 
 AnyTrainer = TypeVar("AnyTrainer", bound=PrismTrainer)
 CHECKPOINTS = "checkpoints"
@@ -234,7 +234,7 @@ def build_trainer(
     if recipe.compile:
         parallel.compile_blocks(prepared.model.model)
     own = head_callbacks(prepared) + noise_weight_callbacks(recipe, prepared.model.model)
-    own += shuffled_signal_callbacks(recipe, prepared.model.uncertainty)
+    own += set_training_signal(recipe, prepared.model.uncertainty)
     if recipe.evaluation.every:
         own.append(EvaluateEvery(recipe.evaluation.every))
     arguments = training_arguments(recipe, directory / CHECKPOINTS)

@@ -22,7 +22,7 @@ from prismlm.files import share
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
-from prismlm.models.uncertainty_feedback import save_uncertainty
+from prismlm.models.uncertainty_feedback.model_class import TABLE
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.device import device_of
 from prismlm.training.meter import LossMeter
@@ -155,8 +155,9 @@ class PrismTrainer(Trainer):
         return self.optimizer
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
-        decoder, feedback = self.model.model, self.model.uncertainty
+        decoder, table = self.model.model, self.model.table_parameters()
         trained = [(n, p) for n, p in decoder.named_parameters() if p.requires_grad]
+        trained = [(n, p) for n, p in trained if not n.startswith(TABLE)]
         decayed = decayed_names(decoder, self.prepared.recipe.optimizer.weight_decay_exempt)
         groups: list[dict[str, Any]] = [
             {
@@ -170,9 +171,9 @@ class PrismTrainer(Trainer):
                 "lr": self.prepared.recipe.optimizer.head_learning_rate,
             },
         ]
-        if feedback is not None:
+        if table:
             # Rows that no code of a step asked for are to stay where they are.
-            groups.append({"params": list(feedback.parameters()), "weight_decay": 0.0})
+            groups.append({"params": table, "weight_decay": 0.0})
         return groups
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
@@ -180,25 +181,26 @@ class PrismTrainer(Trainer):
         if not self.model.placed:
             # DDP wants a gradient in each step; the optimizer is to leave the head alone.
             head.zero_grad(set_to_none=True)
-        feedback = self.model.uncertainty
         if self.spread == "fsdp2":
             distributed.average_gradients(head)
-            if feedback is not None:
-                distributed.average_gradients(feedback)
         if self.layer_gradients is not None:
             self.layer_gradients.read(self.state.global_step + 1)
-        norm = self._clip(self.model.model, self.args.max_grad_norm)
-        if feedback is not None:
-            self._clip(feedback, self.args.max_grad_norm)
-        head_norm = self._clip(head, self.prepared.recipe.optimizer.head_max_grad_norm)
+        table = self.model.table_parameters()
+        held = set(map(id, table))
+        decoder = [p for p in self.model.model.parameters() if id(p) not in held]
+        norm = self._clip(decoder, self.args.max_grad_norm)
+        if table:
+            self._clip(table, self.args.max_grad_norm)
+        limit = self.prepared.recipe.optimizer.head_max_grad_norm
+        head_norm = self._clip(list(head.parameters()), limit)
         for name, value in (("the model", norm), ("the prototype head", head_norm)):
             if not torch.isfinite(value):
                 raise self._diverged(f"the gradient of {name} is {value.item()}")
         self._head_norm = head_norm.item() if self.model.placed else None
         return norm
 
-    def _clip(self, module: nn.Module, limit: float) -> Tensor:
-        norm = self.accelerator.clip_grad_norm_(module.parameters(), limit)
+    def _clip(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
+        norm = self.accelerator.clip_grad_norm_(parameters, limit)
         assert isinstance(norm, Tensor)
         return parallel.full(norm)
 
@@ -297,8 +299,8 @@ class PrismTrainer(Trainer):
             if noise_weight is not None:
                 logs["noise_weight"] = noise_weight
             if self.model.uncertainty is not None:
-                distributed.union(self.model.uncertainty.seen)
-                logs["uncertainty_codes_seen"] = int(self.model.uncertainty.seen.sum())
+                distributed.union(self.model.uncertainty.embedding.seen)
+                logs["uncertainty_codes_seen"] = int(self.model.uncertainty.embedding.seen.sum())
             logs["tokens"] = self.meter.tokens
             now = time.monotonic()
             if self._last_log is not None:
@@ -314,7 +316,7 @@ class PrismTrainer(Trainer):
         directory = self._checkpoints
         checkpoints.check_weights_finite(self.model, self.state.global_step, directory)
         if self.model.uncertainty is not None:
-            distributed.union(self.model.uncertainty.seen)
+            distributed.union(self.model.uncertainty.embedding.seen)
         needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
         with ExitStack() as stack:
             staging = checkpoints.staging(directory, needed)
@@ -359,8 +361,6 @@ class PrismTrainer(Trainer):
                 decoder.save_pretrained(directory, state_dict=weights)
                 self.prepared.corpus.tokenizer.save_pretrained(directory)
                 share(directory)
-                if model.uncertainty is not None:
-                    save_uncertainty(directory, model.uncertainty)
                 of, logit_map = base_of(decoder), LogitMap.of(decoder)
                 save_sidecar(directory, Sidecar(model.prototype_head, logit_map, of, provenance))
 

@@ -3,6 +3,7 @@
 from benchmarks.uncertainty_feedback.validation import (
     NEUTRAL,
     OWN,
+    PREVIOUS,
     RECURSION,
     SHUFFLED,
     THIRD,
@@ -24,7 +25,7 @@ def row(arm, seed, value, more=0.0, signal="own"):
         whole = counts | {"losses": {"no feedback": value}, "differences": {}}
         return base | {"validation": {"all": whole, "sample": whole}}
     settings["uncertainty_feedback"] = {"levels": 1000, "passes": 2, "signal": signal}
-    others = (THIRD, NEUTRAL, ZERO, SHUFFLED)
+    others = (THIRD, NEUTRAL, ZERO, SHUFFLED, PREVIOUS)
     apart = {name: {"mean": more, "low": more - 0.01, "high": more + 0.02} for name in others}
     whole = counts | {
         "losses": {OWN: value} | dict.fromkeys(others, value + more),

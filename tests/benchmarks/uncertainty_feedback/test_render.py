@@ -41,6 +41,15 @@ def test_the_page_says_what_the_figures_say():
     assert "ProtoT" not in page
 
 
+def test_the_page_says_what_the_source_s_way_to_train_gave():
+    runs = [row("no feedback", 0, 5.0), row("two passes", 0, 4.5)]
+    runs += [row("previous batch", 0, 5.25, more=0.5, signal="previous_batch")]
+    page = render_uncertainty_feedback.render(runs, {})
+    assert "| LLaMA | previous batch | 5.7500 | +0.7500 | one seed |" in page
+    cells = "| 0 | 5.7500 | +0.7500 | +1.2500 | 5.7500 | 5.7500 | 5.2500 | -1.0000 |"
+    assert cells in page
+
+
 def test_the_page_says_what_the_checks_say():
     page = render_uncertainty_feedback.render([], {}, [checks_of(0, True), checks_of(1, False)])
     good, bad = "+0.5000 (+0.1000 to +0.9000)", "+0.1000 (-0.2000 to +0.4000)"

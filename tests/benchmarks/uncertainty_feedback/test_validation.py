@@ -8,14 +8,16 @@ from benchmarks.uncertainty_feedback import validation as uncertainty_validation
 from benchmarks.uncertainty_feedback.validation import (
     NEUTRAL,
     OWN,
+    PREVIOUS,
     RECURSION,
     SHUFFLED,
     THIRD,
     ZERO,
 )
 from prismlm.corpus.windows import WindowBatch
-from prismlm.models.uncertainty_feedback import attach_uncertainty
-from tests.helpers.feedback_families import FAMILIES, V
+from prismlm.ops.uncertainty_feedback import entropy_codes
+from prismlm.training.training_signal import PreviousBatch
+from tests.helpers.feedback_families import FAMILIES, V, attach_drawn
 
 
 def batch_of(ids, lengths):
@@ -27,10 +29,11 @@ def batch_of(ids, lengths):
 def test_signals_are_what_they_are_called():
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES["llama"]()).eval()
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     ids = torch.randint(2, V, (3, 6))
     batch = batch_of(ids, [6, 4, 6])
-    found = uncertainty_validation.by_signal(model, batch, torch.Generator().manual_seed(0))
+    before = PreviousBatch(64)
+    found = uncertainty_validation.by_signal(model, batch, torch.Generator().manual_seed(0), before)
     true = uncertainty_validation.token_by_token(model, ids)
     # A pass makes one more position what token by token gives.
     for name, exact in ((NEUTRAL, 1), (OWN, 2), (THIRD, 3)):
@@ -38,6 +41,11 @@ def test_signals_are_what_they_are_called():
         assert torch.equal(found[name].codes[1, 4:], torch.tensor([-1, -1]))
     assert set(found[NEUTRAL].codes[0, 1:].tolist()) == {32}
     assert set(found[ZERO].codes.flatten().tolist()) == {-1}
+    assert set(found[PREVIOUS].codes.flatten().tolist()) == {-1, 32}
+    drawn = torch.Generator().manual_seed(0)
+    again = uncertainty_validation.by_signal(model, batch, drawn, before)[PREVIOUS].codes
+    logits = model(ids, uncertainty_codes=found[PREVIOUS].codes, use_cache=False).logits
+    assert torch.equal(again[0, 1:], entropy_codes(logits[0, :-1], 64))
     own, shuffled = found[OWN].codes, found[SHUFFLED].codes
     assert not torch.equal(own, shuffled)
     assert torch.equal(own.flatten().sort().values, shuffled.flatten().sort().values)

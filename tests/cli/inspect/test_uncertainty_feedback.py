@@ -16,6 +16,7 @@ from prismlm.instruments.uncertainty_feedback import (
 )
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import save_uncertainty
+from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 from tests.helpers.mixer_models import make_corpus
 
@@ -170,10 +171,9 @@ def test_texts_of_another_vocabulary_are_refused(refused, gpt2, corpus, place, t
     # A tokenizer with more tokens than the model has.
     other = AutoModelForCausalLM.from_config(read_checkpoint(gpt2)[0].config)
     other.resize_token_embeddings(40)
-    from prismlm.models.uncertainty_feedback import attach_uncertainty
 
     torch.manual_seed(0)
-    directory = save((other, attach_uncertainty(other, 64)), corpus, place / "small")
+    directory = save((other, attach_drawn(other, 64)), corpus, place / "small")
     message = refused(*COMMAND, directory, *FAST, "--split", "all", "--check", "ablation")
     assert "made with another tokenizer" in message
     assert "the model has 40" in message

@@ -5,8 +5,8 @@ import torch
 
 from prismlm.instruments.heads import read_states_and_heads
 from prismlm.instruments.heads.head_use import head_uses
-from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.ops.signal_noise_attention import attention_weights
+from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.feedback_models import make_fed_gpt2
 from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
 
@@ -34,7 +34,7 @@ def self_shares(weights):
 def test_states_and_heads_are_those_of_the_whole_model(passes):
     model = make_signal_noise()
     plain, plain_uses = read_states_and_heads(model, [make_batch(ROW)])
-    attach_uncertainty(model, 64, deviation=3.0, passes=passes)
+    attach_drawn(model, 64, deviation=3.0, passes=passes)
     states, uses = read_states_and_heads(model, [make_batch(ROW)])
     layer = model.model.layers[1].attention
     inputs, output = last_call(layer, model)
@@ -67,7 +67,7 @@ def test_heads_of_other_decoders_too(passes):
 
 def test_rows_in_one_batch_are_fed_their_own_codes():
     model = make_signal_noise()
-    attach_uncertainty(model, 64, deviation=3.0, passes=2)
+    attach_drawn(model, 64, deviation=3.0, passes=2)
     rows = random_rows(30, 18)
     together, _ = read_states_and_heads(model, [make_batch(*rows)])
     alone, _ = read_states_and_heads(

@@ -28,7 +28,6 @@ def test_what_is_written_is_what_the_model_generates(make):
     found = continuations(model, prompts, codes, 6, temperature=0)
     feedback.passes = 2
     for prompt, one in zip(prompts, found, strict=True):
-        feedback.reset_uncertainty()
         whole = model.generate(
             prompt[None], max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0
         )

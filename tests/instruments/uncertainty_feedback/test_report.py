@@ -13,8 +13,7 @@ from prismlm.instruments.uncertainty_feedback import (
     inspect_uncertainty_feedback,
 )
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig
-from prismlm.models.uncertainty_feedback import attach_uncertainty
-from tests.helpers.feedback_families import FAMILIES, V
+from tests.helpers.feedback_families import FAMILIES, V, attach_drawn
 from tests.helpers.feedback_models import make_fed_protot, make_tokenizer, random_texts
 
 FAST = InspectOptions(permutations=2, passes=2, tokens=10, window=2, mistakes=1)
@@ -55,7 +54,7 @@ def test_every_family_is_read(name, tokenizer):
     else:
         config = FAMILIES[name]()
     model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
     options = InspectOptions(permutations=1, passes=1, tokens=4, window=2, mistakes=1)
     found = inspect_uncertainty_feedback(model, tokenizer, sample, options=options)
@@ -73,7 +72,7 @@ def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
         intermediate_size=24,
     )  # fmt: skip
     model = RwkvForCausalLM(config).eval().requires_grad_(False)
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
     found = inspect_uncertainty_feedback(model, tokenizer, sample, options=FAST)
     assert set(found.left_out) == {"attention", "prefill", "hedging"}

@@ -51,7 +51,6 @@ def test_codes_of_passes_are_those_that_the_model_takes(passes):
     found = own_codes(model, TEXTS, Signal("passes", passes))
     feedback.passes = passes
     for text, own in zip(TEXTS, found, strict=True):
-        feedback.reset_uncertainty()
         assert torch.equal(model(text[None], use_cache=False).uncertainty_codes[0], own)
     if passes == 1:
         assert {int(code) for own in found for code in own[1:]} == {LEVELS // 2}
@@ -93,12 +92,8 @@ def test_texts_are_read_together_by_length():
 def test_reading_leaves_the_model_as_it_was():
     model, feedback = make_fed_gpt2()
     ids = TEXTS[0][None]
-    with torch.no_grad(), feedback.continuing():
-        model(ids[:, :5], use_cache=False)
-        expected = model(ids, use_cache=False).uncertainty_codes
     with torch.no_grad():
         before = model(ids, use_cache=False).uncertainty_codes
-        assert not torch.equal(expected, before)
         # A part that somebody has frozen stays as it is in a model that trains.
         model.train()
         model.transformer.h[1].eval()
@@ -107,7 +102,7 @@ def test_reading_leaves_the_model_as_it_was():
         ablation(reading_of(model, TEXTS))
         assert [module.training for module in model.modules()] == modes
         assert len(set(modes)) == 2
-        assert not feedback.seen.any()
+        assert not feedback.embedding.seen.any()
         model.eval()
         assert torch.equal(model(ids, use_cache=False).uncertainty_codes, before)
         assert torch.equal(before, own_codes(model, ids, Signal("passes", 1))[0][None])

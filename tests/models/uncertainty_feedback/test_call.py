@@ -9,9 +9,9 @@ import torch
 from transformers import DynamicCache, RwkvConfig, RwkvForCausalLM
 
 from prismlm.errors import InputError
-from prismlm.models.uncertainty_feedback import attach_uncertainty, uncertainty_of
+from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.models.uncertainty_feedback.state import PARTS, codes_of
-from tests.helpers.feedback_families import IMAGE, V, build
+from tests.helpers.feedback_families import V, attach_drawn, build
 
 IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
 NEUTRAL = 32
@@ -23,94 +23,21 @@ def model():
     return build("llama")
 
 
-def equal_prompts(name):
-    """Three rows with the same tokens and different sources or images."""
-    generator = torch.Generator().manual_seed(5)
-    if name == "t5":
-        sources = torch.randint(2, V, (3, 5), generator=generator)
-        return torch.zeros(3, 1, dtype=torch.int64), "decoder_input_ids", {"input_ids": sources}
-    ids = torch.tensor([[1, 5, *[IMAGE] * 4, 7]]).repeat(3, 1)
-    return ids, "input_ids", {"pixel_values": torch.randn(3, 3, 8, 8, generator=generator)}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("name", ["t5", "llava"])
-def test_equal_prompts_with_different_sources_or_images(name, beams):
-    model = build(name)
-    attach_uncertainty(model, 64)
-    ids, named, beside = equal_prompts(name)
-    found = [
-        model.generate(
-            **{named: ids}, **beside, **MADE, num_beams=beams, use_cache=use_cache,
-            suppress_tokens=[0, IMAGE], return_dict_in_generate=True, output_scores=True,
-        )
-        for use_cache in (True, False)
-    ]  # fmt: skip
-    assert torch.equal(found[0].sequences, found[1].sequences)
-    for cached, uncached in zip(found[0].scores, found[1].scores, strict=True):
-        torch.testing.assert_close(uncached, cached, atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["t5", "llava"])
-def test_rows_that_only_their_sources_or_images_tell_apart(name):
-    """In another order, each goes on from its own; images that are not one a row are refused."""
-    model = build(name)
-    feedback = attach_uncertainty(model, 64)
-    ids, named, beside = equal_prompts(name)
-    longer = torch.cat([ids, torch.full((3, 1), 3)], 1)
-    prompt = model(**{named: ids}, **beside, use_cache=True)
-    following = codes_of(prompt.past_key_values).following
-    assert len(set(following.flatten().tolist())) > 1
-    order = [2, 0, 1]
-    moved = {key: value[order] for key, value in beside.items()}
-    for rows, given in (([0, 1, 2], beside), (order, moved)):
-        with feedback.continuing():
-            model(**{named: ids}, **beside, use_cache=False)
-            found = model(**{named: longer}, **given, use_cache=False).uncertainty_codes
-        assert torch.equal(found[:, -1:], following[rows])
-    if name != "llava":
-        return
-    # Two images in the first row alone: nobody knows whose image is whose.
-    ids = torch.cat([torch.cat([ids[:1], ids[:1]], 1), torch.cat([ids[:1], ids[:1]], 1)])
-    pixels = torch.cat([beside["pixel_values"], beside["pixel_values"][:1]])
-    longer = torch.cat([ids, torch.full((2, 1), 3)], 1)[[0, 1, 0]]
-    with feedback.continuing():
-        model(input_ids=ids, pixel_values=pixels, use_cache=False)
-        more = torch.cat([pixels, pixels[:2]])
-        with pytest.raises(InputError, match=r"row 2 begins with .* rows \[0, 1\].* pixel_values"):
-            model(input_ids=longer, pixel_values=more, use_cache=False)
-
-
 @torch.no_grad()
 def test_calls_without_a_cache_know_nothing_of_each_other(model):
-    feedback = attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     expected = model(IDS, use_cache=False).logits
     model(IDS[:, :3], use_cache=False)
+    model.reset_uncertainty()
     assert torch.equal(model(IDS, use_cache=False).logits, expected)
-    model.generate(IDS, use_cache=False, **MADE)
+    model.generate(IDS, **MADE)
     assert torch.equal(model(IDS, use_cache=False).logits, expected)
-    with feedback.continuing():
-        # It begins with nothing, and given codes are no codes of its own.
-        model(IDS[:, :3], uncertainty_codes=torch.full((2, 3), 5), use_cache=False)
-        assert torch.equal(model(IDS, use_cache=False).logits, expected)
-
-
-@torch.no_grad()
-def test_a_step_of_training_ends_what_was_begun(model):
-    feedback = attach_uncertainty(model, 64)
-    with feedback.continuing():
-        model(IDS[:, :3], use_cache=False)
-        model.train()(IDS, use_cache=False)
-        model.eval()
-        assert model(IDS, use_cache=False).uncertainty_codes[:, 3].tolist() == [NEUTRAL] * 2
 
 
 @torch.no_grad()
 def test_arguments_without_names():
     model = build("gpt2")
-    attach_uncertainty(model, 64, passes=2)
+    attach_drawn(model, 64, passes=2)
     caches = [model(IDS, use_cache=True).past_key_values for _ in range(2)]
     named = model(IDS[:, :2], past_key_values=caches[0])
     found = model(IDS[:, :2], caches[1])
@@ -124,7 +51,7 @@ def test_arguments_without_names():
 @pytest.mark.parametrize("passes", [1, 2])
 def test_nothing_is_left_of_a_call_that_an_error_ended(model, passes):
     plain = model.model(IDS).last_hidden_state
-    attach_uncertainty(model, 64, passes=passes)
+    attach_drawn(model, 64, passes=passes)
 
     def broken(*_given):
         raise OSError("broken")
@@ -139,7 +66,7 @@ def test_nothing_is_left_of_a_call_that_an_error_ended(model, passes):
 @torch.no_grad()
 def test_two_threads(model):
     """Each reads its own rows, one of them while the other is in the middle of a call."""
-    feedback = attach_uncertainty(model, 64, passes=2)
+    feedback = attach_drawn(model, 64, passes=2)
     texts = [IDS, torch.tensor([[1, 9, 8]])]
     expected = [model(ids, use_cache=False) for ids in texts]
     found, turn = {}, threading.Barrier(2, timeout=60)
@@ -175,7 +102,7 @@ def test_a_cache_that_carries_no_codes():
         intermediate_size=24,
     )  # fmt: skip
     model = RwkvForCausalLM(config).eval()
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     with pytest.raises(InputError, match=r"seen as 'state', which carries no codes.*use_cache=F"):
         model(IDS, use_cache=True)
     assert model(IDS, use_cache=False).uncertainty_codes.shape == IDS.shape
@@ -183,7 +110,7 @@ def test_a_cache_that_carries_no_codes():
 
 @torch.no_grad()
 def test_logits_of_some_positions(model):
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     expected = codes_of(model(IDS, use_cache=True).past_key_values).following
     for kept in (torch.tensor([4, 1]), torch.tensor([0, -1]), 1, 2):
         cache = model(IDS, use_cache=True, logits_to_keep=kept).past_key_values
@@ -191,32 +118,29 @@ def test_logits_of_some_positions(model):
     for kept in (torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)):
         with pytest.raises(InputError, match="none of the last position, 4"):
             model(IDS, use_cache=True, logits_to_keep=kept)
-        # Without a cache, and with nothing that goes on, no next token needs a code.
+        # Without a cache no next token needs a code.
         output = model(IDS, use_cache=False, logits_to_keep=kept)
         assert output.logits.shape[1] == len(kept)
-    feedback = uncertainty_of(model)
-    with feedback.continuing(), pytest.raises(InputError, match="none of the last position"):
-        model(IDS, use_cache=False, logits_to_keep=torch.tensor([1, 2]))
 
 
 @torch.no_grad()
 def test_a_cache_of_other_levels_or_that_went_on_without_feedback(model):
-    feedback = attach_uncertainty(model, 64)
+    feedback = attach_drawn(model, 64)
     caches = [model(IDS, use_cache=True).past_key_values for _ in range(2)]
     feedback.detach()
     feedback.detach()
     last = IDS[:, :1]
     model(last, past_key_values=caches[1])
-    feedback = attach_uncertainty(model, 8)
+    feedback = attach_drawn(model, 8)
     with pytest.raises(InputError, match="codes of 64 levels and the feedback has 8"):
         model(last, past_key_values=caches[0])
     feedback.detach()
-    feedback = attach_uncertainty(model, 64)
+    feedback = attach_drawn(model, 64)
     with pytest.raises(InputError, match="holds 6 positions and had 5"):
         model(last, past_key_values=caches[1])
     feedback.detach()
     cache = model(IDS, use_cache=True).past_key_values
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     first = model(last, past_key_values=cache).uncertainty_codes
     assert first.tolist() == [[NEUTRAL]] * 2
     second = model(last, past_key_values=cache).uncertainty_codes
@@ -229,7 +153,7 @@ def test_a_cache_of_other_levels_or_that_went_on_without_feedback(model):
 
 @torch.no_grad()
 def test_a_long_row_token_by_token_keeps_every_code(model):
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     steps = 2 * PARTS + 7
     ids = torch.randint(2, V, (1, steps), generator=torch.Generator().manual_seed(1))
     cache, fed = DynamicCache(config=model.config), []
@@ -255,7 +179,7 @@ def test_a_long_row_token_by_token_keeps_every_code(model):
 @torch.no_grad()
 def test_the_mask_of_one_token(model):
     """Seen at once in a single row: all ones are no mask, and padding has no code."""
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     ones, padded = torch.ones(1, 6, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 1, 0]])
     codes = {}
     for name, mask in (("none", None), ("ones", ones), ("padded", padded)):
@@ -269,7 +193,7 @@ def test_the_mask_of_one_token(model):
 
 
 def test_a_cache_with_a_gradient_and_one_that_is_pickled(model):
-    attach_uncertainty(model, 64, passes=2)
+    attach_drawn(model, 64, passes=2)
     cache = model(IDS, use_cache=True).past_key_values
     more = model(IDS[:, :2], past_key_values=cache)
     more.logits.sum().backward()
@@ -287,7 +211,7 @@ def test_a_cache_with_a_gradient_and_one_that_is_pickled(model):
 @torch.no_grad()
 def test_padding_of_a_decoder_with_a_static_cache():
     model = build("t5")
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     source = torch.tensor([[3, 4, 5], [6, 7, 8]])
     ids = torch.tensor([[0, 0, 0, 4, 5], [0, 4, 5, 6, 7]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
@@ -305,14 +229,14 @@ def test_padding_of_a_decoder_with_a_static_cache():
 
 def test_the_table_and_what_it_counts_are_on_one_device():
     model = build("llama").to("meta")
-    feedback = attach_uncertainty(model, 64)
-    assert {value.device.type for value in feedback.state_dict().values()} == {"meta"}
+    feedback = attach_drawn(model, 64)
+    assert {value.device.type for value in feedback.embedding.state_dict().values()} == {"meta"}
 
 
 @torch.no_grad()
 def test_padding_told_by_masks_for_each_kind_of_layer():
     model = build("gemma3")
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     masks = []
 
     def look(_module, _args, kwargs):
@@ -339,7 +263,7 @@ def test_padding_told_by_masks_for_each_kind_of_layer():
 @pytest.mark.parametrize("said", ["video_token_id", "audio_token_index"])
 def test_places_of_video_and_sound_are_no_text(model, said):
     setattr(model.config, said, 6)
-    attach_uncertainty(model, 64)
+    attach_drawn(model, 64)
     codes = model(input_ids=IDS, use_cache=False).uncertainty_codes
     # None at the start, at the place, and after it, where nothing was predicted from text.
     assert codes.tolist() == [[-1, NEUTRAL, NEUTRAL, -1, -1], [-1, NEUTRAL, -1, -1, NEUTRAL]]

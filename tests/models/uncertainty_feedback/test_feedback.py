@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from prismlm.models.uncertainty_feedback import attach_uncertainty
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from tests.helpers.feedback_families import FAMILIES, V, build
+from tests.helpers.feedback_families import FAMILIES, V, attach_drawn, build
 
 
 @pytest.fixture(params=FAMILIES)
@@ -34,7 +33,7 @@ def recursion(model, feedback, ids):
 @torch.no_grad()
 def test_step_by_step_is_the_recursion_and_replayed_codes_give_it_at_once(model):
     plain = model(torch.tensor([[3, 4, 5]])).logits
-    feedback = attach_uncertainty(model, 64)
+    feedback = attach_drawn(model, 64)
     ids = torch.randint(2, V, (2, 7))
     expected, codes = recursion(model, feedback, ids)
     name, cache, found = cache_name(model), None, []
@@ -56,13 +55,12 @@ def test_step_by_step_is_the_recursion_and_replayed_codes_give_it_at_once(model)
 
 @torch.no_grad()
 def test_more_passes_make_more_positions_exact(model):
-    feedback = attach_uncertainty(model, 64)
+    feedback = attach_drawn(model, 64)
     ids = torch.randint(2, V, (1, 6))
     expected, codes = recursion(model, feedback, ids)
     for passes in (1, 2, 6):
         feedback.passes = passes
         output = model(ids, use_cache=False)
-        feedback.reset_uncertainty()
         # Position 0 has no code; each further pass makes one more right.
         assert torch.equal(output.uncertainty_codes[:, :passes], codes[:, :passes])
     torch.testing.assert_close(output.logits, expected, atol=1e-4, rtol=1e-4)
@@ -70,7 +68,7 @@ def test_more_passes_make_more_positions_exact(model):
 
 @torch.no_grad()
 def test_the_next_tokens_of_a_prompt_in_pieces_begin_with_its_code(model):
-    feedback = attach_uncertainty(model, 64)
+    feedback = attach_drawn(model, 64)
     name, ids = cache_name(model), torch.randint(2, V, (1, 6))
     first = model(ids[:, :4], use_cache=True)
     code = quantise(naive.normalised_entropy(first.logits[:, -1]).float(), 64)
@@ -93,7 +91,7 @@ def test_the_next_tokens_of_a_prompt_in_pieces_begin_with_its_code(model):
 
 
 def test_gradients_reach_the_table_and_the_model_and_not_the_codes(model):
-    feedback = attach_uncertainty(model, 64, passes=2)
+    feedback = attach_drawn(model, 64, passes=2)
     model.train()
     ids = torch.randint(2, V, (2, 6))
     output = model(ids, labels=ids, use_cache=False)
@@ -103,10 +101,3 @@ def test_gradients_reach_the_table_and_the_model_and_not_the_codes(model):
     # The last position's vector has a part in no loss.
     inner = output.uncertainty_codes[:, 1:-1].unique()
     assert set(inner.tolist()) <= set(touched.tolist()) <= set(used.tolist())
-
-
-def test_assisted_generation_is_refused(model):
-    feedback = attach_uncertainty(model, 64)
-    with pytest.raises(ValueError, match="assisted"):
-        model.generate(torch.tensor([[3, 4]]), assistant_model=model, max_new_tokens=3)
-    feedback.detach()

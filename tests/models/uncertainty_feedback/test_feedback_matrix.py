@@ -18,6 +18,7 @@ import torch
 from benchmarks.uncertainty_feedback.render_matrix import MATRIX
 from prismlm.training import parallel
 from tests.helpers import forked
+from tests.helpers.feedback_calls import gradients
 from tests.helpers.feedback_cells import CELLS
 from tests.helpers.feedback_families import COLUMNS, TITLES
 from tests.helpers.feedback_processes import ROWS, step_of, trained
@@ -73,9 +74,7 @@ def as_in_one_process(family, column, processes):
     """Two processes have the loss and gradients of one that sees all rows, and its codes."""
     fed = trained(family)
     loss, codes = step_of(fed, list(range(ROWS)))
-    expected = {f"model.{k}": p.grad for k, p in fed.model.named_parameters()}
-    expected["feedback.embedding.weight"] = fed.feedback.embedding.weight.grad
-    expected = {name: value for name, value in expected.items() if value is not None}
+    expected = gradients(fed.model)
     results = [result[column, family] for result in processes]
     for found in results:
         assert "error" not in found, found["error"]
@@ -85,7 +84,7 @@ def as_in_one_process(family, column, processes):
             torch.testing.assert_close(
                 found["gradients"][name], value, rtol=1e-4, atol=1e-5, msg=name
             )
-        assert torch.equal(found["seen"], fed.feedback.seen)
+        assert torch.equal(found["seen"], fed.feedback.embedding.seen)
     assert torch.equal(torch.cat([found["codes"] for found in results]), codes)
     assert not torch.equal(results[0]["codes"], results[1]["codes"])
 

@@ -10,16 +10,16 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertLMHeadModel,
+    GenerationConfig,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaForCausalLM,
     LlamaModel,
 )
 
-import prismlm
 from prismlm.errors import FormatError, InputError
 from prismlm.models.uncertainty_feedback import load_uncertainty, save_uncertainty, uncertainty_of
-from tests.helpers.feedback_families import FAMILIES, V, build
+from tests.helpers.feedback_families import FAMILIES, V, attach_drawn, build
 
 IDS = torch.tensor([[3, 4, 5], [5, 6, 7]])
 TABLE = "uncertainty_feedback.safetensors"
@@ -52,20 +52,20 @@ def model():
 @pytest.mark.usefixtures("unchecked")
 def test_levels_that_are_no_whole_number_from_two_on(model, levels, words):
     with pytest.raises(InputError, match=words):
-        prismlm.attach_uncertainty(model, levels)
+        attach_drawn(model, levels)
     assert uncertainty_of(model) is None
 
 
 @pytest.mark.parametrize("deviation", [-0.1, float("nan"), float("inf")])
 def test_a_deviation_that_nothing_can_be_drawn_with(model, deviation):
     with pytest.raises(InputError, match="expected a number from 0 on"):
-        prismlm.attach_uncertainty(model, 8, deviation=deviation)
+        attach_drawn(model, 8, deviation=deviation)
     assert uncertainty_of(model) is None
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_other_whole_numbers_and_what_is_none(model):
-    feedback = prismlm.attach_uncertainty(model, np.int64(64), rows=np.int32(9), passes=np.int64(2))
+    feedback = attach_drawn(model, np.int64(64), rows=np.int32(9), passes=np.int64(2))
     assert (feedback.embedding.levels, feedback.passes) == (64, 2)
     assert type(feedback.embedding.levels) is type(feedback.passes) is int
     feedback.detach()
@@ -75,7 +75,7 @@ def test_other_whole_numbers_and_what_is_none(model):
         ({"rows": 2.5}, "rows of the table is 2.5: expected a whole number"),
     ):
         with pytest.raises(InputError, match=words):
-            prismlm.attach_uncertainty(model, 8, **given)
+            attach_drawn(model, 8, **given)
     assert uncertainty_of(model) is None
 
 
@@ -94,12 +94,12 @@ def test_what_is_no_hugging_face_model(model):
         (opened, r"got a Opened: give its \.model"),
     ):
         with pytest.raises(InputError, match=words):
-            prismlm.attach_uncertainty(given, 8)
+            attach_drawn(given, 8)
 
 
 @torch.no_grad()
 def test_ids_of_another_shape(model):
-    prismlm.attach_uncertainty(model, 8)
+    attach_drawn(model, 8)
     for ids in (IDS[0], IDS[:, :0]):
         with pytest.raises(InputError, match=r"input_ids are \[.*expected a tensor \[B, T\]"):
             model(ids)
@@ -107,7 +107,7 @@ def test_ids_of_another_shape(model):
 
 def test_a_named_decoder_without_embeddings(model):
     with pytest.raises(InputError, match=r"model.layers.0 of .* has no embeddings inside"):
-        prismlm.attach_uncertainty(model, 8, decoder="model.layers.0")
+        attach_drawn(model, 8, decoder="model.layers.0")
 
 
 class Unsaid(LlamaForCausalLM):
@@ -133,7 +133,7 @@ def unsaid():
 def test_a_model_that_does_not_say_where_its_parts_are():
     model = unsaid()
     with pytest.raises(InputError) as error:
-        prismlm.attach_uncertainty(model, 8)
+        attach_drawn(model, 8)
     for words in (
         "no decoder and no embeddings found in a Unsaid of type 'llama'",
         "get_decoder() for its decoder and get_input_embeddings() for its embeddings",
@@ -143,18 +143,18 @@ def test_a_model_that_does_not_say_where_its_parts_are():
     ):
         assert words in str(error.value)
     with pytest.raises(InputError, match="looked at modle for its decoder"):
-        prismlm.attach_uncertainty(model, 8, decoder="modle", embeddings="model.embed_tokens")
+        attach_drawn(model, 8, decoder="modle", embeddings="model.embed_tokens")
     with pytest.raises(
         InputError, match=r"model.norm of .* LlamaRMSNorm without a weight \[V, d\]"
     ):
-        prismlm.attach_uncertainty(model, 8, decoder="model", embeddings="model.norm")
+        attach_drawn(model, 8, decoder="model", embeddings="model.norm")
 
 
 @torch.no_grad()
 def test_named_parts_are_used_saved_and_found_again(model, tmp_path):
     named = unsaid()
-    feedback = prismlm.attach_uncertainty(named, 8, passes=2, **NAMES)
-    plain = prismlm.attach_uncertainty(model, 8, passes=2)
+    feedback = attach_drawn(named, 8, passes=2, **NAMES)
+    plain = attach_drawn(model, 8, passes=2)
     plain.embedding.load_state_dict(feedback.embedding.state_dict())
     expected = model(IDS)
     found = named(IDS)
@@ -173,23 +173,23 @@ def test_embeddings_that_the_decoder_does_not_call_are_not_passed_over_in_silenc
         ("unused", "nothing was added to the input of this LlamaForCausalLM"),
         ("lm_head", r"codes are \[2, 3, 16\], and .* is \[2, 3, 23\]"),
     ):
-        feedback = prismlm.attach_uncertainty(model, 8, embeddings=name)
+        feedback = attach_drawn(model, 8, embeddings=name)
         with pytest.raises(InputError, match=words):
             model(IDS)
         feedback.detach()
-    prismlm.attach_uncertainty(model, 8)
+    attach_drawn(model, 8)
     assert model(IDS).logits.shape == (2, 3, V)
 
 
 def test_encoders_are_refused_with_the_reason():
     with pytest.raises(InputError, match=r"BertForMaskedLM .* predicts no next token"):
-        prismlm.attach_uncertainty(BertForMaskedLM(BertConfig(**ENCODER)), 8)
+        attach_drawn(BertForMaskedLM(BertConfig(**ENCODER)), 8)
     with pytest.raises(InputError, match=r"LlamaModel .* predicts no next token"):
-        prismlm.attach_uncertainty(LlamaModel(FAMILIES["llama"]()), 8)
+        attach_drawn(LlamaModel(FAMILIES["llama"]()), 8)
     # Its class is one for language modelling; what it attends to is not.
     model = BertLMHeadModel(BertConfig(**ENCODER)).train()
     with pytest.raises(InputError, match=r"is an encoder: .* is_decoder=True"):
-        prismlm.attach_uncertainty(model, 8)
+        attach_drawn(model, 8)
     assert model.training
     assert uncertainty_of(model) is None
 
@@ -204,7 +204,7 @@ def test_causal_models_are_told_from_encoders_by_what_they_do(kind):
         config = GPTNeoXConfig(**ENCODER)
         assert config.is_decoder is False
     model = kind(config).eval()
-    feedback = prismlm.attach_uncertainty(model, 64)
+    feedback = attach_drawn(model, 64)
     output = model(input_ids=IDS)
     feedback.detach()
     assert (output.logits - model(input_ids=IDS).logits)[:, 1:].abs().max() > 1e-4
@@ -214,7 +214,7 @@ def test_causal_models_are_told_from_encoders_by_what_they_do(kind):
 def test_embeddings_without_ids(model):
     embeds = model.get_input_embeddings()(IDS)
     plain = model(inputs_embeds=embeds).logits
-    feedback = prismlm.attach_uncertainty(model, 8)
+    feedback = attach_drawn(model, 8)
     words = r"no input_ids: .* cannot tell tokens from embeddings alone. Give the ids, or detach"
     with pytest.raises(InputError, match=words):
         model(inputs_embeds=embeds)
@@ -226,19 +226,16 @@ def test_embeddings_without_ids(model):
 
 @torch.no_grad()
 def test_a_batch_that_changes_its_size_while_its_cache_goes_on(model):
-    prismlm.attach_uncertainty(model, 8)
+    attach_drawn(model, 8)
     cache = model(IDS, use_cache=True).past_key_values
-    words = (
-        r"codes of 2 rows and the input has 1: .*batch_select_indices.*reset_uncertainty\(\) and "
-        "no cache"
-    )
+    words = r"codes of 2 rows and the input has 1: .*batch_select_indices.* begin anew without this"
     with pytest.raises(InputError, match=words):
         model(IDS[:1, :1], past_key_values=cache)
 
 
 @torch.no_grad()
 def test_codes_that_cannot_be_replayed(model):
-    prismlm.attach_uncertainty(model, 8)
+    attach_drawn(model, 8)
     with pytest.raises(InputError, match=r"-1 \(none\) to 7"):
         model(IDS, uncertainty_codes=torch.full((2, 3), 8))
     with pytest.raises(InputError, match=r"\[2, 3\], one for each token"):
@@ -248,10 +245,9 @@ def test_codes_that_cannot_be_replayed(model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("passes", [1, 2])
-@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize(("passes", "use_cache"), [(1, True), (2, True), (2, False)])
 def test_logits_that_are_no_numbers_are_told_by_row_and_position(model, passes, use_cache):
-    prismlm.attach_uncertainty(model, 8, passes=passes)
+    attach_drawn(model, 8, passes=passes)
     spoilt = torch.zeros(2, 3, V)
     spoilt[1, 2, 4] = torch.nan
     handle = model.lm_head.register_forward_hook(lambda _module, _given, logits: logits + spoilt)
@@ -264,20 +260,46 @@ def test_logits_that_are_no_numbers_are_told_by_row_and_position(model, passes, 
     assert model(IDS, use_cache=use_cache).uncertainty_codes[:, 0].tolist() == [-1, -1]
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gpt2", "protot", "mamba"])
+def test_ways_to_generate_that_would_change_codes(name):
+    model = build(name)
+    feedback = attach_drawn(model, 8)
+    settings = {"max_new_tokens": 3, "pad_token_id": 0}
+    plain = model.generate(IDS, **settings)
+    for given, words in (
+        ({"assistant_model": build(name)}, "assistant_model with uncertainty feedback: assisted"),
+        ({"prompt_lookup_num_tokens": 2}, "prompt lookup takes tokens back"),
+        ({"prefill_chunk_size": 2}, "prefill_chunk_size with .* read in chunks has other codes"),
+        ({"use_cache": False}, "generates without a cache, .* leave use_cache=False"),
+    ):
+        with pytest.raises(InputError, match=words):
+            model.generate(IDS, **settings, **given)
+        assert torch.equal(model.generate(IDS, **settings), plain)
+    chunked = GenerationConfig(**settings, prefill_chunk_size=2)
+    with pytest.raises(InputError, match="prefill_chunk_size"):
+        model.generate(IDS, generation_config=chunked)
+    for start in (model.generate_batch, model.init_continuous_batching):
+        with pytest.raises(InputError, match=r"continuous batching .* Use generate\(\)"):
+            start(IDS.tolist())
+    feedback.detach()
+    assert model.generate(IDS, **settings, use_cache=False).shape == plain.shape
+
+
 def test_attaching_twice(model):
-    feedback = prismlm.attach_uncertainty(model, 8)
+    feedback = attach_drawn(model, 8)
     with pytest.raises(InputError, match=r"has uncertainty feedback already: detach\(\)"):
-        prismlm.attach_uncertainty(model, 8)
+        attach_drawn(model, 8)
     assert uncertainty_of(model) is feedback
     feedback.detach()
-    again = prismlm.attach_uncertainty(model, 16)
+    again = attach_drawn(model, 16)
     assert model(IDS).uncertainty_codes.max() == 8
     assert uncertainty_of(model) is again
 
 
 @pytest.fixture
 def saved(model, tmp_path):
-    feedback = prismlm.attach_uncertainty(model, 64, passes=2)
+    feedback = attach_drawn(model, 64, passes=2)
     save_uncertainty(tmp_path, feedback)
     feedback.detach()
     return tmp_path

@@ -4,10 +4,11 @@ from prismlm.models.uncertainty_feedback.call import CODES
 from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback, uncertainty_of
 from prismlm.models.uncertainty_feedback.files import (
     attach_uncertainty,
-    has_uncertainty,
     load_uncertainty,
     save_uncertainty,
 )
+from prismlm.models.uncertainty_feedback.replay import recording_codes, replay
+from prismlm.models.uncertainty_feedback.table_file import has_uncertainty
 
 __all__ = [
     "CODES",
@@ -15,6 +16,8 @@ __all__ = [
     "attach_uncertainty",
     "has_uncertainty",
     "load_uncertainty",
+    "recording_codes",
+    "replay",
     "save_uncertainty",
     "uncertainty_of",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from functools import cached_property
 from typing import Any
@@ -21,9 +20,6 @@ CACHES = ("past_key_values", "cache_params")
 PLACEHOLDERS = tuple(
     f"{kind}_token_{said}" for kind in ("image", "video", "audio") for said in ("id", "index")
 )
-# What a prediction depends on beside the decoder's tokens, by the beginnings of its names.
-BESIDE = ("pixel_values", "image_", "video_", "input_features", "input_values")
-SOURCES = ("input_ids", "attention_mask", "inputs_embeds", "encoder_outputs")
 CODES = "uncertainty_codes"
 
 
@@ -38,7 +34,6 @@ class Call:
             by one, as in packed rows; None where nothing says so.
         plain: whether all tokens are text, as far as is known without looking at tensors of a GPU.
         cache: what was seen before, or None.
-        beside: sources and images, of a call without a cache.
         kept: ``logits_to_keep``: of which positions there are to be logits.
     """
 
@@ -47,7 +42,6 @@ class Call:
     placeholders: tuple[int, ...]
     starts: Bool[Tensor, "B T"] | None
     cache: Any
-    beside: Mapping[str, Tensor]
     kept: Any
 
     def __post_init__(self, mask: Any) -> None:
@@ -144,7 +138,6 @@ def read_call(model: nn.Module, forward: Forward, given: dict[str, Any]) -> Call
         forward.placeholders,
         starts=_starts(ids, given.get("position_ids")),
         cache=cache,
-        beside=_beside(given, SOURCES if prefix else ()) if cache is None else {},
         kept=given.get("logits_to_keep"),
     )
 
@@ -186,20 +179,6 @@ def _real(ids: Tensor, mask: Any, cache: Any) -> Bool[Tensor, "B T"]:
     return torch.ones_like(ids, dtype=torch.bool)
 
 
-def _beside(given: dict[str, Any], sources: tuple[str, ...]) -> dict[str, Tensor]:
-    found = {name: v for name, v in given.items() if name in sources or name.startswith(BESIDE)}
-    if found.get("encoder_outputs") is not None:
-        found["encoder_outputs"] = found["encoder_outputs"][0]
-    # What generation makes of images once, by kind.
-    for kind, made in (given.get("mm_encoder_outputs") or {}).items():
-        each = getattr(made, "pooler_output", None)
-        if isinstance(each, (list, tuple)):
-            same = len({one.shape for one in each}) == 1
-            each = torch.stack(list(each)) if same else torch.cat(list(each))
-        found[f"mm_encoder_outputs of {kind}"] = each
-    return {name: v for name, v in found.items() if isinstance(v, Tensor) and v.ndim}
-
-
 def logits_of_last(logits: Tensor, call: Call) -> Tensor | None:
     """Return the logits [B, 1, V] of the last position, or None if there are none of it."""
     place, at = call.ids.shape[1] - 1, -1
@@ -228,21 +207,13 @@ def first_pass_codes(call: Call, start: Int64[Tensor, "B 1"], neutral: int) -> I
 
 
 def codes_fed_back(
-    codes: Int64[Tensor, "B T"],
-    predicted: Int64[Tensor, "B T"],
-    settled: Bool[Tensor, "B T"] | None,
+    codes: Int64[Tensor, "B T"], predicted: Int64[Tensor, "B T"]
 ) -> Int64[Tensor, "B T"]:
     """Return codes in which every token has that of the prediction before it, where there is one.
-
-    Args:
-        codes: those of the pass before.
-        predicted: the code of the prediction made at each position.
-        settled: which codes stay because an earlier call had them; None for none. A row's first
-            one and ``NO_CODE`` stay anyhow.
+    A row's first code and ``NO_CODE`` stay.
     """
     found = codes.clone()
-    stays = codes == NO_CODE if settled is None else settled | (codes == NO_CODE)
-    found[:, 1:] = torch.where(stays[:, 1:], codes[:, 1:], predicted[:, :-1])
+    found[:, 1:] = torch.where(codes[:, 1:] == NO_CODE, NO_CODE, predicted[:, :-1])
     return found
 
 
@@ -263,10 +234,3 @@ def checked_codes(codes: Tensor, call: Call, levels: int) -> Int64[Tensor, "B T"
             f"{NO_CODE} (none) to {levels - 1}."
         )
     return codes.to(call.ids.device, torch.int64)
-
-
-def codes_that_occur(codes: Int64[Tensor, "B T"], levels: int) -> Tensor:
-    """Return bool [levels], which codes there are; in one graph, as indexing by a mask is not."""
-    places = torch.where(codes == NO_CODE, levels, codes).flatten()
-    found = torch.zeros(levels + 1, dtype=torch.bool, device=codes.device)
-    return found.index_fill_(0, places, True)[:levels]

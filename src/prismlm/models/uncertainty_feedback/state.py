@@ -1,20 +1,18 @@
-"""What uncertainty feedback holds of a call and of the ones before: in a thread, and in a cache."""
+"""What uncertainty feedback knows: of a call in a thread, and of the ones before in a cache."""
 
 from __future__ import annotations
 
 import copy
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from prismlm.errors import InputError
-from prismlm.models.uncertainty_feedback.call import Call
 
 # Caches that nothing can be put beside.
 OTHER_CACHES = ("state", "mems", "past_buckets_states")
@@ -22,99 +20,27 @@ PARTS = 64
 """How many calls' codes are held apart at most."""
 
 
-@dataclass
-class Earlier:
-    """A call without a cache.
-
-    Attributes:
-        call: what it said.
-        known: the codes of its tokens, and that of the next position.
-    """
-
-    call: Call
-    known: Int64[Tensor, "P S_and_1"]
-
-
-def go_on(
-    call: Call,
-    codes: Int64[Tensor, "B T"],
-    earlier: Earlier,
-) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Put the codes of earlier rows to rows that go on from one of them; say which those are.
-
-    A row goes on from the earlier row of its own number if it begins with its tokens and has its
-    source or images, else from another such row, as beams that change their order do.
-
-    Args:
-        call: the call of the longer rows.
-        codes: to begin with.
-        earlier: the call before.
-
-    Raises:
-        InputError: several rows have a row's first tokens and different codes, and its images
-            cannot be told apart by rows.
-    """
-    length = earlier.call.ids.shape[1]
-    if length >= call.ids.shape[1]:
-        return codes, None
-    begun = (call.ids[:, :length], call.real[:, :length])
-    were = (earlier.call.ids, earlier.call.real)
-    same = torch.stack([(a[:, None] == b).all(-1) for a, b in zip(begun, were, strict=True)]).all(0)
-    found, stays = codes.clone(), torch.zeros_like(codes, dtype=torch.bool)
-    held = slice(length + 1)
-    for row, matches in enumerate(same.tolist()):
-        likely = [other for other, one in enumerate(matches) if one]
-        source = _source(row, sorted(likely, key=lambda other: other != row), call, earlier)
-        if source is not None:
-            found[row, held], stays[row, held] = earlier.known[source], True
-    return found, stays
-
-
-def _source(row: int, likely: list[int], call: Call, earlier: Earlier) -> int | None:
-    """Return which of the earlier rows that have a row's tokens it goes on from."""
-    new, old = call.beside, earlier.call.beside
-    if new.keys() == old.keys() and _by_rows(call) and _by_rows(earlier.call):
-        alike = (i for i in likely if all(torch.equal(new[n][row], old[n][i]) for n in new))
-        return next(alike, None)
-    # Rows keep their places, but for beams, which change them among those of one prompt.
-    if not likely or likely[0] == row:
-        return next(iter(likely), None)
-    if (earlier.known[likely] != earlier.known[likely[0]]).any():
-        raise InputError(
-            f"row {row} begins with the tokens of rows {likely} of the call before, which have "
-            f"different codes, and {', '.join(sorted({*new, *old}))} are not one a row, so that "
-            "nobody can tell which of them it goes on from: use a cache, or one prompt at a time."
-        )
-    return likely[0]
-
-
-def _by_rows(call: Call) -> bool:
-    return all(len(value) == len(call.ids) for value in call.beside.values())
-
-
 class State:
-    """What is known of a thread's call, and of the one before.
+    """What is known of a thread's call.
 
     Attributes:
-        codes: what is to be added to the input of the decoder; None outside a call.
-        call: what the call says.
-        replayed: whether the codes were given.
+        codes: what is to be added to the input of the decoder; None outside a pass.
         pending: the embeddings that are called next are those of the decoder's input.
         added: whether something was added yet.
-        goes_on: whether calls without a cache go on from one another.
-        earlier: the last of these calls.
+        generates: whether ``generate`` calls the model.
     """
 
     def __init__(self) -> None:
         self.codes: Int64[Tensor, "B T"] | None = None
-        self.call: Call | None = None
-        self.replayed = self.pending = self.added = self.goes_on = False
-        self.earlier: Earlier | None = None
+        self.pending = self.added = self.generates = False
 
-    def end_call(self) -> None:
-        """Forget a call, however it ended."""
-        self.codes = self.call = None
-        self.replayed = self.pending = self.added = False
+    def begin(self, codes: Int64[Tensor, "B T"]) -> None:
+        """Begin a pass that is fed these codes."""
+        self.codes, self.pending, self.added = codes, False, False
+
+    def end(self) -> None:
+        """Forget a pass, however it ended."""
+        self.codes, self.pending = None, False
 
 
 class Threads(threading.local):
@@ -211,7 +137,7 @@ class CachedCodes:
                 f"the cache holds codes of {len(self.following)} rows and the input has {rows}: a "
                 "batch keeps its size while a cache goes on. Select or repeat rows with the "
                 "cache's own methods (batch_select_indices, batch_repeat_interleave, "
-                "reorder_cache), or begin anew with reset_uncertainty() and no cache."
+                "reorder_cache), or begin anew without this cache."
             )
         if self.levels != levels:
             raise InputError(

@@ -1,14 +1,14 @@
-"""The control of uncertainty feedback: codes at positions that they say nothing of."""
+"""Other signals than a model's own: codes shuffled, and codes of the batch before."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from prismlm.errors import InputError
-from prismlm.ops.uncertainty_feedback import shuffle_codes
+from prismlm.ops.uncertainty_feedback import entropy_codes, shuffle_codes
 from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.setup import prepare
-from prismlm.training.shuffled_signal import ShuffledSignal, shuffled_signal_callbacks
+from prismlm.training.training_signal import PreviousBatch, ShuffledSignal, set_training_signal
 from tests.helpers.runs import InterruptAfter
 
 TABLE = "uncertainty_feedback.safetensors"
@@ -69,7 +69,7 @@ def test_a_step_feeds_the_codes_of_the_signal_in_order_elsewhere(shuffled):
     for signal in ("own", "shuffled"):
         shuffled["uncertainty_feedback"]["signal"] = signal
         prepared = prepare(build_recipe(shuffled))
-        shuffled_signal_callbacks(prepared.recipe, prepared.model.uncertainty)
+        set_training_signal(prepared.recipe, prepared.model.uncertainty)
         rows = [prepared.rows[i] for i in range(4)]
         batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
         model = prepared.model.model
@@ -111,10 +111,38 @@ def test_a_resumed_run_is_the_straight_one_and_not_that_of_the_own_signal(shuffl
     assert logs[0][-1]["loss"] != logs[1][-1]["loss"]
 
 
+def test_the_signal_of_the_source_is_that_of_the_batch_before():
+    signal, codes = PreviousBatch(64), torch.full((2, 4), 5)
+    assert torch.equal(signal(codes), torch.tensor([[-1, 32, 32, 32]] * 2))
+    certain = torch.zeros(2, 3, 7)
+    certain[0, :, 0] = 100.0
+    signal.remember(certain)
+    assert torch.equal(signal(codes), torch.tensor([[-1, 0, 0, 0], [-1, 63, 63, 63]]))
+    assert torch.equal(signal(codes[:, :2]), torch.tensor([[-1, 0], [-1, 63]]))
+    # Longer than the batch before: neutral. Other rows: nothing is known of them.
+    assert signal(torch.full((2, 6), 5))[1].tolist() == [-1, 63, 63, 63, 32, 32]
+    assert set(signal(torch.full((3, 4), 5)).flatten().tolist()) == {-1, 32}
+
+
+def test_a_model_trains_as_the_source_says_with_the_codes_of_other_texts(shuffled):
+    shuffled["uncertainty_feedback"] |= {"signal": "previous_batch", "passes": 1}
+    prepared = prepare(build_recipe(shuffled))
+    assert set_training_signal(prepared.recipe, prepared.model.uncertainty) == []
+    rows = [prepared.rows[i] for i in range(4)]
+    model = prepared.model.model.train()
+    batches = [
+        {"input_ids": torch.stack([r["input_ids"] for r in rows[i : i + 2]])} for i in (0, 2)
+    ]
+    first, second = (model(**batch, use_cache=False) for batch in batches)
+    predicted = entropy_codes(first.logits, 65536)
+    assert torch.equal(second.uncertainty_codes[:, 1:], predicted[:, :-1])
+    assert set(second.uncertainty_codes[:, 0].tolist()) == {-1}
+
+
 def test_one_pass_has_nothing_to_shuffle(shuffled):
     shuffled["uncertainty_feedback"]["passes"] = 1
     with pytest.raises(InputError, match=r"looks the same in any order; choose passes: 2"):
         build_recipe(shuffled)
     shuffled["uncertainty_feedback"] |= {"passes": 2, "signal": "other"}
-    with pytest.raises(InputError, match=r"signal.*'own' or 'shuffled'"):
+    with pytest.raises(InputError, match=r"signal.*'own', 'shuffled' or"):
         build_recipe(shuffled)

@@ -1,0 +1,151 @@
+"""What is looked at a second time is what was read the first time, with the codes that were fed."""
+
+import inspect
+
+import pytest
+import torch
+from tokenizers import pre_tokenizers
+
+from prismlm import Ablate
+from prismlm.edits.plan import plan_for
+from prismlm.edits.scope import applied
+from prismlm.edits.steering import steer
+from prismlm.errors import InputError
+from prismlm.explain.language_model import PrismLM
+from prismlm.explain.prediction import record, split_predictions
+from prismlm.explain.residual_stream import read_direct_path
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap, capture
+from prismlm.models.uncertainty_feedback import recording_codes, replay
+from tests.helpers import feedback_families
+from tests.helpers.feedback_families import attach_drawn
+from tests.helpers.feedback_models import make_tokenizer
+
+TEXT, NEW = "w3 w5 w7 w11 w13 w17", 8
+SAME = {"atol": 2e-4, "rtol": 2e-4}
+
+
+@pytest.fixture(scope="module", params=["protot", "llama", "gpt2", "mamba"])
+def lm(request, tmp_path_factory):
+    tokenizer = make_tokenizer(eos_token="w0")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    config = (feedback_families.FAMILIES | feedback_families.OWN)[request.param]()
+    config.vocab_size = len(tokenizer)
+    torch.manual_seed(0)
+    model = feedback_families.AutoModelForCausalLM.from_config(config).eval()
+    model.generation_config.eos_token_id = None
+    # A table that changes predictions, and codes of which no two are alike.
+    attach_drawn(model, 65536, rows=64, deviation=2.0, passes=2)
+    head = PrototypeHead(16, 24, 4, scale=1.3)
+    head.reset_parameters(torch.Generator().manual_seed(1))
+    return PrismLM(
+        path=tmp_path_factory.mktemp("fed"), model=model, tokenizer=tokenizer, head=head.eval(),
+        logit_map=LogitMap.of(model), lens=None,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def first(lm):
+    """The run that is looked at again: its tokens but for the last, and what was recorded of it."""
+    prompt = lm.encode(TEXT, NEW)
+    with record(lm.model) as recorded:
+        ids = lm.write(prompt, NEW, 0.0, 0, all_logits=True)
+    codes = torch.cat(recorded.codes, 1)
+    with torch.no_grad():
+        anew = lm.model(ids[:, :-1], use_cache=False).uncertainty_codes
+    # Reading anew would feed others.
+    assert (anew - codes).abs().max() > 100
+    return ids, recorded
+
+
+def seen_again(lm, **given):
+    with torch.no_grad(), capture(lm.model) as seen:
+        lm.model(use_cache=False, **given)
+    return seen.z, seen.embedded
+
+
+def test_generate(lm, first):
+    ids, recorded = first
+    count = ids.shape[1] - 1
+    trace = lm.explain(TEXT, generate=NEW)
+    logits = torch.cat(recorded.embedded, 1)[0]
+    own = logits.gather(1, ids[0, 1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor([s.model_logit for s in trace]), own, **SAME)
+    codes = torch.cat(recorded.codes, 1)[0].tolist()
+    assert [step.uncertainty_code for step in trace][1:] == codes[1:]
+    # Of a model that kept fewer states than it read, they are read again.
+    partial = recorded._replace(states=[], embedded=[])
+    split = split_predictions(lm.model, lm.head, lm.logit_map, ids, count, partial)
+    torch.testing.assert_close(split.model_logits, own, **SAME)
+    z, embedded = seen_again(lm, **replay(ids, recorded.codes))
+    torch.testing.assert_close(z, torch.cat(recorded.states, 1), **SAME)
+    torch.testing.assert_close(embedded[0], logits, **SAME)
+
+
+def test_attention(lm, first):
+    ids, _ = first
+    if lm.model.config.model_type in ("mamba", "prismlm_protot"):
+        with pytest.raises(InputError):
+            lm.explain(TEXT, generate=NEW, attention=[(1, 0)])
+        return
+    prompt = lm.encode(TEXT, NEW).shape[1]
+    (found,) = lm.explain(TEXT, generate=NEW, attention=[(1, 1)]).attention
+    lm.model.set_attn_implementation("eager")
+    run = lm.model.generate(
+        ids[:, :prompt], max_new_tokens=NEW, do_sample=False, pad_token_id=0,
+        return_dict_in_generate=True, output_attentions=True,
+    )  # fmt: skip
+    lm.model.set_attn_implementation("sdpa")
+    assert torch.equal(run.sequences, ids)
+    for step, layers in enumerate(run.attentions):
+        weights = layers[1][0, 1]
+        last = prompt - 1 + step
+        torch.testing.assert_close(found.weights[last, : last + 1], weights[-1], **SAME)
+
+
+def test_chain(lm, first):
+    ids, recorded = first
+    codes = torch.cat(recorded.codes, 1)
+    if lm.model.config.model_type != "prismlm_protot":
+        with pytest.raises(InputError, match="no decoder of prototype mixers"):
+            read_direct_path(lm.model, lm.head, ids[0, :-1], codes)
+        return
+    path = read_direct_path(lm.model, lm.head, ids[0, :-1], codes)
+    torch.testing.assert_close(path.states, torch.cat(recorded.states, 1)[0], **SAME)
+    # Their sums are compared with the activations of the run.
+    for step in lm.explain(TEXT, generate=NEW):
+        assert len(step.chains) > 0
+
+
+def test_steer(lm):
+    edit = Ablate(prototype=lm.explain(TEXT)[-1].prototypes[0].id)
+    steering = steer(lm, TEXT, [edit], generate=NEW)
+    plan, prompt = plan_for(lm, [edit], None), lm.encode(TEXT, NEW)
+    with applied(lm.model, plan), record(lm.model) as recorded:
+        ids = lm.write(prompt, NEW, 0.0, 0, all_logits=True)
+    assert [token.token_id for token in steering.tokens] == ids[0, prompt.shape[1] :].tolist()
+    shares = torch.cat(recorded.embedded, 1)[0, prompt.shape[1] - 1 :].softmax(-1)
+    own = shares.gather(1, ids[0, prompt.shape[1] :, None])[:, 0]
+    torch.testing.assert_close(torch.tensor([t.after for t in steering.tokens]), own, **SAME)
+
+
+def test_batch(lm):
+    tokenizer = lm.tokenizer
+    rows = [lm.encode(text)[0] for text in (TEXT, "w2 w4 w6 w8 w10 w12 w14 w16 w18")]
+    width = max(map(len, rows))
+    ids, mask = (torch.zeros(2, width, dtype=torch.int64) for _ in range(2))
+    for row, own in enumerate(rows):
+        ids[row, width - len(own) :] = own
+        mask[row, width - len(own) :] = 1
+    with recording_codes(lm.model) as codes:
+        run = lm.model.generate(
+            ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False,
+            pad_token_id=tokenizer.eos_token_id, return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+    assert sum(one.shape[1] for one in codes) == width + NEW - 1
+    attended = torch.cat([mask, torch.ones(2, NEW - 1, dtype=torch.int64)], 1)
+    given = {"attention_mask": attended}
+    if "position_ids" in inspect.signature(lm.model.forward).parameters:
+        given["position_ids"] = (attended.cumsum(1) - 1).clamp_min(0)
+    _, embedded = seen_again(lm, **replay(run.sequences, codes), **given)
+    torch.testing.assert_close(embedded[:, width - 1 :], torch.stack(run.logits, 1), **SAME)
