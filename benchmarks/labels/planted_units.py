@@ -42,7 +42,7 @@ class Sample:
         self.draw = np.random.default_rng([seed, half])
         self.numbers = np.flatnonzero(corpus.lengths > 2 * SIDE)[half::2].tolist()
         self.texts: dict[int, WordedText] = {}
-        for number, spans in zip(self.numbers, corpus.spans_batch(self.numbers), strict=True):
+        for number, spans in zip(self.numbers, map(corpus.spans, self.numbers), strict=True):
             self.texts[number] = worded(corpus.text(number), spans[:-1])
         self.weights = corpus.lengths[self.numbers] / corpus.lengths[self.numbers].sum()
         sources, by_source = corpus.column("source"), defaultdict[str, list[int]](list)

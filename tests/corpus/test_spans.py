@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from prismlm.corpus.spans import TokenBytes
-from prismlm.corpus.tokenizer import text_encoder, train_tokenizer
+from prismlm.corpus.encode import text_encoder
+from prismlm.corpus.tokenizer import train_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus import fingerprint, load_tokenizer, train_tokenizer
-from prismlm.corpus.tokenizer import END_OF_TEXT, text_encoder
+from prismlm.corpus.encode import text_encoder
+from prismlm.corpus.tokenizer import END_OF_TEXT
 from prismlm.errors import InputError
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "naïve café"] * 5

@@ -111,16 +111,15 @@ def steer(
     lm = load(model, lens=lens)
     how: dict[str, Any] = {"only": cast("Only | None", only), "seed": seed}
     sampling = {"generate": generate, "temperature": temperature, "draws": draws}
-    texts = [lm.as_text(one) for one in prompts]
     if file is None:
         from prismlm.edits.steering import steer as write
 
-        result = write(lm, texts[0], edits, **how, **sampling)
+        result = write(lm, prompts[0], edits, **how, **sampling)
     else:
         from prismlm.cli.progress import ConsoleReporter
         from prismlm.edits.steering_effects import measure_effects
 
-        result = measure_effects(lm, texts, edits, **how, draws=draws, progress=ConsoleReporter())
+        result = measure_effects(lm, prompts, edits, **how, draws=draws, progress=ConsoleReporter())
     cost, note = _cost(lm, corpus, edits, heldout, how)
     if as_json:
         head = {"model": str(model), "lens": None if lm.lens is None else lm.lens.name}

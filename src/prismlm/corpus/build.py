@@ -13,8 +13,10 @@ import numpy as np
 
 from prismlm import fingerprints
 from prismlm.corpus import layout
+from prismlm.corpus.chat import encode_chat, has_marks
 from prismlm.corpus.datasets import DatasetReader, HubDataset
 from prismlm.corpus.documents import Columns, Document
+from prismlm.corpus.encode import Encoder, around_text, encoder_of
 from prismlm.corpus.near_duplicates import LIKENESS, NearDuplicates
 from prismlm.corpus.read import DocumentReader, Paths
 from prismlm.corpus.store import Corpus
@@ -22,7 +24,6 @@ from prismlm.corpus.tokenizer import (
     check_vocab_size,
     fingerprint,
     load_tokenizer,
-    text_encoder,
     train_tokenizer,
 )
 from prismlm.corpus.writer import CorpusWriter
@@ -113,8 +114,7 @@ class BuildSettings:
 
     Attributes:
         tokenizer: for all of them.
-        encoder: the same for text alone, without special tokens.
-        chat_encoder: for what a chat template made, with them.
+        encoder: how it reads texts and chats.
         meta: what ``corpus.json`` says of the tokenizer.
         dtype: of a token.
         heldout_fraction: the share of documents to hold out.
@@ -122,8 +122,7 @@ class BuildSettings:
     """
 
     tokenizer: PreTrainedTokenizerFast
-    encoder: Tokenizer
-    chat_encoder: Tokenizer
+    encoder: Encoder
     meta: dict[str, Any]
     dtype: np.dtype[Any]
     heldout_fraction: float
@@ -142,11 +141,16 @@ class BuildSettings:
             "eos_token": eos_token,
             "eos_token_id": eos_token_id,
         }
-        backend = tokenizer.backend_tokenizer
-        of_texts = text_encoder(backend, eos_token)
-        of_chats = text_encoder(backend, eos_token, marks=True)
+        prefix, suffix = around_text(tokenizer)
+        # A document ends with the end of text in any case.
+        around = {
+            "prefix": prefix,
+            "suffix": suffix[: -1 if suffix[-1:] == [eos_token_id] else None],
+        }
+        meta |= {name: ids for name, ids in around.items() if ids}
         dtype = np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
-        return cls(tokenizer, of_texts, of_chats, meta, dtype, heldout_fraction, shard_tokens)
+        encoder = encoder_of(tokenizer)
+        return cls(tokenizer, encoder, meta, dtype, heldout_fraction, shard_tokens)
 
     def writer(self, directory: Path) -> CorpusWriter:
         """Return what writes the shards into a directory."""
@@ -293,15 +297,28 @@ def tokenise(
 
 
 def encode_documents(settings: BuildSettings, batch: list[Document]) -> list[list[int]]:
-    """Return the token ids of each document, without an end of text."""
-    chats = [document.text for document in batch if document.messages is not None]
-    texts = [document.text for document in batch if document.messages is None]
-    of_chats = iter(_encoded(settings.chat_encoder, chats) if chats else [])
-    of_texts = iter(_encoded(settings.encoder, texts) if texts else [])
-    return [next(of_texts if one.messages is None else of_chats) for one in batch]
+    """Return the token ids of each document, without the end of text that it gets in a corpus."""
+    tokenizer, encoder = settings.tokenizer, settings.encoder
+    found: list[list[int]] = [[]] * len(batch)
+    texts, chats = list[int](), list[int]()
+    for number, document in enumerate(batch):
+        if document.messages is None:
+            texts.append(number)
+        elif has_marks(tokenizer, document.messages):
+            found[number] = encode_chat(tokenizer, document.messages)
+        else:
+            chats.append(number)
+    prefix, suffix = (settings.meta.get(name, []) for name in ("prefix", "suffix"))
+    for number, ids in zip(texts, _encoded(encoder.text, batch, texts), strict=True):
+        found[number] = [*prefix, *ids, *suffix]
+    if chats:
+        for number, ids in zip(chats, _encoded(encoder.chat, batch, chats), strict=True):
+            found[number] = ids
+    return found
 
 
-def _encoded(encoder: Tokenizer, texts: list[str]) -> list[list[int]]:
+def _encoded(encoder: Tokenizer, batch: list[Document], numbers: list[int]) -> list[list[int]]:
+    texts = [batch[number].text for number in numbers]
 
     def encode() -> list[Any]:
         return encoder.encode_batch_fast(texts, add_special_tokens=False)

@@ -7,14 +7,19 @@ that has them. Without, it goes on with the question as with any text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from prismlm.errors import InputError, check_text, first_line, shown
+from prismlm.files import json_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from prismlm.corpus.encode import Mark
 
 Messages = Sequence[Mapping[str, Any]]
 ASSISTANT = "assistant"
@@ -96,6 +101,44 @@ def chat_text(
     Raises:
         InputError: no template, something else than messages, or what the template refuses.
     """
+    return _rendered(tokenizer, messages, goes_on)[0]
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, *, goes_on: bool = False
+) -> list[int]:
+    """Return the tokens of :func:`chat_text`, which begins as the template has it begin.
+
+    They are those of ``apply_chat_template``, but marks of the template in a message are text.
+
+    Raises:
+        InputError: as :func:`chat_text`, or the tokenizer is not a fast one.
+    """
+    from prismlm.corpus.encode import encoder_of
+
+    text, marks = _rendered(tokenizer, messages, goes_on)
+    encoder = encoder_of(tokenizer)
+    if marks is None:
+        return encoder.chat.encode(text, add_special_tokens=False).ids
+    return encoder.encode_chat(text, marks)
+
+
+def has_marks(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> bool:
+    """Say whether anything in the messages is spelt like a special token."""
+    from prismlm.corpus.encode import encoder_of
+
+    return bool(_without_marks(messages, encoder_of(tokenizer).marks)[1])
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, goes_on: bool
+) -> tuple[str, list[Mark] | None]:
+    """Return what the template writes, and its marks if there are others in the messages.
+
+    These are taken out of the messages before the template sees them, and put back afterwards.
+    """
+    from prismlm.corpus.encode import encoder_of
+
     check_messages(messages)
     if not tokenizer.chat_template:
         raise InputError(
@@ -103,9 +146,11 @@ def chat_text(
             "be put to the model: give a text, or put the chat_template.jinja of the model that "
             "it was made from beside its tokenizer."
         )
+    encoder = encoder_of(tokenizer)
+    plain, hidden = _without_marks(messages, encoder.marks)
     answered = messages[-1]["role"] == ASSISTANT
     try:
-        return _written(tokenizer, messages, answered, answered and goes_on)
+        text = _written(tokenizer, plain, answered, answered and goes_on)
     except InputError:
         raise
     except Exception as error:  # a template may raise whatever it likes
@@ -114,6 +159,42 @@ def chat_text(
             f"({first_line(error)}): expected roles that it knows, in an order that it takes, "
             "such as user, assistant, user."
         ) from error
+    if not hidden:
+        return text, None
+    back = {ord(stand_in): mark for stand_in, mark in hidden.items()}
+
+    def moved(place: int) -> int:
+        return len(text[:place].translate(back))
+
+    found = encoder.marks_in(text)
+    marks = [one._replace(start=moved(one.start), end=moved(one.end)) for one in found]
+    return text.translate(back), marks
+
+
+def _without_marks(messages: Messages, marks: re.Pattern[str]) -> tuple[Any, dict[str, str]]:
+    """Return messages with a character of its own for each mark in them, and which is for which."""
+    hidden: dict[str, str] = {}
+
+    def strings(value: Any) -> Any:
+        if isinstance(value, str):
+            return marks.sub(stand_in, value)
+        if isinstance(value, Mapping):
+            return {key: strings(one) for key, one in value.items()}
+        return [strings(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+    def unused() -> Iterator[str]:
+        written = json_text(messages, default=str)
+        # Of a plane for private use.
+        yield from (chr(code) for code in count(0xF0000) if chr(code) not in written)
+
+    free = unused()
+
+    def stand_in(found: re.Match[str]) -> str:
+        character = next(free)
+        hidden[character] = found[0]
+        return character
+
+    return strings(messages), hidden
 
 
 def _written(

@@ -24,6 +24,7 @@ def pack(
 
     Each document is cut into pieces of ``length``; its rest shares rows with other documents'
     rests, each put where the least space is left over. Rows are in an order drawn from ``seed``.
+    Pieces overlap by what the tokenizer puts before a text, which each begins with.
     A rest of one token has nothing to predict and is dropped. Without ``share_rows`` every rest
     has a row of its own, padded on the right: for models that carry a state from one document of
     a row into the next.
@@ -38,20 +39,24 @@ def pack(
     Raises:
         InputError: ``length`` is below 2, or there is nothing to train on.
     """
-    if length < 2:
-        raise InputError(f"Rows of {length} tokens: expected at least 2, one to predict the next.")
+    prefix = len(corpus.prefix)
+    if length < prefix + 2:
+        raise InputError(
+            f"Rows of {length} tokens: expected at least {prefix + 2}, one to predict the next."
+        )
     indices = np.asarray(documents, dtype=np.int64)
     generator = np.random.default_rng(seed)
     lengths = corpus.lengths[indices]
     starts = corpus.starts[indices]
-    full = lengths // length
-    rest = lengths - full * length
+    step = length - prefix
+    full = np.maximum(0, lengths - prefix) // step
+    rest = lengths - full * step
     number = np.arange(int(full.sum())) - np.repeat(np.cumsum(full) - full, full)
-    full_starts = np.repeat(starts, full) + number * length
+    full_starts = np.repeat(starts, full) + number * step
 
-    kept = generator.permutation(np.flatnonzero(rest > 1))
+    kept = generator.permutation(np.flatnonzero(rest > prefix + 1))
     kept = kept[np.argsort(-rest[kept], kind="stable")]
-    rest_starts = (starts + full * length)[kept]
+    rest_starts = (starts + full * step)[kept]
     row_of_rest = best_fit(rest[kept].tolist(), length) if share_rows else np.arange(len(kept))
 
     piece_starts = np.concatenate([full_starts, rest_starts])
@@ -70,7 +75,7 @@ def pack(
         piece_starts[by_row],
         piece_lengths[by_row],
         first_piece,
-        dropped_tokens=int((rest == 1).sum()),
+        dropped_tokens=int((rest == prefix + 1).sum()),
         shared_rows=share_rows,
     )
 
@@ -114,7 +119,8 @@ class PackedDataset:
     - ``position_ids``: from 0 within each piece and within the padding. Hugging Face decoders
       derive a block-diagonal mask from it, so that no token attends to another document;
     - ``labels``: ``input_ids``, but −100 at the first token of each piece, which nothing in the
-      row predicts, and on padding;
+      row predicts (with a prefix, at that and the first after it, but for a document's first
+      piece), and on padding;
     - ``token_mask``: true on tokens, false on padding;
     - ``attention_mask``, where rows are not shared: the same, as int64. In shared rows it would
       keep Hugging Face decoders from deriving the block-diagonal mask.
@@ -156,13 +162,18 @@ class PackedDataset:
 
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        input_ids = np.full(self.length, self._corpus.eos_token_id, dtype=np.int64)
+        corpus, at = self._corpus, 0
+        prefix = corpus.prefix
+        input_ids = np.full(self.length, corpus.eos_token_id, dtype=np.int64)
         labels = np.full(self.length, IGNORED, dtype=np.int64)
         position_ids = np.empty(self.length, dtype=np.int64)
-        at = 0
         for start, size in zip(*(values.tolist() for values in self.pieces(index)), strict=True):
-            input_ids[at : at + size] = self._corpus.tokens(start, size)
-            labels[at + 1 : at + size] = input_ids[at + 1 : at + size]
+            input_ids[at : at + size] = corpus.tokens(start, size)
+            first = at + 1
+            if prefix and start != corpus.starts[corpus.document_at(start)]:
+                input_ids[at : at + len(prefix)] = prefix
+                first += len(prefix)
+            labels[first : at + size] = input_ids[first : at + size]
             position_ids[at : at + size] = np.arange(size)
             at += size
         position_ids[at:] = np.arange(self.length - at)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.document_table import DocumentTable, ShardedTable, damaged
+from prismlm.corpus.encode import Encoder, around_text
 from prismlm.corpus.spans import TokenBytes
 from prismlm.errors import (
     FormatError,
@@ -28,10 +28,8 @@ from prismlm.errors import (
 from prismlm.files import read_json
 
 if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-_SPAN_CHARACTERS = 500_000
 Split = Literal["train", "heldout", "all"]
 
 
@@ -39,7 +37,8 @@ class Corpus:
     """A corpus directory, opened for reading.
 
     Positions are global int64 token offsets: the corpus is one long sequence of documents, each
-    ended by the end-of-text token. Documents are numbered from 0 in that order. Open one with
+    begun by what its tokenizer puts before a text, such as ``<s>``, and ended by the end-of-text
+    token. Documents are numbered from 0 in that order. Open one with
     :meth:`open`; pickling keeps the path and opens it again.
 
     Attributes:
@@ -99,10 +98,21 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer, for generating and decoding; see :meth:`spans` for offsets."""
+        """The tokenizer, for generating and decoding; see :meth:`spans` for offsets.
+
+        Raises:
+            FormatError: it puts other tokens around a text than documents have.
+        """
         from prismlm.corpus.tokenizer import load_tokenizer
 
-        return load_tokenizer(self.path / layout.TOKENIZER_DIRECTORY)
+        found = load_tokenizer(self.path / layout.TOKENIZER_DIRECTORY)
+        prefix, suffix = around_text(found)
+        if prefix != self.prefix or suffix not in (self.suffix, [*self.suffix, self.eos_token_id]):
+            raise FormatError(
+                f"{self.path}: its tokenizer puts {found.convert_ids_to_tokens(prefix + suffix)} "
+                "around a text, and its documents were built without. Build the corpus again."
+            )
+        return found
 
     @property
     def num_tokens(self) -> int:
@@ -113,6 +123,16 @@ class Corpus:
     def eos_token_id(self) -> int:
         """The token that ends every document."""
         return self.meta["tokenizer"]["eos_token_id"]
+
+    @property
+    def prefix(self) -> list[int]:
+        """The tokens that the tokenizer puts before a text, and every window begins with."""
+        return self.meta["tokenizer"].get("prefix", [])
+
+    @property
+    def suffix(self) -> list[int]:
+        """The tokens that the tokenizer puts after a text, without the one that ends it."""
+        return self.meta["tokenizer"].get("suffix", [])
 
     # -- documents
 
@@ -268,59 +288,42 @@ class Corpus:
     def spans(self, index: int) -> np.ndarray:
         """Return where each token of a document lies in its text: int64 [length, 2].
 
-        Rows are start and end in characters. The end-of-text token is the empty span at the end.
+        Rows are start and end in characters. The end-of-text token is the empty span at the end,
+        and what else the tokenizer puts around a text are empty spans there and at the start.
         The bytes of a character that takes several tokens all have that character's span, so
         ``text[spans[a, 0]:spans[b - 1, 1]]`` holds every character that tokens a to b touch.
 
         Raises:
             FormatError: the stored tokens do not spell the text, nor does the tokenizer give them.
         """
-        return next(self.spans_batch([index]))
-
-    def spans_batch(self, indices: Iterable[int]) -> Iterator[np.ndarray]:
-        """Yield :meth:`spans` of many documents, reading about half a megabyte at a time."""
-        batch: list[int] = []
-        texts: list[str] = []
-        size = 0
-        for index in indices:
-            batch.append(self._check_index(index))
-            texts.append(self.text(index))
-            size += len(texts[-1])
-            if size >= _SPAN_CHARACTERS:
-                yield from self._read_spans(batch, texts)
-                batch, texts, size = [], [], 0
-        yield from self._read_spans(batch, texts)
-
-    def _read_spans(self, batch: list[int], texts: list[str]) -> Iterator[np.ndarray]:
-        """Yield spans by the bytes of stored tokens; where these differ, by encoding the text."""
-        stored = [
-            self.read_tokens(*(self.documents.value(index, name) for name in ("start", "length")))
-            for index in batch
-        ]
-        read = self._token_bytes
-        found = [
-            None if read is None else read.spans(tokens[:-1], text)
-            for tokens, text in zip(stored, texts, strict=True)
-        ]
-        unread = [text for text, spans in zip(texts, found, strict=True) if spans is None]
-        encodings = iter(self._encoder.encode_batch(unread, add_special_tokens=False))
-        for index, text, tokens, spans in zip(batch, texts, stored, found, strict=True):
-            if spans is None:
-                spans = self._spans_of(next(encodings), text, tokens, index)
-            yield np.concatenate([spans, np.full((1, 2), len(text), dtype=np.int64)])
-
-    def _spans_of(
-        self, encoding: Encoding, text: str, tokens: np.ndarray, index: int
-    ) -> np.ndarray:
-        if not np.array_equal(tokens[:-1], np.array(encoding.ids, dtype=np.int64)):
-            encoding = self._chat_encoder.encode(text, add_special_tokens=False)
-        if not np.array_equal(tokens[:-1], np.array(encoding.ids, dtype=np.int64)):
+        text, row = self.text(index), self.documents
+        ids = self.read_tokens(row.value(index, "start"), row.value(index, "length"))[:-1]
+        around = len(self.prefix), len(self.suffix)
+        # A chat begins and ends as its template has it.
+        for before, after in dict.fromkeys((around, (0, 0))):
+            own = ids[before : len(ids) - after]
+            spans = None if self._token_bytes is None else self._token_bytes.spans(own, text)
+            if spans is not None:
+                break
+        else:
+            (before, after), spans = self._encoded_spans(ids, text, around)
+        if spans is None:
             raise FormatError(
                 f"{self.path}: the tokenizer gives other tokens for document "
-                f"{self.documents.value(index, 'doc_id')!r} than are stored. Build the corpus "
-                "again."
+                f"{row.value(index, 'doc_id')!r} than are stored. Build the corpus again."
             )
-        return np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        start, end = np.zeros((before, 2), np.int64), np.full((after + 1, 2), len(text), np.int64)
+        return np.concatenate([start, spans, end])
+
+    def _encoded_spans(
+        self, ids: np.ndarray, text: str, around: tuple[int, int]
+    ) -> tuple[tuple[int, int], np.ndarray | None]:
+        """Return spans by encoding a text, or a chat, and how many tokens stand around them."""
+        encoding = self._encoder.text.encode(text, add_special_tokens=False)
+        before, after = around
+        if np.array_equal(ids[before : len(ids) - after], np.array(encoding.ids, dtype=np.int64)):
+            return around, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return (0, 0), self._encoder.chat_spans(text, ids.tolist())
 
     def excerpt(self, start: int, length: int) -> str:
         """Return the characters that ``length`` tokens from a global position on touch.
@@ -340,28 +343,18 @@ class Corpus:
         return self.text(index)[spans[first, 0] : spans[first + length - 1, 1]]
 
     @cached_property
-    def _encoder(self) -> Tokenizer:
-        return self._read_encoder(marks=False)
-
-    @cached_property
-    def _chat_encoder(self) -> Tokenizer:
-        return self._read_encoder(marks=True)
-
-    def _read_encoder(self, *, marks: bool) -> Tokenizer:
+    def _encoder(self) -> Encoder:
         from tokenizers import Tokenizer
-
-        from prismlm.corpus.tokenizer import text_encoder
 
         path = self.path / layout.TOKENIZER_DIRECTORY / "tokenizer.json"
         try:
-            eos_token = self.meta["tokenizer"]["eos_token"]
-            return text_encoder(Tokenizer.from_file(str(path)), eos_token, marks=marks)
+            return Encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
         except Exception as error:  # tokenizers raises nothing narrower
             raise FormatError(f"{path} is damaged ({error}). Build the corpus again.") from error
 
     @cached_property
     def _token_bytes(self) -> TokenBytes | None:
-        return TokenBytes.of(self._encoder)
+        return TokenBytes.of(self._encoder.text)
 
     def _check_index(self, index: int) -> int:
         index = check_whole("the document", index, None)

@@ -1,4 +1,4 @@
-"""Tokenizers: training one that loses nothing, loading one, and encoding text as plain text."""
+"""Tokenizers: training one that loses nothing, loading one, and telling two apart."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from prismlm import fingerprints
+from prismlm.corpus.encode import around_text, check_fast
 from prismlm.errors import InputError, first_line, no_panics
 from prismlm.hub import silence
 from prismlm.run_state import answering
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     from prismlm.corpus.store import Corpus
@@ -100,11 +100,7 @@ def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerF
 
 def check_tokenizer(tokenizer: Any, name: str) -> None:
     """Raise InputError unless the tokenizer is a fast one and can end a document."""
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise InputError(
-            f"The tokenizer {name!r} is not a fast tokenizer, so it cannot say where its tokens "
-            "lie in the text. Use one with a tokenizer.json."
-        )
+    check_fast(tokenizer, name)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"The tokenizer {name!r} has no end-of-text token to end a document with. "
@@ -115,33 +111,17 @@ def check_tokenizer(tokenizer: Any, name: str) -> None:
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return a hash of all that decides which ids a document gets.
 
-    What a caller may change without changing those ids is left out: truncation, padding and the
-    tokens that are put around a prompt.
+    Truncation and padding are left out, and of what a post-processor does all but the tokens that
+    it puts around a text.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for changeable in ("truncation", "padding", "post_processor"):
         state.pop(changeable, None)
     special = {"eos": tokenizer.eos_token, "bos": tokenizer.bos_token, "unk": tokenizer.unk_token}
-    return fingerprints.of_json({"backend": state, "special": special})
-
-
-def text_encoder(backend: Tokenizer, eos_token: str, *, marks: bool = False) -> Tokenizer:
-    """Return a copy of ``backend`` that reads special tokens inside a text as ordinary text.
-
-    A document that spells out ``<|endoftext|>`` must not end there. With ``marks`` they are read
-    as what they are, as in the text that a chat template makes. The copy neither cuts nor
-    pads nor adds tokens, and its offsets keep the spaces that belong to a token.
-    """
-    from tokenizers import AddedToken, Tokenizer, processors
-
-    encoder = Tokenizer.from_str(backend.to_str())
-    encoder.no_truncation()
-    encoder.no_padding()
-    encoder.post_processor = cast(Any, processors.Sequence([]))
-    # An end token that was added as an ordinary one would still be matched in the text.
-    encoder.add_special_tokens([AddedToken(eos_token, special=True, normalized=False)])
-    encoder.encode_special_tokens = not marks
-    return encoder
+    around = around_text(tokenizer)
+    # Only where there are any, so that other tokenizers keep the fingerprint that they had before.
+    more = {"around": around} if any(around) else {}
+    return fingerprints.of_json({"backend": state, "special": special, **more})
 
 
 def check_tokenizer_of(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
@@ -149,8 +129,9 @@ def check_tokenizer_of(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name:
     if corpus.meta["tokenizer"]["fingerprint"] != tokenizer_fingerprint(tokenizer):
         raise InputError(
             f"the corpus {corpus.name} holds the tokens of another tokenizer than that of the "
-            f"model{f' {name}' if name else ''}. Build it again with that one: prismlm corpus "
-            "build IN --out DIR --tokenizer MODEL."
+            f"model{f' {name}' if name else ''}, or was built without the special tokens that it "
+            "puts around a text. Build it again with that one: prismlm corpus build IN --out DIR "
+            "--tokenizer MODEL."
         )
 
 

@@ -8,8 +8,8 @@ many processes work on it, where they were interrupted or how much they take at 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +43,8 @@ class WindowGrid:
         length: its tokens, int64 [windows], at most ``window``.
         skip: how many of its first tokens an earlier window owns, int64 [windows].
         window: the most tokens of a window.
+        prefix: what windows that start inside a document are read with in place of their first
+            tokens, which earlier ones own; those at its start have it as the document has.
     """
 
     document: np.ndarray
@@ -50,6 +52,7 @@ class WindowGrid:
     length: np.ndarray
     skip: np.ndarray
     window: int
+    prefix: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.document)
@@ -64,7 +67,8 @@ class WindowBatch:
         attention_mask: bool [B, T], true on the tokens of the window (and on the first position of
             rows that only fill the batch, since no kernel likes a row that sees nothing).
         owned: bool [B, T], true on the tokens whose state this window gives.
-        positions: int64 [B, T], global token positions, −1 on padding.
+        positions: int64 [B, T], global token positions, −1 on padding. Where the prefix stands
+            inside a document, that of the token it stands in place of.
         document: int64 [B], document numbers, −1 on rows that only fill the batch.
     """
 
@@ -91,12 +95,14 @@ def document_windows(
     lengths: np.ndarray,
     window: int,
     stride: int,
+    prefix: Sequence[int] = (),
 ) -> WindowGrid:
     """Lay windows over the documents: one at each document's start and every ``stride`` tokens.
 
     The first window of a document owns all of its tokens, each later one those beyond the end of
     the window before, so that a token's state has at least ``window − stride`` tokens of context
-    or all that the document has. A window that would own nothing is left out.
+    or all that the document has. A window that would own nothing is left out. Windows overlap by
+    ``prefix`` at least, whatever the stride, since that stands at the start of each.
 
     Args:
         document_indices: the documents, int64 [n]; windows come in this order.
@@ -104,17 +110,19 @@ def document_windows(
         lengths: the length of every document of the corpus, int64.
         window: the most tokens of a window, at least 1.
         stride: the tokens between two windows' starts, 1 to ``window``.
+        prefix: what the tokenizer puts before a text.
 
     Raises:
         InputError: ``window`` or ``stride`` is out of range.
     """
-    if window < 1:
-        raise InputError(f"A window of {window} tokens: expected at least 1.")
+    if window <= len(prefix):
+        raise InputError(f"A window of {window} tokens: expected at least {len(prefix) + 1}.")
     if not 1 <= stride <= window:
         raise InputError(
             f"A stride of {stride} tokens with windows of {window}: expected 1 to {window}, "
             "or tokens would be left out."
         )
+    stride = min(stride, window - len(prefix))
     indices = np.asarray(document_indices, dtype=np.int64)
     length = lengths[indices]
     later = np.maximum(0, -(-(length - window) // stride))
@@ -128,6 +136,7 @@ def document_windows(
         length=np.minimum(window, length[row] - offset),
         skip=np.where(number > 0, window - stride, 0),
         window=window,
+        prefix=prefix,
     )
 
 
@@ -175,6 +184,8 @@ def batch_of(
     for row, member in enumerate(members):
         start, length = int(grid.start[member]), int(grid.length[member])
         input_ids[row, :length] = corpus.read_tokens(start, length)
+        if grid.skip[member] and len(grid.prefix):
+            input_ids[row, : len(grid.prefix)] = grid.prefix
         attention_mask[row, :length] = True
         owned[row, grid.skip[member] : length] = True
         positions[row, :length] = np.arange(start, start + length)
@@ -258,13 +269,13 @@ def read_block(
         table["length"].to_numpy(),
         window,
         stride,
+        corpus.prefix,
     )
     columns = [table[name].to_pylist() for name in GROUP_COLUMNS]
     found: dict[tuple[str | None, ...], int] = {}
     keys = [found.setdefault(key, len(found)) for key in zip(*columns, strict=True)]
     key = np.array(keys, dtype=np.int64)[grid.document]
-    numbered = WindowGrid(numbers[grid.document], grid.start, grid.length, grid.skip, window)
-    return Block(numbered, list(found), key)
+    return Block(replace(grid, document=numbers[grid.document]), list(found), key)
 
 
 def block_passes(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int64
@@ -27,7 +27,7 @@ class WordedText:
     """A stretch of text as T tokens and as words of one token or more.
 
     Attributes:
-        words: one after the other they are the text; the empty word is the end of a document.
+        words: one after the other they are the text; a special token around it is an empty word.
         counts: how many tokens each word has; they sum to T.
         tokens: the characters that each token touches, all of each; :data:`DITTO` where a token
             has nothing but more bytes of the last one's.
@@ -104,20 +104,17 @@ def worded(text: str, spans: Int64[np.ndarray, "T 2"]) -> WordedText:
 def encode(
     tokenizer: PreTrainedTokenizerBase, text: str
 ) -> tuple[list[int], Int64[np.ndarray, "T 2"]]:
-    """Return the tokens of a text with their spans; special tokens in it are plain text.
+    """Return :func:`prismlm.corpus.encode.encode_spans` of a text that is not empty.
 
     Raises:
         InputError: the text is empty, or the tokenizer is not a fast one.
     """
-    from prismlm.corpus.tokenizer import check_tokenizer, text_encoder
+    from prismlm.corpus.encode import encode_spans, encode_text
 
-    check_tokenizer(tokenizer, tokenizer.name_or_path)
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    encoder = text_encoder(backend, str(tokenizer.eos_token))
-    encoding = encoder.encode(text, add_special_tokens=False)
-    if not encoding.ids:
+    ids, spans = encode_spans(tokenizer, text)
+    if len(ids) == len(encode_text(tokenizer, "")):
         raise InputError("the text is empty: give at least one token to read.")
-    return list(encoding.ids), np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    return ids, spans
 
 
 def _goes_on(text: str, first: int, last: int, shown: int) -> bool:

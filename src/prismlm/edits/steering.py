@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import pieces_of
 from prismlm.edits.plan import Changes, Plan, plan_for
 from prismlm.edits.scope import applied
@@ -236,7 +237,7 @@ class SteeredPredictions(NamedTuple):
 @torch.no_grad()
 def steer(
     lm: OpenedModel,
-    prompt: str,
+    prompt: str | Messages,
     edits: Sequence[Edit],
     *,
     only: Only | None = None,
@@ -253,7 +254,7 @@ def steer(
 
     Args:
         lm: the model.
-        prompt: at least one token; at least two with ``generate=0``.
+        prompt: a text or messages, of at least two tokens with ``generate=0``.
         edits: what to change.
         only: as for :meth:`PrismLM.edit`; there is no control for it.
         generate: tokens to write; 0 reads the prompt's own.
@@ -281,12 +282,12 @@ def steer(
     unedited = lm.write(ids, generate, temperature, seed, enough=enough)
     with applied(lm.model, plan), recording_codes(lm.model) as codes:
         ids = lm.write(ids, generate, temperature, seed, enough=enough)
-    first = length - 1 if generate else 0
+    first, start = length - 1 if generate else 0, lm.as_text(prompt, generate)
     predictions = steered_predictions(lm, plan, ids, orders, first, codes)
     return Steering(
-        prompt=prompt,
-        text=prompt + lm.words(ids[0, length:]),
-        unedited=prompt + lm.words(unedited[0, length:]),
+        prompt=start,
+        text=start + lm.words(ids[0, length:]),
+        unedited=start + lm.words(unedited[0, length:]),
         tokens=tuple(_tokens(lm, plan, predictions, ids[0].tolist(), first + 1)),
         draws=len(orders),
     )

@@ -91,7 +91,7 @@ class SteeringEffects:
 @torch.no_grad()
 def measure_effects(
     lm: OpenedModel,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Messages],
     edits: Sequence[Edit],
     *,
     only: Only | None = None,
@@ -181,7 +181,7 @@ def _interval(values: np.ndarray) -> tuple[float, float] | None:
     return found.low, found.high
 
 
-def _encode(lm: OpenedModel, number: int, prompt: str) -> Tensor:
+def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
     try:
         return lm.encode(prompt)
     except InputError as error:
@@ -281,14 +281,14 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
     from prismlm.corpus import document_windows, window_batches
     from prismlm.corpus.layout import NONE_HELD_OUT
     from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.corpus.windows import WindowGrid
 
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
     tokens = check_whole("the number of held-out tokens", tokens, least=1)
     documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
     window = min(lm.context_length or LONGEST_WINDOW, LONGEST_WINDOW)
     stride = max(1, window * 3 // 4)
-    grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride)
+    laid = corpus.starts, corpus.lengths, window, stride, corpus.prefix
+    grid = document_windows(documents, *laid)
     # The target of a window's last token is not in it.
     predictions = np.cumsum(grid.length - grid.skip - 1)
     if not len(grid) or not predictions[-1]:
@@ -297,7 +297,13 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
     length = grid.length[: last + 1].copy()
     length[last] -= max(0, int(predictions[last]) - tokens)
     kept = slice(last + 1)
-    grid = WindowGrid(grid.document[kept], grid.start[kept], length, grid.skip[kept], window)
+    grid = replace(
+        grid,
+        document=grid.document[kept],
+        start=grid.start[kept],
+        length=length,
+        skip=grid.skip[kept],
+    )
     return list(window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id))
 
 

@@ -19,6 +19,7 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from prismlm.corpus.encode import around_text, encode_text
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import InputError, check_finite
 from prismlm.files import check_room
@@ -42,13 +43,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
 
     What it would put after one is left out: the next token of an end is not that of the text.
     """
-    call: Any = tokenizer
-    plain = call("a", add_special_tokens=False, verbose=False)["input_ids"]
-    whole = call("a", verbose=False)["input_ids"]
-    places = [i for i in range(len(whole)) if whole[i : i + len(plain)] == plain]
-    before = whole[: places[0]] if places else []
-    rows = call(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    return [before + row if row else [] for row in rows]
+    bare = around_text(tokenizer)[0]
+    rows = [encode_text(tokenizer, text, end=False) for text in texts]
+    return [row if len(row) > len(bare) else [] for row in rows]
 
 
 def readable(model: PreTrainedModel, row: Sequence[int]) -> bool:

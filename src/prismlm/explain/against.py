@@ -14,6 +14,7 @@ p_n(y) ≤ 1 − p_n(y_n), no weight exceeds (1 − p_n(y_n)) exp((cos − 1) / 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,7 +179,7 @@ def probabilities_at(
         float32 [n].
     """
     found = np.zeros(len(place), dtype=np.float32)
-    grid, window = _windows_of(place, lens, cells)
+    grid, window = _windows_of(place, lens, cells, corpus.prefix)
     members = np.argsort(-grid.length, kind="stable")
     while len(members):
         width = int(grid.length[members[0]])
@@ -197,7 +198,9 @@ def probabilities_at(
     return found
 
 
-def _windows_of(place: np.ndarray, lens: Lens, cells: Cells) -> tuple[WindowGrid, np.ndarray]:
+def _windows_of(
+    place: np.ndarray, lens: Lens, cells: Cells, prefix: Sequence[int]
+) -> tuple[WindowGrid, np.ndarray]:
     """Return the index's windows that own some places, cut after those, and each place's window."""
     grid = document_windows(
         np.unique(cells.document_of(place)),
@@ -205,6 +208,7 @@ def _windows_of(place: np.ndarray, lens: Lens, cells: Cells) -> tuple[WindowGrid
         cells.documents["length"].to_numpy(),
         lens.meta.window,
         lens.meta.stride,
+        prefix,
     )
     owner = np.searchsorted(grid.start + grid.skip, place, side="right") - 1
     used, window = np.unique(owner, return_inverse=True)

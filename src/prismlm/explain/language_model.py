@@ -105,7 +105,7 @@ class PrismLM(OpenedModel):
         """
         if isinstance(text, str) or len(text) < 2 or text[-1]["role"] != ASSISTANT:
             return 0
-        before = self.tokenizer(self.as_text(text[:-1]), add_special_tokens=False)["input_ids"]
+        before = self.tokens_of(text[:-1])
         # A template may write what came before otherwise than what is still to be answered.
         same = ids[: len(before)].tolist() == before
         return len(before) if same else 0

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from prismlm.corpus.chat import encode_chat
+from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.positions import DocumentsSoFar
 from prismlm.explain.prediction import OutputLayer, split_states
 from prismlm.explain.shares import Attribution, Method
+from prismlm.index.opened_model import check_embedded
 from prismlm.models.seam import capture
 
 if TYPE_CHECKING:
@@ -117,6 +120,7 @@ class _Window:
     """Predictions ``skip`` to ``stop`` of a window that starts at a token of its text.
 
     Those before ``first`` do not count: they say what the predictions after them stand in.
+    Inside a text it is read with ``prefix`` in place of its first tokens.
     """
 
     text: _Text
@@ -126,6 +130,28 @@ class _Window:
     first: int
     stop: int
     last: bool
+    prefix: list[int]
+
+    @property
+    def ids(self) -> Tensor:
+        """The tokens that the model reads."""
+        ids = self.text.ids[self.start :][: self.length]
+        inside = self.start > 0
+        return torch.cat([torch.tensor(self.prefix), ids[len(self.prefix) :]]) if inside else ids
+
+
+def document_ids(lm: PrismLM, document: Document) -> list[int]:
+    """Return the tokens of a text or a chat.
+
+    Raises:
+        InputError: one of them has no embedding.
+    """
+    if document.messages:
+        ids = encode_chat(lm.tokenizer, document.messages)
+    else:
+        ids = encode_text(lm.tokenizer, document.text)
+    check_embedded(lm.model, lm.tokenizer, ids, lm.path)
+    return ids
 
 
 def read_texts(
@@ -159,9 +185,9 @@ def read_texts(
 def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -> Iterator[_Window]:
     from prismlm.corpus.windows import document_windows
 
+    prefix = around_text(lm.tokenizer)[0]
     for document in documents:
-        encoded = lm.tokenizer(document.text, add_special_tokens=False, verbose=False)
-        ids = torch.tensor(encoded["input_ids"], dtype=torch.int64)
+        ids = torch.tensor(document_ids(lm, document), dtype=torch.int64)
         text, count = _Text(document, ids), len(ids)
         # Of a chat, what its last message was read for.
         before = lm.asked(document.messages, ids) if document.messages else 0
@@ -172,12 +198,14 @@ def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -
             np.array([max(1, count - 1)]),
             options.window,
             options.stride,
+            prefix,
         )
         rows = zip(grid.start.tolist(), grid.length.tolist(), grid.skip.tolist(), strict=True)
         for number, (start, length, skip) in enumerate(rows):
             stop = min(length, count - 1 - start)
             first = max(skip, min(before - 1 - start, stop))
-            yield _Window(text, start, length, skip, first, stop, number == len(grid) - 1)
+            last = number == len(grid) - 1
+            yield _Window(text, start, length, skip, first, stop, last, prefix)
 
 
 def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]:
@@ -200,7 +228,7 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
     if not batch:
         return
     device = lm.model.device
-    rows = [window.text.ids[window.start :][: window.length] for window in batch]
+    rows = [window.ids for window in batch]
     ids = pad_sequence(rows, batch_first=True)
     attended = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     with capture(lm.model) as seen:

@@ -111,21 +111,23 @@ def _messages(session: Session, question: Question) -> Messages:
     return [*before, *asked(question.text)]
 
 
-def _prompt(session: Session, question: Question, answer: Answer) -> tuple[str, list[Piece]]:
-    """Return what the model reads, and its tokens as they are shown.
+def _prompt(
+    session: Session, question: Question, answer: Answer
+) -> tuple[str | Messages, list[Piece]]:
+    """Return what the model is given, and its tokens as they are shown.
 
     Raises:
         InputError: it is too long, or a question, and no chat template or one that refuses it.
     """
     lm, most = session.lm, session.limits.tokens
-    text = lm.as_text(answer.messages or question.text)
+    text = answer.messages or question.text
     return text, pieces_of(lm.tokenizer, within(lm, text, question.generate, most, "explain"))
 
 
 def _write(
     session: Session,
     answer: Answer,
-    asked_for: tuple[str, dict[str, Any]],
+    asked_for: tuple[str | Messages, dict[str, Any]],
     pieces: list[Piece],
     tell: Tell,
 ) -> None:

@@ -20,7 +20,7 @@ from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import FIGURES, Audit
 from prismlm.explain.audit_files import audit_files
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.texts import text_options
+from prismlm.explain.texts import document_ids, text_options
 from prismlm.explorer.session import Answer, Session
 from prismlm.explorer.streams import Tell, streamed
 from prismlm.files import json_text
@@ -143,8 +143,7 @@ def _documents_of(lm: PrismLM, files: list[File]) -> list[Document]:
 
 def _read(lm: PrismLM, answer: Answer, audit: Audit, documents: list[Document], tell: Tell) -> None:
     """Tell how many predictions there are, how many are done, each row, and the whole."""
-    encoded = (lm.tokenizer(d.text, add_special_tokens=False, verbose=False) for d in documents)
-    predictions = sum(max(0, len(one["input_ids"]) - 1) for one in encoded)
+    predictions = sum(max(0, len(document_ids(lm, one)) - 1) for one in documents)
     tell("start", {"id": answer.id, "texts": len(documents), "predictions": predictions})
     done = 0
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.chat import Messages, asked
-from prismlm.errors import InputError, PrismError, check_text
+from prismlm.errors import InputError, PrismError
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
@@ -133,21 +133,18 @@ class Prompt(BaseModel):
     text: str = Field(min_length=1)
     chat: bool = False
 
-    def put(self, lm: PrismLM) -> str:
-        """Return it as the model reads it.
-
-        Raises:
-            InputError: a question, and no chat template or one that refuses it.
-        """
-        return lm.as_text(asked(self.text) if self.chat else self.text)
+    @property
+    def put(self) -> str | Messages:
+        """What the model is given."""
+        return asked(self.text) if self.chat else self.text
 
 
-def within(lm: PrismLM, text: str, room: int, most: int, instead: str) -> list[int]:
-    """Return the tokens of a text; what is refused is told the bound that is met first.
+def within(lm: PrismLM, text: str | Messages, room: int, most: int, instead: str) -> list[int]:
+    """Return the tokens of a text or a chat; what is refused is told the bound that is met first.
 
     Args:
         lm: whose tokens.
-        text: of at least one.
+        text: of at least one token.
         room: tokens that are to be written after it.
         most: tokens, with these.
         instead: the command without such a bound.
@@ -155,11 +152,10 @@ def within(lm: PrismLM, text: str, room: int, most: int, instead: str) -> list[i
     Raises:
         InputError: it has more, or none, or more than the model reads.
     """
-    check_text("the text", text)
+    written = lm.as_text(text)
     if most <= (lm.context_length or most):
-        lm.check_length(text, most, "the explorer")
-    lm.check_length(text)
-    length = len(lm.tokenizer(text, add_special_tokens=False)["input_ids"])
+        lm.check_length(written, most, "the explorer")
+    length = len(lm.tokens_of(text))
     if length + room > most <= (lm.context_length or most):
         asked = f" and {room:,} are asked for" if room else ""
         raise InputError(

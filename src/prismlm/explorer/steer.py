@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
+from prismlm.corpus.chat import Messages
 from prismlm.edits.plan import plan_for
 from prismlm.edits.steering import steer
 from prismlm.edits.values import Ablate, Clamp, Edit, Group, Scale
@@ -55,7 +56,7 @@ def routes(session: Session) -> APIRouter:
 
     @router.post("/steer/leading", summary="The prototypes that the next token relies on most")
     async def leading(prompt: Prompt) -> dict[str, Any]:
-        return await session.line.run(lambda: _leading(session, prompt.put(session.lm)))
+        return await session.line.run(lambda: _leading(session, prompt.put))
 
     return router
 
@@ -88,11 +89,11 @@ def _checked(session: Session, wanted: Wanted) -> Edit:
     edit = edit_of(wanted)
     plan_for(lm, [edit])
     # Of a text that is only read each token gets a row.
-    within(lm, wanted.put(lm), wanted.generate, most if wanted.generate else SHOWN, "steer")
+    within(lm, wanted.put, wanted.generate, most if wanted.generate else SHOWN, "steer")
     return edit
 
 
-def _leading(session: Session, text: str) -> dict[str, Any]:
+def _leading(session: Session, text: str | Messages) -> dict[str, Any]:
     """Return the top token after a text, and the prototypes with the largest shares in it.
 
     Shares are of all that raises its logit: what is above zero of prototypes, residual and bias.
@@ -129,7 +130,7 @@ def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: T
         return answer.stop.is_set()
 
     how = wanted.model_dump(include={"generate", "temperature", "seed", "draws"})
-    found = steer(lm, wanted.put(lm), [edit], **how, enough=enough)
+    found = steer(lm, wanted.put, [edit], **how, enough=enough)
     value = found.to_dict()
     for token in value["tokens"]:
         token["token"] = visible(token["token"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
@@ -19,7 +19,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from prismlm.corpus.chat import Messages, chat_text, is_messages
+from prismlm.corpus.chat import Messages, chat_text, encode_chat, is_messages
+from prismlm.corpus.encode import encode_text
 from prismlm.errors import (
     InputError,
     check_number,
@@ -164,20 +165,36 @@ class OpenedModel:
             return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
         return check_text("the text", text)
 
-    def encode(self, text: str | Messages, room: int = 0) -> Tensor:
-        """Return the tokens of a text, or of messages, [1, T], that leaves ``room`` for more.
+    def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
+        """Return the tokens of a text or of messages, as the model's own tokenizer reads them.
+
+        Args:
+            text, room: as of :meth:`as_text`.
 
         Raises:
-            InputError: empty text, or more tokens than the model reads; or as :meth:`as_text`.
+            InputError: empty text, far too much of it, a token without an embedding; or as
+                :meth:`as_text`.
+        """
+        written = self.as_text(text, room)
+        self.check_length(written)
+        with no_panics():
+            if is_messages(text):
+                ids = encode_chat(self.tokenizer, cast("Messages", text), goes_on=room > 0)
+            else:
+                ids = encode_text(self.tokenizer, written)
+        if len(ids) == len(encode_text(self.tokenizer, "")):
+            raise InputError("the text is empty: give at least one token to predict from.")
+        check_embedded(self.model, self.tokenizer, ids, self.path)
+        return ids
+
+    def encode(self, text: str | Messages, room: int = 0) -> Tensor:
+        """Return :meth:`tokens_of`, [1, T], that leaves ``room`` for more.
+
+        Raises:
+            InputError: more tokens than the model reads; or as :meth:`tokens_of`.
         """
         room = check_whole("the number of tokens to generate", room, most=MOST_WRITTEN)
-        text = self.as_text(text, room)
-        self.check_length(text)
-        with no_panics():
-            ids = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
-        assert isinstance(ids, Tensor)
-        if ids.numel() == 0:
-            raise InputError("the text is empty: give at least one token to predict from.")
+        ids = torch.tensor([self.tokens_of(text, room)])
         longest = self.context_length
         if longest is not None and ids.shape[1] + room > longest:
             wanted = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
@@ -229,6 +246,23 @@ def settings_not_applied(model: PreTrainedModel, temperature: float) -> str:
         and settings[name] is not False
     )
     return f"Not applied: {named} of the model's generation_config.json." if named else ""
+
+
+def check_embedded(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], path: Path
+) -> None:
+    """Raise InputError for a token that the tokenizer knows and the model has no embedding for."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    largest = max(ids, default=0)
+    if largest >= len(weight):
+        token = tokenizer.convert_ids_to_tokens(largest)
+        raise InputError(
+            f"the text has the token {token!r} ({largest}), which the tokenizer of {path} knows, "
+            f"and the model embeds {len(weight)} tokens. Embed all that the tokenizer has, with "
+            "model.resize_token_embeddings(len(tokenizer)), and train what was added, or give a "
+            "text without it."
+        )
 
 
 @torch.no_grad()

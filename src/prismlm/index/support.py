@@ -218,13 +218,16 @@ def calibration_stretches(corpus: Corpus, split: Split) -> list[tuple[int, int]]
     """Return where stretches of unseen documents start, and their tokens; one a document."""
     generator = np.random.default_rng(0)
     known = unseen_documents(corpus, split)
-    lengths = corpus.lengths[known] - 1
+    # Without what stands before a text and after it.
+    before = len(corpus.prefix)
+    lengths = corpus.lengths[known] - 1 - before
     usable = np.flatnonzero(lengths > 1)
     if not len(usable):
         return []
     chosen = np.sort(generator.choice(usable, min(DOCUMENTS, len(usable)), replace=False))
     room = np.maximum(1, lengths[chosen] - RUN)
-    start = corpus.starts[known[chosen]] + (generator.random(len(chosen)) * room).astype(np.int64)
+    offset = before + (generator.random(len(chosen)) * room).astype(np.int64)
+    start = corpus.starts[known[chosen]] + offset
     return list(zip(start.tolist(), np.minimum(RUN + 1, lengths[chosen]).tolist(), strict=True))
 
 
@@ -246,14 +249,16 @@ def leave_one_out(
         float32 [tokens − 1] of each stretch.
     """
     counts = np.array([length - 1 for _, length in stretches])
-    rows = (corpus.read_tokens(*stretch).astype(np.int64) for stretch in stretches)
-    ids = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True)
+    before = len(corpus.prefix)
+    # Each is read as a text of its own.
+    rows = ([*corpus.prefix, *corpus.read_tokens(*stretch).tolist()] for stretch in stretches)
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     with capture(model, logits=False) as seen:
         # What is padded comes after all that is looked at, so that no mask is needed.
         model(input_ids=ids.to(model.device), use_cache=False)
-    predicts = torch.arange(ids.shape[1] - 1) < torch.from_numpy(counts)[:, None]
-    z = seen.z[:, :-1].float().cpu()[predicts]
-    states, tokens = z * inverse_norms(z), ids[:, 1:][predicts].numpy()
+    predicts = torch.arange(ids.shape[1] - 1 - before) < torch.from_numpy(counts)[:, None]
+    z = seen.z[:, before:-1].float().cpu()[predicts]
+    states, tokens = z * inverse_norms(z), ids[:, before + 1 :][predicts].numpy()
     query, cell = active_cells(head, weight_of(model), states, tokens)
     found = neighbours(cells, query, cell, tokens[query], states)
     owner = query[found.pair]

@@ -194,7 +194,7 @@ def _texts(
             documents.tolist(),
             starts.tolist(),
             groups,
-            corpus.spans_batch(documents.tolist()),
+            map(corpus.spans, documents.tolist()),
             strict=True,
         ):
             text = corpus.text(index)

@@ -47,11 +47,12 @@ class HeldOut:
         order = np.random.default_rng(self.seed).permutation(documents)
         stride = max(1, self.window // 2)
         corpus = self.corpus
-        grid = document_windows(order, corpus.starts, corpus.lengths, self.window, stride)
+        laid = corpus.starts, corpus.lengths, self.window, stride, corpus.prefix
+        grid = document_windows(order, *laid)
         owned = np.cumsum(grid.length - grid.skip)
         count = int(np.searchsorted(owned, tokens)) + 1
         windows = (grid.document, grid.start, grid.length, grid.skip)
-        chosen = WindowGrid(*(each[:count] for each in windows), window=grid.window)
+        chosen = WindowGrid(*(each[:count] for each in windows), grid.window, grid.prefix)
         return window_batches(chosen, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
 
     def counted(self, tokens: int, task: Task) -> Iterator[WindowBatch]:

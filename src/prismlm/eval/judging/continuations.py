@@ -14,8 +14,10 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from prismlm import fingerprints
+from prismlm.corpus.encode import encode_text
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_whole
 from prismlm.files import read_text
@@ -162,8 +164,7 @@ class Writer:
 
     def write(self, prompt: Prompt, number: int = 0) -> str:
         """Return what the model writes after a prompt, whose number goes into the seed."""
-        # As everywhere here: text is what it is, without a mark of its beginning.
-        ids = self._tokenizer(prompt.text, return_tensors="pt", add_special_tokens=False).input_ids
+        ids = torch.tensor([encode_text(self._tokenizer, prompt.text)])
         longest = getattr(self._model.config, "max_position_embeddings", None)
         if not ids.shape[1] or (longest and ids.shape[1] + self.how.tokens > longest):
             raise InputError(

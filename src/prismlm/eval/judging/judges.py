@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from prismlm import fingerprints
+from prismlm.corpus.chat import asked, encode_chat
+from prismlm.corpus.encode import encode_text
 from prismlm.errors import FormatError, InputError, check_choice
 from prismlm.files import json_text
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
@@ -185,27 +187,20 @@ class LocalJudge(Judge):
         words = {name: name if self._chat else f" {name}" for name in WORTH}
         self._spelled = {name: self._ids(word) for name, word in words.items()}
 
-    def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+    def _ids(self, text: str, *, start: bool = False) -> tuple[int, ...]:
+        return tuple(encode_text(self._tokenizer, text, start=start, end=False))
 
     def _prompt(self, question: Question) -> tuple[int, ...]:
         said = question.messages[0]["content"]
-        # What ends a turn is no text: a response that spells it would speak for the judge.
-        for token in {*self._tokenizer.all_special_tokens, *self._tokenizer.get_added_vocab()}:
-            said = said.replace(token, f"{token[0]} {token[1:]}") if token.strip() else said
         if not self._chat:
-            return self._ids(f"{said}\n\nAnswer:")
-        turns = [{"role": "user", "content": said}]
+            return self._ids(f"{said}\n\nAnswer:", start=True)
         try:
-            said = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template may raise whatever it likes
+            return tuple(encode_chat(self._tokenizer, asked(said)))
+        except InputError as error:
             raise FormatError(
                 f"the chat template of the judge {self.source} cannot be used ({error}): put back "
                 "chat_template.jinja, or remove it to ask without one."
             ) from error
-        return self._ids(str(said))
 
     def _check_length(self, tokens: int) -> None:
         longest = getattr(self._model.config, "max_position_embeddings", None)
@@ -307,7 +302,7 @@ class LikelihoodJudge(LocalJudge):
     @torch.no_grad()
     def _mean(self, text: str, response: str) -> float:
         if (text, response) not in self._means:
-            start, own = self._ids(text.rstrip()), self._ids(f" {response.strip()}")
+            start, own = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
             self._check_length(len(start) + len(own))
             ids = torch.tensor([[*start, *own]], device=self._model.device)
             log = self._read(ids, len(start) - 1)[:-1]

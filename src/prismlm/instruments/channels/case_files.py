@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import InputError, check_text, suggest
 from prismlm.files import read_text
@@ -169,7 +170,7 @@ def _row(line: str, place: str, keys: Sequence[str]) -> dict[str, str]:
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])  # pyright: ignore
+    return encode_text(tokenizer, text, end=False)
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import decode_token
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError, check_finite
@@ -195,8 +196,7 @@ def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, 
     Some tokenizers put one before every text by themselves: with another there would be two.
     """
     alone, after = (
-        tuple(tokenizer(text, add_special_tokens=False)["input_ids"])  # pyright: ignore
-        for text in (word, f" {word}")
+        tuple(encode_text(tokenizer, text, start=False, end=False)) for text in (word, f" {word}")
     )
     return alone if alone and decode_token(tokenizer, alone[0])[:1] == " " else after
 

@@ -263,7 +263,7 @@ def read_passages(corpus: Corpus, sequences: Iterable[ChannelSequence]) -> dict[
         return {}
     rows = corpus.documents.take(np.array(numbers, dtype=np.int64)).to_pylist()
     found: dict[int, Passage] = {}
-    for number, row, spans in zip(numbers, rows, corpus.spans_batch(numbers), strict=True):
+    for number, row, spans in zip(numbers, rows, map(corpus.spans, numbers), strict=True):
         text = corpus.text(number)
         document = PassageOrigin(**{name: row[name] for name in PassageOrigin.__dataclass_fields__})
         for start, length in sorted(wanted[number]):

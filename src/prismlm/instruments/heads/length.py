@@ -126,7 +126,7 @@ def loss_against_length(
             full.append(token_losses(model, ids))
             if control:
                 assert trained_length is not None
-                short.append(_short_losses(model, ids, trained_length))
+                short.append(_short_losses(model, ids, trained_length, corpus.prefix))
             task.advance(ids.numel())
     beside = _means(torch.cat(short), edges) if control else None
     buckets = _buckets(_means(torch.cat(full), edges), beside, edges, trained_length)
@@ -188,13 +188,16 @@ def long_documents(corpus: Corpus, split: Split, length: int) -> np.ndarray:
     return numbers[lengths >= length]
 
 
-def _short_losses(model: PreTrainedModel, ids: Tensor, trained: int) -> Tensor:
+def _short_losses(
+    model: PreTrainedModel, ids: Tensor, trained: int, prefix: Sequence[int]
+) -> Tensor:
     """Return each token's loss with less than ``trained`` tokens of context, at least half."""
     length, stride = ids.shape[1], max(1, trained // 2)
     losses = torch.empty(len(ids), length - 1, dtype=torch.float64)
     known, start = 0, 0
     while known < length - 1:
-        window = ids[:, start : start + trained]
+        window = ids[:, start : start + trained].clone()
+        window[:, : len(prefix)] = torch.tensor(prefix, dtype=ids.dtype)
         found = token_losses(model, window)
         # Token t of the document is the loss at t − 1; this window's first is start + 1.
         end = start + found.shape[1]

@@ -171,7 +171,7 @@ def read_spans(corpus: Corpus, spans: Iterable[Span]) -> dict[Span, Passage]:
         by_document.setdefault(span.document, set()).add(span)
     numbers = sorted(by_document)
     found: dict[Span, Passage] = {}
-    for number, places in zip(numbers, corpus.spans_batch(numbers), strict=True):
+    for number, places in zip(numbers, map(corpus.spans, numbers), strict=True):
         text, first = corpus.text(number), int(corpus.starts[number])
         for span in by_document[number]:
             offset = span.start - first

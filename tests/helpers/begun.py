@@ -1,0 +1,110 @@
+"""A tiny Llama whose tokenizer puts ``<s>`` before a text, with a chat template, head and lens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.index.build import IndexOptions, build_index
+from prismlm.layers import PrototypeHead
+from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+
+SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+CHATML = (
+    "{{ bos_token }}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{{ message.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA = (
+    "{% for message in messages %}{% if message.role == 'user' %}"
+    "{{ bos_token + '[INST] ' + message.content | trim + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+WINDOW = 48
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    """Return the starts of some documents of the bundled sample."""
+    table = pq.read_table(sample_path())
+    rows = table.take(list(range(0, len(table), len(table) // count))).to_pylist()
+    return [row | {"text": row["text"][:600]} for row in rows]
+
+
+def begun_tokenizer(kind: str = "bytes", template: str = CHATML) -> PreTrainedTokenizerFast:
+    """Return one that puts ``<s>`` before a text; of bytes, or of words that begin with a space.
+
+    Args:
+        kind: ``bytes``, ``first`` (a space before a text's first word alone) or ``always``.
+        template: of chats.
+    """
+    backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if kind == "bytes":
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind)
+        backend.decoder = decoders.Metaspace(prepend_scheme=kind)
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator([row["text"] for row in texts(60)], trainer)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", SPECIAL.index("<s>"))]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def begun_model(directory: Path) -> Path:
+    """Write a model directory with a lens of a small corpus, which stands beside it."""
+    torch.manual_seed(0)
+    tokenizer, place = begun_tokenizer(), directory / "model"
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        initializer_range=0.3,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    head = PrototypeHead(32, 24, 4)
+    head.reset_parameters()
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    pq.write_table(pa.Table.from_pylist(texts(40)), directory / "texts.parquet")
+    corpus = build_corpus(directory / "texts.parquet", directory / "corpus", tokenizer=place)
+    provenance = {"corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}}
+    save_sidecar(place, Sidecar(head, LogitMap.of(model), base_of(model), provenance))
+    options = IndexOptions(contexts=4, window=WINDOW, stride=WINDOW // 2)
+    build_index(model, head, Corpus.open(corpus.path), place / "lens" / "own", options)
+    return place
+
+
+@contextmanager
+def reading(model: torch.nn.Module) -> Iterator[list[list[int]]]:
+    """Note the rows of ids that a model reads during the block, padding left out."""
+    rows: list[list[int]] = []
+
+    def note(_: Any, __: Any, given: dict[str, Any]) -> None:
+        ids, mask = given["input_ids"], given.get("attention_mask")
+        kept = torch.ones_like(ids) if mask is None else mask[:, -ids.shape[1] :]
+        rows.extend(row[seen.bool()].tolist() for row, seen in zip(ids, kept, strict=True))
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield rows
+    finally:
+        handle.remove()
