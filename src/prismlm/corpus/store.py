@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +31,7 @@ from prismlm.files import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+_PART = 2**18
 Split = Literal["train", "heldout", "all"]
 
 
@@ -254,6 +256,11 @@ class Corpus:
         if not parts:
             return np.empty(0, dtype=self._dtype)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """Yield all tokens, as views of some 250,000 each."""
+        for start in range(0, self.num_tokens, _PART):
+            yield self.tokens(start, min(_PART, self.num_tokens - start))
 
     def read_tokens(self, start: int, length: int) -> np.ndarray:
         """Return a copy of ``length`` token ids of one document; nothing of the file stays mapped.

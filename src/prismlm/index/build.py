@@ -17,6 +17,7 @@ from prismlm.errors import InputError
 from prismlm.files import check_room
 from prismlm.index import layout
 from prismlm.index.codes import check_codes
+from prismlm.index.opened_model import check_embedded
 from prismlm.index.positions import check_share
 from prismlm.index.scan import IndexOptions, Scan, ScanInput, scan_passes
 from prismlm.index.state import Partial
@@ -297,17 +298,15 @@ def check_index(
             "share."
         )
     check_window_and_batches(model, options)
-    vocabulary = weight_of(model).shape[0]
-    if len(corpus.tokenizer) > vocabulary:
-        raise InputError(
-            f"the corpus {corpus.name} was tokenised with {len(corpus.tokenizer)} tokens and the "
-            f"model has {vocabulary}: build the corpus with --tokenizer MODEL."
-        )
     if tokenizer is not None and tokenizer != corpus.meta["tokenizer"]["fingerprint"]:
         raise InputError(
             f"the corpus {corpus.name} was tokenised with another tokenizer than the model's: "
             "build the corpus with --tokenizer MODEL."
         )
+    if len(corpus.tokenizer) > weight_of(model).shape[0]:
+        # Tokens that were added to a model without embeddings hurt nobody until a text has them.
+        largest = [int(part.max()) for part in corpus.parts()]
+        check_embedded(model, corpus.tokenizer, largest, model.name_or_path)
 
 
 def check_window_and_batches(model: PreTrainedModel, options: IndexOptions) -> None:

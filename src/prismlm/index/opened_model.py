@@ -249,7 +249,10 @@ def settings_not_applied(model: PreTrainedModel, temperature: float) -> str:
 
 
 def check_embedded(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], path: Path
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    path: Path | str,
 ) -> None:
     """Raise InputError for a token that the tokenizer knows and the model has no embedding for."""
     weight = model.get_input_embeddings().weight
@@ -258,10 +261,10 @@ def check_embedded(
     if largest >= len(weight):
         token = tokenizer.convert_ids_to_tokens(largest)
         raise InputError(
-            f"the text has the token {token!r} ({largest}), which the tokenizer of {path} knows, "
-            f"and the model embeds {len(weight)} tokens. Embed all that the tokenizer has, with "
-            "model.resize_token_embeddings(len(tokenizer)), and train what was added, or give a "
-            "text without it."
+            f"the text has the token {token!r} ({largest}), which the tokenizer of the model "
+            f"{path} knows, and the model embeds {len(weight)} tokens. Embed all that the "
+            "tokenizer has, with model.resize_token_embeddings(len(tokenizer)), and train what was "
+            "added, or give a text without it."
         )
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus import build_corpus
 from prismlm.corpus.store import Corpus
-from prismlm.corpus.tokenizer import tokenizer_fingerprint
+from prismlm.corpus.tokenizer import check_tokenizer, tokenizer_fingerprint
 from prismlm.corpus.windows import split_counts
 from prismlm.errors import InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
@@ -214,6 +214,7 @@ class _Work:
         built = self.out / CORPORA / (Path(given[0]).resolve().stem or "corpus")
         if (built / "corpus.json").is_file():
             return Corpus.open(built)
+        check_tokenizer(self.tokenizer, self.base.name)
         return build_corpus(
             list(given),
             built,
