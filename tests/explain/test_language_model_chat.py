@@ -24,11 +24,14 @@ def before(lm):
     return len(lm.tokenizer(ANSWERED, add_special_tokens=False)["input_ids"]) - len(answer)
 
 
-def test_a_question_is_the_text_that_the_template_makes_of_it(lm):
-    trace, same = lm.explain(asked(QUESTION), generate=4), lm.explain(ASKED, generate=4)
-    assert trace.to_dict() == same.to_dict()
+def test_a_question_is_what_the_template_makes_of_it(lm):
+    own = lm.tokenizer(ASKED, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    assert torch.equal(lm.encode(asked(QUESTION)), own)
+    trace = lm.explain(asked(QUESTION), generate=4)
+    assert "".join(step.pieces[0].shown for step in trace[: own.shape[1]]) == ASKED
     assert trace.written == 4
-    assert lm.generate(asked(QUESTION), tokens=6) == lm.generate(ASKED, tokens=6)[len(ASKED) :]
+    written = lm.write(own, 6, 0.0, 0)[0, own.shape[1] :]
+    assert lm.generate(asked(QUESTION), tokens=6) == lm.words(written)
 
 
 def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
@@ -38,22 +41,22 @@ def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
     assert trace.sources("domain") == trace[before - 1 :].sources("domain")
     assert trace.sources("domain") != trace[:].sources("domain")
     assert (trace.written, trace.summary.split(" ")[:2]) == (0, ["The", "answer"])
-    # The same text, not as a chat, counts whole; so does a question alone.
+    # A text counts whole, whatever marks it spells; so does a question alone.
     assert lm.explain(ANSWERED).first == lm.explain(asked(QUESTION)).first == 0
 
 
 def test_an_answer_is_written_on(lm):
     trace = lm.explain(CHAT, generate=3)
-    assert trace.to_dict() == lm.explain(ASKED + ANSWER, generate=3).to_dict()
+    own = lm.tokenizer(ASKED + ANSWER, add_special_tokens=False)["input_ids"]
+    assert lm.encode(CHAT, 3)[0].tolist() == own
+    assert [step.position for step in trace if step.target_from == "generated"][0] == len(own) - 1
 
 
 def test_an_audit_counts_answers(lm, before):
-    documents = [Document("chat", ANSWERED, messages=CHAT), Document("text", ANSWERED)]
-    chat, text = Audit(lm, text_options([lm])).read(documents)
+    (chat,) = Audit(lm, text_options([lm])).read([Document("chat", ANSWERED, messages=CHAT)])
     # The last step of a trace predicts what follows the text, which an audit leaves out.
     trace = lm.explain(CHAT)[before - 1 : -1]
-    assert (chat.tokens, chat.predictions) == (text.tokens, len(trace))
-    assert text.predictions == text.tokens - 1
+    assert (chat.tokens, chat.predictions) == (lm.encode(CHAT).shape[1], len(trace))
     assert chat.opening == QUESTION
     for by, shares in chat.shares.items():
         expected = {item.key: item.share for item in trace.sources(by).items}
