@@ -104,7 +104,14 @@ def held_out(documents: pa.Table, split: dict[str, Any]) -> np.ndarray:
 _COUNTS = {"documents": int, "tokens": int}
 PROMISED = {
     "dtype": Literal["uint16", "uint32"],
-    "tokenizer": {"fingerprint": str, "vocab_size": int, "eos_token": str, "eos_token_id": int},
+    "tokenizer": {
+        "fingerprint": str,
+        "vocab_size": int,
+        "eos_token": str,
+        "eos_token_id": int,
+        "prefix": list[int] | None,
+        "suffix": list[int] | None,
+    },
     "split": {"heldout_fraction": float},
     "counts": {**_COUNTS, "characters": int, "skipped": int},
     "digests": dict[str, str],

@@ -94,14 +94,14 @@ class Text:
     def window(self, places: Places, before: int, after: int) -> np.ndarray:
         """Return the tokens from ``before`` − 1 before the one read last to ``after`` after it.
 
-        Those of other documents are −1: int64 [n, before + after].
+        Those of other documents, and what stands before a text, are −1: int64 [n, before + after].
         """
         offsets = np.arange(1 - before, after + 1)
         positions = places.position[:, None] + offsets
         number = np.searchsorted(self._starts, places.position, side="right") - 1
         first = self._starts[number][:, None]
         last = first + self.corpus.lengths[number][:, None]
-        inside = (positions >= first) & (positions < last)
+        inside = (positions >= first + len(self.corpus.prefix)) & (positions < last)
         return np.where(inside, self.tokens[np.where(inside, positions, 0)], -1)
 
     def beginning(self, position: int) -> str:

@@ -76,7 +76,7 @@ def document_sample(
 ) -> Sample:
     """Return the first ``tokens`` tokens of texts drawn from all of ``documents``.
 
-    Special tokens are not added, and words for them in a text are plain text.
+    They are those of :func:`prismlm.corpus.encode.encode_text`.
 
     Raises:
         InputError: no text, none of two tokens, or a tokenizer that is not a fast one.
