@@ -49,7 +49,7 @@ def test_an_answer_is_written_on(lm):
     trace = lm.explain(CHAT, generate=3)
     own = lm.tokenizer(ASKED + ANSWER, add_special_tokens=False)["input_ids"]
     assert lm.encode(CHAT, 3)[0].tolist() == own
-    assert [step.position for step in trace if step.target_from == "generated"][0] == len(own) - 1
+    assert next(s.position for s in trace if s.target_from == "generated") == len(own) - 1
 
 
 def test_an_audit_counts_answers(lm, before):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import prismlm
 from prismlm.corpus import Corpus
@@ -203,6 +203,17 @@ def test_a_corpus_of_another_tokenizer(base, tmp_path):
     other = build_corpus(tmp_path / "a.txt", tmp_path / "other", vocab_size=300)
     with pytest.raises(InputError, match="another tokenizer than the model's"):
         attach(str(base), [other.path], tmp_path / "model", OPTIONS)
+
+
+def test_a_tokenizer_without_an_end_is_told_of_the_model(base, tmp_path):
+    shutil.copytree(base, tmp_path / "endless")
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path / "endless")
+    (tmp_path / "a.txt").write_text("Some text. " * 500)
+    with pytest.raises(InputError, match="tokenizer '.*endless' has no end-of-text token") as told:
+        attach(str(tmp_path / "endless"), [tmp_path / "a.txt"], tmp_path / "out", OPTIONS)
+    assert str(tmp_path / "out") not in str(told.value)
 
 
 @pytest.mark.parametrize("gigabytes", [0, -1, float("nan")])

@@ -57,7 +57,7 @@ def encode_spans(
     tokenizer: PreTrainedTokenizerBase, text: str, *, start: bool = True, end: bool = True
 ) -> tuple[list[int], Int64[np.ndarray, "T 2"]]:
     """Return :func:`encode_text` with the characters of each token; none of those around it."""
-    prefix, suffix = around_text(tokenizer)
+    prefix, suffix = around_text(tokenizer) if start or end else ([], [])
     prefix, suffix = prefix if start else [], suffix if end else []
     encoding = encoder_of(tokenizer).text.encode(text, add_special_tokens=False)
     spans = [(0, 0)] * len(prefix) + encoding.offsets + [(len(text),) * 2] * len(suffix)

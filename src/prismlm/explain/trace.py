@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from prismlm.corpus.encode import around_text
 from prismlm.errors import InputError, check_whole
 from prismlm.explain.against import OppositionAttribution, against
 from prismlm.explain.attribution import attribute
@@ -243,8 +244,9 @@ class Trace:
             ids.append(self.steps[-1].target_id)
             tokens.append(self.steps[-1].pieces[1].shown)
         limit = check_whole("the number of spans", limit)
+        begins = around_text(self.lm.tokenizer)[0] if self.lm is not None else []
         # What stands before the first token that was written is not of the answer.
-        first = self.first + 1 if self.written else 0
+        first = self.first + 1 if self.written else len(begins) * (ids[: len(begins)] == begins)
         return Rows(quotes(ids, tokens, first, lens, limit))
 
     def to_dict(

@@ -33,7 +33,7 @@ from transformers import (
 from transformers.trainer_pt_utils import get_length_grouped_indices, get_parameter_names
 
 from prismlm import fingerprints
-from prismlm.corpus.encode import around_text, encode_text
+from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.eval.glue.tasks import Task
 from prismlm.models.checkpoint import read_checkpoint
@@ -57,14 +57,14 @@ def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], length: int
 ) -> tuple[list[list[int]], int]:
     """Return the tokens of rows, and how many rows were cut: the longer sentence, at its end."""
-
-    def bare(text: str) -> list[int]:
-        return encode_text(tokenizer, text, start=False, end=False)
-
-    columns = [[bare(text) for text in column] for column in zip(*texts, strict=True)]
+    read = encoder_of(tokenizer).text
+    columns = [
+        [one.ids for one in read.encode_batch(list(column), add_special_tokens=False)]
+        for column in zip(*texts, strict=True)
+    ]
     begin = around_text(tokenizer)[0]
     end = tokenizer.eos_token_id
-    end = bare("\n") if end is None else [end]
+    end = read.encode("\n", add_special_tokens=False).ids if end is None else [end]
     room = length - len(begin) - len(columns) * len(end)
     rows: list[list[int]] = []
     cut = 0
