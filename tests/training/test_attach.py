@@ -211,7 +211,7 @@ def test_a_tokenizer_without_an_end_is_told_of_the_model(base, tmp_path):
     tokenizer.eos_token = None
     tokenizer.save_pretrained(tmp_path / "endless")
     (tmp_path / "a.txt").write_text("Some text. " * 500)
-    with pytest.raises(InputError, match="tokenizer '.*endless' has no end-of-text token") as told:
+    with pytest.raises(InputError, match=r"tokenizer '.*endless' has no end-of-text token") as told:
         attach(str(tmp_path / "endless"), [tmp_path / "a.txt"], tmp_path / "out", OPTIONS)
     assert str(tmp_path / "out") not in str(told.value)
 

@@ -202,7 +202,7 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
     if encoder is None or known != state:
         check_fast(tokenizer, tokenizer.name_or_path)
         backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
-        encoder = Encoder(backend, tokenizer.eos_token)
+        encoder = Encoder(backend, cast("str | None", tokenizer.eos_token))
         _ENCODERS[tokenizer] = state, encoder
     return encoder
 

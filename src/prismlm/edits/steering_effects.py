@@ -28,6 +28,7 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
 if TYPE_CHECKING:
+    from prismlm.corpus.chat import Messages
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 

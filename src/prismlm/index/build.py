@@ -306,7 +306,7 @@ def check_index(
     if len(corpus.tokenizer) > weight_of(model).shape[0]:
         # Tokens that were added to a model without embeddings hurt nobody until a text has them.
         largest = [int(part.max()) for part in corpus.parts()]
-        check_embedded(model, corpus.tokenizer, largest, model.name_or_path)
+        check_embedded(model, corpus.tokenizer, largest, str(model.name_or_path))
 
 
 def check_window_and_batches(model: PreTrainedModel, options: IndexOptions) -> None:

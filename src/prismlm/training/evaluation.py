@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.corpus.store import Corpus
-from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
+from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
 from prismlm.errors import InputError
 from prismlm.models.evaluating import evaluating
 from prismlm.progress import Task
@@ -51,8 +51,8 @@ class HeldOut:
         grid = document_windows(order, *laid)
         owned = np.cumsum(grid.length - grid.skip)
         count = int(np.searchsorted(owned, tokens)) + 1
-        windows = (grid.document, grid.start, grid.length, grid.skip)
-        chosen = WindowGrid(*(each[:count] for each in windows), grid.window, grid.prefix)
+        names = ("document", "start", "length", "skip")
+        chosen = replace(grid, **{name: getattr(grid, name)[:count] for name in names})
         return window_batches(chosen, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
 
     def counted(self, tokens: int, task: Task) -> Iterator[WindowBatch]:
