@@ -15,10 +15,12 @@ from prismlm.corpus import Corpus, build_corpus, document_windows, load_tokenize
 from prismlm.corpus.chat import asked, chat_text, encode_chat
 from prismlm.corpus.encode import around_text, encode_spans, encode_text
 from prismlm.corpus.packing import IGNORED
+from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
 from prismlm.corpus.windows import window_batches
 from prismlm.errors import FormatError, InputError
 from prismlm.files import write_json
+from prismlm.index.states import predicting
 from tests.helpers import chats
 from tests.helpers.begun import CHATML, LLAMA, begun_tokenizer
 
@@ -151,6 +153,21 @@ def test_an_end_is_not_written_twice(tmp_path: Path, single: str) -> None:
     ids = corpus.read_tokens(0, corpus.num_tokens).tolist()
     assert ids == corpus.tokenizer("Once upon a time")["input_ids"]
     assert corpus.spans(0)[-1].tolist() == [16, 16]
+
+
+def test_what_begins_a_text_predicts_even_if_it_ends_others_too(tmp_path: Path) -> None:
+    tokenizer = begun_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="</s> $A", pair="$A $B", special_tokens=[("</s>", 2)]
+    )
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "a.txt").write_text("word " * 50)
+    (tmp_path / "b.txt").write_text("word")
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    corpus = build_corpus(files, tmp_path / "c", tokenizer=tmp_path / "tokenizer")
+    read = Sequences(corpus, "all", length=16).batches()
+    found = sum(int(predicting(batch, corpus).sum()) for batch in read)
+    assert found == corpus.num_tokens - 2
 
 
 @pytest.mark.parametrize(("window", "stride"), [(16, 8), (16, 16), (2, 1), (64, 64)])

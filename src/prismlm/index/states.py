@@ -147,7 +147,10 @@ def bytes_per_position(width: int) -> int:
 
 def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
     """Return which positions of a batch give a state: those that predict a token, bool [B, T]."""
-    return batch.owned & (batch.input_ids != corpus.eos_token_id)
+    ends = batch.input_ids == corpus.eos_token_id
+    # Some tokenizers begin a text with what ends it.
+    ends[:, : len(corpus.prefix)] = False
+    return batch.owned & ~ends
 
 
 def read_states(
