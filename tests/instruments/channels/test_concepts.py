@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.prototype_mixer.heldout_cases import heldout_cases
 from benchmarks.prototype_mixer.proposed_concepts import concept_tokens, propose_concepts
@@ -118,41 +120,27 @@ def test_words_are_found_where_a_decoder_drops_the_space_before_them(legacy):
 
 
 def test_a_word_ends_where_no_letter_follows():
-    class Letters:
-        """Tokens are the pieces themselves."""
-
-        pieces = (" girl", "s", " Girl", "a b", ".", " x")
-
-        def __len__(self):
-            return len(self.pieces)
-
-        def __call__(self, text, **options):
-            return {"input_ids": [self.pieces.index(text)] if text in self.pieces else []}
-
-        is_fast = False
-
-        def decode(self, ids, **options):
-            return "".join(self.pieces[i] for i in ids)
-
-        def convert_ids_to_tokens(self, token):
-            return self.pieces[token]
-
-    forms = WordForms.of(Letters(), ["girl"])
+    pieces = (" girl", "s", " Girl", "a b", ".", " x")
+    known = {piece: number for number, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(known, [], ignore_merges=True))
+    backend.decoder = decoders.Fuse()
+    letters = PreTrainedTokenizerFast(tokenizer_object=backend)
+    forms = WordForms.of(letters, ["girl"])
     assert forms.forms == {"girl": ((0,), (2,))}
     # What two words have in common is the first one's.
-    assert WordForms.of(Letters(), ["girl", "Girl"]).forms == forms.forms
-    assert WordForms.of(Letters(), ["Girl", "girl"]).forms == {"Girl": ((2,),), "girl": ((0,),)}
-    assert continuing(Letters()).tolist() == [False, True, False, True, False, False]
-    assert whole_words(Letters()).tolist() == [True, False, True, False, False, False]
+    assert WordForms.of(letters, ["girl", "Girl"]).forms == forms.forms
+    assert WordForms.of(letters, ["Girl", "girl"]).forms == {"Girl": ((2,),), "girl": ((0,),)}
+    assert continuing(letters).tolist() == [False, True, False, True, False, False]
+    assert whole_words(letters).tolist() == [True, False, True, False, False, False]
     ids = torch.tensor([[0, 1, 0, 4, 2], [0, 5, 2, 1, 0]])
     mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
     # After the end comes padding, whatever token that is.
     expected = [[False, False, True, False, True], [True, False, True, False, False]]
     assert forms.ends(ids, mask)["girl"].tolist() == expected
     with pytest.raises(InputError, match="'boy' is no word"):
-        WordForms.of(Letters(), ["boy"])
+        WordForms.of(letters, ["boy"])
     with pytest.raises(InputError, match="no words to look for"):
-        WordForms.of(Letters(), [])
+        WordForms.of(letters, [])
 
 
 def test_an_occurrence_of_two_spellings_counts_once(corpus, model, sequences):
