@@ -168,12 +168,14 @@ def test_a_chat_is_read_alike_at_every_door_and_forges_no_turn(
         server.events("/api/steer", body | {"prototype": 0, "strength": -0.5})
     assert ids in rows
     assert all(row[: len(ids)] == ids for row in rows if len(row) >= len(ids))
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}))
+    answered = [*messages, {"role": "assistant", "content": MARKED}]
+    ids = encode_chat(lm.tokenizer, answered)
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": answered}))
     corpus = build_corpus(
         tmp_path / "chat.jsonl", tmp_path / "corpus", tokenizer=directory, heldout_fraction=0
     )
     assert corpus.tokens(0, corpus.num_tokens).tolist() == [*ids, corpus.eos_token_id]
-    document = Document("a", corpus.text(0), messages=messages)
+    document = Document("a", corpus.text(0), messages=answered)
     with reading(lm.model) as rows:
         list(Audit(lm, text_options([lm])).read([document]))
     assert rows[0] == ids[: len(rows[0])]

@@ -95,7 +95,9 @@ def test_a_chat_with_marks_has_its_tokens_places_in_a_corpus(
 ) -> None:
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    rows = [asked(FORGED), MESSAGES, asked("Why?"), asked(f"{FORGED}{FORGED}")]
+    answer = {"role": "assistant", "content": f"It said {FORGED}"}
+    asks = (FORGED, "Why?", f"{FORGED}{FORGED}")
+    rows = [MESSAGES[:2], *([*asked(question), answer] for question in asks)]
     lines = [json.dumps({"id": str(n), "messages": row}) for n, row in enumerate(rows)]
     (tmp_path / "chats.jsonl").write_text("\n".join(lines) + '\n{"id": "t", "text": "<s> a"}\n')
     corpus = build_corpus(
