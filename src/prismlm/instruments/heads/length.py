@@ -189,7 +189,7 @@ def long_documents(corpus: Corpus, split: Split, length: int) -> np.ndarray:
 
 
 def _short_losses(
-    model: PreTrainedModel, ids: Tensor, trained: int, prefix: Sequence[int]
+    model: PreTrainedModel, ids: Tensor, trained: int, prefix: Sequence[int] = ()
 ) -> Tensor:
     """Return each token's loss with less than ``trained`` tokens of context, at least half."""
     length, stride = ids.shape[1], max(1, trained // 2)
