@@ -3,8 +3,9 @@
     python -m benchmarks.attach.demo_model --work DIR
 
 fetches SmolLM2-135M-Instruct, fine-tunes it on one in six documents of the bundled sample, attaches
-a head and writes ``src/prismlm/demo/shipped/smollm2.zip``. Stopped, it goes on where it was. Two
-CPU cores take some two hours; ``--device cuda`` takes a GPU.
+a head and writes ``src/prismlm/demo/shipped/smollm2.zip``, and the lens's probe beside it. Stopped,
+it goes on where it was. Two CPU cores take some two hours; ``--device cuda`` takes a GPU. With
+``--probe DIR``, a directory that ``prismlm demo`` has made, the probe alone is made anew.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import io
 import json
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -22,11 +24,15 @@ from safetensors.torch import load_file, save_file
 
 import prismlm.demo
 from prismlm.cli.progress import ConsoleReporter
+from prismlm.corpus import Corpus
 from prismlm.demo.fetch import fetch
-from prismlm.demo.fetched import ADAPTER, EVERY, LENS, SHIPPED
+from prismlm.demo.fetched import ADAPTER, EVERY, LENS, PROBE, SHIPPED
 from prismlm.demo.prompts import documents
 from prismlm.files import read_json
 from prismlm.index import layout
+from prismlm.index.probe import PROBE_FILE, Probe
+from prismlm.index.suffixes import CHECKSUMS_FILE
+from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 
@@ -41,15 +47,20 @@ OPTIONS = AttachOptions(
 # The time of every member, so that the same files make the same archive.
 STAMP = (2026, 1, 1, 0, 0, 0)
 # Made anew where it is unpacked, from the cells.
-LEFT_OUT = (layout.CONTEXTS_FILE,)
+LEFT_OUT = (layout.CONTEXTS_FILE, CHECKSUMS_FILE, PROBE_FILE)
 
 
 def main() -> None:
     """Make the archive."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--work", type=Path, required=True, help="where everything is built")
+    parser.add_argument("--work", type=Path, help="where everything is built")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--probe", type=Path, help="a directory that prismlm demo made")
     given = parser.parse_args()
+    target = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED
+    if given.probe is not None:
+        write_probe(given.probe, target.with_name(PROBE))
+        return
     given.work.mkdir(parents=True, exist_ok=True)
     # Names that are noted are then without a path.
     os.chdir(given.work)
@@ -57,8 +68,8 @@ def main() -> None:
     sample = documents(Path("sample.parquet"), EVERY)
     options = AttachOptions(**{**vars(OPTIONS), "device": given.device})
     result = attach(str(gguf), [sample], Path("model"), options, progress=ConsoleReporter())
-    target = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED
     pack(result.directory, result.lens, target)
+    shutil.copyfile(result.lens / PROBE_FILE, target.with_name(PROBE))
     print(result.quality)
     print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
 
@@ -80,6 +91,14 @@ def pack(model: Path, lens: Path, target: Path) -> None:
                 zipfile.ZipInfo(name, STAMP), _content(members[name]), zipfile.ZIP_LZMA
             )
     small.unlink()
+
+
+def write_probe(demo: Path, target: Path) -> None:
+    """Write the probe of a demo that is there, as an index of it would."""
+    model, _ = read_checkpoint(demo / "model")
+    probe = Probe.of(model, Corpus.open(demo / "corpus"), "train", OPTIONS.window)
+    probe.save(target.parent)
+    (target.parent / PROBE_FILE).replace(target)
 
 
 def _content(path: Path) -> bytes:

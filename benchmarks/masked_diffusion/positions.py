@@ -77,7 +77,7 @@ def keep_states(
 
     They are kept on disk, as those of any model are that a head is fitted to.
     """
-    run = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint, "seed": seed}
+    run = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint, "seed": seed}
     writer, places = Writer(directory, run, int(model.config.hidden_size)), directory / "places.npy"
     if not writer.complete:
         passes = list(masked_passes(model, corpus, corpus.split("train"), seed))

@@ -17,6 +17,7 @@ from prismlm.demo.fetch import NAME, Unreachable
 from prismlm.demo.fetched import run_fetched
 from prismlm.demo.prompts import QUESTIONS, documents
 from prismlm.errors import FormatError, InputError
+from prismlm.index.probe import PROBE_FILE
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers import forked
 from tests.helpers.chats import TEMPLATE
@@ -62,7 +63,7 @@ def shipped(made, monkeypatch):
     monkeypatch.setattr(module, "fetch", fetch)
     places = archive.with_name("map.npy")
     np.save(places, np.arange(2 * OPTIONS.fit.prototypes, dtype=np.float32).reshape(-1, 2))
-    there = {module.SHIPPED: archive, module.MAP: places}
+    there = {module.SHIPPED: archive, module.MAP: places, module.PROBE: result.lens / PROBE_FILE}
     monkeypatch.setattr(module, "_shipped", there.__getitem__)
     monkeypatch.setattr(module, "EVERY", EVERY)
     monkeypatch.setattr(prompts, "ANSWERED", 3)

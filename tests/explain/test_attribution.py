@@ -73,7 +73,20 @@ def lens(tmp_path_factory):
     states = torch.tensor([c[4] for c in CONTEXTS]).bfloat16()
     save_file({"states": states}, str(directory / layout.CONTEXTS_FILE))
     meta = layout.LensMeta(
-        "", "", "", "", "c", "/c", "train", None, 8, 8, 2, 2, 100, with_text=True
+        "",
+        "",
+        "",
+        "c",
+        "/c",
+        "train",
+        None,
+        8,
+        8,
+        2,
+        2,
+        100,
+        with_text=True,
+        files=layout.describe_files(directory),
     )
     return Lens(directory, meta, PrototypeHead(2, 3, 2))
 

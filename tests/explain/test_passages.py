@@ -62,7 +62,21 @@ def lens(tmp_path):
     table = pa.table(documents, schema=schema)
     layout.write_table(table, tmp_path / layout.CELL_DOCUMENTS_FILE)
     meta = layout.LensMeta(
-        "", "", "", "", "c", "/nowhere", "train", None, 8, 8, 2, 2, 100, True, cells=cells
+        "",
+        "",
+        "",
+        "c",
+        "/nowhere",
+        "train",
+        None,
+        8,
+        8,
+        2,
+        2,
+        100,
+        True,
+        cells=cells,
+        files=layout.describe_files(tmp_path),
     )
     head = PrototypeHead(2, 3, 3)
     head.place_on(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 import prismlm
 from prismlm.explain.language_model import PrismLM
-from prismlm.index import layout
+from prismlm.labels.write import write_columns
 
 ACROSS = 16
 CATEGORIES = ("Numbers / Time", "Morphology")
@@ -45,11 +43,4 @@ def name_by_hand(lm: PrismLM, first: str = "word0 → next0") -> None:
         "category": [CATEGORIES[i % 2] for i in range(count)],
         "name": [first, *(f"word{i} → next{i}" for i in range(1, count))],
     }
-    table = lm.lens.prototypes
-    for name, values in columns.items():
-        column = layout.PROTOTYPES_SCHEMA.get_field_index(name)
-        field = layout.PROTOTYPES_SCHEMA.field(column)
-        table = table.set_column(column, field, pa.array(values, field.type))
-    layout.write_table(table, lm.lens.path / layout.PROTOTYPES_FILE)
-    layout.write_meta(lm.lens.path, replace(lm.lens.meta, map={"method": "by hand"}))
-    lm.lens.read_labels_again()
+    write_columns(lm.lens, columns, map={"method": "by hand"})

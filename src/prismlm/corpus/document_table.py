@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.errors import FormatError
 
@@ -81,7 +82,7 @@ class ShardedTable:
     def _opened(self, number: int) -> tuple[pq.ParquetFile, list[int]]:
         path = self._directory / self._file_name(number)
         try:
-            file = pq.ParquetFile(path)
+            file = pq.ParquetFile(path, page_checksum_verification=True)
             meta = file.metadata
             groups = range(meta.num_row_groups)
             starts = [0, *accumulate(meta.row_group(group).num_rows for group in groups)]
@@ -129,6 +130,32 @@ class DocumentTable(ShardedTable):
         self._schema = layout.STORED_SCHEMA if stated else layout.DOCUMENT_SCHEMA
         super().__init__(directory, layout.documents_file, self._schema.names, documents)
         self._token_starts = [0, *accumulate(shard["tokens"] for shard in shards)]
+        self._digests = {number: shard["digest"] for number, shard in enumerate(shards)}
+
+    def read_column(self, name: str) -> pa.ChunkedArray:
+        """Return a column of all documents.
+
+        Raises:
+            FormatError: a file is damaged.
+        """
+        chunks: list[pa.Array] = []
+        for shard in range(len(self._token_starts) - 1):
+            try:
+                with self._lock:
+                    chunks += self._shard(shard)[0].read(columns=[name])[name].chunks
+            except (pa.ArrowException, OSError, KeyError) as error:
+                raise damaged(self._directory / self._file_name(shard), error) from error
+        return pa.chunked_array(chunks, layout.STORED_SCHEMA.field(name).type)
+
+    def _opened(self, number: int) -> tuple[pq.ParquetFile, list[int]]:
+        path = self._directory / self._file_name(number)
+        # Of a corpus of many shards one is opened again and again, and read whole but once.
+        digest = self._digests.get(number)
+        if digest is not None and (not path.is_file() or fingerprints.of_file(path) != digest):
+            raise damaged(path, "it does not hold what was written")
+        found = super()._opened(number)
+        self._digests.pop(number, None)
+        return found
 
     def between(self, first: int, last: int) -> tuple[np.ndarray, pa.Table]:
         """Return the documents that start at a position from ``first`` up to, without, ``last``.

@@ -14,7 +14,7 @@ from prismlm.errors import FormatError
 from prismlm.files import check_json
 
 FORMAT = "prismlm-corpus"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 META_FILE = "corpus.json"
 TOKENIZER_DIRECTORY = "tokenizer"
 SPLIT_RULE = (
@@ -115,7 +115,8 @@ PROMISED = {
     "split": {"heldout_fraction": float},
     "counts": {**_COUNTS, "characters": int, "skipped": int},
     "digests": dict[str, str],
-    "shards": [{**_COUNTS, "files": dict[str, int]}],
+    "shards": [{**_COUNTS, "files": dict[str, int], "digest": str}],
+    "digest": str,
 }
 
 
@@ -140,7 +141,7 @@ def check_complete(directory: Path, meta: Any) -> None:
     where, shards = str(directory / META_FILE), meta["shards"]
     check_json(meta, PROMISED, where)
     noted = {name: value for name, value in meta.items() if name != "digest"}
-    if meta.get("digest") not in (None, fingerprints.of_json(noted)):
+    if meta["digest"] != fingerprints.of_json(noted):
         raise FormatError(f"{where} was changed since it was written. Build the corpus again.")
     if any(sum(shard[what] for shard in shards) != meta["counts"][what] for what in _COUNTS):
         raise FormatError(f"{where} does not agree with itself. Build the corpus again.")

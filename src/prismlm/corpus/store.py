@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from prismlm import fingerprints
 from prismlm.corpus import layout
@@ -172,14 +171,7 @@ class Corpus:
         return self._columns[name]
 
     def _read_column(self, name: str) -> pa.ChunkedArray:
-        chunks: list[pa.Array] = []
-        for shard in range(len(self.meta["shards"])):
-            path = self.path / layout.documents_file(shard)
-            try:
-                chunks += pq.read_table(path, columns=[name])[name].chunks
-            except (pa.ArrowException, OSError) as error:
-                raise damaged(path, error) from error
-        column = pa.chunked_array(chunks, layout.STORED_SCHEMA.field(name).type)
+        column = self.documents.read_column(name)
         if len(column) != len(self):
             raise FormatError(
                 f"{self.path} lists {len(column)} documents, but {layout.META_FILE} says "

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prismlm import fingerprints
 from prismlm.corpus import layout
 from prismlm.corpus.documents import METADATA, Document, stated_part
 from prismlm.errors import FormatError
@@ -184,6 +185,7 @@ class _Shard:
         ]
         self.files = ExitStack()
         options: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
+        options["write_page_checksum"] = True
         self._token_file = self.files.enter_context(self._paths[0].open("wb"))
         self._document_table = self.files.enter_context(
             pq.ParquetWriter(self._paths[1], layout.STORED_SCHEMA, **options)
@@ -239,6 +241,8 @@ class _Shard:
             "documents": self.documents,
             "tokens": self.tokens,
             "files": {path.name: path.stat().st_size for path in self._paths},
+            # Read whole in any case; of the others parts are read, whose pages have checksums.
+            "digest": fingerprints.of_file(self._paths[1]),
         }
 
 
@@ -273,7 +277,7 @@ def read_shard(
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(path) as table:
+    with pq.ParquetFile(path, page_checksum_verification=True) as table:
         for batch in table.iter_batches(_ROWS_AT_ONCE):
             yield from batch.to_pylist()
 

@@ -30,16 +30,18 @@ from prismlm.demo.prompts import (
     parts_there,
 )
 from prismlm.errors import FormatError, InputError
-from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share, write_json
-from prismlm.index import layout
+from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share
+from prismlm.index import layout, suffixes
 from prismlm.index.cells import Cells
+from prismlm.index.probe import PROBE_FILE
 from prismlm.labels.map import MADE
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 
 SHIPPED = "smollm2.zip"
-MAP = "smollm2_map.npy"
+MAP, PROBE = "smollm2_map.npy", "smollm2_probe.safetensors"
+MADE_MAP = MADE | {"same_category": None, "by_chance": None}
 # One document in so many of the sample was fine-tuned on, and is in the lens.
 EVERY = 6
 ADAPTER, LENS = "adapter", "lens"
@@ -70,7 +72,8 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
 
 def identity() -> dict[str, Any]:
     """Return what the note in the demo's directory says."""
-    inputs = fingerprints.of_bytes(_shipped(SHIPPED).read_bytes(), sample_path().read_bytes())
+    shipped = (_shipped(name).read_bytes() for name in (SHIPPED, PROBE))
+    inputs = fingerprints.of_bytes(*shipped, sample_path().read_bytes())
     return {"prismlm": prismlm.__version__, "size": "smollm2", "inputs": inputs}
 
 
@@ -125,8 +128,12 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
         FormatError: the corpus is not the one it was made of.
     """
     meta = read_json(shipped / layout.META_FILE)
+    for name in ("format_version", "prismlm", "digest", "weight", "model"):
+        meta.pop(name, None)
     found = Corpus.open(corpus)
-    if found.fingerprint != meta["corpus"]:
+    documents = found.split(meta["split"]).tolist()
+    tokens = [found.tokens(int(found.starts[i]), int(found.lengths[i])) for i in documents]
+    if not np.array_equal(np.concatenate(tokens), np.load(shipped / suffixes.TOKENS_FILE)):
         raise FormatError(
             f"the texts of the demo, in the tokens of {NAME}, are not the ones that its lens was "
             "made of: tokenizers or transformers has changed how it reads them. Use --train, or "
@@ -136,15 +143,19 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
         shutil.copytree(shipped, made, dirs_exist_ok=True)
         contexts = made / layout.CONTEXTS_FILE
         save_file({"states": _context_states(made, meta["cells"])}, str(contexts))
+        suffixes.write_checksums(made)
+        with as_file(_shipped(PROBE)) as probe:
+            shutil.copyfile(probe, made / PROBE_FILE)
         share(contexts)
-        meta["map"] = _put_map(made)
         meta |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
-        meta["files"] = layout.describe_files(made)
-        write_json(made / layout.META_FILE, meta)
+        meta |= {"corpus": found.fingerprint, "tokenizer": found.meta["tokenizer"]["fingerprint"]}
+        meta |= {"files": layout.describe_files(made), "map": MADE_MAP}
+        _put_map(made, meta["files"])
+        layout.write_meta(made, layout.LensMeta(**meta))
 
 
-def _put_map(lens: Path) -> dict[str, Any]:
-    """Give the prototypes their shipped places on the map; return what it was made with."""
+def _put_map(lens: Path, others: dict[str, dict[str, Any]]) -> None:
+    """Give the prototypes their shipped places on the map."""
     path = lens / layout.PROTOTYPES_FILE
     table = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
     with as_file(_shipped(MAP)) as shipped:
@@ -152,8 +163,7 @@ def _put_map(lens: Path) -> dict[str, Any]:
     for column, values in zip(("x", "y"), places.T, strict=True):
         at = table.schema.get_field_index(column)
         table = table.set_column(at, table.schema.field(at), pa.array(values))
-    layout.write_table(table, path)
-    return MADE | {"same_category": None, "by_chance": None}
+    layout.write_prototypes(table, path, others)
 
 
 def _context_states(lens: Path, meta: dict[str, Any]) -> Any:

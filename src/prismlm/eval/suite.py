@@ -233,8 +233,8 @@ def _plain(options: SuiteOptions) -> dict[str, Any]:
 
 
 def _identity(lm: PredictorLM) -> str:
-    head = None if lm.head is None else fingerprints.of_weights(lm.head)
-    return fingerprints.of_json([fingerprints.of_weights(cast("Any", lm.model)), head])
+    head = None if lm.head is None else fingerprints.of_model(lm.head)
+    return fingerprints.of_json([fingerprints.of_model(cast("Any", lm.model)), head])
 
 
 def estimate_suite(

@@ -14,7 +14,7 @@ from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
 from prismlm.explain.support import Support, SupportCount
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
-from prismlm.index.layout import GROUP_COLUMNS
+from prismlm.index.layout import GROUP_COLUMNS, key_of
 from prismlm.index.lens import Lens
 from prismlm.index.where import Conditions, Where, normalised
 
@@ -276,7 +276,7 @@ def audit_identity(lens: Lens, method: Method) -> dict[str, str]:
     """Return what ties an audit's file to the model and lens it was made with."""
     meta = lens.meta
     return {
-        "weight": meta.weight,
+        "lens": key_of(meta.files),
         "prototypes": meta.prototypes,
         "corpus": meta.corpus,
         "method": method,

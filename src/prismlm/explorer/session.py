@@ -8,19 +8,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.chat import Messages, asked
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
 from prismlm.explorer.examples import held_out_texts, of_domains, prompts_for
-from prismlm.index import layout
 from prismlm.labels.catalogue import Catalogue
 
 T = TypeVar("T")
@@ -194,20 +193,16 @@ class Session:
         self._answers: OrderedDict[str, Answer] = OrderedDict()
 
     def look_again(self) -> None:
-        """Read names and places of the prototypes anew, where they were written meanwhile.
+        """Search the names of the prototypes anew, where they were written meanwhile.
 
-        A lens that is gone, or was built again and so is another one, stays as it was read.
+        Raises:
+            StaleLensError: the lens is gone, or was built again and so is another one.
         """
-        lens = self.lm.lens
+        lens, before = self.lm.lens, None if self.lm.lens is None else self.lm.lens.meta
         if lens is None:
             return
-        try:
-            noted = layout.read_meta(lens.path)
-        except PrismError:
-            return
-        now, then = (replace(meta, labels=None, map=None) for meta in (noted, lens.meta))
-        if now == then and noted != lens.meta:
-            lens.read_labels_again()
+        lens.check_unchanged()
+        if lens.meta is not before:
             self.catalogue = Catalogue(lens)
 
     def keep(self, answer: Answer) -> Answer:

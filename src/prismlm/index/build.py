@@ -37,7 +37,7 @@ SAVE_SECONDS = 60.0
 SAVE_SHARE = 0.02
 WAIT_SECONDS = 0.5
 # What the record of a lens says elsewhere, or not.
-NOT_OF_A_LENS = ("shards", "positions", "codes", "states")
+NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,7 @@ def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
     """Return everything that what is found depends on."""
     corpus, options = given.corpus, given.options
     run = {
-        "model": fingerprints.of_weights(given.model),
-        "weight": fingerprints.of_tensor(weight_of(given.model)),
+        "model": fingerprints.of_model(given.model),
         "prototypes": layout.prototypes_fingerprint(given.head),
         "tokenizer": corpus.meta["tokenizer"]["fingerprint"],
         "corpus": corpus.fingerprint,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +73,11 @@ class CellsMeta:
 class Cells:
     """The positions of a lens, memory-mapped; a question reads the ranges that it needs alone.
 
+    Args:
+        directory: of the lens.
+        meta: what ``meta.json`` says of them.
+        check: compares other files of the lens with their digests.
+
     A row is a position's number, in the order of cell, next token and position. Every block of 64
     rows is compared with its checksum when it is first read.
 
@@ -81,7 +87,13 @@ class Cells:
         documents: one row per document that was read, in the order of the corpus.
     """
 
-    def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        meta: dict[str, Any],
+        check: Callable[[Collection[str]], None] = lambda _: None,
+    ) -> None:
+        self._check_files = check
         self.path = directory / layout.CELLS_FILE
         where = f"{directory / layout.META_FILE}, cells,"
         self.meta = from_json(CellsMeta, meta, where)
@@ -121,6 +133,11 @@ class Cells:
             if zlib.crc32(column.view(np.uint8).data) != expected:
                 raise _damaged(self._directory / name, "it does not hold what was written")
         return columns
+
+    @cached_property
+    def _checksums_of_blocks(self) -> np.ndarray:
+        self._check_files([layout.CELL_CHECKSUMS_FILE])
+        return self._checksums
 
     def __len__(self) -> int:
         return self.meta.rows
@@ -172,18 +189,26 @@ class Cells:
         Raises:
             FormatError: the file does not hold what was written.
         """
-        blocks = rows // BLOCK_ROWS
-        unchecked = blocks[~self._checked[blocks]]
-        for block in np.unique(unchecked).tolist() if len(unchecked) else ():
-            data = self._records[block * BLOCK_ROWS : (block + 1) * BLOCK_ROWS].tobytes()
-            if zlib.crc32(data) != int(self._checksums[block]):
-                raise _damaged(self.path, f"block {block} is not what was written")
-            self._checked[block] = True
+        self._check_blocks(rows // BLOCK_ROWS)
         # As plain bytes, rows are copied whole and not field by field.
         return self._bytes.take(rows, axis=0).view(self._records.dtype)[:, 0]
 
+    def _check_blocks(self, blocks: np.ndarray) -> None:
+        unchecked = blocks[~self._checked[blocks]]
+        for block in np.unique(unchecked).tolist() if len(unchecked) else ():
+            data = self._records[block * BLOCK_ROWS : (block + 1) * BLOCK_ROWS].tobytes()
+            if zlib.crc32(data) != int(self._checksums_of_blocks[block]):
+                raise _damaged(self.path, f"block {block} is not what was written")
+            self._checked[block] = True
+
     def positions(self, first: int, count: int) -> np.ndarray:
-        """Return the global positions of successive rows, int64 [at most count]."""
+        """Return the global positions of successive rows, int64 [at most count].
+
+        Raises:
+            FormatError: the file does not hold what was written.
+        """
+        last = min(first + count, len(self))
+        self._check_blocks(np.arange(first // BLOCK_ROWS, -(-last // BLOCK_ROWS)))
         return self._records["position"][first : first + count].astype(np.int64)
 
     @cached_property
@@ -193,6 +218,7 @@ class Cells:
 
     def _read_documents(self, columns: list[str] | None = None) -> pa.Table:
         path = self._directory / layout.CELL_DOCUMENTS_FILE
+        self._check_files([path.name])
         return layout.read_table(path, DOCUMENT_SCHEMA, columns)
 
     def facts(self, document: int) -> dict[str, Any]:

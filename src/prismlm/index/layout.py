@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from torch import nn
 
 import prismlm
 from prismlm import fingerprints
@@ -19,9 +18,8 @@ from prismlm.corpus.layout import FACTS, strings
 from prismlm.errors import FormatError, InputError, StaleLensError, check_path
 from prismlm.files import check_json, from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
-from prismlm.models.sidecar import weight_of
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 META_FILE = "meta.json"
 INDEX_FILE = "index.parquet"
 CONTEXTS_FILE = "contexts.safetensors"
@@ -39,6 +37,8 @@ CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE, CELL_CHECKSUMS_FILE)
 # Centres of product quantisation, in lenses whose cells are coded so.
 CELL_CENTRES_FILE = "cell-centres.npy"
 CELL_DOCUMENTS_FILE = "cell-documents.parquet"
+# In the metadata of prototypes.parquet.
+KEY = b"lens"
 GROUP_COLUMNS = ("source", "domain", "license")
 
 INDEX_SCHEMA = pa.schema(
@@ -91,7 +91,7 @@ class LensMeta:
     """What a lens was built from, and how.
 
     Attributes:
-        weight, prototypes, tokenizer, corpus: fingerprints.
+        prototypes, tokenizer, corpus: fingerprints; the model is asked by ``probe.safetensors``.
         corpus_name, corpus_path: where the text was; the path may have moved since.
         split: which documents were read: train, heldout or all.
         trained_on: whether this corpus is the one the model was trained on, if that is known;
@@ -100,9 +100,8 @@ class LensMeta:
         contexts: places kept per prototype, L.
         documents, tokens: how much was read. Ends of documents predict nothing and do not count.
         with_text: whether the index holds text, or offsets only.
-        model: fingerprint of the whole model; None in a lens of an older prismlm.
         precision: of the passes that read the corpus: float32, which is the model's own, or bf16;
-            None in a lens of an older prismlm.
+            None where that was not noted.
         cells: how positions were kept in cells; None in a lens without.
         support: what text scores that the corpus does not hold; None in a lens without cells.
         labels: who named the prototypes, and what the names are worth; None before.
@@ -111,7 +110,6 @@ class LensMeta:
         files: the size and digest of every file that never changes again.
     """
 
-    weight: str
     prototypes: str
     tokenizer: str
     corpus: str
@@ -125,7 +123,6 @@ class LensMeta:
     documents: int
     tokens: int
     with_text: bool
-    model: str | None = None
     precision: str | None = None
     cells: dict[str, Any] | None = None
     support: dict[str, Any] | None = None
@@ -159,37 +156,41 @@ def prototypes_fingerprint(head: PrototypeHead) -> str:
 
 
 def write_meta(directory: Path, meta: LensMeta) -> None:
-    """Write ``meta.json``."""
+    """Write ``meta.json``, with its own digest."""
     value = {"format_version": FORMAT_VERSION, "prismlm": prismlm.__version__, **asdict(meta)}
-    write_json(directory / META_FILE, value)
+    write_json(directory / META_FILE, value | {"digest": fingerprints.of_json(value)})
 
 
 def read_meta(directory: Path) -> LensMeta:
-    """Read ``meta.json``.
+    """Read ``meta.json``, and compare the sizes of all files with what it says.
 
     Raises:
-        FormatError: not a lens, incomplete, or of another version.
+        FormatError: not a lens, incomplete, changed or of another version.
     """
-    for name in (META_FILE, INDEX_FILE, CONTEXTS_FILE, MASS_FILE, PROTOTYPES_FILE):
-        if not (directory / name).is_file():
-            raise FormatError(
-                f"{directory} is not a lens: it has no {name}. Build one with `prismlm index`."
-            )
-    value = read_json(directory / META_FILE)
-    if not isinstance(value, dict) or value.pop("format_version", None) != FORMAT_VERSION:
+    path = directory / META_FILE
+    if not path.is_file():
         raise FormatError(
-            f"{directory} was written in another lens format. Build it again with `prismlm index`."
+            f"{directory} is not a lens: it has no {META_FILE}. Build one with `prismlm index`."
         )
-    value.pop("prismlm", None)
-    meta = from_json(LensMeta, value, str(directory / META_FILE))
-    for name, file in meta.files.items():
-        check_json(file, {"bytes": int, "digest": str}, f"{directory / META_FILE}: {name}")
-        expected = file["bytes"]
+    value = read_json(path)
+    if not isinstance(value, dict) or value.get("format_version") != FORMAT_VERSION:
+        raise FormatError(
+            f"{directory} was written in another lens format. Build it again with `prismlm index "
+            "MODEL --corpus DIR --overwrite`."
+        )
+    if value.pop("digest", None) != fingerprints.of_json(value):
+        raise FormatError(f"{path} was changed since it was written. Build the lens again.")
+    for name in ("format_version", "prismlm"):
+        value.pop(name)
+    meta = from_json(LensMeta, value, str(path))
+    check_json(list(meta.files.values()), [{"bytes": int, "digest": str}], f"{path}: files")
+    sizes = {name: file["bytes"] for name, file in meta.files.items()}
+    for name in (*sizes, PROTOTYPES_FILE):
         size = (directory / name).stat().st_size if (directory / name).is_file() else 0
-        if size != expected:
+        if not size or size != sizes.get(name, size):
             raise FormatError(
-                f"{directory / name} has {size} bytes, expected {expected}: it is cut off or was "
-                "changed. Build the lens again."
+                f"{directory / name} has {size} bytes, expected {sizes.get(name, 'more')}: it is "
+                "missing, cut off or was changed. Build the lens again."
             )
     return meta
 
@@ -203,18 +204,23 @@ def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def key_of(files: dict[str, dict[str, Any]]) -> str:
+    """Return what ties names and audits to a lens: a digest of its files that never change."""
+    return fingerprints.of_json(files)
+
+
 def check_files(directory: Path, meta: LensMeta, names: Collection[str] | None = None) -> None:
     """Read files and compare them with what was written: those named, or every one.
 
     Raises:
         FormatError: a file has changed since.
     """
-    for name, file in meta.files.items():
-        asked = names is None or name in names
-        if asked and fingerprints.of_file(directory / name) != file["digest"]:
+    for name in meta.files if names is None else names:
+        path = directory / name
+        if name not in meta.files or fingerprints.of_file(path) != meta.files[name]["digest"]:
             raise FormatError(
-                f"{directory / name} is damaged: it does not hold what was written. Build the lens "
-                "again."
+                f"{path} is damaged, or of another lens: it does not hold what was written. Build "
+                "the lens again."
             )
 
 
@@ -264,6 +270,24 @@ def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
+def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Write ``prototypes.parquet`` of the lens that has these other files."""
+    write_table(table.replace_schema_metadata({KEY: key_of(files)}), path)
+
+
+def read_prototypes(directory: Path, meta: LensMeta) -> pa.Table:
+    """Read ``prototypes.parquet``, which is rewritten and so belongs to a lens by its key.
+
+    Raises:
+        FormatError: it is damaged, or of another lens.
+    """
+    path = directory / PROTOTYPES_FILE
+    table = read_table(path, PROTOTYPES_SCHEMA)
+    if (table.schema.metadata or {}).get(KEY) != key_of(meta.files).encode():
+        raise FormatError(f"{path} is of another lens. Put its own back, or build the lens again.")
+    return table
+
+
 def write_table(table: pa.Table, path: Path, **options: Any) -> None:
     """Write a table of a lens, with checksums of its pages."""
     pq.write_table(table, path, compression="zstd", write_page_checksum=True, **options)
@@ -302,34 +326,21 @@ def summed_share(directory: Path) -> float:
 
 
 def check_fresh(
-    meta: LensMeta,
-    directory: Path,
-    model: nn.Module,
-    head: PrototypeHead,
-    tokenizer: str | None = None,
+    meta: LensMeta, directory: Path, head: PrototypeHead, tokenizer: str | None = None
 ) -> None:
-    """Refuse a lens that was built for another model, head or tokenizer.
+    """Refuse a lens that was built for another head or tokenizer.
 
     Args:
         meta: what the lens was built from.
         directory: where it is.
-        model: the model to read with it.
-        head: its head.
+        head: the head of the model to read with it.
         tokenizer: the fingerprint of its tokenizer, where that is to be checked too.
 
     Raises:
         StaleLensError: one of them is not what the lens was built from.
     """
-    stale = [
-        what
-        for what, then, now in (
-            ("output embedding", meta.weight, fingerprints.of_tensor(weight_of(model))),
-            ("prototypes", meta.prototypes, prototypes_fingerprint(head)),
-            ("weights", meta.model, fingerprints.of_weights(model)),
-            ("tokenizer", meta.tokenizer, tokenizer),
-        )
-        if then is not None and now is not None and then != now
-    ]
+    now = {"prototypes": prototypes_fingerprint(head), "tokenizer": tokenizer}
+    stale = [what for what, one in now.items() if one not in (None, getattr(meta, what))]
     if stale:
         raise StaleLensError(
             f"the lens {directory} was built for another model: the {' and the '.join(stale)} "

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from prismlm.errors import FormatError, InputError, check_whole
+from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
 from prismlm.files import from_json
-from prismlm.index import layout
+from prismlm.index import layout, suffixes
 from prismlm.index.around import Around, joined, sentence_around
 from prismlm.index.cells import Cells
+from prismlm.index.probe import Probe
 from prismlm.index.suffixes import Suffixes, has_suffixes
 from prismlm.index.support import SupportScale
 from prismlm.index.where import Conditions, Keys, rows_matching
@@ -25,8 +27,34 @@ from prismlm.layers import PrototypeHead
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
+T = TypeVar("T")
 # Whose passages are asked for again and again: those of one answer share documents.
 DOCUMENTS_KEPT = 64
+
+
+def identity_of(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is replaced or rewritten; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class read_once(cached_property[T]):
+    """A property of a lens that is read when it is first needed.
+
+    Each time it is asked for, the lens is still the one that was opened, or an error is raised.
+    """
+
+    def __get__(self, lens: Lens | None, owner: Any = None) -> Any:
+        if lens is not None:
+            lens.check_unchanged()
+        return super().__get__(lens, owner)
+
+    def __set__(self, lens: Lens, value: T) -> None:
+        # With it, Python asks __get__ also where a value is kept.
+        lens.__dict__[str(self.attrname)] = value
 
 
 class Lens:
@@ -42,6 +70,8 @@ class Lens:
         self.path = path
         self.meta = meta
         self.head = head
+        self._seen = identity_of(path / layout.META_FILE)
+        self._corpus: tuple[object, Corpus | None] = object(), None
         self._keys: dict[tuple[str, str], Keys] = {}
         self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
 
@@ -55,6 +85,9 @@ class Lens:
     ) -> Lens:
         """Open a lens that was built for this model and head, and tokenizer if one is given.
 
+        The model reads the probe again, some 500 tokens and one window: see
+        :class:`~prismlm.index.probe.Probe`.
+
         Args:
             path: the lens directory.
             model: the model that is to be read with it.
@@ -63,15 +96,18 @@ class Lens:
 
         Raises:
             FormatError: not a lens, damaged or of another version.
-            StaleLensError: built for other weights or another tokenizer.
+            StaleLensError: built for another model, head or tokenizer.
         """
         directory = Path(path)
+        seen = identity_of(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
-        layout.check_fresh(meta, directory, model, head, tokenizer)
+        layout.check_fresh(meta, directory, head, tokenizer)
+        Probe.open(directory).check(model, directory)
         # Tables are read when they are first needed; what is cut off is noticed at once.
         for name, schema in layout.SCHEMAS.items():
             layout.check_schema(directory / name, schema)
         lens = cls(directory, meta, head)
+        lens._seen = seen
         _ = lens.cells
         return lens
 
@@ -85,16 +121,44 @@ class Lens:
         """The name of the directory."""
         return self.path.resolve().name
 
-    @cached_property
+    def check_unchanged(self) -> None:
+        """Check that the files are still those that were opened; forget names if they are not.
+
+        It is asked before all that is read of the lens, by one look at ``meta.json``.
+
+        Raises:
+            StaleLensError: the lens was rebuilt or removed since it was opened.
+        """
+        seen = identity_of(self.path / layout.META_FILE)
+        if seen == self._seen:
+            return
+        try:
+            noted = layout.read_meta(self.path)
+        except FormatError:
+            noted = None
+        if noted != replace(self.meta, labels=noted and noted.labels, map=noted and noted.map):
+            raise StaleLensError(
+                f"the lens {self.path} was rebuilt or removed since it was opened: open the model "
+                "again."
+            )
+        self.meta, self._seen = noted, seen
+        for name in ("prototypes", "names", "categories", "leading"):
+            self.__dict__.pop(name, None)
+
+    def _table(self, name: str) -> pa.Table:
+        layout.check_files(self.path, self.meta, [name])
+        return layout.read_table(self.path / name, layout.SCHEMAS[name])
+
+    @read_once
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        return layout.read_table(self.path / layout.INDEX_FILE, layout.INDEX_SCHEMA)
+        return self._table(layout.INDEX_FILE)
 
-    @cached_property
+    @read_once
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
         path = self.path / layout.PROTOTYPES_FILE
-        table = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
+        table = layout.read_prototypes(self.path, self.meta)
         if table.num_rows != self.num_prototypes:
             raise FormatError(
                 f"{path} describes {table.num_rows} prototypes and the model has "
@@ -102,38 +166,34 @@ class Lens:
             )
         return table
 
-    def read_labels_again(self) -> None:
-        """Forget what was read of the prototypes and their labels, which have been written anew."""
-        self.meta = layout.read_meta(self.path)
-        for name in ("prototypes", "names", "categories", "leading"):
-            self.__dict__.pop(name, None)
-
-    @cached_property
+    @read_once
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
-        return layout.read_table(self.path / layout.MASS_FILE, layout.MASS_SCHEMA)
+        return self._table(layout.MASS_FILE)
 
-    @cached_property
+    @read_once
     def names(self) -> list[str]:
         """The name of every prototype."""
         return self.prototypes["name"].to_pylist()
 
-    @cached_property
+    @read_once
     def categories(self) -> list[str | None]:
         """The category of every prototype; None where it has no label."""
         return self.prototypes["category"].to_pylist()
 
-    @cached_property
+    @read_once
     def cells(self) -> Cells | None:
         """Every position, or a sample, in the cell of its prototype; None in a lens without."""
-        return None if self.meta.cells is None else Cells(self.path, self.meta.cells)
+        if self.meta.cells is None:
+            return None
+        return Cells(self.path, self.meta.cells, partial(layout.check_files, self.path, self.meta))
 
     @cached_property
     def cell_sizes(self) -> np.ndarray | None:
         """At how many positions each prototype is the nearest, int64 [K]; None without cells."""
         return None if self.cells is None else self.cells.sizes(self.num_prototypes)
 
-    @cached_property
+    @read_once
     def leading(self) -> np.ndarray:
         """The prototypes in the order of how much text is theirs, int64 [K].
 
@@ -145,7 +205,7 @@ class Lens:
         used = self.prototypes["usage"].to_numpy()
         return np.argsort(-used, kind="stable") if sizes is None else np.lexsort((-used, -sizes))
 
-    @cached_property
+    @read_once
     def support(self) -> SupportScale | None:
         """What text scores that the corpus does not hold; None in a lens without cells."""
         if self.meta.support is None:
@@ -153,14 +213,26 @@ class Lens:
         where = f"{self.path / layout.META_FILE}, support,"
         return from_json(SupportScale, self.meta.support, where)
 
-    @cached_property
+    @read_once
     def suffixes(self) -> Suffixes | None:
         """The suffix array of its text; None in a lens without one."""
-        return Suffixes.open(self.path) if has_suffixes(self.path) else None
+        if not has_suffixes(self.path):
+            return None
+        layout.check_files(self.path, self.meta, suffixes.SMALL_FILES)
+        return Suffixes.open(self.path)
 
-    @cached_property
+    @property
     def corpus(self) -> Corpus | None:
         """The corpus it was built from; None if that is no longer there, or has changed."""
+        from prismlm.corpus.layout import META_FILE
+
+        seen = identity_of(Path(self.meta.corpus_path) / META_FILE)
+        if self._corpus[0] != seen:
+            self.__dict__.pop("_text", None)
+            self._corpus = seen, self._open_corpus()
+        return self._corpus[1]
+
+    def _open_corpus(self) -> Corpus | None:
         from prismlm.corpus.store import Corpus
 
         try:
@@ -229,7 +301,7 @@ class Lens:
         total = np.bincount(prototype, activation, minlength=self.num_prototypes)[prototype]
         return np.divide(activation, total, out=np.zeros_like(activation), where=total > 0)
 
-    @cached_property
+    @read_once
     def states(self) -> Tensor:
         """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
         path = self.path / layout.CONTEXTS_FILE

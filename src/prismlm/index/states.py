@@ -185,7 +185,7 @@ def read_states(
         Interrupted: SIGINT or SIGTERM came; what was read is kept.
     """
     asked = {"split": split, "window": window, "stride": stride}
-    of = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
+    of = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     run = of | asked | {"bf16": bf16, "limit_bytes": limit_bytes}
     writer = Writer(directory, run, weight_of(model).shape[1])
     if writer.complete:

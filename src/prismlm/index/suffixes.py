@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prismlm.errors import FormatError, InputError
-from prismlm.files import atomic_file
+from prismlm.files import atomic_file, share
+from prismlm.index.blocks import BLOCK_BYTES, Blocks, checksums_of
 from prismlm.index.layout import open_array
 from prismlm.index.sort_cells import array_file
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 TOKENS_FILE = "suffixes-tokens.npy"
 ORDER_FILE = "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
-FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
+# Of 64 KB of the tokens each, then of the order.
+CHECKSUMS_FILE = "suffixes-checksums.npy"
+SMALL_FILES = (DOCUMENTS_FILE, CHECKSUMS_FILE)
+FILES = (TOKENS_FILE, ORDER_FILE, *SMALL_FILES)
 PACKAGE = "pydivsufsort"
 PIECE = 2**18
 # Tokens that are ordered together, unless a single document has more.
@@ -76,8 +80,16 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
     parts = parts_of(firsts, total)
     _write(directory / ORDER_FILE, places, _sorted(tokens, parts))
     part = np.searchsorted([end for _, end in parts], firsts, side="right")
-    with atomic_file(directory / DOCUMENTS_FILE) as temporary, temporary.open("wb") as file:
-        np.save(file, np.array([firsts, starts, part], "<i8"))
+    np.save(directory / DOCUMENTS_FILE, np.array([firsts, starts, part], "<i8"))
+    share(directory / DOCUMENTS_FILE)
+    write_checksums(directory)
+
+
+def write_checksums(directory: Path) -> None:
+    """Write the checksums of the tokens and their order, which are read a little at a time."""
+    arrays = (np.load(directory / name, mmap_mode="r") for name in (TOKENS_FILE, ORDER_FILE))
+    np.save(directory / CHECKSUMS_FILE, np.concatenate([checksums_of(array) for array in arrays]))
+    share(directory / CHECKSUMS_FILE)
 
 
 def _pieces(corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
@@ -144,16 +156,14 @@ class Suffixes:
         path: the lens directory.
     """
 
-    def __init__(
-        self, path: Path, tokens: np.ndarray, order: np.ndarray, documents: np.ndarray
-    ) -> None:
+    def __init__(self, path: Path, tokens: Blocks, order: Blocks, documents: np.ndarray) -> None:
         self.path = path
         self._tokens, self._order = tokens, order
         self._firsts, self._starts, part = documents
         edges = self._firsts[np.diff(part, prepend=-1) > 0].tolist()
         self._parts = list(pairwise([*edges, len(tokens)]))
-        self._bytes, self._size = tokens.view(np.uint8).data, tokens.itemsize
-        self._end_of_text = int(tokens[-1])
+        self._size = tokens.dtype.itemsize
+        self._end_of_text = int.from_bytes(tokens.read(len(tokens) - 1, len(tokens)), "big")
 
     @classmethod
     def open(cls, directory: Path | str) -> Suffixes:
@@ -170,7 +180,7 @@ class Suffixes:
                 f"{ORDER_FILE}. Install prismlm with its extra verbatim, pip install "
                 "'prismlm[verbatim]', and build the lens again with `prismlm index`."
             )
-        tokens, order, documents = (np.asarray(open_array(path / name)) for name in FILES)
+        tokens, order, documents, sums = (np.asarray(open_array(path / name)) for name in FILES)
         _check(path / TOKENS_FILE, tokens.dtype in (">u2", ">u4") and tokens.ndim == 1)
         _check(path / ORDER_FILE, order.dtype in ("<u4", "<i8") and order.shape == tokens.shape)
         _check(path / DOCUMENTS_FILE, documents.dtype == "<i8" and documents.shape[:-1] == (3,))
@@ -180,7 +190,14 @@ class Suffixes:
         _check(
             path / DOCUMENTS_FILE, documents[2, 0] == 0 and bool((np.diff(documents[2]) >= 0).all())
         )
-        return cls(path, tokens, order, documents)
+        of_tokens = -(-tokens.nbytes // BLOCK_BYTES)
+        expected = (of_tokens - (-order.nbytes // BLOCK_BYTES),)
+        _check(path / CHECKSUMS_FILE, sums.dtype == "<u4" and sums.shape == expected)
+        checked = (
+            Blocks(path / TOKENS_FILE, tokens, sums[:of_tokens]),
+            Blocks(path / ORDER_FILE, order, sums[of_tokens:]),
+        )
+        return cls(path, *checked, documents)
 
     def __len__(self) -> int:
         """How many tokens can be found: all but the ends of documents."""
@@ -201,7 +218,7 @@ class Suffixes:
         Raises:
             FormatError: the files do not belong together, or are damaged.
         """
-        columns = [self._order[rows.start : rows.stop] for rows in self.rows(tokens)]
+        columns = [self._places(rows.start, rows.stop) for rows in self.rows(tokens)]
         found = np.concatenate(columns).astype(np.int64)
         if limit < len(found):
             found = np.partition(found, limit)[:limit]
@@ -249,10 +266,11 @@ class Suffixes:
         size = len(wanted)
         if not size or size < len(tokens) * self._size:
             return [range(0)]
-        read, found = partial(self._read, size), list[range]()
+        read, found = partial(self._at_row, size), list[range]()
+        every = range(len(self._order))
         for first, end in self._parts:
-            low = bisect_left(self._order, wanted, first, end, key=read)
-            found.append(range(low, bisect_right(self._order, wanted, low, end, key=read)))
+            low = bisect_left(every, wanted, first, end, key=read)
+            found.append(range(low, bisect_right(every, wanted, low, end, key=read)))
         return found
 
     def _standing(self, wanted: bytes) -> int:
@@ -260,20 +278,26 @@ class Suffixes:
         size, dtype = len(wanted), self._tokens.dtype
         longest, sought = 0, np.frombuffer(wanted, dtype)
         for first, end in self._parts:
-            row = bisect_left(self._order, wanted, first, end, key=partial(self._read, size))
-            for near in self._order[max(first, row - 1) : min(end, row + 1)].tolist():
+            rows, read = range(len(self._order)), partial(self._at_row, size)
+            row = bisect_left(rows, wanted, first, end, key=read)
+            for near in self._places(max(first, row - 1), min(end, row + 1)).tolist():
                 found = np.frombuffer(self._read(size, near), dtype)
                 differing = np.flatnonzero(found != sought[: len(found)])
                 longest = max(longest, int(differing[0]) if len(differing) else len(found))
         return longest
 
+    def _places(self, first: int, last: int) -> np.ndarray:
+        return np.frombuffer(self._order.read(first, last), self._order.dtype)
+
+    def _at_row(self, size: int, row: int) -> bytes:
+        return self._read(size, int.from_bytes(self._order.read(row, row + 1), "little"))
+
     def _read(self, size: int, place: int) -> bytes:
         """Return up to ``size`` bytes of the tokens from a place on."""
-        start = int(place) * self._size
         # Asked before the check, which joins a path: this is called some sixty times a search.
-        if not 0 <= start < len(self._bytes):
+        if not 0 <= place < len(self._tokens):
             _check(self.path / ORDER_FILE, False)
-        return self._bytes[start : start + size].tobytes()
+        return self._tokens.read(place, place + size // self._size)
 
     def _encode(self, tokens: Tokens) -> bytes:
         """Return tokens as they are stored, up to the first that stands in no document."""

@@ -17,6 +17,7 @@ from prismlm.files import share
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.index.codes import parts_of
+from prismlm.index.probe import Probe
 from prismlm.index.signatures import signatures_of
 from prismlm.index.sort_cells import write_cells, write_documents
 from prismlm.index.suffixes import Suffixes, has_suffixes, write_suffixes
@@ -70,14 +71,15 @@ def write_lens(
     share(directory / layout.CONTEXTS_FILE)
     layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
     _free(corpus)
-    write_prototypes(directory, given.model, given.head, corpus, scan)
-    _free(corpus)
+    Probe.of(given.model, corpus, options.split, options.window).save(directory)
     if options.verbatim and options.with_text:
         write_suffixes(directory, corpus, options.split)
     _free(corpus)
     written = _write_cells(directory, spools, given, progress)
     curve = convergence(scan)
     files = layout.describe_files(directory)
+    prototypes = prototypes_table(given.model, given.head, corpus, scan)
+    layout.write_prototypes(prototypes, directory / layout.PROTOTYPES_FILE, files)
     layout.write_meta(
         directory,
         layout.LensMeta(**meta, **written, tokens=scan.tokens, convergence=curve, files=files),
@@ -208,10 +210,10 @@ def _texts(
     return [pa.array(column, pa.string()) for column in (before, token, after)]
 
 
-def write_prototypes(
-    directory: Path, model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
-) -> None:
-    """Write ``prototypes.parquet`` with names made of signatures, until labels replace them."""
+def prototypes_table(
+    model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
+) -> pa.Table:
+    """Return ``prototypes.parquet`` with names made of signatures, until labels replace them."""
     count, signatures = head.num_prototypes, signatures_of(model, head, corpus)
     nearest = scan.top.cosine[:, 0]
     known = {
@@ -227,4 +229,4 @@ def write_prototypes(
     }
     schema = layout.PROTOTYPES_SCHEMA
     columns = [known.get(one.name, pa.nulls(count, one.type)) for one in schema]
-    layout.write_table(pa.table(columns, schema=schema), directory / layout.PROTOTYPES_FILE)
+    return pa.table(columns, schema=schema)

@@ -300,6 +300,5 @@ def write_columns(
         place = schema.get_field_index(name)
         table = table.set_column(place, schema.field(place), pa.array(values, schema.types[place]))
     with atomic_file(lens.path / layout.PROTOTYPES_FILE) as temporary:
-        layout.write_table(table, temporary)
+        layout.write_prototypes(table, temporary, lens.meta.files)
     layout.write_meta(lens.path, replace(lens.meta, **noted))
-    lens.read_labels_again()

@@ -152,7 +152,7 @@ def adapt(
         PrismError: the disk is full.
         Interrupted: SIGINT or SIGTERM came; what was learned is saved.
     """
-    identity = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
+    identity = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     shared = keeps_documents_apart(model)
     rows = pack(corpus, corpus.split("train"), window, options.seed, share_rows=shared)
     adapted = with_adapters(model, options)

@@ -141,7 +141,7 @@ class GlueModel:
         self.name = Path(path).name
         self.model, self.tokenizer = read_checkpoint(path, device=device)
         self.model.float()
-        self.identity = fingerprints.of_weights(self.model)
+        self.identity = fingerprints.of_model(self.model)
         self.length = min(LENGTH, learned_positions(self.model) or LENGTH)
         self._weights = {k: v.to("cpu", copy=True) for k, v in self.model.state_dict().items()}
 

@@ -138,7 +138,7 @@ class Writer:
         settings = self._model.generation_config
         if settings.eos_token_id is None:
             settings.eos_token_id = self._tokenizer.eos_token_id
-        identity = fingerprints.of_json([fingerprints.of_weights(self._model), asdict(how)])
+        identity = fingerprints.of_json([fingerprints.of_model(self._model), asdict(how)])
         self._answers = Answers(kept, identity)
 
     def left(self, prompts: Sequence[Prompt]) -> list[Prompt]:

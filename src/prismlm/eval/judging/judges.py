@@ -181,7 +181,7 @@ class LocalJudge(Judge):
         self._model, self._tokenizer = opened
         self._chat = self._tokenizer.chat_template is not None
         self.source = one_line(directory.resolve().name, NAME_LENGTH)
-        kind = [fingerprints.of_weights(self._model), str(self._tokenizer.chat_template)]
+        kind = [fingerprints.of_model(self._model), str(self._tokenizer.chat_template)]
         self.answers = Answers(kept, fingerprints.of_json(kind))
         self._tally = Counter(passes=0, tokens_in=0)
         words = {name: name if self._chat else f" {name}" for name in WORTH}

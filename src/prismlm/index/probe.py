@@ -1,0 +1,189 @@
+"""The probe of a lens: a few indexed positions, read again to see whether this is still the model.
+
+``probe.safetensors`` holds the token ids of 16 beginnings of documents and, at four positions of
+each, the state z that the output embedding was given and the logit of the token that follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from prismlm.errors import FormatError, StaleLensError
+from prismlm.files import share
+from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import output_embedding
+from prismlm.models.watch import Hook, watch
+
+if TYPE_CHECKING:
+    from prismlm.corpus.store import Corpus, Split
+
+PROBE_FILE = "probe.safetensors"
+ROWS, SHORT, PER_ROW = 16, 32, 4
+TINY = torch.finfo(torch.float32).tiny
+# What rounding explains of a difference: the median over positions, and the largest.
+SINGLE, HALF = (2e-5, 2e-4), (0.06, 0.5)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Rows of tokens, and what a model gives at four positions of each.
+
+    Attributes:
+        rows: token ids, each row the beginning of a document and the token after it: the first as
+            many as a window of the index, the others at most 32.
+        dtype: of the states, as the model gave them.
+        states: z at the positions, row after row, float32 [n, d].
+        logits: of the token after each position, as the model gives it, float32 [n].
+    """
+
+    rows: list[Tensor]
+    dtype: str
+    states: Tensor
+    logits: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, corpus: Corpus, split: Split, window: int) -> Probe:
+        """Read the beginnings of 15 documents spread evenly over a split, and of its longest."""
+        numbers = corpus.split(split)
+        # The end of a document predicts nothing of it.
+        most = int(corpus.lengths[numbers].max())
+        numbers = numbers[corpus.lengths[numbers] > min(SHORT, most - 1)]
+        spread = numbers[np.unique(np.linspace(0, len(numbers) - 1, ROWS - 1).astype(np.int64))]
+        chosen = [numbers[corpus.lengths[numbers].argmax()], *spread]
+        rows: list[Tensor] = []
+        for row, document in enumerate(chosen):
+            length = min(1 + (SHORT if row else window), int(corpus.lengths[document]))
+            tokens = corpus.read_tokens(int(corpus.starts[document]), length)
+            rows.append(torch.from_numpy(tokens.astype(np.int64)))
+        states, logits = _read(model, rows)
+        return cls(rows, _name(states.dtype), states.float().cpu(), logits.float().cpu())
+
+    def save(self, directory: Path) -> None:
+        """Write ``probe.safetensors``."""
+        path = directory / PROBE_FILE
+        tensors = {
+            "tokens": torch.cat(self.rows),
+            "lengths": torch.tensor([len(row) for row in self.rows]),
+            "states": self.states.contiguous(),
+            "logits": self.logits.contiguous(),
+        }
+        save_file(tensors, str(path), metadata={"dtype": self.dtype})
+        share(path)
+
+    @classmethod
+    def open(cls, directory: Path) -> Probe:
+        """Read ``probe.safetensors``.
+
+        Raises:
+            FormatError: it is missing or damaged.
+        """
+        path = directory / PROBE_FILE
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                rows = list(found["tokens"].split(found["lengths"].tolist()))
+                return cls(rows, file.metadata()["dtype"], found["states"], found["logits"])
+        except (SafetensorError, OSError, KeyError, TypeError, RuntimeError) as error:
+            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+
+    def check(self, model: nn.Module, directory: Path) -> None:
+        """Read the rows with a model and compare: is it still the one that the lens is of?
+
+        Of each position the difference is the larger of ‖z − z′‖ / ‖z‖ and |l − l′| / max |l|, z
+        and l from the lens, z′ and l′ from the model, the maximum over all positions.
+
+        Raises:
+            StaleLensError: rounding does not explain the difference, or the model cannot read this.
+        """
+        weight = output_embedding(model).weight
+        if max(int(row.max()) for row in self.rows) >= len(weight):
+            raise _stale(directory, f"the model has {len(weight):,} tokens and the lens more")
+        states, logits = _read(model, self.rows)
+        if states.shape != self.states.shape:
+            widths = self.states.shape[1], states.shape[1]
+            raise _stale(directory, "its states have {} numbers, the model's {}".format(*widths))
+        found = _differences(self, states.float().cpu(), logits.float().cpu())
+        median, most = found.median().item(), found.max().item()
+        bounds = [_bounds(dtype) for dtype in (self.dtype, _name(states.dtype))]
+        allowed = tuple(map(max, *bounds))
+        if not (median <= allowed[0] and most <= allowed[1]):
+            raise _stale(
+                directory,
+                f"of {len(found)} positions read again with the model, the states and logits "
+                f"differ from those of the lens by {median:.2g} (median) and up to {most:.2g} of "
+                f"their size, where rounding explains {allowed[0]:g} and {allowed[1]:g}. Weights, "
+                "configuration, adapters or quantisation have changed",
+            )
+
+
+def _stale(directory: Path, why: str) -> StaleLensError:
+    return StaleLensError(
+        f"the lens {directory} is of another model: {why}. Put the model back as it was, or build "
+        "the lens again with `prismlm index MODEL --corpus DIR --overwrite`."
+    )
+
+
+def _differences(probe: Probe, states: Tensor, logits: Tensor) -> Tensor:
+    lengths = probe.states.norm(dim=1).clamp_min(TINY)
+    moved = (states - probe.states).norm(dim=1) / lengths
+    scale = probe.logits.abs().max().clamp_min(TINY)
+    return torch.maximum(moved, (logits - probe.logits).abs() / scale)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bounds(dtype: str) -> tuple[float, float]:
+    """Return how much states of a type may differ, by the median and at most."""
+    exact = dtype in ("float32", "float64") and torch.get_float32_matmul_precision() == "highest"
+    return SINGLE if exact else HALF
+
+
+def _positions(length: int) -> Tensor:
+    """Return four positions of a row, the last among them; fewer of a row of less."""
+    return (
+        torch.tensor(sorted({max(1, length * part // PER_ROW) for part in range(1, PER_ROW + 1)}))
+        - 1
+    )
+
+
+def _read(model: nn.Module, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return z [n, d] and the logit of the next token [n] at the positions of all rows.
+
+    The first row is read by itself, the others in one pass, padded as an index pads windows.
+    """
+    with evaluating(model):
+        found = [_pass(model, part) for part in (rows[:1], rows[1:]) if part]
+    states, logits = zip(*found, strict=True)
+    return torch.cat(states), torch.cat(logits)
+
+
+def _pass(model: Any, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+    ids = pad_sequence([row[:-1] for row in rows], batch_first=True).to(model.device)
+    lengths = torch.tensor([len(row) - 1 for row in rows])
+    attended = torch.arange(ids.shape[1]) < lengths[:, None]
+    places = [_positions(length) for length in lengths.tolist()]
+    row = torch.cat([torch.full_like(place, number) for number, place in enumerate(places)])
+    place = torch.cat(places)
+    following = torch.cat([tokens[at + 1] for tokens, at in zip(rows, places, strict=True)])
+    seen: list[Tensor] = []
+
+    def narrow(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(args[0][row, place])
+        return (seen[-1][None], *args[1:]), kwargs
+
+    # The output embedding is handed these positions alone: a vocabulary of logits is large.
+    with watch([Hook(output_embedding(model), narrow)]):
+        mask = attended.to(model.device).long()
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    return seen[-1], logits[0].cpu().gather(1, following[:, None])[:, 0]
