@@ -125,7 +125,8 @@ def enlarged(lens: Lens, directory: Path, wanted: int) -> Lens:
     table = table.set_column(7, "length", pa.array(np.full(DOCUMENTS, DOCUMENT_TOKENS)))
     ids = pa.array([f"document-{number}" for number in range(DOCUMENTS)])
     layout.write_table(table.set_column(0, "doc_id", ids), directory / layout.CELL_DOCUMENTS_FILE)
-    return Lens(directory, replace(lens.meta, cells=meta), lens.head)
+    files = layout.describe_files(directory)
+    return Lens(directory, replace(lens.meta, cells=meta, files=files), lens.head)
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:

@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm import fingerprints
 from prismlm.__main__ import set_environment
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
@@ -195,8 +196,8 @@ def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
         contents = writer.finish()
     contents["counts"]["skipped"] = 0
     kept = ("format", "version", "dtype", "tokenizer")
-    meta = {key: corpus.meta[key] for key in kept}
-    write_json(out / layout.META_FILE, meta | contents)
+    meta = {key: corpus.meta[key] for key in kept} | contents
+    write_json(out / layout.META_FILE, meta | {"digest": fingerprints.of_json(meta)})
 
 
 def _own_bytes() -> int:

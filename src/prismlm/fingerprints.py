@@ -50,14 +50,14 @@ def of_tensor(tensor: torch.Tensor) -> str:
 
 
 def of_model(module: nn.Module) -> str:
-    """Fingerprint a model by every byte of its weights and buffers, and by its configuration.
+    """Fingerprint a model by every byte of its weights and by its configuration.
 
     Half a gigabyte a second. It tells what was computed with one model from what was computed with
     another; the same weights in another type are another model here.
     """
     config: Any = getattr(module, "config", None)
     settings = {} if config is None else config.to_dict()
-    named = [*module.named_parameters(), *module.named_buffers()]
+    named = module.named_parameters()
     held = {part: of_tensor(one) for n, v in named for part, one in _held(n, v.detach())}
     kept = {key: str(value) for key, value in settings.items() if key not in NOT_OF_A_MODEL}
     return of_json([held, kept])

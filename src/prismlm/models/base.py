@@ -21,6 +21,8 @@ from prismlm.errors import FormatError, InputError, first_line
 from prismlm.files import atomic_directory, read_json, room_to_write, share, temporary_sibling
 from prismlm.hub import silence
 from prismlm.models.checkpoint import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
     quiet_transformers,
     read_checkpoint,
     refuse_adapter_alone,
@@ -28,8 +30,8 @@ from prismlm.models.checkpoint import (
 )
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
-# As PEFT names them.
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# Of its configuration: what changes the product.
+NOT_MERGED = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 CONFIG_FILE = "config.json"
 GGUF = ".gguf"
@@ -64,6 +66,10 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
     except (OSError, SafetensorError, KeyError, TypeError, ArithmeticError) as error:
         raise FormatError(f"the adapter {path} is damaged or no adapter ({error!r}).") from error
     named = dict(model.named_modules())
+    left = [name for name in tensors if not name.endswith((DOWN, UP))]
+    left += [f"{key} in {ADAPTER_CONFIG}" for key in NOT_MERGED if config.get(key)]
+    if left:
+        raise FormatError(f"the adapter {path} is more than plain LoRA, and not merged: {left[0]}.")
     for name, up in pairs.items():
         module = named.get(name.removeprefix(PREFIX).removesuffix(DOWN))
         weight = getattr(module, "weight", None)

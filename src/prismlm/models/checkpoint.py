@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
 
+# As PEFT names them.
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 MISSING_NAMED = 5
 
@@ -106,6 +109,7 @@ def _device(name: object) -> torch.device:
 def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
     """Return model and tokenizer, and which weights the files lack."""
     refuse_pickles(directory)
+    adapted = _has_adapter(directory)
     try:
         with quiet_transformers(), no_panics():
             check_causal(AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
@@ -130,7 +134,35 @@ def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, li
             f"the model in {directory} needs code that comes with it ({code or 'from elsewhere'}), "
             "which prismlm does not run. Use a model that transformers has a class for."
         ) from error
+    if adapted and (found["unexpected_keys"] or not getattr(model, "peft_config", None)):
+        left = ", ".join(sorted(found["unexpected_keys"])[:MISSING_NAMED]) or "all of it"
+        raise FormatError(
+            f"transformers does not apply the adapter in {directory} to {type(model).__name__} "
+            f"({left}): it is of another model. Merge it with PEFT, or remove {ADAPTER_CONFIG} and "
+            f"{ADAPTER_WEIGHTS}."
+        )
     return model, tokenizer, sorted(found["missing_keys"])
+
+
+def _has_adapter(directory: Path) -> bool:
+    """Say whether an adapter lies beside the weights; transformers ignores one without a word.
+
+    Raises:
+        InputError: PEFT, which applies it, is not installed.
+        FormatError: half of it is missing.
+    """
+    there = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (directory / name).is_file()]
+    if len(there) == 1:
+        raise FormatError(
+            f"{directory} has {there[0]} alone: an adapter is {ADAPTER_CONFIG} and "
+            f"{ADAPTER_WEIGHTS}. Put the other file back, or remove this one."
+        )
+    if there and importlib.util.find_spec("peft") is None:
+        raise InputError(
+            f"{directory} holds an adapter ({ADAPTER_CONFIG}), and the package peft, which applies "
+            "it, is not installed: pip install peft. Or merge the adapter into the weights."
+        )
+    return bool(there)
 
 
 def refuse_pickles(directory: Path) -> None:

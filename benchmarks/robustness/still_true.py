@@ -1,0 +1,648 @@
+"""Is an answer still about this model, lens and corpus? What changed since, refused or right.
+
+    python -m benchmarks.robustness.still_true
+
+makes a small Mistral with a head, a lens and its corpus, changes one thing at a time on disk, opens
+the model and asks it. Two thirds of the changes come before it is opened, the others between
+opening and asking. Then single bits of every file of lens and corpus are turned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MistralConfig
+
+import prismlm
+from benchmarks.shared.environment import environment
+from benchmarks.shared.pages import RESULTS
+from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.errors import PrismError
+from prismlm.explain.language_model import PrismLM
+from prismlm.explain.trace import Trace
+from prismlm.files import write_json
+from prismlm.index import layout
+from prismlm.index.build import IndexOptions, build_index
+from prismlm.labels.write import label_lens, write_columns
+from prismlm.layers import PrototypeHead
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.seam import LogitMap, capture
+from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
+
+RESULT = "robustness_still_true.json"
+DOCUMENTS, CHARACTERS, VOCABULARY = 24, 400, 320
+WIDTH, LAYERS, PROTOTYPES, SLIDING = 32, 2, 48, 24
+LENS, WEIGHTS, CONFIG = "model/lens/sample", "model/model.safetensors", "model/config.json"
+ASKED = "The heart is a muscle that pumps blood through the body of most animals"
+OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
+FLIPS, SEED = 60, 5
+# How much shares may move where the same weights are computed in half precision.
+HALF = 0.05
+
+
+def make(root: Path) -> Path:
+    """Write a corpus and another one of the same tokens, and a model with a lens of the first."""
+    table = pq.read_table(sample_path())
+    rows = table.take(list(range(0, len(table), len(table) // (2 * DOCUMENTS)))).to_pylist()
+    tokenizer: Any = None
+    for name, part in (("corpus", rows[::2]), ("other", rows[1::2])):
+        texts = [row | {"text": row["text"][:CHARACTERS]} for row in part]
+        pq.write_table(pa.Table.from_pylist(texts, schema=table.schema), root / "texts.parquet")
+        how: dict[str, Any] = {"tokenizer": tokenizer} if tokenizer else {"vocab_size": VOCABULARY}
+        corpus = build_corpus(root / "texts.parquet", root / name, **how)
+        tokenizer = tokenizer or corpus.path / "tokenizer"
+    (root / "texts.parquet").unlink()
+    corpus = Corpus.open(root / "corpus")
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=len(corpus.tokenizer), hidden_size=WIDTH, intermediate_size=2 * WIDTH,
+        num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        sliding_window=SLIDING, max_position_embeddings=256, initializer_range=0.2,
+        bos_token_id=None, eos_token_id=corpus.eos_token_id, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+    head = PrototypeHead(WIDTH, PROTOTYPES, 4)
+    with torch.no_grad(), capture(model) as seen:
+        model(input_ids=torch.from_numpy(corpus.tokens(0, 5 * PROTOTYPES).astype("int64"))[None])
+    head.place_on(seen.z[0, ::5])
+    model.save_pretrained(root / "model")
+    corpus.tokenizer.save_pretrained(root / "model")
+    save_sidecar(root / "model", Sidecar(head, LogitMap.of(model), base_of(model), {}))
+    build_index(model, head, corpus, root / LENS, OPTIONS, trained_on=True)
+    return root
+
+
+# -- what is asked
+
+
+def answer(lm: PrismLM, trace: Trace | None = None) -> dict[str, Any]:
+    """Return what is said of a text: shares to the last bit, and what their places are called."""
+    trace = trace or lm.explain(ASKED, generate=4)
+    sources = trace.sources(by="source")
+    passages = trace.passages(5)
+    return {
+        "shares": {one.key: one.share.hex() for one in sources.items},
+        "unattributed": sources.unattributed.hex(),
+        "passages": [[one.doc_id, one.position, one.share.hex()] for one in passages],
+        "text": [getattr(one, "before", None) for one in passages],
+        "support": None if trace.support is None else str(trace.support),
+        "names": [one.name for one in trace[-1].prototypes],
+    }
+
+
+Changes = Callable[[Path], Any]
+Kept = Sequence[str]
+ALL: Kept = ("shares", "unattributed", "passages", "support", "names")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One thing that has changed since.
+
+    Attributes:
+        group: of what: weights, configuration and so on.
+        name: what was done.
+        change: does it, to a directory as :func:`make` writes it.
+        right: what of the answer stays, to the last bit; None: it is to be refused.
+        opened: the model was opened before.
+        asked: it had explained the text before, and is asked for passages after.
+        before: is done before the answer that is compared with, such as an adapter.
+        near: shares may move by rounding of half precision.
+    """
+
+    group: str
+    name: str
+    change: Changes
+    right: Kept | None = None
+    opened: bool = False
+    asked: bool = False
+    before: Changes | None = None
+    near: bool = False
+
+
+def outcome(variant: Variant, tree: Path, at: Path) -> dict[str, Any]:
+    """Change a copy of a directory and ask; return what came of it, and whether it was to be."""
+    shutil.copytree(tree, at)
+    _move_corpus(at / LENS, at / "corpus")
+    if variant.before is not None:
+        variant.before(at)
+    expected = answer(prismlm.load(at / "model"))
+    lm = prismlm.load(at / "model") if variant.opened or variant.asked else None
+    trace = lm.explain(ASKED, generate=4) if lm is not None and variant.asked else None
+    variant.change(at)
+    says = ""
+    try:
+        found = answer(lm or prismlm.load(at / "model"), trace)
+    except PrismError as error:
+        came, says = "refused", str(error).replace(str(at), "…")
+    else:
+        came = "right" if _same(found, expected, variant) else "another answer, without a word"
+    wanted = "refused" if variant.right is None else "right"
+    return {
+        "group": variant.group,
+        "name": variant.name,
+        "wanted": wanted,
+        "outcome": came,
+        "says": says,
+        "near": variant.near,
+        "fine": came == wanted,
+    }
+
+
+def _same(found: dict[str, Any], expected: dict[str, Any], variant: Variant) -> bool:
+    if variant.near:
+        keys = found["shares"].keys() | expected["shares"].keys()
+        pairs = [
+            [float.fromhex(one["shares"].get(k, "0")) for one in (found, expected)] for k in keys
+        ]
+        return all(abs(left - right) <= HALF for left, right in pairs)
+    return all(found[key] == expected[key] for key in variant.right or ALL)
+
+
+def _move_corpus(lens: Path, corpus: Path) -> None:
+    """Note where a copied corpus lies now, as whoever moves one has to."""
+    layout.write_meta(lens, _with(layout.read_meta(lens), corpus_path=str(corpus)))
+
+
+def _with(meta: layout.LensMeta, **values: Any) -> layout.LensMeta:
+    return layout.LensMeta(**(vars(meta) | values))
+
+
+# -- changes
+
+
+def config(**values: Any) -> Changes:
+    """Change values of config.json."""
+
+    def change(root: Path) -> None:
+        path = root / CONFIG
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def weights(work: Callable[[dict[str, torch.Tensor]], Any]) -> Changes:
+    """Change the tensors of model.safetensors; those that are returned take their place."""
+
+    def change(root: Path) -> None:
+        tensors = load_file(root / WEIGHTS)
+        found = work(tensors)
+        save_file(found or tensors, root / WEIGHTS, metadata={"format": "pt"})
+
+    return change
+
+
+def mlp(rows: slice, layers: Sequence[int] = range(LAYERS)) -> Changes:
+    """Zero neurons of MLPs."""
+
+    def work(tensors: dict[str, torch.Tensor]) -> None:
+        for layer in layers:
+            tensors[f"model.layers.{layer}.mlp.down_proj.weight"][:, rows] = 0
+
+    return weights(work)
+
+
+def scaled(name: str, factor: float) -> Changes:
+    """Multiply the weights whose names hold a word."""
+    return weights(lambda t: {k: v * factor if name in k else v for k, v in t.items()})
+
+
+def entry(name: str, work: Callable[[torch.Tensor], Any]) -> Changes:
+    """Change one tensor in place."""
+    return weights(lambda tensors: work(tensors[name]))
+
+
+def as_type(dtype: torch.dtype) -> Changes:
+    """Write the same weights in another type."""
+
+    def change(root: Path) -> None:
+        weights(lambda t: {k: v.to(dtype) for k, v in t.items()})(root)
+        config(dtype=str(dtype).removeprefix("torch."))(root)
+
+    return change
+
+
+def rounded(bits: int) -> Changes:
+    """Round every matrix but the output embedding to so many bits a row, as quantisation does."""
+    levels = 2 ** (bits - 1) - 1
+
+    def work(tensors: dict[str, torch.Tensor]) -> None:
+        for name, one in tensors.items():
+            if one.ndim == 2 and "layers" in name:
+                step = one.abs().amax(1, keepdim=True) / levels
+                one.copy_((one / step).round() * step)
+
+    return weights(work)
+
+
+def resharded(root: Path) -> None:
+    """Write the weights in many files."""
+    model, _ = read_checkpoint(root / "model")
+    (root / WEIGHTS).unlink()
+    model.save_pretrained(root / "model", max_shard_size="20KB")
+
+
+def other_weights(root: Path) -> None:
+    """Draw other weights, but for the output embedding and the one before the first layer."""
+    generator = torch.Generator().manual_seed(9)
+
+    def work(tensors: dict[str, torch.Tensor]) -> None:
+        for name, one in tensors.items():
+            if "layers" in name and one.ndim == 2:
+                one.copy_(0.2 * torch.randn(one.shape, generator=generator))
+
+    weights(work)(root)
+
+
+def adapter(alpha: float = 4.0, of: Sequence[str] = ("q_proj", "v_proj")) -> Changes:
+    """Put an adapter of rank 2 beside the weights, and build the lens with it."""
+
+    def change(root: Path) -> None:
+        from peft import LoraConfig, get_peft_model
+
+        model, _ = read_checkpoint(root / "model")
+        torch.manual_seed(1)
+        how: Any = LoraConfig(r=2, lora_alpha=alpha, target_modules=list(of), task_type="CAUSAL_LM")
+        adapted: Any = get_peft_model(model, how)
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+        adapted.save_pretrained(root / "model")
+
+    return change
+
+
+def indexed(root: Path) -> None:
+    """Build the lens again with the model as it is."""
+    rebuild(root, "corpus")
+
+
+def in_turn(*changes: Changes) -> Changes:
+    """Make several changes."""
+
+    def change(root: Path) -> None:
+        for one in changes:
+            one(root)
+
+    return change
+
+
+def adapter_config(**values: Any) -> Changes:
+    """Change values of adapter_config.json."""
+
+    def change(root: Path) -> None:
+        path = root / "model" / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def gone(*names: str) -> Changes:
+    """Remove files or directories."""
+
+    def change(root: Path) -> None:
+        for name in names:
+            path = root / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return change
+
+
+def rebuild(root: Path, corpus: str, options: IndexOptions = OPTIONS) -> None:
+    """Build the lens again, from another corpus or with other options."""
+    model, _ = read_checkpoint(root / "model")
+    head = load_sidecar(root / "model").head
+    build_index(
+        model, head, Corpus.open(root / corpus), root / LENS, options, overwrite=True,
+        trained_on=True,
+    )  # fmt: skip
+
+
+def from_other(*names: str) -> Changes:
+    """Put files of a lens of the other corpus in the place of this one's."""
+
+    def change(root: Path) -> None:
+        kept = shutil.copytree(root / LENS, root / "kept")
+        rebuild(root, "other")
+        others = root / LENS
+        for name in names:
+            shutil.copyfile(others / name, kept / name)
+        shutil.rmtree(others)
+        kept.rename(others)
+
+    return change
+
+
+def tokens_swapped(root: Path) -> None:
+    """Let two tokens change places in the vocabulary."""
+    path = root / "model" / "tokenizer.json"
+    found = json.loads(path.read_text())
+    words = found["model"]["vocab"]
+    first, second = sorted(words, key=words.get)[40:42]
+    words[first], words[second] = words[second], words[first]
+    path.write_text(json.dumps(found))
+
+
+def chat_template(root: Path) -> None:
+    """Give the model another chat template."""
+    (root / "model" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+
+
+def head(work: Callable[[dict[str, torch.Tensor]], Any]) -> Changes:
+    """Change the tensors of the head's file."""
+
+    def change(root: Path) -> None:
+        path = root / "model" / "prototype_head.safetensors"
+        tensors = load_file(path)
+        save_file(work(tensors) or tensors, path, metadata={"format": "pt"})
+
+    return change
+
+
+def head_settings(**values: Any) -> Changes:
+    """Change values of prismlm.json."""
+
+    def change(root: Path) -> None:
+        path = root / "model" / "prismlm.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def meta(**values: Any) -> Changes:
+    """Change values of the lens's meta.json by hand."""
+
+    def change(root: Path) -> None:
+        path = root / LENS / layout.META_FILE
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def cut(name: str) -> Changes:
+    """Cut a file in half."""
+
+    def change(root: Path) -> None:
+        data = (root / name).read_bytes()
+        (root / name).write_bytes(data[: len(data) // 2])
+
+    return change
+
+
+def labelled(root: Path) -> None:
+    """Name the prototypes, as ``prismlm label`` does."""
+    lm = prismlm.load(root / "model")
+    assert lm.lens is not None
+    label_lens(lm.lens, lm.model, overwrite=True)
+
+
+def mapped(root: Path) -> None:
+    """Give the prototypes places on a map."""
+    lm = prismlm.load(root / "model")
+    assert lm.lens is not None
+    places = [float(one) for one in range(PROTOTYPES)]
+    write_columns(lm.lens, {"x": places, "y": places}, map={"method": "by hand"})
+
+
+def corpus_rebuilt(root: Path) -> None:
+    """Put the other corpus in the place of the one that was indexed."""
+    shutil.rmtree(root / "corpus")
+    shutil.copytree(root / "other", root / "corpus")
+
+
+def without_peft(root: Path) -> None:
+    """Ask in a process that has no PEFT."""
+    code = (
+        "import sys; sys.modules['peft'] = None\n"
+        "import prismlm\n"
+        f"prismlm.load({str(root / 'model')!r}).explain('A')"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    last = found.stderr.strip().splitlines()[-1] if found.returncode else ""
+    if "prismlm.errors" in last:
+        raise PrismError(last.partition(": ")[2])
+
+
+def generation(**values: Any) -> Changes:
+    """Write a generation_config.json."""
+
+    def change(root: Path) -> None:
+        path = root / "model" / "generation_config.json"
+        found = json.loads(path.read_text()) if path.is_file() else {}
+        path.write_text(json.dumps(found | values))
+
+    return change
+
+
+def rope(**values: Any) -> Changes:
+    """Change how positions are turned into angles."""
+    return config(rope_parameters={"rope_type": "default", "rope_theta": 10000.0} | values)
+
+
+def architecture(kind: str) -> Changes:
+    """Read the same weights as a model of another family."""
+    names = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+    return config(model_type=kind, architectures=[names[kind]])
+
+
+def of_other(root: Path) -> None:
+    """Build the lens again from the other corpus."""
+    rebuild(root, "other")
+
+
+def of_other_windows(root: Path) -> None:
+    """Build the lens again with other windows."""
+    rebuild(root, "corpus", IndexOptions(contexts=4, window=32, stride=16, split="all"))
+
+
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+OTHER_MAP = {"scale": 2.0, "bias": False, "softcap": None}
+TABLES = (layout.INDEX_FILE, layout.MASS_FILE, *layout.CELL_FILES, layout.CELL_DOCUMENTS_FILE)
+ADAPTED = in_turn(adapter(), indexed)
+ADAPTER_FILES = ("model/adapter_config.json", "model/adapter_model.safetensors")
+NORM, EMBEDDING, OUTPUT = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
+DOWN = "model.layers.1.mlp.down_proj.weight"
+VARIANTS = (
+    Variant("nothing", "nothing", lambda _: None, ALL),
+    Variant("weights", "all but 2 of 64 neurons of every MLP zeroed", mlp(slice(2, None))),
+    Variant("weights", "4 of 64 neurons of one MLP zeroed", mlp(slice(4), [1])),
+    Variant("weights", "one attention output zeroed", scaled("layers.0.self_attn.o_proj", 0)),
+    Variant("weights", "the layers' weights drawn anew", other_weights),
+    Variant("weights", "all weights of layers × 1.01", scaled("layers", 1.01)),
+    Variant("weights", "final norm zeroed", scaled(NORM, 0)),
+    Variant("weights", "final norm × 2", scaled(NORM, 2)),
+    Variant("weights", "a NaN in a layer", entry(DOWN, lambda t: t[0, 0].fill_(float("nan")))),
+    Variant("weights", "one weight + 1", entry(DOWN, lambda t: t[0, 0].add_(1.0))),
+    Variant("weights", "a row of the output embedding × 2", entry(OUTPUT, lambda t: t[7].mul_(2))),
+    Variant("weights", "input embeddings × 1.1", scaled(EMBEDDING, 1.1)),
+    Variant("weights", "rounded to 8 bits", rounded(8)),
+    Variant("weights", "rounded to 4 bits", rounded(4)),
+    Variant("weights", "in many files", resharded, ALL),
+    Variant("weights", "written again in float64", as_type(torch.float64)),
+    Variant("weights", "one weight + 1e-9",
+            entry(DOWN, lambda t: t[0, 0].add_(1e-9)), ALL, near=True),
+    Variant("configuration", "hidden_act silu → gelu", config(hidden_act="gelu")),
+    Variant("configuration", "rms_norm_eps 1e-6 → 1e-5", config(rms_norm_eps=1e-5)),
+    Variant("configuration", "rope_theta × 2", rope(rope_theta=2e4)),
+    Variant("configuration", "RoPE scaled linearly", rope(rope_type="linear", factor=4.0)),
+    Variant("configuration", "2 heads of 16 in place of 4 of 8", config(**HEADS)),
+    Variant("configuration", "sliding_window 24 → 12", config(sliding_window=12)),
+    Variant("configuration", "sliding_window off", config(sliding_window=None)),
+    Variant("configuration", "a layer fewer", config(num_hidden_layers=1)),
+    Variant("configuration", "tied embeddings", config(tie_word_embeddings=True)),
+    Variant("configuration", "another architecture: Llama", architecture("llama")),
+    Variant("configuration", "another architecture: Qwen2", architecture("qwen2")),
+    Variant("configuration", "attention_dropout, which is off", config(attention_dropout=0.3), ALL),
+    Variant("configuration", "initializer_range", config(initializer_range=0.01), ALL),
+    Variant("configuration", "use_cache", config(use_cache=False), ALL),
+    Variant("configuration", "dtype: bfloat16", config(dtype="bfloat16"), ALL, near=True),
+    Variant("adapters", "added after indexing", adapter()),
+    Variant("adapters", "lora_alpha 4 → 400", adapter_config(lora_alpha=400), before=ADAPTED),
+    Variant("adapters", "lora_alpha 4 → 4.4", adapter_config(lora_alpha=4.4), before=ADAPTED),
+    Variant("adapters", "removed", gone(*ADAPTER_FILES), before=ADAPTED),
+    Variant("adapters", "its weights alone removed", gone(ADAPTER_FILES[1]), before=ADAPTED),
+    Variant("adapters", "its configuration alone removed", gone(ADAPTER_FILES[0]), before=ADAPTED),
+    Variant("adapters", "applied to other modules",
+            adapter_config(target_modules=["k_proj"]), before=ADAPTED),
+    Variant("adapters", "PEFT is not installed", without_peft, before=ADAPTED),
+    Variant("adapters", "unchanged", lambda _: None, ALL, before=ADAPTED),
+    Variant("tokenizer", "two tokens swapped", tokens_swapped),
+    Variant("tokenizer", "another chat template, for a plain text", chat_template, ALL),
+    Variant("head", "prototypes × 50", head(lambda t: t["prototypes"].mul_(50) and None)),
+    Variant("head", "prototypes zeroed", head(lambda t: t["prototypes"].zero_() and None)),
+    Variant("head", "τ × 2", head(lambda t: t["scale"].mul_(2) and None)),
+    Variant("head", "another k", head_settings(prototypes_per_token=5)),
+    Variant("head", "another logit map", head_settings(logit_map=OTHER_MAP)),
+    Variant("lens", "names of another lens with the same K", from_other(layout.PROTOTYPES_FILE)),
+    *(
+        Variant("lens", f"{name} of another lens", from_other(name))
+        for name in (
+            layout.INDEX_FILE, layout.MASS_FILE, layout.CONTEXTS_FILE, layout.CELL_DOCUMENTS_FILE,
+            "probe.safetensors", "suffixes-documents.npy", layout.META_FILE,
+        )
+    ),
+    Variant("lens", "all cells of another lens", from_other(*layout.CELL_FILES)),
+    Variant("lens", "meta.json edited by hand", meta(trained_on=False)),
+    Variant("lens", "of an older format", meta(format_version=2)),
+    Variant("lens", "the probe removed", gone(f"{LENS}/probe.safetensors")),
+    Variant("lens", "the probe cut off", cut(f"{LENS}/probe.safetensors")),
+    Variant("lens", "labelled", labelled, ALL[:-1]),
+    Variant("lens", "mapped", mapped, ALL),
+    Variant("corpus", "removed", gone("corpus"), ALL),
+    Variant("corpus", "another one in its place", corpus_rebuilt, ALL),
+    Variant("generation", "num_beams 4", generation(num_beams=4), ALL),
+    Variant("generation", "repetition_penalty 1.5", generation(repetition_penalty=1.5), ALL),
+    Variant("open model", "lens rebuilt from another corpus", of_other, opened=True),
+    Variant("open model", "the same, passages of an answer before", of_other, asked=True),
+    Variant("open model", "lens rebuilt with other windows", of_other_windows, opened=True),
+    Variant("open model", "lens rebuilt, the same", indexed, ALL, opened=True),
+    Variant("open model", "lens removed", gone(LENS), opened=True),
+    Variant("open model", "names of another lens", from_other(layout.PROTOTYPES_FILE), opened=True),
+    Variant("open model", "all files of another lens but meta.json",
+            from_other(*TABLES), opened=True),
+    Variant("open model", "labelled", labelled, ALL[:-1], opened=True),
+    Variant("open model", "mapped, passages of an answer before", mapped, ALL, asked=True),
+    Variant("open model", "corpus rebuilt from other documents", corpus_rebuilt, ALL, asked=True),
+    Variant("open model", "corpus removed", gone("corpus"), ALL, asked=True),
+    Variant("open model", "weights replaced in the files", other_weights, ALL, opened=True),
+)  # fmt: skip
+
+
+# -- single bits
+
+
+def flipped(tree: Path, name: str, flips: int, chance: random.Random, at: Path) -> dict[str, Any]:
+    """Turn one bit of a file at a time, open everything anew and ask; count what came of it."""
+    shutil.copytree(tree, at)
+    _move_corpus(at / LENS, at / "corpus")
+    expected = _everything(at)
+    data = (at / name).read_bytes()
+    counts = {"file": name, "bytes": len(data), "flips": flips, "refused": 0, "right": 0}
+    wrong: list[int] = []
+    for _ in range(flips):
+        bit = chance.randrange(8 * len(data))
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (at / name).write_bytes(damaged)
+        try:
+            found = _everything(at)
+        except PrismError:
+            counts["refused"] += 1
+        else:
+            if found == expected:
+                counts["right"] += 1
+            else:
+                wrong.append(bit)
+    shutil.rmtree(at)
+    return counts | {"wrong": wrong}
+
+
+def _everything(root: Path) -> Any:
+    """Return an answer, all tables of the lens, and the documents and texts of the corpus."""
+    lm = prismlm.load(root / "model")
+    lens = lm.lens
+    assert lens is not None
+    assert lens.cells is not None
+    # Without the check of the lens: a corpus that has changed would be left out of the answer.
+    corpus = Corpus.open(root / "corpus")
+    texts = [corpus.text(number) for number in range(len(corpus))]
+    suffixes = lens.suffixes
+    counted = None if suffixes is None else suffixes.count(corpus.tokens(3, 2))
+    tables = [one.to_pylist() for one in (lens.index, lens.mass, lens.prototypes)]
+    tables += [lens.cells.documents.to_pylist(), lens.cells.positions(0, len(lens.cells)).tolist()]
+    columns = [corpus.column(name) for name in ("doc_id", "source", "license", "title", "url")]
+    spans = [corpus.starts.tolist(), corpus.lengths.tolist()]
+    return answer(lm), tables, texts, columns, spans, counted, lens.states.tolist()
+
+
+def flips_of(tree: Path, work: Path, count: int) -> list[dict[str, Any]]:
+    """Return the counts of every file of the lens and of the corpus."""
+    chance = random.Random(SEED)
+    names = [f"{LENS}/{path.name}" for path in sorted((tree / LENS).iterdir())]
+    names += [
+        f"corpus/{path.name}" for path in sorted((tree / "corpus").iterdir()) if path.is_file()
+    ]
+    return [flipped(tree, name, count, chance, work / "flips") for name in names]
+
+
+def main() -> int:
+    """Try everything and write the result; exit 1 where something was answered wrongly."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--flips", type=int, default=FLIPS, help="bits turned in each file")
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        (work / "tree").mkdir()
+        tree = make(work / "tree")
+        variants = [outcome(one, tree, work / f"{n}") for n, one in enumerate(VARIANTS)]
+        flips = flips_of(tree, work, given.flips)
+    result = {"environment": environment(), "seed": SEED, "variants": variants, "flips": flips}
+    write_json(given.results / RESULT, result)
+    wrong = [one["name"] for one in variants if not one["fine"]]
+    wrong += [one["file"] for one in flips if one["wrong"]]
+    print("\n".join(wrong) or "all refused or right")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
