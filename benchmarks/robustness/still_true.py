@@ -224,7 +224,11 @@ def scaled(name: str, factor: float) -> Changes:
 
 def entry(name: str, work: Callable[[torch.Tensor], Any]) -> Changes:
     """Change one tensor in place."""
-    return weights(lambda tensors: work(tensors[name]))
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        work(tensors[name])
+
+    return weights(change)
 
 
 def as_type(dtype: torch.dtype) -> Changes:
@@ -495,7 +499,8 @@ VARIANTS = (
     Variant("weights", "rounded to 8 bits", rounded(8)),
     Variant("weights", "rounded to 4 bits", rounded(4)),
     Variant("weights", "in many files", resharded, ALL),
-    Variant("weights", "written again in float64", as_type(torch.float64)),
+    Variant("weights", "written again in float64", as_type(torch.float64), ALL, near=True),
+    Variant("weights", "written again in bfloat16", as_type(torch.bfloat16), ALL, near=True),
     Variant("weights", "one weight + 1e-9",
             entry(DOWN, lambda t: t[0, 0].add_(1e-9)), ALL, near=True),
     Variant("configuration", "hidden_act silu → gelu", config(hidden_act="gelu")),
@@ -506,7 +511,8 @@ VARIANTS = (
     Variant("configuration", "sliding_window 24 → 12", config(sliding_window=12)),
     Variant("configuration", "sliding_window off", config(sliding_window=None)),
     Variant("configuration", "a layer fewer", config(num_hidden_layers=1)),
-    Variant("configuration", "tied embeddings", config(tie_word_embeddings=True)),
+    Variant("configuration", "tied embeddings, where both are in the files",
+            config(tie_word_embeddings=True), ALL),
     Variant("configuration", "another architecture: Llama", architecture("llama")),
     Variant("configuration", "another architecture: Qwen2", architecture("qwen2")),
     Variant("configuration", "attention_dropout, which is off", config(attention_dropout=0.3), ALL),

@@ -38,11 +38,13 @@ class Base:
         name: its name or path when the head was made; empty for the checkpoint in the directory.
         revision: the hub revision, if it came from one.
         fingerprint: of its output embedding's weight.
+        bfloat16: of the same rounded to it, in which a copy of the model belongs to the head too.
     """
 
     name: str
     revision: str | None
     fingerprint: str
+    bfloat16: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def base_of(model: nn.Module) -> Base:
         name=str(getattr(config, "name_or_path", "") or ""),
         revision=getattr(config, "_commit_hash", None),
         fingerprint=fingerprints.of_tensor(weight_of(model)),
+        bfloat16=fingerprints.of_tensor(weight_of(model).bfloat16()),
     )
 
 
@@ -197,7 +200,11 @@ def _check_belongs(sidecar: Sidecar, model: nn.Module, directory: Path) -> None:
             f"the prototypes in {directory} have width {sidecar.head.width}, and the model's "
             f"output embedding has {weight.shape[1]}: they do not belong together."
         )
-    if fingerprints.of_tensor(weight) != sidecar.base.fingerprint:
+    base = sidecar.base
+    # The same numbers in a wider type, or those in bfloat16 where the head was made for wider ones.
+    types = (weight.dtype, torch.float32, torch.bfloat16, torch.float16)
+    narrow = weight.dtype == torch.bfloat16 and fingerprints.of_tensor(weight) == base.bfloat16
+    if not narrow and all(fingerprints.of_tensor(weight.to(t)) != base.fingerprint for t in types):
         raise FormatError(
             f"the output embedding of the model in {directory} is not the one its prototypes were "
             "trained with. Put the original weights back, or train the head again."

@@ -28,7 +28,6 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import device_named, uses_bf16
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import (
-    Base,
     Sidecar,
     base_of,
     has_sidecar,
@@ -313,7 +312,7 @@ class _Work:
         )
         quality = self._measure(corpus, head)
         of = base_of(self.model)
-        named = Base(self.base.name, self.base.revision, of.fingerprint)
+        named = replace(of, name=self.base.name, revision=self.base.revision)
         provenance = self._provenance(corpus, states, quality)
         with room_to_write("the head", self.out, "Make room, and give the same command again."):
             write_history(self.out, history)
