@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,17 @@ FLIPS, SEED = 60, 5
 HALF = 0.05
 
 
-def make(root: Path) -> Path:
+def make(trees: Path) -> Path:
+    """Write ``plain``, and ``adapted``, the same with an adapter beside the model's weights."""
+    (trees / "plain").mkdir()
+    _make_plain(trees / "plain")
+    adapted = shutil.copytree(trees / "plain", trees / "adapted")
+    adapter()(adapted)
+    indexed(adapted)
+    return trees
+
+
+def _make_plain(root: Path) -> None:
     """Write a corpus and another one of the same tokens, and a model with a lens of the first."""
     table = pq.read_table(sample_path())
     rows = table.take(list(range(0, len(table), len(table) // (2 * DOCUMENTS)))).to_pylist()
@@ -84,7 +95,6 @@ def make(root: Path) -> Path:
     corpus.tokenizer.save_pretrained(root / "model")
     save_sidecar(root / "model", Sidecar(head, LogitMap.of(model), base_of(model), {}))
     build_index(model, head, corpus, root / LENS, OPTIONS, trained_on=True)
-    return root
 
 
 # -- what is asked
@@ -99,7 +109,6 @@ def answer(lm: PrismLM, trace: Trace | None = None) -> dict[str, Any]:
         "shares": {one.key: one.share.hex() for one in sources.items},
         "unattributed": sources.unattributed.hex(),
         "passages": [[one.doc_id, one.position, one.share.hex()] for one in passages],
-        "text": [getattr(one, "before", None) for one in passages],
         "support": None if trace.support is None else str(trace.support),
         "names": [one.name for one in trace[-1].prototypes],
     }
@@ -121,7 +130,7 @@ class Variant:
         right: what of the answer stays, to the last bit; None: it is to be refused.
         opened: the model was opened before.
         asked: it had explained the text before, and is asked for passages after.
-        before: is done before the answer that is compared with, such as an adapter.
+        adapted: the model has an adapter beside its weights, and its lens was built with it.
         near: shares may move by rounding of half precision.
     """
 
@@ -131,17 +140,16 @@ class Variant:
     right: Kept | None = None
     opened: bool = False
     asked: bool = False
-    before: Changes | None = None
+    adapted: bool = False
     near: bool = False
 
 
-def outcome(variant: Variant, tree: Path, at: Path) -> dict[str, Any]:
+def outcome(variant: Variant, trees: Path, at: Path) -> dict[str, Any]:
     """Change a copy of a directory and ask; return what came of it, and whether it was to be."""
+    tree = trees / ("adapted" if variant.adapted else "plain")
+    expected = _unchanged(tree)
     shutil.copytree(tree, at)
     _move_corpus(at / LENS, at / "corpus")
-    if variant.before is not None:
-        variant.before(at)
-    expected = answer(prismlm.load(at / "model"))
     lm = prismlm.load(at / "model") if variant.opened or variant.asked else None
     trace = lm.explain(ASKED, generate=4) if lm is not None and variant.asked else None
     variant.change(at)
@@ -162,6 +170,11 @@ def outcome(variant: Variant, tree: Path, at: Path) -> dict[str, Any]:
         "near": variant.near,
         "fine": came == wanted,
     }
+
+
+@cache
+def _unchanged(tree: Path) -> dict[str, Any]:
+    return answer(prismlm.load(tree / "model"))
 
 
 def _same(found: dict[str, Any], expected: dict[str, Any], variant: Variant) -> bool:
@@ -274,7 +287,7 @@ def other_weights(root: Path) -> None:
 
 
 def adapter(alpha: float = 4.0, of: Sequence[str] = ("q_proj", "v_proj")) -> Changes:
-    """Put an adapter of rank 2 beside the weights, and build the lens with it."""
+    """Put an adapter of rank 2 beside the weights."""
 
     def change(root: Path) -> None:
         from peft import LoraConfig, get_peft_model
@@ -294,16 +307,6 @@ def adapter(alpha: float = 4.0, of: Sequence[str] = ("q_proj", "v_proj")) -> Cha
 def indexed(root: Path) -> None:
     """Build the lens again with the model as it is."""
     rebuild(root, "corpus")
-
-
-def in_turn(*changes: Changes) -> Changes:
-    """Make several changes."""
-
-    def change(root: Path) -> None:
-        for one in changes:
-            one(root)
-
-    return change
 
 
 def adapter_config(**values: Any) -> Changes:
@@ -479,7 +482,6 @@ def of_other_windows(root: Path) -> None:
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
 OTHER_MAP = {"scale": 2.0, "bias": False, "softcap": None}
 TABLES = (layout.INDEX_FILE, layout.MASS_FILE, *layout.CELL_FILES, layout.CELL_DOCUMENTS_FILE)
-ADAPTED = in_turn(adapter(), indexed)
 ADAPTER_FILES = ("model/adapter_config.json", "model/adapter_model.safetensors")
 NORM, EMBEDDING, OUTPUT = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -520,15 +522,15 @@ VARIANTS = (
     Variant("configuration", "use_cache", config(use_cache=False), ALL),
     Variant("configuration", "dtype: bfloat16", config(dtype="bfloat16"), ALL, near=True),
     Variant("adapters", "added after indexing", adapter()),
-    Variant("adapters", "lora_alpha 4 → 400", adapter_config(lora_alpha=400), before=ADAPTED),
-    Variant("adapters", "lora_alpha 4 → 4.4", adapter_config(lora_alpha=4.4), before=ADAPTED),
-    Variant("adapters", "removed", gone(*ADAPTER_FILES), before=ADAPTED),
-    Variant("adapters", "its weights alone removed", gone(ADAPTER_FILES[1]), before=ADAPTED),
-    Variant("adapters", "its configuration alone removed", gone(ADAPTER_FILES[0]), before=ADAPTED),
+    Variant("adapters", "lora_alpha 4 → 400", adapter_config(lora_alpha=400), adapted=True),
+    Variant("adapters", "lora_alpha 4 → 4.4", adapter_config(lora_alpha=4.4), adapted=True),
+    Variant("adapters", "removed", gone(*ADAPTER_FILES), adapted=True),
+    Variant("adapters", "its weights alone removed", gone(ADAPTER_FILES[1]), adapted=True),
+    Variant("adapters", "its configuration alone removed", gone(ADAPTER_FILES[0]), adapted=True),
     Variant("adapters", "applied to other modules",
-            adapter_config(target_modules=["k_proj"]), before=ADAPTED),
-    Variant("adapters", "PEFT is not installed", without_peft, before=ADAPTED),
-    Variant("adapters", "unchanged", lambda _: None, ALL, before=ADAPTED),
+            adapter_config(target_modules=["k_proj"]), adapted=True),
+    Variant("adapters", "PEFT is not installed", without_peft, adapted=True),
+    Variant("adapters", "unchanged", lambda _: None, ALL, adapted=True),
     Variant("tokenizer", "two tokens swapped", tokens_swapped),
     Variant("tokenizer", "another chat template, for a plain text", chat_template, ALL),
     Variant("head", "prototypes × 50", head(lambda t: t["prototypes"].mul_(50) and None)),
@@ -638,10 +640,10 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        (work / "tree").mkdir()
-        tree = make(work / "tree")
-        variants = [outcome(one, tree, work / f"{n}") for n, one in enumerate(VARIANTS)]
-        flips = flips_of(tree, work, given.flips)
+        (work / "trees").mkdir()
+        trees = make(work / "trees")
+        variants = [outcome(one, trees, work / f"{n}") for n, one in enumerate(VARIANTS)]
+        flips = flips_of(trees / "plain", work, given.flips)
     result = {"environment": environment(), "seed": SEED, "variants": variants, "flips": flips}
     write_json(given.results / RESULT, result)
     wrong = [one["name"] for one in variants if not one["fine"]]

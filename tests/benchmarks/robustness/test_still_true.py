@@ -14,19 +14,19 @@ FILES = [
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory):
+def trees(tmp_path_factory):
     return made_once(tmp_path_factory, "still-true", still_true.make)
 
 
 @pytest.mark.parametrize("variant", still_true.VARIANTS, ids=lambda one: f"{one.group}: {one.name}")
-def test_what_has_changed_since(tree, tmp_path, variant):
-    found = still_true.outcome(variant, tree, tmp_path / "changed")
+def test_what_has_changed_since(trees, tmp_path, variant):
+    found = still_true.outcome(variant, trees, tmp_path / "changed")
     assert found["outcome"] == found["wanted"], found["says"]
     if found["outcome"] == "refused":
         assert len(found["says"]) > 40
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_refused_or_changes_nothing(tree, tmp_path, name):
-    found = still_true.flipped(tree, name, 12, random.Random(name), tmp_path / "flips")
+def test_a_flipped_bit_is_refused_or_changes_nothing(trees, tmp_path, name):
+    found = still_true.flipped(trees / "plain", name, 12, random.Random(name), tmp_path / "flips")
     assert found["wrong"] == []
