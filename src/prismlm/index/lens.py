@@ -85,7 +85,7 @@ class Lens:
     ) -> Lens:
         """Open a lens that was built for this model and head, and tokenizer if one is given.
 
-        The model reads the probe again, some 500 tokens and one window: see
+        The model reads the probe again, 240 tokens and one window: see
         :class:`~prismlm.index.probe.Probe`.
 
         Args:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
 PROBE_FILE = "probe.safetensors"
-ROWS, SHORT, PER_ROW = 16, 32, 4
+ROWS, SHORT, PER_ROW = 16, 16, 4
 TINY = torch.finfo(torch.float32).tiny
 # What rounding explains of a difference: the median over positions, and the largest.
 SINGLE, HALF = (2e-5, 2e-4), (0.06, 0.5)
@@ -39,14 +39,14 @@ class Probe:
 
     Attributes:
         rows: token ids, each row the beginning of a document and the token after it: the first as
-            many as a window of the index, the others at most 32.
-        dtype: of the states, as the model gave them.
+            many as a window of the index, the others at most 16.
+        kind: the type that they were computed in: float32, bfloat16, tf32 and so on.
         states: z at the positions, row after row, float32 [n, d].
         logits: of the token after each position, as the model gives it, float32 [n].
     """
 
     rows: list[Tensor]
-    dtype: str
+    kind: str
     states: Tensor
     logits: Tensor
 
@@ -65,7 +65,7 @@ class Probe:
             tokens = corpus.read_tokens(int(corpus.starts[document]), length)
             rows.append(torch.from_numpy(tokens.astype(np.int64)))
         states, logits = _read(model, rows)
-        return cls(rows, _name(states.dtype), states.float().cpu(), logits.float().cpu())
+        return cls(rows, _kind(states.dtype), states.float().cpu(), logits.float().cpu())
 
     def save(self, directory: Path) -> None:
         """Write ``probe.safetensors``."""
@@ -76,7 +76,7 @@ class Probe:
             "states": self.states.contiguous(),
             "logits": self.logits.contiguous(),
         }
-        save_file(tensors, str(path), metadata={"dtype": self.dtype})
+        save_file(tensors, str(path), metadata={"kind": self.kind})
         share(path)
 
     @classmethod
@@ -91,7 +91,7 @@ class Probe:
             with safe_open(str(path), framework="pt") as file:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 rows = list(found["tokens"].split(found["lengths"].tolist()))
-                return cls(rows, file.metadata()["dtype"], found["states"], found["logits"])
+                return cls(rows, file.metadata()["kind"], found["states"], found["logits"])
         except (SafetensorError, OSError, KeyError, TypeError, RuntimeError) as error:
             raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
 
@@ -113,7 +113,7 @@ class Probe:
             raise _stale(directory, "its states have {} numbers, the model's {}".format(*widths))
         found = _differences(self, states.float().cpu(), logits.float().cpu())
         median, most = found.median().item(), found.max().item()
-        bounds = [_bounds(dtype) for dtype in (self.dtype, _name(states.dtype))]
+        bounds = [_bounds(kind) for kind in (self.kind, _kind(states.dtype))]
         allowed = tuple(map(max, *bounds))
         if not (median <= allowed[0] and most <= allowed[1]):
             raise _stale(
@@ -139,14 +139,14 @@ def _differences(probe: Probe, states: Tensor, logits: Tensor) -> Tensor:
     return torch.maximum(moved, (logits - probe.logits).abs() / scale)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _kind(dtype: torch.dtype) -> str:
+    """Return the type that states were computed in; TF32 rounds the factors of float32."""
+    exact = dtype.itemsize < 4 or torch.get_float32_matmul_precision() == "highest"
+    return str(dtype).removeprefix("torch.") if exact else "tf32"
 
 
-def _bounds(dtype: str) -> tuple[float, float]:
-    """Return how much states of a type may differ, by the median and at most."""
-    exact = dtype in ("float32", "float64") and torch.get_float32_matmul_precision() == "highest"
-    return SINGLE if exact else HALF
+def _bounds(kind: str) -> tuple[float, float]:
+    return SINGLE if kind in ("float32", "float64") else HALF
 
 
 def _positions(length: int) -> Tensor:
