@@ -48,6 +48,7 @@ from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
 RESULT = "robustness_still_true.json"
 DOCUMENTS, CHARACTERS, VOCABULARY = 24, 400, 320
 WIDTH, LAYERS, PROTOTYPES, SLIDING = 32, 2, 48, 24
+OTHER_LENS = "other-lens"
 LENS, WEIGHTS, CONFIG = "model/lens/sample", "model/model.safetensors", "model/config.json"
 ASKED = "The heart is a muscle that pumps blood through the body of most animals"
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
@@ -94,7 +95,8 @@ def _make_plain(root: Path) -> None:
     model.save_pretrained(root / "model")
     corpus.tokenizer.save_pretrained(root / "model")
     save_sidecar(root / "model", Sidecar(head, LogitMap.of(model), base_of(model), {}))
-    build_index(model, head, corpus, root / LENS, OPTIONS, trained_on=True)
+    for read, lens in ((corpus, LENS), (Corpus.open(root / "other"), OTHER_LENS)):
+        build_index(model, head, read, root / lens, OPTIONS, trained_on=True)
 
 
 # -- what is asked
@@ -152,9 +154,9 @@ def outcome(variant: Variant, trees: Path, at: Path) -> dict[str, Any]:
     _move_corpus(at / LENS, at / "corpus")
     lm = prismlm.load(at / "model") if variant.opened or variant.asked else None
     trace = lm.explain(ASKED, generate=4) if lm is not None and variant.asked else None
-    variant.change(at)
     says = ""
     try:
+        variant.change(at)
         found = answer(lm or prismlm.load(at / "model"), trace)
     except PrismError as error:
         came, says = "refused", str(error).replace(str(at), "…")
@@ -344,13 +346,9 @@ def from_other(*names: str) -> Changes:
     """Put files of a lens of the other corpus in the place of this one's."""
 
     def change(root: Path) -> None:
-        kept = shutil.copytree(root / LENS, root / "kept")
-        rebuild(root, "other")
-        others = root / LENS
         for name in names:
-            shutil.copyfile(others / name, kept / name)
-        shutil.rmtree(others)
-        kept.rename(others)
+            (root / LENS / name).unlink()
+            shutil.copyfile(root / OTHER_LENS / name, root / LENS / name)
 
     return change
 
@@ -376,7 +374,8 @@ def head(work: Callable[[dict[str, torch.Tensor]], Any]) -> Changes:
     def change(root: Path) -> None:
         path = root / "model" / "prototype_head.safetensors"
         tensors = load_file(path)
-        save_file(work(tensors) or tensors, path, metadata={"format": "pt"})
+        work(tensors)
+        save_file(tensors, path, metadata={"format": "pt"})
 
     return change
 
@@ -533,9 +532,9 @@ VARIANTS = (
     Variant("adapters", "unchanged", lambda _: None, ALL, adapted=True),
     Variant("tokenizer", "two tokens swapped", tokens_swapped),
     Variant("tokenizer", "another chat template, for a plain text", chat_template, ALL),
-    Variant("head", "prototypes × 50", head(lambda t: t["prototypes"].mul_(50) and None)),
-    Variant("head", "prototypes zeroed", head(lambda t: t["prototypes"].zero_() and None)),
-    Variant("head", "τ × 2", head(lambda t: t["scale"].mul_(2) and None)),
+    Variant("head", "prototypes × 50", head(lambda t: t["prototypes"].mul_(50))),
+    Variant("head", "prototypes zeroed", head(lambda t: t["prototypes"].zero_())),
+    Variant("head", "τ × 2", head(lambda t: t["scale"].mul_(2))),
     Variant("head", "another k", head_settings(prototypes_per_token=5)),
     Variant("head", "another logit map", head_settings(logit_map=OTHER_MAP)),
     Variant("lens", "names of another lens with the same K", from_other(layout.PROTOTYPES_FILE)),
