@@ -35,6 +35,7 @@ from benchmarks.shared.pages import RESULTS
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.errors import PrismError
 from prismlm.explain.language_model import PrismLM
+from prismlm.explain.shares import METHODS
 from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 from prismlm.index import layout
@@ -105,11 +106,15 @@ def _make_plain(root: Path) -> None:
 def answer(lm: PrismLM, trace: Trace | None = None) -> dict[str, Any]:
     """Return what is said of a text: shares to the last bit, and what their places are called."""
     trace = trace or lm.explain(ASKED, generate=4)
-    sources = trace.sources(by="source")
     passages = trace.passages(5)
+    sources = {method: trace.sources(by="source", method=method) for method in METHODS}
     return {
-        "shares": {one.key: one.share.hex() for one in sources.items},
-        "unattributed": sources.unattributed.hex(),
+        "shares": {
+            f"{one.key} by {method}": one.share.hex()
+            for method, found in sources.items()
+            for one in found.items
+        },
+        "unattributed": [found.unattributed.hex() for found in sources.values()],
         "passages": [[one.doc_id, one.position, one.share.hex()] for one in passages],
         "support": None if trace.support is None else str(trace.support),
         "names": [one.name for one in trace[-1].prototypes],

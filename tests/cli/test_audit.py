@@ -13,6 +13,7 @@ from rich.cells import cell_len
 
 from prismlm.explain.audit_files import ROWS_AT_ONCE
 from tests.helpers import forked
+from tests.helpers.lens_meta import change_meta
 from tests.helpers.small_disk import can_mount, on_small_disk
 
 TEXTS = [
@@ -261,18 +262,18 @@ def test_a_lens_of_something_else(refused, copy, texts):
     lens = copy / "lens" / "sample"
     meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
     for key, words in (
-        ("weight", "output embedding changed"),
         ("prototypes", "prototypes changed"),
         ("tokenizer", "tokenizer changed"),
     ):
-        (lens / "meta.json").write_text(json.dumps(meta | {key: "0" * 32}), encoding="utf-8")
+        change_meta(lens, **{key: "0" * 32})
         assert words in refused("audit", copy, texts)
-    # A table that was rewritten in order, and with its size.
-    (lens / "meta.json").write_text(json.dumps(meta | {"files": {}}), encoding="utf-8")
+        change_meta(lens, **{key: meta[key]})
     table = pq.read_table(lens / "index.parquet")
     pq.write_table(table.slice(8), lens / "index.parquet")
+    change_meta(lens)
     assert "states for" in refused("audit", copy, texts, "--method", "contexts")
     pq.write_table(table.take(list(range(len(table)))[::-1]), lens / "index.parquet")
+    change_meta(lens)
     assert "not in the order" in refused("audit", copy, texts, "--method", "contexts")
 
 

@@ -19,6 +19,7 @@ from prismlm.cli.printing.trace import _place
 from prismlm.errors import InputError
 from prismlm.index.around import Around
 from tests.helpers import forked
+from tests.helpers.lens_meta import change_meta
 
 TEXT = "The proof relies on the theory of groups."
 POSITION = {
@@ -59,9 +60,7 @@ def test_json_is_the_trace(printed, tiny_model):
     ],
 )
 def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split, said, above):
-    meta = copy / "lens" / "sample" / "meta.json"
-    changed = json.loads(meta.read_text()) | {"trained_on": trained, "split": split}
-    meta.write_text(json.dumps(changed))
+    change_meta(copy / "lens" / "sample", trained_on=trained, split=split)
     page = copy.parent / "report.html"
     shown = prism("explain", copy, TEXT, "--html", page).stdout.split("\n\n")[1]
     assert ("trained" in shown) == (above is not None)
@@ -141,8 +140,7 @@ def test_numbers_keep_their_columns_whatever_a_licence_is_called(prism, copy):
         name if value is None else f"{name}/{value}" for value in table["license"].to_pylist()
     ]
     pq.write_table(table.set_column(place, "license", pa.array(licences)), documents)
-    meta = copy / "lens" / "sample" / "meta.json"
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"files": {}}), encoding="utf-8")
+    change_meta(copy / "lens" / "sample")
     result = prism("explain", copy, TEXT, "--by", "license", columns=80)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
@@ -259,10 +257,7 @@ def test_without_a_lens(prism, refused, copy):
 
 
 def test_a_lens_without_cells_says_what_they_would_add(prism, copy):
-    lens = copy / "lens" / "sample"
-    meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
-    bare = {key: value for key, value in meta.items() if key not in ("cells", "support")}
-    (lens / "meta.json").write_text(json.dumps(bare), encoding="utf-8")
+    change_meta(copy / "lens" / "sample", cells=None, support=None)
     result = prism("explain", copy, TEXT)
     assert result.returncode == 0, result.stderr
     assert "prismlm index --positions 1" in " ".join(result.stdout.split())
@@ -300,7 +295,7 @@ def test_text_whose_words_stand_nowhere_together_is_told_so(prism, copy):
     none, all_of_it = ([bound] * len(meta["support"]["lengths"]) for bound in (-1e9, 1e9))
     meta["support"] |= {"low": none, "high": all_of_it, "high_places": all_of_it}
     meta["support"]["low_words"] = all_of_it
-    (lens / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    change_meta(lens, support=meta["support"])
     said = prism("explain", copy, TEXT).stdout.splitlines()[0]
     together = r"\(\d\.\d tokens stand together; unseen 1000000000\.0 or more\)"
     assert re.fullmatch(rf"Support: none  not in this corpus  {together}", said)
@@ -328,10 +323,7 @@ def test_what_is_marked_stands_in_brackets(around, also, shown):
 
 
 def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, refused, copy, tmp_path):
-    lens = copy / "lens" / "sample"
-    meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
-    gone = meta | {"corpus_path": str(tmp_path / "gone")}
-    (lens / "meta.json").write_text(json.dumps(gone), encoding="utf-8")
+    change_meta(copy / "lens" / "sample", corpus_path=str(tmp_path / "gone"))
     result = prism("explain", copy, TEXT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("Support: ")

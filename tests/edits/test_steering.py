@@ -5,8 +5,6 @@ import dataclasses
 import shutil
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -26,8 +24,10 @@ from prismlm.edits.steering_effects import (
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
 from prismlm.index.signatures import signature_ids, top_signatures
+from prismlm.labels.write import write_columns
 from prismlm.models.seam import capture
 from tests.helpers.edit_models import Flat, make_head, plan
+from tests.helpers.lens_meta import change_meta
 
 TEXT = "The patient was given a dose of the drug, and the court"
 PROMPTS = [TEXT, "Once upon a time there was", "The theory of groups is a part of"]
@@ -48,11 +48,10 @@ def leading(lm):
 def labelled(tiny_model, tmp_path):
     """The tiny model with categories: even prototypes and every fifth, others without."""
     directory = shutil.copytree(tiny_model, tmp_path / "labelled")
-    path = directory / "lens" / "sample" / "prototypes.parquet"
-    table = pq.read_table(path)
+    lens = prismlm.load(directory).lens
+    table = lens.prototypes
     names = ["Fives" if i % 5 == 0 else "Even" if i % 2 == 0 else None for i in range(len(table))]
-    column = table.schema.get_field_index("category")
-    pq.write_table(table.set_column(column, table.schema.field(column), pa.array(names)), path)
+    write_columns(lens, {"category": names})
     return prismlm.load(directory)
 
 
@@ -368,8 +367,7 @@ def test_where_the_corpus_comes_from(lm, tiny_corpus, tiny_model, tmp_path):
     assert found.path == tiny_corpus
     assert note == ""
     directory = shutil.copytree(tiny_model, tmp_path / "copy")
-    meta = directory / "lens" / "sample" / "meta.json"
-    meta.write_text(meta.read_text().replace(str(tiny_corpus.resolve()), "/moved/away"))
+    change_meta(directory / "lens" / "sample", corpus_path="/moved/away")
     found, note = corpus_of(prismlm.load(directory), None)
     assert found is None
     assert "--corpus DIR" in note

@@ -21,6 +21,7 @@ from prismlm.index.support import (
     unseen_documents,
 )
 from prismlm.models.sidecar import weight_of
+from tests.helpers.lens_meta import change_meta
 from tests.helpers.next_tokens import next_tokens
 
 
@@ -76,7 +77,7 @@ def test_a_scale_whose_lists_do_not_belong_together_is_refused(tiny_model, tmp_p
     lens = model / "lens" / "sample"
     meta = json.loads((lens / "meta.json").read_text())
     meta["support"] |= damage
-    (lens / "meta.json").write_text(json.dumps(meta))
+    change_meta(lens, support=meta["support"])
     with pytest.raises(FormatError, match="support"):
         _ = prismlm.load(model).lens.support
 

@@ -11,6 +11,7 @@ from prismlm.errors import InputError, PrismError
 from prismlm.index import layout
 from prismlm.labels.map import map_lens
 from prismlm.labels.write import label_lens
+from tests.helpers.lens_meta import change_meta
 
 FILLED = ("description", "category", "role", "tags", "label_score")
 
@@ -90,14 +91,11 @@ def test_a_category_can_be_steered(labelled):
 def test_without_cells_or_corpus_it_is_said_what_is_missing(labelled, tmp_path):
     directory = shutil.copytree(labelled[0], tmp_path / "model")
     lm = prismlm.load(directory)
-    meta = json.loads((lm.lens.path / "meta.json").read_text())
-    meta["corpus_path"] = str(tmp_path / "nowhere")
-    (lm.lens.path / "meta.json").write_text(json.dumps(meta))
+    change_meta(lm.lens.path, corpus_path=str(tmp_path / "nowhere"))
     lm = prismlm.load(directory)
     with pytest.raises(InputError, match=r"nowhere.*names are made of its text"):
         label_lens(lm.lens, lm.model, overwrite=True)
-    meta["cells"] = None
-    (lm.lens.path / "meta.json").write_text(json.dumps(meta))
+    change_meta(lm.lens.path, cells=None)
     lm = prismlm.load(directory)
     with pytest.raises(InputError, match=r"keeps no positions.*prismlm index"):
         label_lens(lm.lens, lm.model, overwrite=True)

@@ -94,9 +94,7 @@ def evil(tiny_model, tmp_path_factory):
             urls = pa.array(["javascript:alert(1)"] * len(table))
             table = table.set_column(table.schema.get_field_index("url"), "url", urls)
         pq.write_table(table, path)
-    meta = copy / "lens" / "sample" / "meta.json"
-    value = json.loads(meta.read_text(encoding="utf-8"))
-    meta.write_text(json.dumps(value | {"files": {}}), encoding="utf-8")
+    change_meta(copy / "lens" / "sample")
     lm = prismlm.load(copy)
     lm.lens.sentence = lambda position: Around(EVIL, EVIL, EVIL)
     return lm.explain(f"{EVIL} & <b>\u2028")
