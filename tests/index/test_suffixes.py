@@ -210,9 +210,3 @@ def test_a_wrong_order_is_noticed_when_it_is_used(written):
     np.save(written / ORDER_FILE, np.full_like(order, 10**6))
     with pytest.raises(FormatError, match=f"{ORDER_FILE} is damaged"):
         Suffixes.open(written).count([5])
-    np.save(written / ORDER_FILE, order)
-    (rows,) = Suffixes.open(written).rows([5, 6])
-    order[rows.start + 1] = order[-1]
-    np.save(written / ORDER_FILE, order)
-    with pytest.raises(FormatError, match=f"{ORDER_FILE} is damaged"):
-        Suffixes.open(written).find([5, 6], 9)

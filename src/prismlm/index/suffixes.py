@@ -216,15 +216,12 @@ class Suffixes:
         It reads all places of the sequence, 4 or 8 bytes each.
 
         Raises:
-            FormatError: the files do not belong together, or are damaged.
+            FormatError: a file does not hold what was written.
         """
         columns = [self._places(rows.start, rows.stop) for rows in self.rows(tokens)]
         found = np.concatenate(columns).astype(np.int64)
         if limit < len(found):
             found = np.partition(found, limit)[:limit]
-        wanted = self._encode(tokens)
-        for place in found.tolist():
-            _check(self.path / ORDER_FILE, self._read(len(wanted), place) == wanted)
         return self._globally(np.sort(found))
 
     def longest_prefix(self, tokens: Tokens) -> tuple[int, int]:
@@ -294,9 +291,6 @@ class Suffixes:
 
     def _read(self, size: int, place: int) -> bytes:
         """Return up to ``size`` bytes of the tokens from a place on."""
-        # Asked before the check, which joins a path: this is called some sixty times a search.
-        if not 0 <= place < len(self._tokens):
-            _check(self.path / ORDER_FILE, False)
         return self._tokens.read(place, place + size // self._size)
 
     def _encode(self, tokens: Tokens) -> bytes:
