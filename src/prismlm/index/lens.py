@@ -18,7 +18,7 @@ from prismlm.files import from_json
 from prismlm.index import layout, suffixes
 from prismlm.index.around import Around, joined, sentence_around
 from prismlm.index.cells import Cells
-from prismlm.index.probe import Probe
+from prismlm.index.probe import PROBE_FILE, Probe
 from prismlm.index.suffixes import Suffixes, has_suffixes
 from prismlm.index.support import SupportScale
 from prismlm.index.where import Conditions, Keys, rows_matching
@@ -102,6 +102,7 @@ class Lens:
         seen = identity_of(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, head, tokenizer)
+        layout.check_files(directory, meta, [PROBE_FILE])
         Probe.open(directory).check(model, directory)
         # Tables are read when they are first needed; what is cut off is noticed at once.
         for name, schema in layout.SCHEMAS.items():

@@ -104,13 +104,12 @@ class Probe:
         Raises:
             StaleLensError: rounding does not explain the difference, or the model cannot read this.
         """
-        weight = output_embedding(model).weight
-        if max(int(row.max()) for row in self.rows) >= len(weight):
-            raise _stale(directory, f"the model has {len(weight):,} tokens and the lens more")
+        shape = output_embedding(model).weight.shape
+        if max(int(row.max()) for row in self.rows) >= shape[0] or self.states.shape[1] != shape[1]:
+            raise _stale(
+                directory, f"W is {list(shape)}, which does not fit the states of the lens"
+            )
         states, logits = _read(model, self.rows)
-        if states.shape != self.states.shape:
-            widths = self.states.shape[1], states.shape[1]
-            raise _stale(directory, "its states have {} numbers, the model's {}".format(*widths))
         found = _differences(self, states.float().cpu(), logits.float().cpu())
         median, most = found.median().item(), found.max().item()
         bounds = [_bounds(kind) for kind in (self.kind, _kind(states.dtype))]
