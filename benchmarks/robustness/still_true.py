@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 from prismlm.index import layout
 from prismlm.index.build import IndexOptions, build_index
+from prismlm.index.lens import Lens
 from prismlm.labels.write import label_lens, write_columns
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import read_checkpoint
@@ -53,7 +54,7 @@ OTHER_LENS = "other-lens"
 LENS, WEIGHTS, CONFIG = "model/lens/sample", "model/model.safetensors", "model/config.json"
 ASKED = "The heart is a muscle that pumps blood through the body of most animals"
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
-FLIPS, SEED = 60, 5
+FLIPS, SEED = 40, 5
 # How much shares may move where the same weights are computed in half precision.
 HALF = 0.05
 
@@ -584,7 +585,8 @@ def flipped(tree: Path, name: str, flips: int, chance: random.Random, at: Path) 
     """Turn one bit of a file at a time, open everything anew and ask; count what came of it."""
     shutil.copytree(tree, at)
     _move_corpus(at / LENS, at / "corpus")
-    expected = _everything(at)
+    lm = prismlm.load(at / "model")
+    expected = _everything(at, lm)
     data = (at / name).read_bytes()
     counts = {"file": name, "bytes": len(data), "flips": flips, "refused": 0, "right": 0}
     wrong: list[int] = []
@@ -594,7 +596,7 @@ def flipped(tree: Path, name: str, flips: int, chance: random.Random, at: Path) 
         damaged[bit // 8] ^= 1 << bit % 8
         (at / name).write_bytes(damaged)
         try:
-            found = _everything(at)
+            found = _everything(at, lm)
         except PrismError:
             counts["refused"] += 1
         else:
@@ -606,11 +608,9 @@ def flipped(tree: Path, name: str, flips: int, chance: random.Random, at: Path) 
     return counts | {"wrong": wrong}
 
 
-def _everything(root: Path) -> Any:
+def _everything(root: Path, lm: PrismLM) -> Any:
     """Return an answer, all tables of the lens, and the documents and texts of the corpus."""
-    lm = prismlm.load(root / "model")
-    lens = lm.lens
-    assert lens is not None
+    lens = Lens.open(root / LENS, lm.model, lm.head)
     assert lens.cells is not None
     # Without the check of the lens: a corpus that has changed would be left out of the answer.
     corpus = Corpus.open(root / "corpus")
@@ -621,7 +621,15 @@ def _everything(root: Path) -> Any:
     tables += [lens.cells.documents.to_pylist(), lens.cells.positions(0, len(lens.cells)).tolist()]
     columns = [corpus.column(name) for name in ("doc_id", "source", "license", "title", "url")]
     spans = [corpus.starts.tolist(), corpus.lengths.tolist()]
-    return answer(lm), tables, texts, columns, spans, counted, lens.states.tolist()
+    return (
+        answer(replace(lm, lens=lens)),
+        tables,
+        texts,
+        columns,
+        spans,
+        counted,
+        lens.states.tolist(),
+    )
 
 
 def flips_of(tree: Path, work: Path, count: int) -> list[dict[str, Any]]:
