@@ -54,7 +54,7 @@ OTHER_LENS = "other-lens"
 LENS, WEIGHTS, CONFIG = "model/lens/sample", "model/model.safetensors", "model/config.json"
 ASKED = "The heart is a muscle that pumps blood through the body of most animals"
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
-FLIPS, SEED = 40, 5
+FLIPS, SEED = 8, 5
 # How much shares may move where the same weights are computed in half precision.
 HALF = 0.05
 
