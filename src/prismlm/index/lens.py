@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -133,18 +134,16 @@ class Lens:
         seen = identity_of(self.path / layout.META_FILE)
         if seen == self._seen:
             return
-        try:
+        with suppress(FormatError):
             noted = layout.read_meta(self.path)
-        except FormatError:
-            noted = None
-        if noted != replace(self.meta, labels=noted and noted.labels, map=noted and noted.map):
-            raise StaleLensError(
-                f"the lens {self.path} was rebuilt or removed since it was opened: open the model "
-                "again."
-            )
-        self.meta, self._seen = noted, seen
-        for name in ("prototypes", "names", "categories", "leading"):
-            self.__dict__.pop(name, None)
+            if noted == replace(self.meta, labels=noted.labels, map=noted.map):
+                self.meta, self._seen = noted, seen
+                for name in ("prototypes", "names", "categories", "leading"):
+                    self.__dict__.pop(name, None)
+                return
+        raise StaleLensError(
+            f"the lens {self.path} was rebuilt or removed since it was opened: open the model again."
+        )
 
     def _table(self, name: str) -> pa.Table:
         layout.check_files(self.path, self.meta, [name])
