@@ -142,7 +142,8 @@ class Lens:
                     self.__dict__.pop(name, None)
                 return
         raise StaleLensError(
-            f"the lens {self.path} was rebuilt or removed since it was opened: open the model again."
+            f"the lens {self.path} was rebuilt or removed since it was opened: open the model "
+            "again."
         )
 
     def _table(self, name: str) -> pa.Table:
