@@ -103,14 +103,14 @@ class Lens:
         seen = identity_of(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, head, tokenizer)
-        layout.check_files(directory, meta, [PROBE_FILE])
-        Probe.open(directory).check(model, directory)
         # Tables are read when they are first needed; what is cut off is noticed at once.
         for name, schema in layout.SCHEMAS.items():
             layout.check_schema(directory / name, schema)
         lens = cls(directory, meta, head)
         lens._seen = seen
         _ = lens.cells
+        layout.check_files(directory, meta, [PROBE_FILE])
+        Probe.open(directory).check(model, directory)
         return lens
 
     @property
