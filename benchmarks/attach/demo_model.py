@@ -36,9 +36,10 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 
+WINDOW = 512
 OPTIONS = AttachOptions(
     fit=FitOptions(prototypes=8192, prototypes_per_token=64, epochs=2.0, weights="fitted"),
-    window=512,
+    window=WINDOW,
     contexts=4,
     codes="pq12",
     keep_states=True,
@@ -96,7 +97,7 @@ def pack(model: Path, lens: Path, target: Path) -> None:
 def write_probe(demo: Path, target: Path) -> None:
     """Write the probe of a demo that is there, as an index of it would."""
     model, _ = read_checkpoint(demo / "model")
-    probe = Probe.of(model, Corpus.open(demo / "corpus"), "train", OPTIONS.window)
+    probe = Probe.of(model, Corpus.open(demo / "corpus"), "train", WINDOW)
     probe.save(target.parent)
     (target.parent / PROBE_FILE).replace(target)
 

@@ -35,7 +35,8 @@ def measure(directory: Path) -> list[dict[str, Any]]:
     found = {"each row by itself": torch.cat([one.differences(model)[0] for one in alone])}
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
-        found[f"a copy in {name}"] = probe.differences(copy.deepcopy(model).to(dtype))[0]
+        copied: Any = copy.deepcopy(model)
+        found[f"a copy in {name}"] = probe.differences(copied.to(dtype))[0]
     return [
         kept | {"how": how, "median": one.median().item(), "most": one.max().item()}
         for how, one in found.items()

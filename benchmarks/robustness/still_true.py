@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,7 +35,7 @@ from benchmarks.shared.pages import RESULTS
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.errors import PrismError
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.shares import METHODS
+from prismlm.explain.shares import Method
 from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 from prismlm.index import layout
@@ -108,7 +108,7 @@ def answer(lm: PrismLM, trace: Trace | None = None) -> dict[str, Any]:
     """Return what is said of a text: shares to the last bit, and what their places are called."""
     trace = trace or lm.explain(ASKED, generate=4)
     passages, lens = trace.passages(5), lm.lens
-    sources = {method: trace.sources(by="source", method=method) for method in METHODS}
+    sources = {method: trace.sources(by="source", method=method) for method in get_args(Method)}
     return {
         "shares": {
             f"{one.key} by {method}": one.share.hex()
@@ -297,7 +297,7 @@ def other_weights(root: Path) -> None:
     weights(work)(root)
 
 
-def adapter(alpha: float = 4.0, of: Sequence[str] = ("q_proj", "v_proj")) -> Changes:
+def adapter(alpha: int = 4, of: Sequence[str] = ("q_proj", "v_proj")) -> Changes:
     """Put an adapter of rank 2 beside the weights."""
 
     def change(root: Path) -> None:

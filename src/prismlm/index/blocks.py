@@ -14,7 +14,7 @@ BLOCK_BYTES = 2**16
 
 def checksums_of(array: np.ndarray) -> np.ndarray:
     """Return the CRC-32 of every 64 KB of an array, uint32 [blocks]."""
-    data = array.reshape(-1).view(np.uint8)
+    data = array.reshape(-1).view(np.uint8).data
     starts = range(0, len(data), BLOCK_BYTES)
     return np.array([zlib.crc32(data[at : at + BLOCK_BYTES]) for at in starts], np.uint32)
 

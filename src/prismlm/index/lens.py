@@ -48,14 +48,14 @@ class read_once(cached_property[T]):
     Each time it is asked for, the lens is still the one that was opened, or an error is raised.
     """
 
-    def __get__(self, lens: Lens | None, owner: Any = None) -> Any:
-        if lens is not None:
-            lens.check_unchanged()
-        return super().__get__(lens, owner)
+    def __get__(self, instance: Any, owner: Any = None) -> Any:  # pyright: ignore
+        if instance is not None:
+            instance.check_unchanged()
+        return super().__get__(instance, owner)
 
-    def __set__(self, lens: Lens, value: T) -> None:
+    def __set__(self, instance: Any, value: Any) -> None:  # pyright: ignore
         # With it, Python asks __get__ also where a value is kept.
-        lens.__dict__[str(self.attrname)] = value
+        instance.__dict__[str(self.attrname)] = value
 
 
 class Lens:

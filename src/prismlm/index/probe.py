@@ -21,6 +21,7 @@ from prismlm.errors import FormatError, StaleLensError
 from prismlm.files import share
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import output_embedding
+from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import Hook, watch
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Probe:
         Raises:
             StaleLensError: rounding does not explain the difference, or the model cannot read this.
         """
-        shape = output_embedding(model).weight.shape
+        shape = weight_of(model).shape
         if max(int(row.max()) for row in self.rows) >= shape[0] or self.states.shape[1] != shape[1]:
             raise _stale(
                 directory, f"W is {list(shape)}, which does not fit the states of the lens"
