@@ -76,17 +76,3 @@ def test_every_part_of_a_page_has_to_be_there(renderer, missing, tmp_path, monke
     said = ends(path, monkeypatch, "--results", tmp_path, "--check")
     assert said.startswith(f"{tmp_path / missing}")
     assert " is missing: `python -m benchmarks." in said
-
-
-@pytest.mark.parametrize(
-    ("page", "missing"),
-    [
-        ("mixer", "mixer_cuda.json"),
-        ("signal_noise_attention", "signal_noise_cuda.json"),
-        ("uncertainty_feedback", "uncertainty_overhead_cuda.json"),
-    ],
-)
-def test_a_page_says_that_no_gpu_was_timed(page, missing):
-    results = ROOT / "docs" / "results"
-    said = f"Not timed on a GPU: there is no `{missing}`" in (results / f"{page}.md").read_text()
-    assert said != (results / missing).is_file()

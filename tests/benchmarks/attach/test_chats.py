@@ -4,12 +4,10 @@ import argparse
 import json
 
 import numpy as np
-import pytest
 
 import prismlm
 from benchmarks.attach.chats import measure, rank
 from benchmarks.attach.pubmed_chats import chats
-from benchmarks.attach.render_chats import render
 from tests.helpers.chats import ANSWER, QUESTION, chatting
 
 
@@ -43,30 +41,6 @@ def test_chats_are_found_by_their_ids(tiny_model, tmp_path):
         equal = sum(shares.get(name, 0.0) == shares.get(own, 0.0) for name in ids)
         assert row["explain"] == above + (equal + 1) / 2
     assert {row["question"][-1] for row in found["asked"]} <= set("0123")
-
-
-def result(ours, words):
-    asked = [
-        {"question": "Why?", "answer": "So.", "explain": a, "BM25": b, "another answer": 9.0}
-        for a, b in zip(ours, words, strict=True)
-    ]
-    return {"environment": None, "chats": 50, "tokens": 40, "trained_tokens": 9000, "asked": asked}
-
-
-@pytest.mark.parametrize(
-    ("ours", "words", "said"),
-    [
-        ([1.0] * 20, [2.0] * 20, "Evidence is above words (+100 to +100 points"),
-        ([2.0] * 20, [1.0] * 20, "Evidence is **below words** (-100 to -100 points"),
-        ([1.0, 2.0] * 10, [1.0, 2.0] * 10, "Neither is shown to be above the other"),
-    ],
-)
-def test_the_page_says_which_is_above(ours, words, said):
-    page = render(result(ours, words))
-    assert said in page
-    share = np.mean(np.array(ours) <= 1)
-    assert f"for **{share:.0%}**, of 50 chats" in page
-    assert "| chance | 2.0% | 20.0% | 26 |" in page
 
 
 def test_questions_with_long_enough_answers_become_chats():

@@ -1,11 +1,10 @@
-"""Two runs of the suite put together, and the page and plot of them."""
+"""Two runs of the suite put together, and the plot of them."""
 
 import re
 
 import pytest
 
 from benchmarks.attach import seed_suite
-from benchmarks.attach.render_seed_suite import render
 from benchmarks.attach.seed_suite_plot import draw
 from prismlm.eval.accuracy import mean_figures, task_figures
 from prismlm.files import read_json, write_json
@@ -65,7 +64,6 @@ def test_differences_are_of_the_same_questions(runs, monkeypatch):
     assert tuned["b"] == {"value": 0.0, "stderr": 0.0}
     assert tuned["mean"]["stderr"] == pytest.approx((0.09 / 99) ** 0.5 / 2)
     assert result["differences"]["residual_less_prototypes"]["a"]["value"] == pytest.approx(0.4)
-    assert "| A | 80.0% ± 4.0% | – | +10.0 ± 3.0 |" in render(result)
 
 
 def test_other_questions_are_refused(runs, monkeypatch):
@@ -73,18 +71,6 @@ def test_other_questions_are_refused(runs, monkeypatch):
     write_json(path, read_json(path) | {"chosen": list(range(1, 101))})
     with pytest.raises(SystemExit, match="b: the two runs have other questions"):
         made(runs, monkeypatch, "--base", runs / "base")
-
-
-def test_the_page_says_what_is_inside_and_what_tells(runs, monkeypatch):
-    page = render(made(runs, monkeypatch))
-    assert "Plain is told from chance (95 %) on **1 of 2**: A." in page
-    assert "**Prototypes only: within ±5 % on 1 of 2** (B), and outside of it with the" in page
-    assert (
-        "whole 95 % interval on 1 (A). Of the 1 that tell, it is above chance on 0 (none)." in page
-    )
-    assert "**Residual only: within ±5 % on 2 of 2** (A, B)" in page
-    assert "the residual alone answers more than the prototypes alone" in page
-    assert "The model before fine-tuning was not asked." in page
 
 
 def test_bars_and_band_stand_where_the_figures_are(runs, monkeypatch):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.prototype_mixer import chain, render_chain
+from benchmarks.prototype_mixer import chain
 from tests.helpers.chain_models import chain_model
 
 
@@ -46,10 +46,3 @@ def test_a_run_and_its_page(tiny_corpus, tmp_path, monkeypatch, capsys):
         assert case["channels"]["largest"][0] >= case["channels"]["random"][0]
         assert abs(case["channels"]["smallest"][0]) <= abs(case["channels"]["largest"][0])
         assert 0 < case["distance"] <= 256
-    monkeypatch.setattr("sys.argv", ["render_chain.py", "--results", str(tmp_path)])
-    assert render_chain.main() == 0
-    text = (tmp_path / "chain.md").read_text(encoding="utf-8")
-    assert "| the largest positive part of all layers |" in text
-    assert "| credited token than another |" in text
-    monkeypatch.setattr("sys.argv", ["render_chain.py", "--results", str(tmp_path), "--check"])
-    assert render_chain.main() == 0

@@ -1,4 +1,4 @@
-"""The long runs of ProtoT and LLaMA: the script, and the page of what it wrote."""
+"""The long runs of ProtoT and LLaMA: the script."""
 
 import json
 import math
@@ -64,13 +64,6 @@ def test_a_run_is_measured_once_and_goes_on_where_it_was_cut(
     assert "longer-protot-32-0.json is there" in capsys.readouterr().out
     assert json.loads(files[0].read_text(encoding="utf-8"))["resumed"]
 
-    monkeypatch.setattr("sys.argv", ["render", "--results", str(tmp_path)])
-    assert render.main() == 0
-    page = (tmp_path / "prototype_mixer.md").read_text(encoding="utf-8")
-    assert f"| ProtoT | {row['parameters']:,} | {row['perplexity']:.2f}, one seed |" in page
-    monkeypatch.setattr("sys.argv", ["render", "--check", "--results", str(tmp_path)])
-    assert render.main() == 0
-
 
 def test_long_runs_by_hand():
     def row(model, seed, perplexity):
@@ -80,10 +73,6 @@ def test_long_runs_by_hand():
         return {"model": model, "seed": seed, "perplexity": perplexity} | sizes | made
 
     rows = [row("llama", 0, 50.0), row("protot", 0, 60.0)]
-    page = render.render(rows, ["## Tables"])
-    assert page.index("## Tables") < page.index("## A small text, read four times")
-    assert "3,000 steps of 8 rows of 256 on the bundled sample's long documents (6.0 M" in page
-    assert "| ProtoT | 1,234 | 60.00, one seed | 1.200 (one seed) |" in page
     # Seed 2 has no LLaMA beside it.
     page = render.render([*rows, row("llama", 1, 100.0), *(row("protot", s, 80.0) for s in (1, 2))])
     assert "| LLaMA | 1,234 | 75.00 (50.00 to 100.00), 2 seeds |  |" in page

@@ -1,7 +1,6 @@
 """Tables 1 and 15 to 20 at a laptop's size: their corpus, their runs, and what is said of them."""
 
 import json
-import math
 import shutil
 
 import pyarrow as pa
@@ -10,7 +9,7 @@ import pytest
 
 from benchmarks.prototype_mixer import tables
 from benchmarks.prototype_mixer.source_tables import ABLATIONS, CLAIMS, WIDER
-from benchmarks.prototype_mixer.table_sections import best_runs, sections, verdict
+from benchmarks.prototype_mixer.table_sections import best_runs, verdict
 from prismlm.corpus import Corpus, sample_path
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
@@ -94,93 +93,15 @@ def test_other_seeds_are_run_at_the_rate_that_was_best_with_the_first(
     assert 0 < found[0]["gates"][0]["write_top_share"] < 1
 
 
-def write(folder, row, seed, perplexity, rate=0.1, **more):
-    folder.mkdir(parents=True, exist_ok=True)
-    run = {
-        "row": row,
-        "model": row.partition("-")[0],
-        "rate": rate,
-        "seed": seed,
-        "ce": math.log(perplexity),
-        "tokens": 1_500_000,
-        "parameters": 1234,
-        "settings": {"steps": 7},
-        "environment": {"date": "2026-01-01"},
-    }
-    (folder / f"{row}-{rate}-{seed}.json").write_text(json.dumps(run | more))
-
-
-def write_contexts(contexts):
-    for seed, protot, llama in ((0, 110, 100), (1, 90, 100)):
-        write(contexts, "protot-at-256", seed, protot)
-        write(contexts, "llama-at-256", seed, llama)
-        write(contexts, "protot-at-1024", seed, 120, rate_of="protot-at-256")
-        write(contexts, "protot-at-2048", seed, 130, rate_of="protot-at-256")
-        write(contexts, "llama-at-2048", seed, 100, rate_of="llama-at-256")
-    # The worse one of two.
-    for row, rate in (("protot-at-1024", 0.05), ("protot-at-2048", 0.05), ("llama-at-2048", 0.2)):
-        write(contexts, row, 0, 140, rate=rate, rate_of=f"{row.split('-')[0]}-at-256")
-    # The worse rates of seed 0 are passed over.
-    for path in sorted(contexts.glob("*-at-256-*-0.json")):
-        worse = json.loads(path.read_text())
-        for rate in (0.2, 0.4):
-            write(contexts, worse["row"], 0, 2 * math.exp(worse["ce"]), rate=rate)
-    # Of this, which has another's best rate and no other yet, the best is not known.
-    write(contexts, "protot-at-512", 0, 1.0, rate_of="protot-at-256")
-
-
-def write_ablations(ablations):
-    curve = [{"ce": math.log(60)}, {"ce": math.log(50)}, {"ce": math.log(70)}]
-    write(ablations, "protot", 0, 99, curve=curve, gates=[{
-        "alpha": 0.5, "write_gini": 0.25, "write_top_share": 0.125
-    }])  # fmt: skip
-    write(ablations, "table-15-no-convolution", 0, 99, curve=[{"ce": math.log(60)}],
-        model="protot")  # fmt: skip
-    for row, rates in (("protot", (0.05, 0.2)), ("table-15-no-convolution", (0.2, 0.4))):
-        for rate in rates:
-            write(ablations, row, 0, 500, rate=rate)
-    write(ablations, "protot", 1, 52)
-    write(ablations, "table-15-no-convolution", 1, 67.6, model="protot")
-    # Of this the best rate is not known yet.
-    write(ablations, "table-16-kernel-4", 0, 10)
-
-
-def test_sections_by_hand(tmp_path):
-    write_contexts(tmp_path / "contexts")
-    write_ablations(tmp_path / "ablations")
-    page = "\n".join(sections(tmp_path))
-    assert (
-        "| LLaMA | **0.1: 100.0**, 0.2: 200.0, 0.4: 200.0; at the edge | – | – | "
-        "**0.1: 100.0**, 0.2: 140.0; at the edge |\n"
-    ) in page
-    assert (
-        "0.4: 220.0; at the edge | **0.1: 1.0**; at the edge | 0.05: 140.0, **0.1: 120.0** |"
-        in page
-    )
-    assert "| ProtoT | 1,234 | 100.0 (90.0 to 110.0) | – | 120.0 (120.0 to 120.0) |" in page
-    assert (
-        "LLaMA's: 1.00 (0.90 to 1.10) at 256 (the source: 1.15), 1.30 (1.30 to 1.30) at 2," in page
-    )
-    assert "Not run yet at the best rate: LLaMA at 512, LLaMA at 1,024, Mamba 2 at 256, " in page
-    assert "| ProtoT | 1.000 (0.900 to 1.100) (1.150) | – (1.205) |" in page
-    # 1.1 / 1.3 and 0.9 / 1.3.
-    assert (
-        "(its ratio at 256 over that at 2,048 is below 1; the source: 0.893): **shown**: " in page
-    )
-    assert "**shown**: 0.769 (0.692 to 0.846), 2 seeds" in page
-    assert (
-        "- ProtoT, 1,024 tokens are better than 2,048 (the source: 0.983): **shown**: 0.9" in page
-    )
-    assert "| all of it | 0.1 | 50.0 |  | 133.3 (1.000) | 0.500 | 0.250 | 0.125 |" in page
-    assert (
-        "| no convolution | 0.1, at the edge | 60.0 | 1.250 (1.200 to 1.300) | 145.7 (1.093) | – |"
-    ) in page
-    assert "**From seed to seed a ratio differs by up to 0.10**" in page
-    # 50 / 60 and 52 / 67.6.
-    assert "- The convolution lowers perplexity: **shown**: 0.801 (0.769 to 0.833), 2 se" in page
-    assert "26 rows are not run yet and left out." in page
-    assert "Table 19" not in page
-    assert "32 channels are better" not in page
-    assert verdict([1.1]) == "points the other way, one seed: 1.100"
-    assert verdict([0.9, 1.1]).startswith("**not shown**")
-    assert sections(tmp_path / "none") == []
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ([], "not run"),
+        ([1.1], "points the other way, one seed"),
+        ([0.7, 0.8], "**shown**"),
+        ([1.1, 1.2], "**the opposite**"),
+        ([0.9, 1.1], "**not shown**"),
+    ],
+)
+def test_a_ratio_is_shown_where_every_seed_is_below_1(ratios, said):
+    assert verdict(ratios).startswith(said)

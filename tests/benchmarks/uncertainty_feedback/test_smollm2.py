@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.uncertainty_feedback import smollm2
-from benchmarks.uncertainty_feedback.render_smollm2 import paired, render
+from benchmarks.uncertainty_feedback.render_smollm2 import paired
 from benchmarks.uncertainty_feedback.smollm2 import NONE, OWN, SHUFFLED
 from prismlm.corpus import Corpus
 from prismlm.files import read_json
@@ -88,43 +88,8 @@ def test_runs_are_made_once_and_the_page_has_them(tiny_model, small_corpus, tmp_
     more = read_json(tmp_path / "runs.json")["runs"]
     assert len(more) == 6
     assert more[-1]["curve"]
-    page = render(runs)
-    assert "## The table alone, 3 steps of 64 tokens" in page
-    assert "These are 3 steps of 64 tokens, not the 300 steps of 2,048" in page
-    loss = sum(runs[0]["losses"][NONE]) / sum(runs[0]["tokens"])
-    assert f"| no feedback | no feedback | {loss:.4f} | not trained |" in page
 
 
 def test_a_paired_difference_by_hand():
     # Differences 2 and 4 over 1 and 3 tokens: 1.5 a token; residuals ½ and −½, so √(2 · ½) / 4.
     assert paired(([3.0, 5.0], [1, 3]), ([1.0, 1.0], [1, 3])) == pytest.approx((1.5, 0.25))
-
-
-def test_the_page_says_when_the_control_gains_too():
-    def of(arm, seed, losses):
-        table = {"parameters": 4, "deviation": 0.1, "deviation_of_tokens": 0.2, "codes_seen": 3}
-        settings = {
-            "model": "m", "steps": 2, "batch": 1, "length": 8, "table_alone": False,
-            "table_rate": 0.1, "documents": 2,
-        }  # fmt: skip
-        return {
-            "arm": arm, "seed": seed, "settings": settings, "tokens": [10, 20], "losses": losses,
-            "curve": [3.0, 2.0], "table": table, "entropy": {"mean": 0.5, "sd": 0.1},
-            "environment": {"date": "2026-01-01"},
-        }  # fmt: skip
-
-    def runs(control):
-        """Own codes end at 2 nats a token, no feedback at 3."""
-        for seed in range(3):
-            apart = 0.01 * seed
-            fed = {OWN: [20.0 + apart, 40.0], SHUFFLED: [30.0, 60.0]}
-            yield of(NONE, seed, {NONE: [30.0, 60.0 + apart]})
-            yield of(OWN, seed, fed)
-            yield of(SHUFFLED, seed, {OWN: fed[OWN], SHUFFLED: [10.0 * control, 20.0 * control]})
-
-    said = "none of uncertainty"
-    alike, worse = render(list(runs(2.0))), render(list(runs(3.0)))
-    assert said in alike
-    assert "Does the signal help? On these runs: **not shown**" in alike
-    assert said not in worse
-    assert "Does the signal help? On these runs: **it does**" in worse
