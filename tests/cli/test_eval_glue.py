@@ -30,16 +30,9 @@ def test_a_study_is_made_printed_and_kept(prism, model, data, tmp_path):
     assert [row["title"] for row in found["tasks"]] == ["SST-2", "RTE"]
     assert found["rate_from"] == "given"
     assert (out / "predictions" / "0" / "RTE.tsv").is_file()
-    table = prism(*asked)
-    assert table.returncode == 0, table.stderr
-    assert "SST-2, seed 0: " not in table.stderr
-    for words in (
-        "16 of 67,349",
-        "accuracy",
-        "constant",
-        "learning rate 0.001, warm-up 0.1 (given)",
-    ):
-        assert words in table.stdout
+    again = prism(*asked)
+    assert again.returncode == 0, again.stderr
+    assert "SST-2, seed 0: " not in again.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ def test_models_are_compared_and_the_figures_kept(prism, studied, tmp_path):
     assert found["slices"][3]["pairs"] == 7
     shown = prism("eval", "robustness", *models, "--pairs", pairs, "--limit", 3, "--entropy", 2)
     assert shown.returncode == 0, shown.stderr
-    for words in ("synonym", "negation", "first − llama", "JS, matched", "of 2.000 nats"):
-        assert words in shown.stdout, words
 
 
 @pytest.mark.parametrize(("kind", "routing"), [("protot", "channels"), ("gpt2", "attention")])
@@ -28,8 +26,6 @@ def test_routing_is_clamped(prism, studied, tmp_path, kind, routing):
     done = prism("eval", "clamping", studied / kind, "--pairs", pairs, "--out", out)
     assert done.returncode == 0, done.stderr
     assert f"{kind}, {routing} clamped" in done.stdout
-    for words in ("PMR", "random text", "1 not aligned"):
-        assert words in done.stdout, words
     found = json.loads(out.read_text())
     assert found["slices"][0]["clamped"]["pairs"] == 6
     again = prism("eval", "clamping", studied / kind, "--pairs", pairs, "--json")

@@ -1,13 +1,11 @@
 """What explain adds for models of prototype mixers, on the terminal, as JSON and on the page."""
 
 import json
-import re
 import shutil
 import subprocess
 
 import pyarrow.parquet as pq
 import pytest
-from rich.cells import cell_len
 
 import prismlm
 from prismlm.pages.trace import page
@@ -47,27 +45,6 @@ def test_json_has_the_chains_of_every_position(prism, model, trace):
                 assert all(set(s) == {"position", "token", "part"} for s in channel["tokens"])
     assert printed["positions"][0]["chains"][0]["channels"] == []
     assert len(printed["positions"][3]["chains"][0]["channels"]) == 3
-
-
-@pytest.mark.parametrize("columns", [80, 100])
-def test_the_terminal_shows_a_line_for_each_prediction(prism, model, trace, columns):
-    result = prism("explain", model, TEXT, "--generate", 2, columns=columns)
-    assert result.returncode == 0, result.stderr
-    lines = [line.rstrip() for line in result.stdout.splitlines()]
-    assert max(map(cell_len, lines)) <= columns
-    head = next(n for n, line in enumerate(lines) if line.startswith("Through channels"))
-    shown = trace.steps[-12:]
-    rows = lines[head + 2 : head + 2 + len(shown)]
-    for row, step in zip(rows, shown, strict=True):
-        chain = step.chains[0]
-        assert f"#{chain.prototype}" in row
-        assert f"{sum(chain.mixers) / chain.activation:+.1%}" in row
-        if chain.channels:
-            use = chain.channels[0]
-            assert f"L{use.layer} channel {use.channel}" in row
-            assert f"{use.share:+.1%} ←" in row
-            assert re.search(r" at \d+( …|,|$)", row)
-            assert ("half-life" in row) == (columns == 100)
 
 
 def test_parquet_is_as_for_other_models(trace, tiny_model, tmp_path):

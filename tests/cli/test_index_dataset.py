@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -133,53 +131,3 @@ def test_datasets_that_is_not_installed(bare, tmp_path):
     result = forked.run("index", bare, "--dataset", "x", code=without + forked.COMMAND)
     assert result.returncode == 2
     assert "pip install 'prismlm[datasets]'" in result.stderr
-
-
-def test_it_goes_on_in_either_phase(prism, bare, tmp_path):
-    """Interrupted while it streams, killed while it indexes, then left alone: as if never."""
-    rows = tmp_path / "rows"
-    rows.mkdir()
-    with (rows / "train.jsonl").open("w") as file:
-        for line in range(900):
-            file.write(json.dumps({"text": f"{line} one two three four " * 8}) + "\n")
-    # Shards far smaller than the command's, so that there is something to go on from.
-    small = (
-        "from prismlm.corpus import resumable\n"
-        "resumable.stream_corpus.__kwdefaults__['shard_tokens'] = 10_000\n"
-    )
-    arguments = [
-        "index", str(bare), "--dataset", str(rows), "--contexts", "2", "--window", "64",
-        "--stride", "32", "--save-every", "0",
-    ]  # fmt: skip
-    state = bare / "corpora" / ".rows-train.partial" / "build.json"
-    scan = bare / "lens" / ".rows-train.partial"
-
-    def end(number, there) -> str:
-        process = forked.start(*arguments, code=small + forked.COMMAND)
-        try:
-            deadline = time.monotonic() + 100
-            while not there():
-                assert process.poll() is None, process.communicate(timeout=1)[1]
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
-            process.send_signal(number)
-            stderr = process.communicate(timeout=60)[1]
-        finally:
-            process.kill()
-        assert process.returncode == (130 if number == signal.SIGINT else -number)
-        return stderr
-
-    message = end(signal.SIGINT, state.is_file)
-    assert state.is_file()
-    assert f"kept in {state.parent}." in message
-    end(signal.SIGKILL, lambda: list(scan.glob("shard-*.safetensors")))
-    assert not state.exists()
-    assert len(Corpus.open(bare / "corpora" / "rows-train")) == 900
-    again = prism(*arguments)
-    assert again.returncode == 0, again.stderr
-    assert "Tokenising" not in again.stderr
-    whole = prism(*arguments[:-2], "--lens", "whole")
-    assert whole.returncode == 0, whole.stderr
-    for name in ("index.parquet", "contexts.safetensors", "mass.parquet", "meta.json"):
-        first, second = (bare / "lens" / lens / name for lens in ("rows-train", "whole"))
-        assert first.read_bytes() == second.read_bytes(), name

@@ -6,7 +6,6 @@ from rich.console import Console
 
 from prismlm.cli import label, progress, steer
 from prismlm.cli.eval.robustness import print_clamping
-from prismlm.cli.format import points
 from prismlm.cli.inspect import interventions
 from prismlm.cli.output import (
     console_for_reading,
@@ -15,7 +14,6 @@ from prismlm.cli.output import (
     plain,
     print_cost,
     print_rows,
-    table_of,
 )
 from prismlm.cost import Cost
 
@@ -61,19 +59,6 @@ def test_text_moves_nothing_on_a_terminal():
     assert plain("\x1b[31m\x07\r\n\t") == "�[31m�\n\t"
     # What joins the parts of one sign is kept.
     assert plain("🏳\ufe0f\u200d🌈") == "🏳\ufe0f\u200d🌈"
-
-
-def test_points_are_no_percents():
-    assert points(0.0123) == "+1.2 points"
-    assert points(-0.5) == "-50.0 points"
-
-
-def test_a_table_knows_which_columns_are_numbers():
-    table = table_of("name", "*share", widths=[7])
-    assert [(c.header, c.justify, c.width) for c in table.columns] == [
-        ("name", "left", 7),
-        ("share", "right", None),
-    ]
 
 
 MARKED = "[/x] [x] :smile: [bold]it[/]"

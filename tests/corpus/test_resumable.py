@@ -99,24 +99,6 @@ def test_the_corpus_is_the_one_that_build_corpus_writes(folder, tokenizer, tmp_p
     assert len(streamed.meta["shards"]) > 10
 
 
-@pytest.mark.parametrize("batches", [(1,), (2,), (1, 1), (2, 1)])
-def test_interrupted_anywhere_it_ends_with_the_same_bytes(folder, tokenizer, tmp_path, batches):
-    whole = stream(folder, tmp_path / "whole", tokenizer)
-    out = tmp_path / "out"
-    kept = 0
-    for after in batches:
-        with pytest.raises(Stop):
-            stream(folder, out, tokenizer, progress=StopAfter(after))
-        assert not out.exists()
-        state = json.loads((tmp_path / ".out.partial" / "build.json").read_text())
-        # Something new was closed each time, and it is not read again from the start.
-        assert len(state["shards"]) > kept
-        kept = len(state["shards"])
-    finished = stream(folder, out, tokenizer)
-    assert contents(finished.path) == contents(whole.path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
-
-
 def test_documents_before_the_place_that_was_kept_are_not_read_again(
     folder, tokenizer, tmp_path, monkeypatch
 ):

@@ -2,11 +2,7 @@
 
 import json
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -136,39 +132,6 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path):
     with pytest.raises(InputError, match="no demo made it"):
         run_demo(tmp_path, TINY)
     assert os.listdir(tmp_path) == ["thesis.txt"]
-
-
-PHASES = ("at the start", "Training the tokenizer", "Tokenising", "training", "Indexing")
-
-
-@pytest.mark.slow
-def test_the_quick_demo_interrupted_in_every_phase(tmp_path):
-    command = [sys.executable, "-m", "prismlm", "demo", "--quick", "--no-serve"]
-    for phase in PHASES:
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        assert process.stderr is not None
-        if phase != PHASES[0]:
-            for line in process.stderr:
-                if re.match(rf"{phase}: .*done in", line):
-                    break
-        time.sleep(1.5)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
-        # 0: it was done before; -2 is what CPython makes of 130 when an import was interrupted.
-        assert process.returncode in (0, 130, -signal.SIGINT), errors
-        assert "Traceback" not in errors
-        leftovers = list(Path(tmp_path).rglob("*.tmp"))
-        assert not leftovers, (phase, leftovers)
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    model = tmp_path / done.stdout.splitlines()[-1]
-    assert prismlm.load(model).lens is not None
 
 
 def test_the_dry_run_of_the_command(tmp_path, monkeypatch):

@@ -1,10 +1,8 @@
 """Hidden states kept on disk: what they hold, where reading goes on, and an index from them."""
 
 import json
-import os
 import resource
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import torch
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import FormatError, InputError, Interrupted, PrismError
+from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.index import states as module
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
@@ -37,10 +35,6 @@ def corpus(tiny_model, tmp_path_factory):
 def kept(lm, corpus, tmp_path_factory):
     directory = tmp_path_factory.mktemp("kept") / "states"
     return read_states(lm.model, corpus, directory, **WINDOWS, limit_bytes=1e9)
-
-
-def files(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_every_position_that_predicts_is_kept_once(kept, corpus):
@@ -82,26 +76,6 @@ def test_passes_of_another_size_keep_the_same_states_in_the_same_order(
     torch.testing.assert_close(
         small.states(everything), kept.states(everything), rtol=2**-7, atol=1e-3
     )
-
-
-def test_reading_goes_on_after_an_interrupt_and_a_kill(kept, lm, corpus, tmp_path, monkeypatch):
-    end_block, blocks = module.Writer.end_block, []
-
-    def interrupting(self):
-        end_block(self)
-        blocks.append(self.rows)
-        if len(blocks) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(module.Writer, "end_block", interrupting)
-    with pytest.raises(Interrupted, match="is kept in"):
-        read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
-    assert HiddenStates.open(tmp_path).blocks == 3
-    # A kill leaves what came after the last note; it is cut off.
-    with (tmp_path / STATES_FILE).open("ab") as file:
-        file.write(b"left behind")
-    read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e9)
-    assert files(tmp_path) == files(kept.directory)
 
 
 def indexed(lm, corpus, out, options, states):

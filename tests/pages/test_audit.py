@@ -60,12 +60,6 @@ def test_excerpts_are_marked_and_beginnings_cut(summary):
     assert '<small title="answers/model-a/one">…one</small>' in table
 
 
-def test_what_is_not_known_has_one_word(summary):
-    page = audit_page(summary)
-    row = page[page.index("U+202E›title</") :].split("</tr>", 1)[0]
-    assert row.count(">(unknown)<") == 2
-
-
 def test_marks_of_direction_are_shown(summary):
     page = audit_page(summary)
     assert TURN not in page

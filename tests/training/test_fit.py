@@ -1,9 +1,7 @@
 """A head fitted to stored states: the sampled divergence, placing, resuming, and that it learns."""
 
 import math
-import os
 import resource
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import DivergenceError, FormatError, InputError, Interrupted, PrismError
+from prismlm.errors import DivergenceError, FormatError, InputError, PrismError
 from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
 from prismlm.ops.divergence import divergence
@@ -162,25 +160,6 @@ def test_fitted_weights_predict_better_and_are_the_same_again(lm, states, tmp_pa
         vocabulary.divergence(z, one(z).reconstruction, *tokens).item() for one in (head, other)
     )
     assert fitted < cosine
-
-
-def test_an_interrupted_fit_goes_on_to_the_same_head(lm, states, tmp_path, monkeypatch):
-    whole, history = fit(lm.model, states, SMALL, tmp_path / "whole.pt")
-    take, taken = module.Fitting.take, []
-
-    def interrupting(self, rows):
-        taken.append(self.step)
-        if len(taken) == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return take(self, rows)
-
-    monkeypatch.setattr(module.Fitting, "take", interrupting)
-    with pytest.raises(Interrupted, match="is saved in"):
-        fit(lm.model, states, SMALL, tmp_path / "part.pt")
-    resumed, more = fit(lm.model, states, SMALL, tmp_path / "part.pt")
-    assert taken == list(range(SMALL.steps(len(states))))
-    assert torch.equal(whole.prototypes, resumed.prototypes)
-    assert more == history
 
 
 def test_a_full_disk_is_said(lm, states, tmp_path):

@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from prismlm.cli.eval.robustness import print_pairs
 from prismlm.eval.pairs import read_pairs
 from tests.helpers.pair_texts import write_texts
 
@@ -14,7 +13,7 @@ def data(tmp_path):
     return write_texts(tmp_path / "data")
 
 
-def test_two_files_are_written_and_said(prism, data, tmp_path, capsys):
+def test_two_files_are_written(prism, data, tmp_path):
     out = tmp_path / "out"
     done = prism("eval", "pairs", "--out", out, "--data", data, *FEW, "--json")
     assert done.returncode == 0, done.stderr
@@ -27,9 +26,6 @@ def test_two_files_are_written_and_said(prism, data, tmp_path, capsys):
     assert again.returncode == 2
     assert "replace it with --overwrite" in again.stderr
     assert (out / "perturbations.parquet").read_bytes() == before
-    print_pairs(found)
-    table = capsys.readouterr().out
-    assert all(word in table for word in ("abbreviation", "candidates", "dailydialog"))
 
 
 @pytest.mark.parametrize(

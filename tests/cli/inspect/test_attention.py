@@ -2,11 +2,9 @@
 
 import json
 import struct
-import sys
 
 import pytest
 import torch
-from rich.cells import cell_len
 
 from prismlm.explain.attention_maps import heads_of, read_maps
 from prismlm.instruments.heads.roles import search_roles
@@ -67,17 +65,6 @@ def test_json_is_the_maps(prism, directory):
         assert printed.pop("on_itself") == pytest.approx(one.on_itself())
         assert printed == json.loads(json.dumps(one.to_dict()))
     assert value["text"] == TEXT
-
-
-@pytest.mark.parametrize("columns", [80, 120])
-def test_human_output_names_heads_and_links(prism, directory, columns):
-    result = prism(*COMMAND, directory, TEXT, "--layer", 1, columns=columns)
-    assert result.returncode == 0, result.stderr
-    assert max(cell_len(line.rstrip()) for line in result.stdout.splitlines()) <= columns
-    for part in (TEXT, "layer 1 · signal head 3", "layer 1 · noise head 0", " → "):
-        assert part in result.stdout, part
-    assert "layer 0" not in result.stdout
-    assert "�" not in result.stdout
 
 
 def test_a_picture_of_a_hugging_face_model(prism, llama, tmp_path):
@@ -166,19 +153,3 @@ def test_explain_holds_attention_that_is_asked_for(prism, refused, directory):
         (("--attention", "2:0", "--json"), "no layer 2"),
     ):
         assert words in refused(*arguments, *extra)
-
-
-def test_without_matplotlib_the_extra_is_named(directory, tmp_path):
-    from typer.testing import CliRunner
-
-    from prismlm.cli.app import app
-
-    with pytest.MonkeyPatch.context() as patch:
-        gone = ("matplotlib.", "prismlm.pages.attention_plots")
-        for name in [name for name in sys.modules if name.startswith(gone)]:
-            patch.delitem(sys.modules, name)
-        patch.setitem(sys.modules, "matplotlib", None)
-        arguments = map(str, (*COMMAND, directory, TEXT, "--out", tmp_path / "maps.png"))
-        result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == 2
-    assert "pip install 'prismlm[plot]'" in result.stderr

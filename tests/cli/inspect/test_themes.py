@@ -5,7 +5,6 @@ import re
 import shutil
 
 import pytest
-from rich.cells import cell_len
 
 from tests.helpers.chat_server import ChatServer
 from tests.helpers.mixer_models import make_corpus, make_llama, make_model, save_model
@@ -41,19 +40,13 @@ def own_model(tiny_model, tmp_path):
     return shutil.copytree(tiny_model, tmp_path / "model")
 
 
-def test_heads_are_shown_beside_random_sequences(prism, llama):
-    result = prism(*COMMAND, llama, "--of", "heads", *ALL, columns=100)
-    assert result.returncode == 0, result.stderr
-    assert max(cell_len(line.rstrip()) for line in result.stdout.splitlines()) <= 100
-    for part in ("6 heads of llama", "judged by words", "coverage: mean", "random", "layer 1 · he"):
-        assert part in result.stdout, part
-
-
-def test_json_holds_every_unit_and_sums(prism, protot):
-    result = prism(*COMMAND, protot, "--of", "channels", *ALL, "--layer", 1, "--json")
+@pytest.mark.parametrize(("of", "kind"), [("channels", "protot"), ("heads", "llama")])
+def test_json_holds_every_unit_and_sums(prism, request, of, kind):
+    model = request.getfixturevalue(kind)
+    result = prism(*COMMAND, model, "--of", of, *ALL, "--layer", 1, "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    assert (found["of"], found["judge"], found["asked"]) == ("channels", "words", None)
+    assert (found["of"], found["judge"], found["asked"]) == (of, "words", None)
     assert len(found["units"]) == len(found["random"]) == 6
     for figure, summary in found["figures"].items():
         values = [unit[figure] for unit in found["units"]]

@@ -3,13 +3,10 @@
 import csv
 import math
 import shutil
-import signal
 from copy import deepcopy
-from itertools import groupby
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from prismlm.errors import DivergenceError, FormatError
@@ -19,7 +16,7 @@ from prismlm.training.logs.channels import COLUMNS, channels_figures
 from prismlm.training.logs.layers import EVALUATED, PLACE, LayerLog
 from prismlm.training.setup import prepare
 from tests.helpers.layer_logs import run_of
-from tests.helpers.runs import InterruptAfter, start
+from tests.helpers.runs import InterruptAfter
 
 PROTOT = {
     "preset": "protot-tiny",
@@ -198,19 +195,6 @@ def test_rows_after_the_checkpoint_are_replaced(protot):
     (recipe.out / "channels.csv").write_text("\n".join(marked) + "\n")
     train(recipe, resume=True)
     assert read(recipe.out) == straight
-
-
-def test_after_a_kill_no_row_is_missing_or_there_twice(protot, tmp_path):
-    protot["evaluation"]["every"] = 3
-    process, path, _ = start(protot, tmp_path, 24)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=240)
-    recipe = build_recipe(yaml.safe_load(path.read_text()))
-    train(recipe, resume=True)
-    rows = read(recipe.out)
-    steps = [int(step) for step, _ in groupby(row["step"] for row in rows)]
-    assert steps == list(range(3, 25, 3))
-    assert [row["layer"] for row in rows] == [0, 1] * 8
 
 
 def test_a_foreign_file_is_not_overwritten(protot):

@@ -16,7 +16,7 @@ from prismlm.instruments.heads.head_use import head_uses
 from prismlm.instruments.heads.resonance import cross_terms
 from prismlm.instruments.heads.states import read_states
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
+from prismlm.training import build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, LayerGradients, heads_figures
 from prismlm.training.logs.layers import EVALUATED, PLACE, LayerLog
@@ -24,7 +24,6 @@ from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
 from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
 from tests.helpers.layer_logs import run_of
-from tests.helpers.runs import InterruptAfter
 
 SIGNAL_NOISE = {
     "model_type": "prismlm_signal_noise",
@@ -91,15 +90,6 @@ def test_reading_changes_no_weight_and_can_be_left_out(signal_noise, tmp_path):
     first, second = (load_file(out / "model.safetensors") for out in (with_rows, without))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
-
-
-def test_a_resumed_run_has_the_rows_of_the_straight_one(signal_noise, tmp_path):
-    straight = read(train(build_recipe(signal_noise | {"out": str(tmp_path / "whole")})).directory)
-    recipe = build_recipe(signal_noise)
-    with pytest.raises(TrainingInterrupted):
-        train(recipe, progress=InterruptAfter(13))
-    train(recipe, resume=True)
-    assert read(recipe.out) == straight
 
 
 def test_resuming_what_is_complete_changes_no_row(signal_noise):
