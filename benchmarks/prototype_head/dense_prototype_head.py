@@ -11,7 +11,11 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.ops import prototype_head as ops
-from prismlm.ops.prototype_head.routing import check_arguments, inverse_norms, score_dtype
+from prismlm.ops.prototype_head.routing import (
+    at_least_float32,
+    check_arguments,
+    inverse_norms,
+)
 
 
 class DensePrototypeHead(nn.Module):
@@ -93,8 +97,8 @@ class DensePrototypeHead(nn.Module):
         """Return ReLU(τ c) of all K prototypes, in float32 or better; k plays no part."""
         check_arguments(z, self.prototypes, 1)
         with torch.autocast(device_type=z.device.type, enabled=False):
-            dtype = score_dtype(z.dtype)
-            z, prototypes = z.to(dtype), self.prototypes.to(dtype)
+            z = at_least_float32(z)
+            prototypes = self.prototypes.to(z.dtype)
             unit_z, unit_p = z * inverse_norms(z), prototypes * inverse_norms(prototypes)
             return torch.relu(self.scale * (unit_z @ unit_p.T))
 
