@@ -40,19 +40,22 @@ def own_model(tiny_model, tmp_path):
     return shutil.copytree(tiny_model, tmp_path / "model")
 
 
-@pytest.mark.parametrize(("of", "kind"), [("channels", "protot"), ("heads", "llama")])
-def test_json_holds_every_unit_and_sums(prism, request, of, kind):
+# Of the six that are asked for, as many as a layer has.
+@pytest.mark.parametrize(
+    ("of", "kind", "units"), [("channels", "protot", 6), ("heads", "llama", 4)]
+)
+def test_json_holds_every_unit_and_sums(prism, request, of, kind, units):
     model = request.getfixturevalue(kind)
     result = prism(*COMMAND, model, "--of", of, *ALL, "--layer", 1, "--json")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert (found["of"], found["judge"], found["asked"]) == (of, "words", None)
-    assert len(found["units"]) == len(found["random"]) == 6
+    assert len(found["units"]) == len(found["random"]) == units
     for figure, summary in found["figures"].items():
         values = [unit[figure] for unit in found["units"]]
         assert summary["histogram"] == [values.count(i) for i in range(1, 11)]
-        assert summary["mean"] == pytest.approx(sum(values) / 6)
-        assert sum(summary["random_histogram"]) == 6
+        assert summary["mean"] == pytest.approx(sum(values) / units)
+        assert sum(summary["random_histogram"]) == units
         assert summary["low"] <= summary["difference"] <= summary["high"]
 
 
