@@ -16,6 +16,7 @@ from prismlm.index.around import Around
 from prismlm.pages.trace import CAVEAT, fragment, page
 from prismlm.pages.trace_data import visible
 from tests.helpers.feedback_families import attach_drawn
+from tests.helpers.lens_meta import change_meta
 
 EVIL = "</script><script>alert(1)</script>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
