@@ -137,7 +137,11 @@ class _Window:
         """The tokens that the model reads."""
         ids = self.text.ids[self.start :][: self.length]
         inside = self.start > 0
-        return torch.cat([torch.tensor(self.prefix), ids[len(self.prefix) :]]) if inside else ids
+        return (
+            torch.cat([torch.tensor(self.prefix, dtype=ids.dtype), ids[len(self.prefix) :]])
+            if inside
+            else ids
+        )
 
 
 def document_ids(lm: PrismLM, document: Document) -> list[int]:
