@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Columns, Corpus, Document, build_corpus, estimate_build, sample_path
+from prismlm.corpus import Columns, Corpus, Document, build_corpus
 from prismlm.corpus.build import training_texts
 from prismlm.corpus.windows import BlockOrder, read_block
 from prismlm.errors import InputError
@@ -166,15 +165,6 @@ def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path: Path) -> None:
     assert corpus.excerpt(0, 2) == "w69999 w3"
 
 
-def test_row_groups_of_text_hold_at_most_a_megabyte(build: Callable[..., Corpus]) -> None:
-    texts = [f"{n} " + "word " * 30_000 for n in range(20)] + ["x" * 1_500_000]
-    corpus = build(texts)
-    metadata = pq.ParquetFile(corpus.path / "text-00000.parquet").metadata
-    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-    assert [group.num_rows for group in groups] == [6, 6, 6, 2, 1]
-    assert [corpus.text(n) for n in (20, 0, 19, 7)] == [texts[n] for n in (20, 0, 19, 7)]
-
-
 def test_training_text_is_bounded_spread_and_repeatable() -> None:
     documents = [Document(f"d{n}", f"{n:04d}" * 25) for n in range(1000)]
     chosen = training_texts(iter(documents), 20_000)
@@ -242,18 +232,6 @@ def test_what_a_killed_build_left_is_cleaned_up(build: Callable[..., Corpus]) ->
     assert mine.read_text() == "mine"
 
 
-@pytest.mark.slow
-def test_the_time_of_the_sample_is_within_one_and_a_half_of_its_estimate(tmp_path: Path) -> None:
-    began = time.perf_counter()
-    estimated = estimate_build(sample_path(), tmp_path / "out").seconds
-    middle = time.perf_counter()
-    build_corpus(sample_path(), tmp_path / "out")
-    taken = time.perf_counter() - middle
-    assert middle - began < taken / 2
-    assert estimated is not None
-    assert taken / 1.5 < estimated < 1.5 * taken
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -268,14 +246,3 @@ def test_arguments_out_of_range(options: dict[str, float], message: str, tmp_pat
     with pytest.raises(InputError, match=message):
         build_corpus(path, tmp_path / "out", **options)  # pyright: ignore[reportArgumentType]
     assert not (tmp_path / "out").exists()
-
-
-def test_the_estimate_is_near_and_writes_nothing(tmp_path: Path) -> None:
-    texts = [{"text": f"{n} the model reads " * 200} for n in range(1000)]
-    path = write_jsonl(tmp_path / "t.jsonl", texts)
-    estimate = estimate_build(path, tmp_path / "out", vocab_size=300)
-    assert not (tmp_path / "out").exists()
-    corpus = build_corpus(path, tmp_path / "out", vocab_size=300)
-    assert estimate.tokens == pytest.approx(corpus.num_tokens, rel=0.1)
-    assert estimate.documents == pytest.approx(1000, rel=0.1)
-    assert 0 < estimate.seconds < 600

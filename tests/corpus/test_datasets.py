@@ -5,7 +5,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus import Columns, HubDataset, build_corpus
-from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
 
 datasets = pytest.importorskip("datasets")
@@ -46,13 +45,6 @@ def test_a_dataset_saved_to_disk(tmp_path):
     found = HubDataset(str(saved), split="test")
     corpus = build_corpus(found, tmp_path / "corpus", vocab_size=300, columns=COLUMNS)
     assert texts(corpus) == [row["body"] for row in ROWS]
-
-
-def test_the_same_corpus_as_from_the_file(folder, tmp_path):
-    streamed = build_corpus(
-        HubDataset(str(folder)), tmp_path / "a", vocab_size=300, columns=COLUMNS
-    )
-    assert len(list(DocumentReader(folder, COLUMNS))) == len(streamed)
 
 
 @pytest.mark.parametrize(

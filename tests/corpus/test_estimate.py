@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import DocumentReader, HubDataset, build_corpus, estimate_build
+from prismlm.corpus import HubDataset, build_corpus, estimate_build
 from prismlm.corpus import estimate as module
-from prismlm.corpus.estimate import draw
 from prismlm.files import json_text
 from tests.helpers.records import write_jsonl
 
@@ -82,32 +81,6 @@ def test_tokens_of_every_format_are_those_of_the_corpus(
         assert found.tokens == pytest.approx(built.num_tokens, rel=0.25), kind
         assert found.seconds > 0
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "zstd"])
-def test_what_is_not_read_in_time_is_scaled(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All but the beginning of each of 64 files at most is left, as of a large input."""
-    rng = random.Random(0)
-    texts = [english(rng) + str(rng.random()) for _ in range(600)]
-    path = written(kind, texts, tmp_path)
-    monkeypatch.setattr(module, "READING_SECONDS", 0.01)
-    monkeypatch.setattr(module, "ALL_BYTES", 0)
-    reader = DocumentReader(path)
-    found = draw(reader)
-    assert found.scale is not None
-    drawn = sum(len(document.text) for document in found.documents)
-    assert found.scale * drawn == pytest.approx(sum(map(len, texts)), rel=0.25)
-    assert found.num_documents == pytest.approx(600, rel=0.25)
-
-
-def test_a_tokenizer_that_is_trained_needs_a_second_pass(tiny_corpus, tmp_path):
-    path = write_jsonl(tmp_path / "t.jsonl", [{"text": f"{n} a line " * 40} for n in range(30)])
-    given = estimate_build(path, tmp_path / "out", tokenizer=tiny_corpus / "tokenizer")
-    trained = estimate_build(path, tmp_path / "out", vocab_size=300)
-    assert trained.memory_bytes > given.memory_bytes > 10**8
-    assert trained.tokens == build_corpus(path, tmp_path / "out", vocab_size=300).num_tokens
 
 
 def test_a_stream_that_does_not_say_how_much_it_holds(tiny_corpus, tmp_path, monkeypatch):

@@ -39,19 +39,6 @@ def test_hand_made_pairs():
     assert _counted([7], [7], [8], []) == 1
 
 
-def test_only_what_comes_later_is_counted():
-    texts = [list(range(1000 * n, 1000 * n + 300)) for n in range(5)]
-    found = NearDuplicates()
-    found.add(texts[:3])
-    assert found.count == 0
-    found.add([texts[1], texts[3]])
-    assert found.count == 1
-    found.add([texts[4], texts[4], texts[0]])
-    assert found.count == 3
-    found.add([])
-    assert found.count == 3
-
-
 def test_batches_do_not_matter():
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 50, rng.integers(1, 60)).tolist() for _ in range(40)]

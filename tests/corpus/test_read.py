@@ -104,13 +104,6 @@ def test_other_columns_numbers_and_missing_ids(tmp_path: Path) -> None:
     assert [(d.doc_id, d.title) for d in found] == [("t.parquet:1", "1999"), ("t.parquet:2", None)]
 
 
-def test_documents_without_text_are_skipped_and_counted(tmp_path: Path) -> None:
-    path = _parquet(tmp_path / "t.parquet", {"text": ["", "x", " \n\t"]})
-    reader = DocumentReader(path)
-    assert [document.doc_id for document in reader] == ["t.parquet:2"]
-    assert reader.left_out == {"no text": 2}
-
-
 def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(b"\xef\xbb\xbfhello")
     (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "there"}\n\n')
@@ -149,17 +142,6 @@ def test_a_column_that_is_named_must_exist(kind: str, tmp_path: Path) -> None:
     assert "--id-column" in message
 
 
-@pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_not_utf8(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / f"t.{kind}"
-    path.write_bytes('{"text": "a"}\n{"text": "caf\xe9"}\n'.encode("latin1"))
-    message = _refused(path)
-    assert f"{path}:2" in message if kind == "jsonl" else str(path) in message
-    assert "0xe9 at offset" in message
-    assert "cp1252 if this is right:" in message
-    assert "café" in message
-
-
 @pytest.mark.parametrize("line", ['{"text": "b"', "[1, 2]", '"text"', "nonsense"])
 def test_broken_json_names_the_line(line: str, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
@@ -176,18 +158,6 @@ def test_text_that_is_not_a_string(value: Any, tmp_path: Path) -> None:
     assert f"{lines}:1" in _refused(lines)
     table = _parquet(tmp_path / "t.parquet", {"text": pa.array([value])})  # pyright: ignore
     assert f"{table}:1" in _refused(table)
-
-
-def test_metadata_that_is_not_text(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"text": "a", "license": ["MIT"]}', encoding="utf-8")
-    assert "'license' holds a list" in _refused(path)
-
-
-def test_half_of_a_surrogate_pair(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text('{"text": "ab\\ud83d"}', encoding="utf-8")
-    assert "at character 2" in _refused(path)
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "parquet"])

@@ -89,15 +89,6 @@ def test_all_bad_rows_are_named_at_once_or_left_out_and_counted(
     assert len(built.doc_ids) == 8
 
 
-def test_a_single_bad_row_is_said_in_one_sentence_and_no_option_where_there_is_none(
-    tmp_path: Path,
-) -> None:
-    path = write_jsonl(tmp_path / "t.jsonl", [{"text": "a"}, {"text": None}])
-    with pytest.raises(InputError) as caught:
-        list(read_documents(path))
-    assert str(caught.value) == f"{path}:2: the text is a null, expected a string. Fix the row."
-
-
 @pytest.mark.parametrize(
     ("template", "messages", "expected"),
     [

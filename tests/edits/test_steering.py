@@ -419,10 +419,3 @@ def test_effects_refuse(lm):
         measure_effects(lm, [], [Ablate(3)])
     with pytest.raises(InputError, match="prompt 2: the text is empty"):
         measure_effects(lm, [TEXT, ""], [Ablate(3)])
-
-
-def test_tokens_that_share_a_character_go_together(lm):
-    found = steer(lm, "a 東京 b", [Ablate(7)], generate=0, draws=0)
-    labels = [token.token for token in found.tokens]
-    assert "\ufffd" not in "".join(labels)
-    assert any("東" in label and label[-2] == "/" for label in labels)

@@ -9,7 +9,6 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import InputError
-from prismlm.explain import passages
 from prismlm.explain.audit import Audit
 from prismlm.explain.compare import (
     check_comparable,
@@ -153,23 +152,6 @@ def test_a_text_without_predictions_is_no_difference(lm, tiny_model):
     assert found["texts"] == 3
     assert abs(expected["mean"]) > 1e-3
     assert found["ce_difference_per_text"] == expected
-
-
-def test_each_text_is_added_once(lm, monkeypatch):
-    merged: list[int] = []
-    added_up = passages._added_up
-    monkeypatch.setattr(
-        passages, "_added_up", lambda *columns: merged.append(len(columns[0])) or added_up(*columns)
-    )
-    options = text_options([lm, lm])
-    once = compare_texts(lm, lm, TEXTS, options)
-    of_once = sum(merged)
-    many = compare_texts(lm, lm, TEXTS * 6, options)
-    assert sum(merged) == 7 * of_once
-    for by, shares in once["shares"].items():
-        assert many["shares"][by]["unattributed"] == pytest.approx(shares["unattributed"])
-        of_keys = {item["key"]: item["a"] for item in many["shares"][by]["items"]}
-        assert of_keys == pytest.approx({item["key"]: item["a"] for item in shares["items"]})
 
 
 def test_shares_of_lenses_without_cells(lm):

@@ -52,19 +52,6 @@ def test_false_in_the_prompt_leaves_it_whole_and_one_token(lm):
     assert trace.to_dict() == lm.explain(TEXT, generate=1).to_dict()
 
 
-def test_a_fast_model_is_split_a_few_times_and_not_at_every_token(lm, monkeypatch):
-    splits, told = [], []
-    split = following.split_states
-    monkeypatch.setattr(
-        following, "split_states", lambda *args: splits.append(len(args[2])) or split(*args)
-    )
-    monkeypatch.setattr(following, "SHORTEST", 3600.0)
-    monkeypatch.setattr(following, "LONGEST", 3600.0)
-    trace = lm.explain(TEXT, generate=20, on_step=told.append)
-    assert splits == [len(trace) - 19, 19]
-    assert [step.position for step in told] == list(range(len(trace)))
-
-
 def test_a_character_of_several_tokens_is_told_once_it_is_whole(lm, monkeypatch):
     """The model's own passes over a text, as if it had just written it."""
     ids = lm.encode("a 東京 b")

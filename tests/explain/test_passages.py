@@ -13,7 +13,6 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.index import layout, neighbours
 from prismlm.index.lens import Lens
-from prismlm.index.neighbours import largest
 from prismlm.index.sort_cells import write_cells
 from prismlm.index.spool import Spool, quantise, record_type
 from prismlm.layers import PrototypeHead
@@ -187,9 +186,3 @@ def test_without_a_scale_or_predictions_there_is_no_support(lens, table):
 
 def test_no_document_of_this_name_has_no_share(lens, table):
     assert attribute(table, lens).document_share("c") == 0
-
-
-@pytest.mark.parametrize("limit", [0, 1, 3, 5, 6, 9])
-def test_the_largest_are_those_of_a_stable_sort(limit):
-    values = np.array([0.2, 0.5, 0.2, 0.0, 0.5, 0.2])
-    assert largest(values, limit).tolist() == [1, 4, 0, 2, 5, 3][:limit]

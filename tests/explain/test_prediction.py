@@ -1,6 +1,5 @@
 """Explanations against forward passes that know nothing of prismlm."""
 
-import pickle
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,11 +7,8 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import DecompositionError, InputError
-from prismlm.explain import language_model
 from prismlm.explain.prediction import check_sums
-from prismlm.explain.steps import steps_of
 from prismlm.models.sidecar import weight_of
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
@@ -141,7 +137,6 @@ def test_parts_that_do_not_add_up_are_refused(wrong):
 
 
 def test_a_model_without_a_lens(lm):
-    from dataclasses import replace
 
     trace = replace(lm, lens=None).explain("Hello there")
     assert trace.to_dict()["sources"] is None
@@ -175,47 +170,3 @@ def test_a_damaged_checkpoint(tiny_model, tmp_path, name):
     (copy / name).write_bytes((copy / name).read_bytes()[:100])
     with pytest.raises(FormatError, match=r"the checkpoint in .* cannot be read"):
         prismlm.load(copy)
-
-
-def test_steps_are_built_once_they_are_looked_at(lm, monkeypatch):
-    built = []
-    monkeypatch.setattr(
-        language_model, "steps_of", lambda *given: built.append(1) or steps_of(*given)
-    )
-    trace = lm.explain("Once upon a time")
-    assert len(trace) == len(trace.table.indices)
-    assert built == []
-    first = trace[0]
-    assert trace.steps[-1] is trace[len(trace) - 1]
-    assert built == [1]
-    assert trace.steps[:1] == (first,)
-    copy = pickle.loads(pickle.dumps(trace.steps))
-    assert trace.steps == copy
-    assert repr(trace.steps) == repr(copy)
-
-
-def test_a_model_says_in_three_lines_what_it_is(lm):
-    lines = repr(lm).splitlines()
-    assert len(lines) == 3
-    assert str(lm.path) in lines[0]
-    assert type(lm.model).__name__ in lines[0]
-    assert lines[1] == f"head: 192 prototypes, {lm.head.prototypes_per_token} for each token"
-    assert lines[2].startswith("lens: sample, ")
-    assert repr(replace(lm, lens=None)).endswith("\nlens: none")
-    assert dir(prismlm) == sorted(prismlm.__all__)
-    assert {"load", "PrismLM", "Ablate"} <= set(dir(prismlm))
-
-
-def test_tokens_that_share_a_character_go_together(lm):
-    text = "a 東京 b"
-    ids = lm.tokenizer(text, add_special_tokens=False)["input_ids"]
-    pieces = pieces_of(lm.tokenizer, ids)
-    assert len(pieces) == len(ids)
-    assert "".join(piece.shown for piece in pieces) == text
-    several = [piece for piece in pieces if piece.of > 1]
-    assert {piece.text.strip() for piece in several} >= {"東", "京"} or any(
-        "東京" in piece.text for piece in several
-    )
-    assert [p.number for p in several if p.text == several[0].text] == list(
-        range(1, several[0].of + 1)
-    )

@@ -49,10 +49,6 @@ def test_a_trace_as_a_data_frame_and_json(trace, tmp_path):
     assert len(json.loads((tmp_path / "t.json").read_text())["positions"]) == len(trace)
 
 
-def test_a_trace_says_shortly_what_it_is(trace):
-    assert repr(trace) == f"<Trace of {len(trace)} predictions of {trace.model}, lens sample>"
-
-
 def test_text_stays_text():
     page = table([{"text": "<script>alert(1)</script> & more", "share": 0.25, "url": None}])
     assert "<script>" not in page

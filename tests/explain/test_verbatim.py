@@ -46,26 +46,11 @@ def test_a_hand_written_example(suffixes):
     assert second.rarity == pytest.approx(-sum(map(math.log2, drawn)))
 
 
-def test_the_longest_come_first_then_the_rarest(suffixes):
-    answer = ids("the body ! pumps blood ! the old heart ! heart pumps")
-    spans = verbatim_spans(answer, suffixes, minimum=2)
-    assert [span.start for span in spans] == [6, 3, 10, 0]
-    assert [span.length for span in spans] == [3, 2, 2, 2]
-    assert spans[1].rarity == spans[2].rarity > spans[3].rarity
-    assert verbatim_spans(answer, suffixes) == []
-
-
 def test_the_prompt_is_not_searched(suffixes):
     answer = ids("the heart pumps blood through the body")
     (span,) = verbatim_spans(answer, suffixes, 3, minimum=2)
     assert (span.start, span.length, span.count, span.positions) == (3, 4, 2, (3, 14))
     assert verbatim_spans(answer, suffixes, len(answer)) == []
-
-
-def test_no_more_than_five_places_are_given(tmp_path):
-    write_suffixes(tmp_path, TokenCorpus([[1, 2]] * 6), "all")
-    (span,) = verbatim_spans([1, 2], Suffixes.open(tmp_path), minimum=2)
-    assert (span.count, span.positions) == (6, (0, 3, 6, 9, 12))
 
 
 def test_an_answer_that_ends_its_document_is_searched_up_to_the_end(suffixes):

@@ -167,11 +167,6 @@ def test_batch_size_changes_no_byte(lm, lens_of_few, few, tmp_path, tokens_per_b
     assert_same_lens(lens_of_few, again)
 
 
-def test_same_run_same_bytes(lm, lens, sample_corpus, tmp_path):
-    again = build_index(lm.model, lm.head, sample_corpus, tmp_path / "again", OPTIONS)
-    assert_same_lens(lens, again)
-
-
 def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
     lm, few, lens_of_few, tmp_path
 ):

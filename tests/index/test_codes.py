@@ -9,7 +9,7 @@ import torch
 from prismlm.errors import FormatError, InputError
 from prismlm.index import layout
 from prismlm.index.cells import Cells
-from prismlm.index.codes import PARTS, Int8Codes, ProductCodes, check_codes, parts_of
+from prismlm.index.codes import PARTS, ProductCodes, check_codes, parts_of
 from tests.index.test_cells import flip, random_records, write
 
 pytest.importorskip("faiss")
@@ -97,12 +97,6 @@ def test_changed_centres_are_refused(tmp_path, offset):
         Cells(tmp_path / "lens", meta)
 
 
-def test_cells_of_int8_are_not_read_as_pq(tmp_path):
-    meta = write(tmp_path / "lens", random_records(50), [])
-    with pytest.raises(FormatError, match=layout.CELL_CENTRES_FILE):
-        Cells(tmp_path / "lens", meta | {"codes": "pq"})
-
-
 def test_another_name_or_a_missing_library_is_refused(monkeypatch):
     check_codes("int8")
     check_codes("pq")
@@ -111,14 +105,3 @@ def test_another_name_or_a_missing_library_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InputError, match=r"prismlm\[pq\]"):
         check_codes("pq")
-
-
-def test_int8_cosines_are_those_of_its_states():
-    coded = Int8Codes(8)
-    records = np.empty(5, np.dtype(coded.fields))
-    records["code"] = np.arange(40).reshape(5, 8)
-    records["scale"] = 0.5
-    state = torch.from_numpy(unit_states(1, 8)[0])
-    expected = (0.5 * np.arange(40).reshape(5, 8) / 127) @ state.numpy()
-    np.testing.assert_allclose(coded.cosines(records, state), expected, rtol=1e-5)
-    np.testing.assert_allclose(coded.states(records) @ state, expected, rtol=1e-5)

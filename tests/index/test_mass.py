@@ -105,16 +105,3 @@ def test_a_lens_says_how_much_was_summed(tmp_path):
         assert summed_share(tmp_path) == share
     write_table(counted([(None, "law", "CC0")], 3).table(), tmp_path / MASS_FILE)
     assert summed_share(tmp_path) == 0
-
-
-def test_the_command_says_how_much_was_summed(capsys):
-    from prismlm.cli.index import _print_summary
-
-    summary = {
-        "lens": "model/lens/x", "tokens": 10, "documents": 2, "prototypes": 4, "with_contexts": 3,
-        "in_use": 3, "summed_share": 0.25, "positions": 8, "seconds": 1.0,
-    }  # fmt: skip
-    _print_summary(summary)
-    assert "25.0% of uses, as (other): more than 2,048" in capsys.readouterr().out
-    _print_summary(summary | {"summed_share": 0.0})
-    assert "(other)" not in capsys.readouterr().out

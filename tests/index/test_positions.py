@@ -45,23 +45,3 @@ def test_no_positions(monkeypatch):
     model = Decoder(9, 4, bias=False)
     empty, low = torch.empty(0, dtype=torch.long), positions.screening_weight(model)
     assert positions.probabilities(model, torch.empty(0, 4), empty, low).shape == (0,)
-
-
-def test_products_in_bfloat16_have_few_numbers_of_rows(monkeypatch):
-    """What is compiled for each number of rows is kept, a megabyte each."""
-    monkeypatch.setattr(positions, "has_fast_product", lambda: True)
-    sizes, linear = set(), positions.functional.linear
-
-    def counted(states, weight, bias=None):
-        sizes.add((len(states), states.dtype))
-        return linear(states, weight, bias)
-
-    model = Decoder(9, 4, bias=False)
-    low = positions.screening_weight(model)
-    monkeypatch.setattr(positions.functional, "linear", counted)
-    for n in (1, 17, 63, 64, 65, 100):
-        tokens = torch.zeros(n, dtype=torch.long)
-        found = positions.probabilities(model, torch.ones(n, 4), tokens, low)
-        assert found.shape == (n,)
-        assert len(found.unique()) == 1
-    assert sizes == {(64, torch.bfloat16), (128, torch.bfloat16)}

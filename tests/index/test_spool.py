@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from prismlm.corpus.windows import PASS_TOKENS
 from prismlm.errors import FormatError
-from prismlm.index.spool import Spool, in_order, record_type
+from prismlm.index.spool import Spool, in_order
 from tests.index.test_cells import WIDTH, random_records
 
 
@@ -48,16 +47,3 @@ def test_a_damaged_run_is_refused(tmp_path):
     spool.add(random_records(3))
     with pytest.raises(FormatError, match="shorter"):
         spool.flush()
-
-
-def test_positions_wait_in_one_place_though_a_later_pass_is_longer(tmp_path, monkeypatch):
-    """Twice until it is full, which the last pass only just does not make it."""
-    monkeypatch.setattr("prismlm.index.spool.BUFFER_BYTES", 5000 * record_type(WIDTH).itemsize)
-    spool, places = Spool(tmp_path / "spool", WIDTH), set()
-    for rows in (1, 4998, PASS_TOKENS, 4999, PASS_TOKENS):
-        spool.add(random_records(rows))
-        places.add(spool._waiting.ctypes.data)
-        if spool.full:
-            spool.flush()
-    assert len(places) == 1
-    assert [run.rows for run in spool.runs] == [1 + 4998 + PASS_TOKENS, 4999 + PASS_TOKENS]

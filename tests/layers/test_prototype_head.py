@@ -48,16 +48,6 @@ def test_placed_prototypes_rebuild_their_own_states():
     torch.testing.assert_close(head(states).reconstruction, states)
 
 
-def test_autocast_does_not_lower_the_precision():
-    head = head_of(width=64, count=100)
-    z = torch.randn(50, 64)
-    plain = head(z).routing
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = head(z).routing
-    assert torch.equal(plain.indices, cast.indices)
-    assert torch.equal(plain.cosines, cast.cosines)
-
-
 def test_scale_is_learned_through_its_logarithm():
     head = head_of(scale=3.0)
     assert head.log_scale.item() == pytest.approx(math.log(3.0))

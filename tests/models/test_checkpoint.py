@@ -81,18 +81,6 @@ def test_pickles_alone_are_not_read(saved, name):
     assert "use_safetensors=False).save_pretrained(OUT)" in str(refused.value)
 
 
-def test_the_way_to_convert_pickles_works(saved, tmp_path):
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
-    directory = saved(model)
-    as_pickle(directory)
-    converted = AutoModelForCausalLM.from_pretrained(str(directory), use_safetensors=False)
-    converted.save_pretrained(tmp_path / "out")
-    for path in directory.glob("tokenizer*"):
-        (tmp_path / "out" / path.name).write_bytes(path.read_bytes())
-    opened, _ = read_checkpoint(tmp_path / "out")
-    assert torch.equal(opened.lm_head.weight, model.lm_head.weight)
-
-
 def test_a_pickle_beside_safetensors_is_left_alone(saved):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
     directory = saved(model)

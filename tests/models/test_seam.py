@@ -113,14 +113,6 @@ def test_a_model_without_an_output_embedding():
     assert "one row for each of 97 tokens is in: embed_tokens (Embedding)." in str(refused.value)
 
 
-def test_modules_that_may_be_the_output_embedding_are_named():
-    model = decoder("llama")
-    model.unembed = model.lm_head
-    del model.lm_head
-    with pytest.raises(InputError, match=r"embed_tokens \(Embedding\), unembed \(Linear\)\."):
-        output_embedding(model)
-
-
 class Int8Linear(nn.Linear):
     """Holds whole numbers and a scale for each row in place of W."""
 
@@ -161,20 +153,6 @@ def test_an_embedding_that_does_more_than_its_weight_says():
         verify_logit_map(model, LogitMap())
     handle.remove()
     verify_logit_map(model, LogitMap())
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"preset": "llama-labtop"}, "Did you mean 'llama-laptop'"),
-        ({"model_type": "lama"}, "Did you mean 'llama'"),
-        ({"preset": "llama-tiny", "hiden_size": 64}, "Did you mean 'hidden_size'"),
-        ({}, "needs a preset"),
-    ],
-)
-def test_configurations_that_name_nothing(settings, words):
-    with pytest.raises(InputError, match=words):
-        build_config(settings, vocab_size=97, eos_token_id=0)
 
 
 def test_other_threads_neither_see_nor_feel_a_capture():

@@ -253,12 +253,6 @@ def test_a_mask_that_does_not_fit(mask):
         check_arguments(torch.zeros(2, 3), torch.zeros(4, 3), 1, mask)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_more_per_token_than_there_are(form):
-    with pytest.raises(InputError, match="there are 4 prototypes"):
-        form.route(torch.zeros(2, 3), torch.zeros(4, 3), 5, 1.0)
-
-
 @given(count=st.integers(1, 20), width=st.integers(1, 12), seed=st.integers(0, 1000))
 def test_diversity_equals_pairs_and_keeps_the_welch_bound(count, width, seed):
     _, prototypes = inputs(1, count, width, seed, dtype=torch.float64)

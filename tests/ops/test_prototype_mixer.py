@@ -250,18 +250,6 @@ def test_any_split_through_the_state_gives_the_same(t, cuts, seed, dtype, token)
     torch.testing.assert_close(state, end, **tolerance)
 
 
-def test_one_token_steps_equal_the_parallel_form():
-    write, read, values, decay = inputs(2, 40, 4, 3, 8)
-    whole, end = chunked.prefix_mean(write, read, values, decay)
-    state, parts = None, []
-    for i in range(40):
-        piece = [x[:, i : i + 1] for x in (write, read, values)]
-        part, state = chunked.prefix_mean(*piece, decay, state)
-        parts.append(part)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(state, end, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("silence", [8, 30, 160])
 def test_a_forgotten_channel_reads_as_empty(silence):
     """After ``silence`` positions that write nothing, 0.001^silence is far below 1e-30, or not.

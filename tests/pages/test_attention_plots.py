@@ -76,17 +76,6 @@ def test_no_two_texts_overlap_and_all_are_inside(count, rows):
             assert min(across, down) < 1, (one[0].get_text(), other[0].get_text())
 
 
-def test_labels_are_plain_text_of_letters_that_the_font_has(recwarn):
-    figure = maps_figure(maps(SENTENCE))
-    FigureCanvasAgg(figure).draw()
-    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert "$" in labels
-    assert "extraordinari…" in labels
-    assert "□" in labels
-    assert "the↵" in labels
-    assert not [w for w in recwarn if "missing from font" in str(w.message)]
-
-
 def test_pictures_that_could_not_be_read():
     with pytest.raises(InputError, match="49 tokens, and a picture shows at most 48"):
         maps_figure(maps(["word"] * 49))

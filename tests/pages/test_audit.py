@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 import prismlm
@@ -65,36 +63,3 @@ def test_marks_of_direction_are_shown(summary):
     assert TURN not in page
     for shown in ("A ‹U+202E›title", "The ‹U+202E›proof", "‹U+202E›other"):
         assert shown in page
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone_rows_are_cards(summary, tmp_path, scheme):
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "this test needs chromium"
-    path = tmp_path / "page.html"
-    path.write_text(audit_page(summary), encoding="utf-8")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
-        tab.goto(path.as_uri())
-        assert tab.evaluate("document.documentElement.scrollWidth") == 390
-        assert not tab.locator("thead").first.is_visible()
-        row = tab.locator("tbody tr").first
-        boxes = [cell.bounding_box() for cell in row.locator("td").all()]
-        share, name, source, licence, place = boxes
-        assert share["x"] < name["x"] == source["x"] == licence["x"]
-        assert name["y"] < source["y"] < licence["y"] < place["y"]
-        assert place["width"] > 300
-        lists = tab.locator(".p-columns-3 section")
-        for above, below in zip(lists.all(), lists.all()[1:], strict=False):
-            end = above.bounding_box()["y"] + above.bounding_box()["height"]
-            assert below.locator("h3").bounding_box()["y"] - end >= 20
-
-        tab.set_viewport_size({"width": 1280, "height": 800})
-        assert tab.evaluate("document.documentElement.scrollWidth") == 1280
-        tops = {cell.bounding_box()["y"] for cell in row.locator("td").all()}
-        assert len(tops) == 1
-        browser.close()

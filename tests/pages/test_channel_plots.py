@@ -13,7 +13,6 @@ from prismlm.instruments.channels.build_report import ReportOptions, channel_rep
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
 matplotlib = pytest.importorskip("matplotlib")
-from matplotlib import _pylab_helpers  # noqa: E402
 
 from prismlm.pages.channel_plots import (  # noqa: E402
     curves_figure,
@@ -166,13 +165,6 @@ def test_what_cannot_be_drawn_is_refused(report, llama, text_only):
         half_life_figure(llama)
     with pytest.raises(InputError, match="layer 1, channel 6"):
         curves_figure(report.text, 1, CHANNELS)
-
-
-def test_drawing_leaves_no_state_behind(report):
-    before = dict(matplotlib.rcParams)
-    figures(report)
-    assert dict(matplotlib.rcParams) == before
-    assert not _pylab_helpers.Gcf.figs
 
 
 def test_decays_by_token_have_every_figure_but_those_of_half_lives(corpus):

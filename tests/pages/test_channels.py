@@ -17,7 +17,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
-from prismlm.pages.channels import CAVEAT, channel_page
+from prismlm.pages.channels import channel_page
 from prismlm.pages.channels_data import page_data, quantise_gates
 from prismlm.pages.frame import write_page
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
@@ -193,26 +193,6 @@ def test_nothing_in_a_text_or_corpus_becomes_markup(page):
     assert EVIL in "".join(data["texts"][0]["words"])
     assert EVIL in reader.text
     assert "\ufffd" not in page
-
-
-def test_a_page_requests_nothing(page):
-    reader = Reader(page)
-    policy = [a for tag, a in reader.elements if tag == "meta" and "http-equiv" in a]
-    assert policy[0]["content"].startswith("default-src 'none'")
-    script = "".join(reader.scripts)
-    assert not re.search(r"fetch\(|XMLHttpRequest|import\b|innerHTML|\beval\b|url\(", script)
-    style = page[page.index("<style>") : page.index("</style>")]
-    assert "url(" not in style
-    assert "@import" not in style
-
-
-def test_figures_can_be_read_without_a_script(page, report):
-    text = Reader(page).text
-    metrics = report.layers[1].metrics["read"]
-    assert f"{metrics.sparsity_ratio:.2f}" in text
-    assert f"{metrics.entropy:.3f}" in text
-    assert "Spearman" in text or "No ρ" in text
-    assert CAVEAT in text
 
 
 def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):

@@ -242,17 +242,6 @@ def test_contexts_are_the_index_and_held_once(trace):
             assert all(known[key] == row[key] for key in ("doc_id", "source", "license", "title"))
 
 
-def test_a_page_of_a_few_texts_is_small(lm):
-    texts = [lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[n]), 60) for n in (1, 4, 7, 9, 12)]
-    traces = [lm.explain(text) for text in texts]
-    html = page(traces)
-    assert sum(map(len, traces)) == 300
-    assert len(html.encode()) < 1e6
-    # What several texts share is there once.
-    apart = sum(len(page([trace]).encode()) for trace in traces)
-    assert len(html.encode()) < 0.7 * apart
-
-
 def test_traces_of_two_lenses_share_nothing(trace):
     other = replace(trace, model="another")
     blocks = Reader(page([trace, trace[:2], other[:2]])).blocks

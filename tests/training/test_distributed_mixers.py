@@ -2,12 +2,10 @@
 
 import csv
 import pickle
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from prismlm.training import build_recipe, train
@@ -20,7 +18,6 @@ from tests.helpers.spread_runs import (
     TWO_PASSES,
     assert_same_history,
     base_settings,
-    command,
 )
 from tests.helpers.tiny_head import make
 from tests.helpers.two_processes import gradients_of
@@ -220,19 +217,3 @@ def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout
     torch.testing.assert_close(losses, repeated)
     for name, value in plain.items():
         torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-7, msg=name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", ["ddp", "fsdp2"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_command_trains_in_two_processes_as_in_one(tiny_corpus, tmp_path, family, spread):
-    settings = run_settings(tiny_corpus, family, spread)
-    settings |= {"gradient_checkpointing": True, "out": str(tmp_path / "two")}
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(settings))
-    done = subprocess.run(command(path), capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    one = settings | {"out": str(tmp_path / "one"), "gradient_accumulation": 2}
-    one |= {"parallel": "auto", "gradient_checkpointing": False}
-    reference = train(build_recipe(one))
-    assert_same_weights(tmp_path / "two", reference.directory)

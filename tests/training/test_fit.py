@@ -1,7 +1,6 @@
 """A head fitted to stored states: the sampled divergence, placing, resuming, and that it learns."""
 
 import math
-import resource
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import DivergenceError, FormatError, InputError, PrismError
+from prismlm.errors import DivergenceError, FormatError, InputError
 from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
 from prismlm.ops.divergence import divergence
@@ -160,17 +159,6 @@ def test_fitted_weights_predict_better_and_are_the_same_again(lm, states, tmp_pa
         vocabulary.divergence(z, one(z).reconstruction, *tokens).item() for one in (head, other)
     )
     assert fitted < cosine
-
-
-def test_a_full_disk_is_said(lm, states, tmp_path):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
-    try:
-        with pytest.raises(PrismError, match=r"the fit could not be written .* MB are free"):
-            fit(lm.model, states, SMALL, tmp_path / "fit.pt", save_seconds=0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_fit_is_not_gone_on_with_by_another(lm, states, tmp_path):

@@ -5,9 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from prismlm.errors import InputError
-from prismlm.training import TrainingInterrupted, build_recipe, train
+from prismlm.training import build_recipe, train
 from prismlm.training.noise_weight import noise_weight_at
-from tests.helpers.runs import InterruptAfter
 
 SIGNAL_NOISE = {
     "model_type": "prismlm_signal_noise",
@@ -52,18 +51,6 @@ def test_it_rises_from_the_first_step_to_the_last_and_is_saved(signal_noise):
     assert saved(tenth) == pytest.approx(expected[19])
 
 
-def test_a_resumed_run_goes_on_with_it(signal_noise, tmp_path):
-    whole = train(build_recipe(signal_noise))
-    cut = build_recipe(signal_noise | {"out": str(tmp_path / "cut")})
-    with pytest.raises(TrainingInterrupted):
-        train(cut, progress=InterruptAfter(13))
-    resumed = train(cut, resume=True)
-    assert noise_weights(resumed) == noise_weights(whole)
-    one, other = (load_file(r.directory / "model.safetensors") for r in (whole, resumed))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_it_can_be_fixed_or_nothing(signal_noise):
     weights = []
     for value in (0.0, 0.25):
@@ -74,14 +61,6 @@ def test_it_can_be_fixed_or_nothing(signal_noise):
         weights.append(load_file(result.directory / "model.safetensors"))
     drawn = {name: not torch.equal(weights[0][name], weights[1][name]) for name in weights[0]}
     assert drawn["model.layers.0.mlp.up_proj.weight"]
-
-
-def test_it_beside_a_prototype_head(signal_noise):
-    signal_noise["head"]["enabled"] = True
-    result = train(build_recipe(signal_noise))
-    assert result.quality is not None
-    assert noise_weights(result)[-1] == pytest.approx(0.1)
-    assert (result.directory / "prototype_head.safetensors").is_file()
 
 
 def test_it_is_refused_where_it_means_nothing(settings, signal_noise):

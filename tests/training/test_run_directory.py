@@ -161,23 +161,6 @@ def test_a_directory_that_nothing_came_into_is_taken_away_again(tmp_path):
         pass
 
 
-def test_what_a_kill_leaves_behind_is_cleaned_up(settings, tmp_path):
-    settings["evaluation"]["every"] = 0
-    process, path, checkpoints = start(settings, tmp_path, 2000)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=240)
-    out = checkpoints.parent
-    (checkpoints / ".checkpoint.0123abcd.tmp" / "checkpoint-9").mkdir(parents=True)
-    (checkpoints / ".checkpoint-7.0123abcd.tmp").mkdir()
-    (out / ".model.0123abcd.tmp").mkdir()
-    (out / ".model.0123abcd.tmp" / "model.safetensors").write_text("half")
-    (out / ".training.jsonl.0123abcd.tmp").write_text("half")
-    recipe = build_recipe(yaml.safe_load(path.read_text()))
-    with pytest.raises(TrainingInterrupted):
-        train(recipe, resume=True, progress=InterruptAfter(1))
-    assert list(out.rglob(".*")) == []
-
-
 def test_a_run_begun_before_the_setting_was_there_can_be_resumed(settings):
     recipe = build_recipe(settings)
     before = recipe.to_dict()

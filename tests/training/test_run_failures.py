@@ -1,7 +1,5 @@
 """What goes wrong in a run: it says what, leaves what can be gone on from, and goes on from it."""
 
-import re
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from prismlm.training import PrismForCausalLM, build_recipe, train
 from prismlm.training.checkpoints import list_checkpoints
 from tests.helpers import forked
 from tests.helpers.runs import assert_same_run, curve
-from tests.helpers.small_disk import can_mount, on_small_disk
 
 
 @contextmanager
@@ -155,26 +152,4 @@ def test_a_write_that_fails_leaves_the_checkpoint_before(settings, straight, tmp
     message = filled(settings, tmp_path, "limit", str(size))
     assert "os error 27" in message or "inline_container" in message
     assert_only_the_older_checkpoint_is_left(Path(settings["out"]), message)
-    assert_recovers(settings, straight)
-
-
-@pytest.mark.skipif(not can_mount(), reason="no file system can be mounted")
-@pytest.mark.parametrize(
-    ("left", "cause"),
-    [
-        (100_000, "the disk is full"),
-        pytest.param(1_000_000, "rror 28|inline_container", marks=pytest.mark.slow),
-    ],
-)
-def test_a_full_disk_leaves_the_checkpoint_before(settings, straight, tmp_path, left, cause):
-    """A file system of its own, that only the process under test and its children see."""
-    small = tmp_path / "small"
-    small.mkdir()
-    settings["out"] = str(small / "model")
-    before = on_small_disk(small, "8m", tmp_path / "kept")
-    message = filled(settings, tmp_path, "ballast", str(left), before=before)
-    assert re.search(cause, message)
-    assert "MB are free" in message
-    shutil.move(tmp_path / "kept" / "model", small / "model")
-    assert_only_the_older_checkpoint_is_left(small / "model", message)
     assert_recovers(settings, straight)

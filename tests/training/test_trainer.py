@@ -7,7 +7,7 @@ from transformers import Trainer
 from prismlm.errors import InputError, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe
-from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints
+from prismlm.training.checkpoints import list_checkpoints
 from prismlm.training.setup import build_trainer, prepare, training_arguments
 
 # Losses of the first steps of the recipe below, seed 0, float32 on one core.
@@ -146,17 +146,6 @@ def test_a_checkpoint_is_a_model_directory(settings, tmp_path):
     for name, value in model.state_dict().items():
         assert torch.equal(value, trainer.model.model.state_dict()[name])
     assert len(AutoTokenizer.from_pretrained(found[-1])) == model.config.vocab_size
-
-
-def test_what_a_kill_leaves_behind_is_not_resumed_from(settings, tmp_path):
-    directory = tmp_path / "checkpoints"
-    for name in (
-        "checkpoint-5",
-        ".checkpoint.0123abcd.tmp/checkpoint-9",
-        ".checkpoint-2.0123abcd.tmp",
-    ):
-        (directory / name).mkdir(parents=True)
-    assert latest_checkpoint(directory) == directory / "checkpoint-5"
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_advice(settings, tmp_path):
