@@ -195,6 +195,16 @@ def test_steps_have_chains_and_run_the_model_for_them_once(lm):
                     assert source.token == lm.tokenizer.decode([ids[source.position]])
 
 
+def test_steps_with_chains_compare_print_and_pickle_as_others(lm):
+    trace = lm.explain(TEXT)
+    step = trace[3]
+    assert step == lm.explain(TEXT)[3]
+    assert "chain" not in repr(step).lower()
+    copy = pickle.loads(pickle.dumps(step))
+    assert copy == step
+    assert copy.chains == tuple(step.chains)
+
+
 def test_an_edit_is_a_part_of_its_own_after_its_block_too(lm):
     use = lm.explain(TEXT)[6].prototypes[0]
     with lm.edit(prismlm.Ablate(prototype=use.id)):

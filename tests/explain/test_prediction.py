@@ -1,5 +1,6 @@
 """Explanations against forward passes that know nothing of prismlm."""
 
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 
@@ -170,3 +171,11 @@ def test_a_damaged_checkpoint(tiny_model, tmp_path, name):
     (copy / name).write_bytes((copy / name).read_bytes()[:100])
     with pytest.raises(FormatError, match=r"the checkpoint in .* cannot be read"):
         prismlm.load(copy)
+
+
+def test_a_model_and_the_package_say_what_they_are(lm):
+    assert "192 prototypes" in repr(lm)
+    assert repr(replace(lm, lens=None)).endswith("\nlens: none")
+    steps = lm.explain("Once upon a time").steps
+    assert pickle.loads(pickle.dumps(steps)) == steps
+    assert dir(prismlm) == sorted(prismlm.__all__)

@@ -25,6 +25,7 @@ from tests.helpers.kills import (
     make_corpus,
     make_model,
 )
+from tests.index.test_build import assert_same_lens
 
 
 @pytest.fixture(autouse=True)
@@ -48,13 +49,6 @@ def model(corpus):
 @pytest.fixture(scope="module")
 def straight(corpus, model, tmp_path_factory):
     return build_index(*model, corpus, tmp_path_factory.mktemp("straight") / "lens", OPTIONS)
-
-
-def assert_same_lens(left, right):
-    names = sorted(path.name for path in left.iterdir())
-    assert names == sorted(path.name for path in right.iterdir())
-    for name in names:
-        assert (left / name).read_bytes() == (right / name).read_bytes(), name
 
 
 class StopAfter:

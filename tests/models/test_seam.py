@@ -106,11 +106,10 @@ def test_a_logit_map_with_unknown_fields():
 
 
 def test_a_model_without_an_output_embedding():
-    with pytest.raises(InputError, match="no output embedding") as refused:
+    with pytest.raises(
+        InputError, match=r"(?s)no output embedding.*in: embed_tokens \(Embedding\)"
+    ):
         output_embedding(decoder("llama").model)
-    assert "get_output_embeddings() gives nothing" in str(refused.value)
-    assert "(embed_tokens, layers, norm, rotary_emb and" in str(refused.value)
-    assert "one row for each of 97 tokens is in: embed_tokens (Embedding)." in str(refused.value)
 
 
 class Int8Linear(nn.Linear):

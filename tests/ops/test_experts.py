@@ -1,6 +1,5 @@
 """Mixtures of experts: choices and losses by hand, against plain loops and Hugging Face's loss."""
 
-
 import pytest
 import torch
 from torch.nn import functional as F

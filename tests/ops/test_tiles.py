@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from prismlm.layers import PrototypeHead
 from prismlm.ops import tiles
@@ -44,27 +43,6 @@ def test_prefix_means_with_their_gradients(both, length, how):
 
     for one, other in zip(*both(means), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-
-
-def test_a_long_row_takes_hardly_more_operations_than_a_short_one(monkeypatch):
-    class Counted(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.count += 1
-            return func(*args, **(kwargs or {}))
-
-    def operations(length):
-        write, read, values, decay = (x.requires_grad_() for x in inputs(1, length, 4, 8))
-        with Counted() as counted:
-            prefix_mean(write, read, values, decay)[0].sum().backward()
-        return counted.count
-
-    monkeypatch.setattr(tiles, "in_cache", lambda like: False)
-    short, long = operations(1024), operations(8192)
-    assert long < 1.2 * short
-    monkeypatch.setattr(tiles, "in_cache", lambda like: True)
-    assert operations(8192) > 4 * short
 
 
 def test_fitted_heads_with_their_gradients(both):

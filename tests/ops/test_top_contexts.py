@@ -84,12 +84,6 @@ def test_merging_a_shard_twice_changes_nothing():
     assert same(top_contexts.merge(fill(rows), fill(rows)), fill(rows))
 
 
-def test_ties_go_to_the_earlier_position():
-    top = fill([(0, 0.5, 55), (0, 0.5, 10), (0, 0.5, 30)])
-    assert top.position[0, :3].tolist() == [10, 30, 55]
-    assert top.position[0, 3].item() == -1
-
-
 def test_nan_is_refused():
     with pytest.raises(InputError, match="not finite"):
         fill([(0, float("nan"), 1)])

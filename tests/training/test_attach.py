@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import InputError, Interrupted
+from prismlm.errors import InputError
 from prismlm.files import read_json
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import attach
@@ -74,13 +73,8 @@ def test_it_explains_and_says_what_it_was_attached_to(attached, base, small_corp
 
 
 def test_the_head_carries_more_than_before_it_was_fitted(base, small_corpus, attached, tmp_path):
-    unfitted = FitOptions(**{**vars(FIT), "epochs": 1e-9})
-    placed = attach(
-        str(base),
-        [small_corpus],
-        tmp_path / "m",
-        AttachOptions(fit=unfitted, window=64, contexts=4, heldout_tokens=500),
-    )
+    unfitted = replace(OPTIONS, fit=replace(FIT, epochs=1e-9))
+    placed = attach(str(base), [small_corpus], tmp_path / "m", unfitted)
     assert attached.quality.ce == placed.quality.ce
     gaps = [one.quality.prototype_only_ce - one.quality.ce for one in (attached, placed)]
     assert 0 < gaps[0] < 0.5 * gaps[1]
@@ -97,56 +91,13 @@ def test_files_become_a_corpus_of_the_models_tokenizer(base, tmp_path):
     assert prismlm.load(result.directory).explain("The story of house").passages(1)
 
 
-def test_the_same_command_goes_on(base, small_corpus, attached, tmp_path, monkeypatch):
-    out = tmp_path / "model"
-    fit, measured = module.fit, []
-
-    def interrupted(*arguments, **options):
-        measured.append("fitted")
-        if len(measured) == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return fit(*arguments, **options, save_seconds=0)
-
-    read = module.read_states
-    monkeypatch.setattr(module, "fit", interrupted)
-    with pytest.raises((Interrupted, KeyboardInterrupt, SystemExit)), terminable():
-        attach(str(base), [small_corpus], out, OPTIONS)
-    monkeypatch.setattr(
-        module, "read_states", lambda *a, **o: measured.append("read") or read(*a, **o)
-    )
-    attach(str(base), [small_corpus], out, OPTIONS)
-    assert (out / HEAD_FILE).read_bytes() == (attached.directory / HEAD_FILE).read_bytes()
-    assert measured.count("fitted") == 2
-    # A third time there is nothing left to do but to say what there is.
-    read_before = measured.count("read")
-    again = attach(str(base), [small_corpus], out, OPTIONS)
+def test_the_same_command_says_what_there_is_and_other_settings_are_refused(
+    base, small_corpus, attached
+):
+    again = attach(str(base), [small_corpus], attached.directory, OPTIONS)
     assert (again.quality, again.states) == (attached.quality, attached.states)
-    assert measured.count("read") == read_before
-
-
-def terminable():
-    """Let SIGTERM end the block as Ctrl-C does, where nothing else has taken it."""
-    from contextlib import contextmanager
-
-    @contextmanager
-    def block():
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    return block()
-
-
-def test_other_settings_do_not_go_on(base, small_corpus, attached):
     with pytest.raises(InputError, match=r"begun with other settings \(window: 64 → 32\)"):
-        attach(
-            str(base),
-            [small_corpus],
-            attached.directory,
-            AttachOptions(fit=FIT, window=32, contexts=4, heldout_tokens=500),
-        )
+        attach(str(base), [small_corpus], attached.directory, replace(OPTIONS, window=32))
 
 
 def test_a_directory_of_something_else_is_left_alone(base, small_corpus, tmp_path):
@@ -228,8 +179,7 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
         "".join(f'{{"text": "{f"House number {n} is red. " * 8}"}}\n' for n in range(90))
     )
     lora = LoraOptions(epochs=3, rank=4, blocks=0.5, learning_rate=5e-3, batch=4)
-    options = AttachOptions(fit=FIT, window=64, contexts=4, heldout_tokens=500, lora=lora)
-    result = attach(str(base), [texts], tmp_path / "model", options)
+    result = attach(str(base), [texts], tmp_path / "model", replace(OPTIONS, lora=lora))
     provenance = load_sidecar(result.directory).provenance
     assert result.quality.ce < provenance["fine_tuned"]["ce_before"] - 0.5
     lm = prismlm.load(result.directory)

@@ -53,8 +53,7 @@ def test_a_table_is_trained_and_what_it_changes_is_said(tiny_model, tmp_path):
     assert len(lm.explain("The river", generate=3)) > 3
     code, told, _ = run(*given)
     assert code == 0, told
-    for words in ("uncertainty fed back", "nothing fed back", "shuffled codes (control)"):
-        assert words in told
+    assert "uncertainty fed back" in told
     code, told, _ = run(out, "--corpus", corpus, "--out", tmp_path / "again")
     assert code != 0
     assert "has a table of uncertainty codes already" in " ".join(told.split())

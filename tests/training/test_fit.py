@@ -143,12 +143,10 @@ def test_a_fit_learns_and_is_the_same_again(lm, states, tmp_path):
     assert after < 0.8 * before
 
 
-def test_fitted_weights_predict_better_and_are_the_same_again(lm, states, tmp_path):
+def test_fitted_weights_predict_better(lm, states, tmp_path):
     options = FitOptions(**{**vars(SMALL), "epochs": 3})
     by_cosine = FitOptions(**{**vars(options), "weights": "cosine"})
     head, history = fit(lm.model, states, options, tmp_path / "a.pt")
-    again, _ = fit(lm.model, states, options, tmp_path / "b.pt")
-    assert torch.equal(head.prototypes, again.prototypes)
     assert head.weights == "fitted"
     assert history[-1]["prototype_only_kl"] < history[0]["prototype_only_kl"]
     other, _ = fit(lm.model, states, by_cosine, tmp_path / "c.pt")

@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -192,22 +191,9 @@ def test_the_recipes_in_the_repository_are_valid(path):
 SMALL = {"hidden_size": 16, "num_channels": 4}
 
 
-def test_the_recipes_of_the_mixers_source_differ_in_what_they_say():
+def test_the_recipes_of_the_mixers_source_say_what_its_table_says():
     folder = ROOT / "recipes/prototype_mixer"
-    base = load_recipe(folder / "protot.yaml").to_dict()
     recipes = {path.stem: load_recipe(path).to_dict() for path in folder.rglob("*/*.yaml")}
-    models = [
-        json.dumps([recipe[key] for key in ("model", "dropout", "epochs", "data")])
-        for recipe in (base, *recipes.values())
-    ]
-    assert len(set(models)) == len(models)
-    assert len({recipe["out"] for recipe in recipes.values()}) == len(recipes)
-    for name, recipe in recipes.items():
-        assert recipe["optimizer"]["final_learning_rate_share"] == 0.1
-        if name.startswith(("table-16", "table-17", "table-18", "table-19")):
-            assert len(recipe["model"]) == 2
-            own = {key: recipe[key] for key in ("model", "out")}
-            assert base | own == recipe
     # Table 15 of the source: shared gates, τ of layer 0, convolution of width 5.
     table = {
         "baseline": (True, 3.0, True),

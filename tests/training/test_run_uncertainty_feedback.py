@@ -3,8 +3,10 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import prismlm
+from prismlm.cli.app import app
 from prismlm.errors import InputError
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import uncertainty_of
@@ -137,3 +139,13 @@ def test_a_recipe_that_cannot_be(fed_back):
             build_recipe(
                 fed_back | {"uncertainty_feedback": fed_back["uncertainty_feedback"] | change}
             )
+
+
+def test_explain_shows_what_was_fed_back(fed_back):
+    fed_back["head"] |= {"enabled": True, "detach": True}
+    out = train(build_recipe(fed_back)).directory
+    result = CliRunner().invoke(app, ["explain", str(out), "The river and", "--tokens", "0:"])
+    assert result.exit_code == 0, result.output
+    assert "fed back" in result.output
+    steps = list(prismlm.load(out).explain("The river and"))
+    assert f"{steps[-1].uncertainty:.0%}" in result.output

@@ -2,16 +2,13 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from prismlm.errors import InputError
 from prismlm.ops.uncertainty_feedback import entropy_codes, shuffle_codes
-from prismlm.training import TrainingInterrupted, build_recipe, train
+from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
 from prismlm.training.training_signal import PreviousBatch, ShuffledSignal, set_training_signal
-from tests.helpers.runs import InterruptAfter
 
-TABLE = "uncertainty_feedback.safetensors"
 CODES = torch.tensor([[-1, 3, 4, 5, 6], [-1, -1, 7, 7, 9]])
 
 
@@ -94,15 +91,8 @@ def test_a_step_feeds_the_codes_of_the_signal_in_order_elsewhere(shuffled):
     assert torch.equal(own_evaluated, other_evaluated)
 
 
-def test_a_resumed_run_is_the_straight_one_and_not_that_of_the_own_signal(shuffled, tmp_path):
+def test_a_run_is_not_that_of_the_own_signal(shuffled, tmp_path):
     straight = train(build_recipe(shuffled | {"out": str(tmp_path / "straight")}))
-    recipe = build_recipe(shuffled)
-    with pytest.raises(TrainingInterrupted):
-        train(recipe, progress=InterruptAfter(12))
-    resumed = train(recipe, resume=True)
-    for name in ("model.safetensors", TABLE):
-        ours, theirs = (load_file(result.directory / name) for result in (resumed, straight))
-        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     own = shuffled | {"uncertainty_feedback": shuffled["uncertainty_feedback"] | {"signal": "own"}}
     own = train(build_recipe(own | {"out": str(tmp_path / "own")}))
     logs = [[row for row in r.history if "loss" in row] for r in (straight, own)]
