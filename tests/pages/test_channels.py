@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -20,36 +19,12 @@ from prismlm.instruments.channels.build_report import ReportOptions, channel_rep
 from prismlm.pages.channels import channel_page
 from prismlm.pages.channels_data import page_data, quantise_gates
 from prismlm.pages.frame import write_page
+from tests.helpers.html_reader import Reader
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"
 TEXT = f"Maps of 日本 and the Fuß. {EVIL}"
 OPTIONS = ReportOptions(kept=3, tokens=4, max_lag=2, shuffles=9)
-
-
-class Reader(HTMLParser):
-    """Collects elements, scripts, JSON and text."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.elements, self.scripts, self.blocks, self.text, self.inside = [], [], [], "", ""
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        self.inside = tag
-
-    def handle_endtag(self, tag):
-        self.inside = ""
-
-    def handle_data(self, data):
-        if self.inside == "script":
-            if self.elements[-1][1].get("type") == "application/json":
-                self.blocks.append(json.loads(data))
-            else:
-                self.scripts.append(data)
-        elif self.inside != "style":
-            self.text += data
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,46 +15,10 @@ from prismlm.index.around import Around
 from prismlm.pages.trace import CAVEAT, fragment, page
 from prismlm.pages.trace_data import visible
 from tests.helpers.feedback_families import attach_drawn
+from tests.helpers.html_reader import Reader
 from tests.helpers.lens_meta import change_meta
 
 EVIL = "</script><script>alert(1)</script>"
-VOID = {"meta", "br", "img", "link", "input", "hr"}
-
-
-class Reader(HTMLParser):
-    """Collects elements, ids, text and the JSON blocks; fails on tags that do not nest."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.blocks: list[dict] = []
-        self.scripts: list[str] = []
-        self.text = ""
-        self.feed(html)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        inside = self.open[-1] if self.open else ""
-        if inside == "script":
-            if self.elements[-1][1].get("type") == "application/json":
-                self.blocks.append(json.loads(data))
-            else:
-                self.scripts.append(data)
-        elif inside != "style":
-            self.text += data
-
-    def all(self, tag, **attributes):
-        wanted = attributes.items()
-        return [a for t, a in self.elements if t == tag and all(a.get(k) == v for k, v in wanted)]
 
 
 @pytest.fixture(scope="module")

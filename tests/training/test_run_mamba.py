@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-import prismlm
-from prismlm.corpus import Corpus
 from prismlm.errors import InputError
-from prismlm.index.build import IndexOptions, build_index
 from prismlm.models.seam import capture
 from prismlm.training import build_recipe, estimate, train
 from prismlm.training.setup import prepare
+from tests.training.test_run_own_decoders import assert_indexed_and_explained
 
 MAMBA2 = {
     "preset": "mamba-laptop",
@@ -67,13 +65,4 @@ def test_it_trains_and_is_indexed_measured_and_explained(recipe):
     rows = prepare(recipe).rows
     assert expected.padding == pytest.approx(1 - rows.fill)
     assert result.tokens < recipe.steps * recipe.positions_per_step
-
-    lm = prismlm.load(recipe.out)
-    corpus = Corpus.open(recipe.corpus)
-    options = IndexOptions(contexts=4, window=32, stride=24, split="heldout")
-    build_index(lm.model, lm.head, corpus, recipe.out / "lens" / "sample", options)
-    lm = prismlm.load(recipe.out)
-    trace = lm.explain("The river", generate=3)
-    assert sum(step.target_from == "generated" for step in trace) == 3
-    shares = trace.sources("domain")
-    assert sum(i.share for i in shares.items) + shares.unattributed == pytest.approx(1, abs=1e-6)
+    assert_indexed_and_explained(recipe)
