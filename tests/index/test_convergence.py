@@ -31,20 +31,18 @@ def inspection(converged_at, filled):
 
 
 @pytest.mark.parametrize(
-    ("converged_at", "filled", "enough", "begins", "why"),
+    ("converged_at", "filled", "enough", "begins"),
     [
-        (0.5, 4, True, "Enough text", "less than 1 % closer to their nearest place, and 4 of 4"),
-        (0.51, 4, False, "Not enough text", "more than 1 % closer to their nearest place, but 4"),
-        (0.5, 3, False, "Not enough text", "less than 1 % closer to their nearest place, but 3"),
-        (0.51, 3, False, "Not enough text", "more than 1 % closer to their nearest place, and 3"),
-        (None, 4, None, "Whether there was enough", "before convergence was noted"),
+        (0.5, 4, True, "Enough text"),
+        (0.51, 4, False, "Not enough text"),
+        (0.5, 3, False, "Not enough text"),
+        (None, 4, None, "Whether there was enough"),
     ],
 )
-def test_a_lens_says_whether_it_had_enough_text_and_why(converged_at, filled, enough, begins, why):
+def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, begins):
     found = inspection(converged_at, filled)
     assert found.enough is enough
     assert found.verdict.startswith(begins)
-    assert why in found.verdict
     assert found.to_dict()["verdict"] == found.verdict
 
 

@@ -1,12 +1,10 @@
 import json
 import signal
 import stat
-import time
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -149,27 +147,3 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(settings, tmp_path):
     done = forked.run("train", path, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 60
-
-
-def read_history(out):
-    return [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
-
-
-def test_after_a_kill_the_curve_and_the_weights_are_those_of_the_straight_run(settings, tmp_path):
-    settings["logging"]["every"] = 1
-    process, path, checkpoints = start(settings, tmp_path, 60)
-    time.sleep(0.3)
-    process.kill()
-    process.communicate(timeout=240)
-    assert 1 <= step_of(latest_checkpoint(checkpoints)) < 60
-    (checkpoints / ".checkpoint.0123abcd.tmp" / "checkpoint-60").mkdir(parents=True)
-    (checkpoints.parent / ".model.0123abcd.tmp").mkdir()
-    (checkpoints.parent / ".training.jsonl.0123abcd.tmp").write_text("half")
-    recipe = build_recipe(yaml.safe_load(path.read_text()))
-    straight = build_recipe(yaml.safe_load(path.read_text()) | {"out": str(tmp_path / "straight")})
-    resumed, whole = train(recipe, resume=True), train(straight)
-    assert resumed.quality == whole.quality
-    assert curve(resumed.history) == curve(whole.history)
-    assert curve(read_history(recipe.out)) == curve(whole.history)
-    assert_same_run(recipe.out, straight.out)
-    assert list(recipe.out.rglob(".*")) == []
