@@ -92,7 +92,7 @@ def test_a_step_feeds_the_codes_of_the_signal_in_order_elsewhere(shuffled):
 
 
 def test_a_run_is_not_that_of_the_own_signal(shuffled, tmp_path):
-    straight = train(build_recipe(shuffled | {"out": str(tmp_path / "straight")}))
+    straight = train(build_recipe(shuffled))
     own = shuffled | {"uncertainty_feedback": shuffled["uncertainty_feedback"] | {"signal": "own"}}
     own = train(build_recipe(own | {"out": str(tmp_path / "own")}))
     logs = [[row for row in r.history if "loss" in row] for r in (straight, own)]
