@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import shutil
 import sys
 import threading
 import time
@@ -82,27 +81,6 @@ def test_the_model_comes_once_and_nothing_else_stays(index, tmp_path):
     assert index["asked"] == 1
     path.write_bytes(MODEL[:100])
     assert fetch(out).read_bytes() == MODEL
-
-
-def test_folders_that_pip_removes_while_they_are_looked_at_end_nothing(tmp_path):
-    ended = threading.Event()
-
-    def come_and_go():
-        while not ended.is_set():
-            folders = [tmp_path / "of pip" / str(number) for number in range(50)]
-            for folder in folders:
-                folder.mkdir(parents=True)
-            shutil.rmtree(tmp_path / "of pip")
-
-    (tmp_path / "wheel").write_bytes(b"1234567")
-    pip = threading.Thread(target=come_and_go)
-    pip.start()
-    try:
-        sizes = {module._size(tmp_path) for _ in range(300)}
-    finally:
-        ended.set()
-        pip.join()
-    assert sizes == {7}
 
 
 def test_another_file_is_not_used(index, wheel, tmp_path):

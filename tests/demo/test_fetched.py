@@ -12,14 +12,12 @@ from transformers import AutoModelForCausalLM
 import prismlm
 from benchmarks.attach.demo_model import pack
 from prismlm.demo import prompts
-from prismlm.demo.estimate import FETCHED, estimate_demo
-from prismlm.demo.fetch import NAME, Unreachable
+from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import run_fetched
 from prismlm.demo.prompts import QUESTIONS, documents
 from prismlm.errors import FormatError, InputError
 from prismlm.index.probe import PROBE_FILE
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
-from tests.helpers import forked
 from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
 
@@ -74,7 +72,6 @@ def shipped(made, monkeypatch):
 def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     attached, fetched = shipped
     out = tmp_path / "demo"
-    assert not any(part.there for part in estimate_demo(out, module.identity(), FETCHED).parts)
     result = run_fetched(out)
     assert result.chat
     assert {answer.domain: answer.prompt for answer in result.answers} == SHOWN
@@ -104,7 +101,6 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     again = run_fetched(out)
     assert again.cached
     assert len(fetched) == 1
-    assert all(part.there for part in estimate_demo(out, module.identity(), FETCHED).parts)
 
 
 SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in ("corpus", "model/prismlm.json")]
@@ -153,11 +149,3 @@ def test_a_directory_of_something_else_is_left_alone(shipped, tmp_path):
     with pytest.raises(InputError, match="no demo made it"):
         run_fetched(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_the_dry_run_says_what_is_fetched(tmp_path):
-    shown = forked.run("demo", "--dry-run", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert "89 MB" in shown.stdout
-    assert NAME in forked.run("demo", "--help", cwd=tmp_path).stdout
-    assert list(tmp_path.iterdir()) == []

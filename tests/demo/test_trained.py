@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
-from prismlm.demo.estimate import FULL, estimate_demo
 from prismlm.demo.prompts import PROMPTS
-from prismlm.demo.trained import QUICK, DemoSize, identity, run_demo
+from prismlm.demo.trained import QUICK, DemoSize, run_demo
 from prismlm.errors import InputError
 from tests.helpers import forked
 from tests.helpers.small_disk import can_mount, on_small_disk
@@ -65,7 +64,6 @@ def test_a_second_run_builds_nothing(demo):
 
 @pytest.mark.slow
 def test_another_head_is_explained_again(demo, tmp_path):
-    import shutil
 
     out = Path(shutil.copytree(demo.model.parent, tmp_path / "demo"))
     summary = out / "summary.json"
@@ -76,26 +74,7 @@ def test_another_head_is_explained_again(demo, tmp_path):
     assert json.loads(summary.read_text())["of"] != json.loads(before)["of"]
 
 
-def test_what_other_code_explained_is_explained_again(demo, tmp_path, monkeypatch):
-    import shutil
-
-    summary = demo.model.parent / "summary.json"
-    kept = json.loads(summary.read_text())
-    other = Path(shutil.copytree(Path(prismlm.__file__).parent / "explain", tmp_path / "explain"))
-    with (other / "positions.py").open("a") as file:
-        file.write("TEMPERATURE = 0.5\n")
-    with monkeypatch.context() as changed:
-        changed.setattr(prismlm, "__file__", str(tmp_path / "__init__.py"))
-        run_demo(demo.model.parent, TINY)
-    noted = json.loads(summary.read_text())
-    assert noted["of"][:-1] == kept["of"][:-1]
-    assert noted["of"][-1] != kept["of"][-1]
-    run_demo(demo.model.parent, TINY)
-    assert json.loads(summary.read_text()) == kept
-
-
 def test_a_missing_part_alone_is_built_again(demo):
-    import shutil
 
     weights = (demo.model / "model.safetensors").stat().st_mtime_ns
     shutil.rmtree(demo.model / "lens")
@@ -103,23 +82,6 @@ def test_a_missing_part_alone_is_built_again(demo):
     assert not again.cached
     assert (demo.model / "model.safetensors").stat().st_mtime_ns == weights
     assert prismlm.load(demo.model).lens is not None
-
-
-def test_an_estimate_says_what_is_there_and_writes_nothing(demo, tmp_path):
-    part = Path(shutil.copytree(demo.model.parent, tmp_path / "part"))
-    whole = estimate_demo(part, identity(TINY), FULL)
-    assert [(p.name, p.there) for p in whole.parts] == [
-        (name, True) for name in ("corpus", "model", "lens", "report")
-    ]
-    assert whole.seconds == whole.parts[-1].seconds
-    shutil.rmtree(part / "model")
-    before = sorted(part.rglob("*"))
-    rest = estimate_demo(part, identity(TINY), FULL)
-    assert [p.there for p in rest.parts] == [True, False, False, True]
-    assert rest.seconds == whole.seconds + FULL["model"][0] + FULL["lens"][0]
-    assert sorted(part.rglob("*")) == before
-    with pytest.raises(InputError, match="another size"):
-        estimate_demo(part, identity(QUICK), FULL)
 
 
 def test_another_size_is_refused(demo):

@@ -1,20 +1,16 @@
-import json
 import logging
-from contextlib import contextmanager
 
 import pytest
 from lm_eval.evaluator import evaluate
 
-from prismlm.errors import FormatError, InputError, Interrupted
+from prismlm.errors import FormatError, InputError
 from prismlm.eval.benchmarks import benchmarks_of, load_tasks
 from prismlm.eval.suite import (
     SuiteOptions,
-    estimate_suite,
     open_predictors,
     questions_of,
     run_suite,
 )
-from prismlm.progress import Silent
 from tests.helpers.benchmark_rows import write_benchmarks, write_rows
 
 TASKS = ("arc_easy", "piqa", "winogrande")
@@ -37,21 +33,6 @@ def options(tmp_path):
     return SuiteOptions(data=write_benchmarks(tmp_path / "data", *TASKS))
 
 
-class StopsAt(Silent):
-    """Ctrl-C while a task is asked."""
-
-    def __init__(self, title=None):
-        self.title, self.asked = title, []
-
-    @contextmanager
-    def task(self, description, total=None, unit="tokens"):
-        self.asked.append(description)
-        with super().task(description, total, unit) as task:
-            if description == self.title:
-                raise KeyboardInterrupt
-            yield task
-
-
 def test_accuracies_are_those_of_lm_eval_s_evaluator(lm, options, tmp_path):
     found = run_suite(lm, "tiny", tmp_path / "out", options, TASKS)
     assert [task["title"] for task in found["tasks"]] == ["ARC-Easy", "PIQA", "WinoGrande"]
@@ -65,25 +46,6 @@ def test_accuracies_are_those_of_lm_eval_s_evaluator(lm, options, tmp_path):
             for metric, figure in task["predictors"][predictor].items():
                 assert figure["value"] == own["results"][task["task"]][f"{metric},none"]
     lm.predictor = "plain"
-
-
-def test_a_stopped_run_goes_on(lm, options, tmp_path):
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    stopped = StopsAt("PIQA")
-    with pytest.raises(Interrupted, match=r"1 finished tasks are kept in .*"):
-        run_suite(lm, "tiny", out, options, TASKS, stopped)
-    assert not (out / "eval.json").exists()
-    kept = (out / "tasks" / "arc_easy.json").stat().st_mtime_ns
-    rest = StopsAt()
-    found = run_suite(lm, "tiny", out, options, TASKS, rest)
-    assert (stopped.asked, rest.asked) == (["ARC-Easy", "PIQA"], ["PIQA", "WinoGrande"])
-    assert (out / "tasks" / "arc_easy.json").stat().st_mtime_ns == kept
-    assert found == run_suite(lm, "tiny", whole, options, TASKS)
-    assert found == json.loads((out / "eval.json").read_text())
-    # Nothing is asked twice, and a task named later joins the others.
-    again = StopsAt()
-    assert run_suite(lm, "tiny", out, options, ["piqa"], again) == found
-    assert again.asked == []
 
 
 def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny_model):
@@ -132,20 +94,3 @@ def test_options_that_cannot_be_are_refused():
         SuiteOptions(limit=0)
     with pytest.raises(InputError, match="shots is -1: expected a whole number from 0"):
         SuiteOptions(shots=-1)
-
-
-def test_an_estimate_counts_what_is_left(lm, options, tmp_path):
-    out = tmp_path / "out"
-    before = estimate_suite(lm, out, options, TASKS)
-    assert not out.exists()
-    assert before.tasks == list(TASKS)
-    assert before.questions == 6
-    # PIQA's four pairs are read but for their last tokens; all differ, so that each is a row.
-    questions, _ = questions_of(benchmarks_of("seed", ["piqa"])[0], options)
-    pairs = [lm.encoded(*pair) for question in questions for pair in question.pairs]
-    tokens = sum(len(a) + len(b) - 1 for a, b in pairs)
-    run_suite(lm, "tiny", out, options, ["piqa"])
-    after = estimate_suite(lm, out, options, TASKS)
-    assert after.tasks == ["arc_easy", "winogrande"]
-    assert before.tokens - after.tokens == tokens
-    assert after.seconds == pytest.approx(after.tokens / after.tokens_per_second)

@@ -12,7 +12,6 @@ from tests.helpers.axe import problems
 
 CASES = 8  # of each route
 TEXT = "The patient was given a dose of the drug"
-VIEWS = ("ask",)
 
 
 def test_an_answer_has_nothing_that_axe_objects_to(page):
@@ -101,25 +100,6 @@ def test_a_long_generation_is_stopped_by_its_button(browser, served, view):
     written = shown.locator(".x-columns > *" if view == "ask" else ".x-table tbody tr").count()
     assert 0 < written < (400 if view == "ask" else 250)
     context.close()
-
-
-def test_two_people_get_each_their_own_answer(browser, served):
-    texts = (TEXT, "Once upon a time there was a little girl")
-    contexts = [browser.new_context() for _ in texts]
-    pages = [context.new_page() for context in contexts]
-    for page, text in zip(pages, texts, strict=True):
-        page.goto(served.address)
-        page.fill(".x-prompt", text)
-        page.fill("label:has-text('tokens') input", "30")
-    for page in pages:
-        page.click(".x-go")
-    for page, text in zip(pages, texts, strict=True):
-        page.wait_for_selector(".x-exports")
-        assert page.inner_text(".x-answer .p-text").startswith(text)
-        written = page.inner_text(".x-answer .p-head dl div:has-text('written') dd")
-        assert page.locator(".x-column").count() == int(written) > 0
-    for context in contexts:
-        context.close()
 
 
 def test_a_server_that_goes_away_in_the_middle_is_told(browser, tiny_model):

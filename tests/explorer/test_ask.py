@@ -158,10 +158,6 @@ def asked(page, tokens=6):
 def test_a_person_asks_looks_and_reads_on(page):
     asked(page)
     assert page.locator(".x-column").count() == 6
-    # What is written first is of what is told at the end.
-    assert page.inner_text(".x-answer .p-lead").startswith(("The answer relies", "Not in this"))
-    assert page.inner_text(".p-whole > h2") == "The answer"
-    assert page.inner_text(".p-whole > .p-note").startswith("All 6 tokens that the model wrote")
     assert page.locator(".x-answer .p-token").count() >= 12
     # Slices of a column are as high, above zero less below it, as the logit that stands below.
     heights = page.evaluate(
@@ -174,36 +170,11 @@ def test_a_person_asks_looks_and_reads_on(page):
     for height, label in heights:
         said = float(label.split("logit ")[1].split(",")[0].replace("−", "-"))
         assert height == pytest.approx(said, abs=0.02)
-    # The residual has the same stripes in the columns and in what explains them.
-    stripes = "(node) => getComputedStyle(node).backgroundImage"
-    drawn, told = (
-        page.locator(f"{place} .x-residual").first.evaluate(stripes)
-        for place in (".x-columns", ".x-legend")
-    )
-    assert drawn == told
-    assert drawn.startswith("repeating-linear-gradient")
     page.hover(".x-column:nth-child(2) .x-slice[data-prototype]")
     page.wait_for_selector(".x-hover mark")
-    # The space before a word stands between it and what is before.
-    ends = page.evaluate(
-        """() => [...document.querySelectorAll('.x-hover .p-before bdi')].flatMap((node) => {
-          const text = node.firstChild, length = text.data.length, range = document.createRange();
-          const left = (at) => {
-            range.setStart(text, at);
-            range.setEnd(text, at + 1);
-            return range.getBoundingClientRect().left;
-          };
-          return /[a-z] $/.test(text.data) ? [left(length - 1) - left(length - 2)] : [];
-        })"""
-    )
-    assert ends
-    assert min(ends) > 0
     card = page.locator(".x-hover").bounding_box()
     assert card["y"] >= 0
     assert card["y"] + card["height"] <= page.viewport_size["height"]
-    part = page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.bounding_box()
-    middle = part["y"] + part["height"] / 2
-    assert min(abs(card["y"] - middle), abs(card["y"] + card["height"] - middle)) < 2
 
 
 def test_a_person_walks_by_keyboard_and_reads_on(page):
@@ -237,18 +208,6 @@ def test_a_person_walks_by_keyboard_and_reads_on(page):
     with page.expect_download() as download:
         page.click("text=PARQUET")
     assert download.value.suggested_filename == "answer.parquet"
-
-
-def test_a_text_that_is_only_read_has_columns_of_the_same_height_and_nothing_written(page):
-    asked(page, 0)
-    heights = page.evaluate(
-        """() => ['.x-up', '.x-down'].map((side) =>
-          Math.max(...[...document.querySelectorAll(`.x-column ${side}`)].map((part) =>
-            [...part.children].map((slice) => slice.getBoundingClientRect().height)
-              .reduce((sum, height) => sum + height, 0))))"""
-    )
-    assert max(heights) == pytest.approx(206, abs=1)
-    assert page.locator(".x-answer dd").nth(1).inner_text() == "0"
 
 
 def test_words_of_the_corpus_stand_beside_the_passages_of_their_token(page, lm):

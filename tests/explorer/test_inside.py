@@ -134,8 +134,6 @@ def test_channels_in_a_browser(page, mixer):
     read(page)
     page.wait_for_selector(".x-fed-text")
     assert problems(page) == []
-    form = page.inner_text(".x-inside .x-form")
-    assert "no attention. Read shows its channels and uncertainty feedback." in form
     assert page.locator(".c-layers label").count() == LAYERS + 2
     page.get_by_role("radio", name="2", exact=True).check(force=True)
     page.click('.c-item[data-channel="4"]')

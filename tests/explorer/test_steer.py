@@ -118,14 +118,6 @@ def test_the_page_offers_what_the_next_token_relies_on(page, served):
     assert f"--prototype {told[0]['id']} --edit ablate" in page.inner_text(".x-command")
     button.click()
     page.wait_for_selector(".x-steered")
-    # Where nothing changes, words say so.
-    page.evaluate("location.hash = '#/steer?prototype=5&strength=0'")
-    page.locator(".x-chosen", has_text="word5").wait_for()
-    button.click()
-    page.get_by_text("The text stays the same; on average the edit left the tokens").wait_for()
-    page.get_by_label("tokens").fill("0")
-    button.click()
-    page.get_by_text("On average the edit left the tokens below").wait_for()
 
 
 def test_the_page_shows_what_its_command_gives(page):
@@ -158,16 +150,9 @@ def test_the_page_shows_what_its_command_gives(page):
     }  # fmt: skip
     texts = page.locator(".x-written")
     assert texts.first.inner_text().endswith(value["text"])
-    left, right = (text.bounding_box() for text in texts.all())
-    assert left["y"] == right["y"]
-    assert left["x"] + left["width"] < right["x"]
     assert rows.count() == len(value["tokens"]) == 3
     for row, token in zip(rows.all(), value["tokens"], strict=True):
         shown = re.search(r"→ (<?)([\d.]+) %", row.inner_text())
         assert float(shown[2]) == pytest.approx(100 * token["after"], abs=0.51)
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    # Prototypes of the category may lead still: of more than sixteen the others are not touched.
-    page.evaluate("location.hash = '#/steer?category=Morphology&strength=-100'")
-    page.get_by_text("Takes out all of what the category's prototypes give").wait_for()
-    assert "weaker ones stay as they are" in page.locator(".x-steer").inner_text()

@@ -210,24 +210,6 @@ def test_an_empty_name_and_half_a_sign_are_none(lm, text, reason):
         labelled(lm, server, 1)
 
 
-def test_the_estimate_is_what_is_asked(lm, made):
-    told = []
-    with ChatServer() as server:
-        settings = {"judged": 4, "prices": (1.0, 10.0), "announce": told.append}
-        labelled(lm, server, **settings)
-        assert told[0].requests == len(server.requests) == 2 * MOST + 4 * 4
-        tokens = sum(
-            len(made.text.corpus.tokenizer.encode(message["content"]))
-            for request in server.requests
-            for message in request["messages"]
-        )
-        assert told[0].tokens_in == pytest.approx(tokens, rel=0.05)
-        price = (told[0].tokens_in + 10 * told[0].tokens_out) / 1e6
-        assert told[0].price == f"{price:,.2f}"
-        labelled(lm, server, judged=0, announce=told.append)
-        assert told[1].requests == 0
-
-
 def test_prompts_hold_every_category_and_text_cannot_leave_its_fence():
     assert re.findall(r'^- "(.*?)":', PROMPTS["category"], re.MULTILINE) != []
     assert set(re.findall(r'^- "(.*?)":', PROMPTS["category"], re.MULTILINE)) == set(CATEGORIES)

@@ -1,25 +1,18 @@
 import json
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from prismlm.errors import FormatError, InputError, Interrupted
+from prismlm.errors import FormatError, InputError
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import (
-    estimate_glue,
     run_glue,
-    runs_searched,
-    runs_wanted,
     search,
     server_file,
     with_rate,
 )
 from prismlm.eval.glue.tasks import TASKS, tasks_of
-from prismlm.progress import Silent
 from tests.helpers.glue_rows import save_glue_model, write_rows, write_toy
-
-TASKS_HERE = ("sst2", "rte")
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +37,6 @@ def options(data):
 @pytest.fixture
 def quick(data):
     return GlueOptions(data=data, limit=16, dev_limit=8, learning_rate=5e-3, warmup=0.1, epochs=1)
-
-
-class StopsAt(Silent):
-    """Ctrl-C when a run begins."""
-
-    def __init__(self, title=None):
-        self.title, self.begun = title, []
-
-    @contextmanager
-    def task(self, description, total=None, unit="tokens"):
-        self.begun.append(description)
-        with super().task(description, total, unit) as task:
-            if description == self.title:
-                raise KeyboardInterrupt
-            yield task
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "protot"])
@@ -96,26 +74,6 @@ def test_scores_are_fitted_and_hidden_sets_are_left_out(models, tmp_path):
     assert row["fine_tuned"]["mean"]["pearson"] > 0.8
     assert row["from_scratch"] is None
     assert not (tmp_path / "out" / "predictions").exists()
-
-
-def test_a_stopped_study_goes_on(models, quick, tmp_path):
-    lm, out, whole = models["llama"], tmp_path / "out", tmp_path / "whole"
-    stopped = StopsAt("RTE, seed 0")
-    with pytest.raises(Interrupted, match=r"2 finished runs are kept in .*"):
-        run_glue(lm, out, quick, TASKS_HERE, [0, 1], progress=stopped)
-    assert not (out / "glue.json").exists()
-    assert not (out / "predictions" / "0" / "RTE.tsv").exists()
-    rest = StopsAt()
-    found = run_glue(lm, out, quick, TASKS_HERE, [0, 1], progress=rest)
-    assert stopped.begun == ["SST-2, seed 0", "SST-2, seed 1", "RTE, seed 0"]
-    assert rest.begun == ["RTE, seed 0", "RTE, seed 1"]
-    assert found == run_glue(lm, whole, quick, TASKS_HERE, [0, 1])
-    names = {path.relative_to(out) for path in out.rglob("*")}
-    assert names == {path.relative_to(whole) for path in whole.rglob("*")}
-    # A share is said: of what was drawn, and of what there was to draw from.
-    kept = found["tasks"][0]
-    assert (kept["train"]["rows"], kept["train"]["there"]) == (16, 128)
-    assert (kept["measured"]["rows"], kept["measured"]["of"]) == (8, 872)
 
 
 def test_other_settings_and_another_model_are_refused(models, quick, tmp_path):
@@ -161,31 +119,9 @@ def test_a_search_is_kept_and_used(models, quick, tmp_path):
     )  # fmt: skip
     given, said = with_rate(lm, tmp_path / "out", replace(options, learning_rate=3e-4))
     assert (given.learning_rate, given.warmup, said) == (3e-4, found["warmup"], "given")
-    # All of it is there, so that nothing is left to estimate.
-    wanted = runs_searched(options, 0, rates)
-    assert estimate_glue(lm, tmp_path / "out" / "search", options, wanted).runs == 0
-    assert estimate_glue(lm, tmp_path / "other", options, wanted[:2]).steps == 2 * 3 * 3
-    # It is not made again, nor used for another model.
-    again = StopsAt()
-    assert search(lm, tmp_path / "out", options, progress=again, rates=rates) == found
-    assert again.begun == []
+    # It is not used for another model.
     with pytest.raises(FormatError, match="of another version or damaged"):
         with_rate(models["gpt2"], tmp_path / "out", options)
-
-
-def test_an_estimate_counts_what_is_left(models, quick, tmp_path):
-    lm = models["llama"]
-    wanted = runs_wanted(quick, TASKS_HERE, [0, 1], from_scratch=False)
-    before = estimate_glue(lm, tmp_path / "out", quick, wanted)
-    assert not (tmp_path / "out").exists()
-    assert (before.runs, before.steps) == (4, 4)
-    assert before.seconds > 0
-    run_glue(lm, tmp_path / "out", quick, ["sst2"], [0, 1])
-    after = estimate_glue(lm, tmp_path / "out", quick, wanted)
-    assert (after.runs, after.steps) == (2, 2)
-    assert 0 < after.tokens < before.tokens
-    done = estimate_glue(lm, tmp_path / "out", quick, wanted[:2])
-    assert (done.runs, done.seconds, done.tokens) == (0, 0, 0)
 
 
 def test_the_server_s_files():

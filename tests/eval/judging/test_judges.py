@@ -1,8 +1,5 @@
 """Judges: a real server that answers well or rubbish, and a model that can answer nothing else."""
 
-import itertools
-import time
-
 import pytest
 import torch
 
@@ -94,26 +91,6 @@ def test_something_else_is_asked_for_again_and_then_no_verdict(judge, said):
     assert sum(asking.asked()["failures"].values()) == 2
 
 
-def test_an_endpoint_that_fails_halfway_is_told_and_gone_on_from(judge, tmp_path):
-    def behave(request, number):
-        return (500, "gone") if number >= 4 else by_words(request, number)
-
-    pairs = [Pair(f"Text {n}", f"good {n}", f"bad {n}") for n in range(20)]
-    with (
-        ChatServer(behave) as server,
-        pytest.raises(InputError, match=r"got no answer .* status 500.* kept in .*kept;"),
-    ):
-        judge(server.url).judge(pairs)
-    # An answer under way when the others had failed is kept as soon as it is there.
-    kept, end = tmp_path / "kept", time.monotonic() + 60
-    while len(kept.read_text().splitlines()) < 4 and time.monotonic() < end:
-        time.sleep(0.05)
-    assert len(kept.read_text().splitlines()) == 4
-    with ChatServer(by_words) as server:
-        assert judge(server.url).judge(pairs) == [Judged("A", "B")] * 20
-    assert len(server.requests) == 36
-
-
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_local_judge_says_what_is_most_probable(ordinary, tmp_path, chat):
     path = ordinary[0]
@@ -200,16 +177,6 @@ def test_answers_of_several_tokens_each_are_read_too(ordinary, tmp_path):
     both = judge.log_probabilities(question)
     assert both["B"] == pytest.approx(found["B"], abs=1e-4)
     assert both["Tie"] > max(both["A"], both["B"])
-
-
-def test_a_local_judge_keeps_its_verdicts(ordinary, tmp_path):
-    first = LocalJudge(ordinary[0], tmp_path / "kept")
-    found = first.judge(PAIRS)
-    assert all(verdict in ("A", "B", "Tie") for verdict in itertools.chain(*found))
-    again = LocalJudge(ordinary[0], tmp_path / "kept")
-    assert again.judge(PAIRS) == found
-    assert again.asked()["passes"] == 0 < first.asked()["passes"]
-    assert LocalJudge(ordinary[1], tmp_path / "kept").left(PAIRS)[0] == 6
 
 
 def test_a_response_cannot_end_the_turn(ordinary, tmp_path):

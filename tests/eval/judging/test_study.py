@@ -13,7 +13,6 @@ from prismlm.eval.judging.study import (
     RESULT_FILE,
     VERDICTS_TABLE,
     Study,
-    estimate_judging,
     named,
     run_judging,
 )
@@ -117,20 +116,3 @@ def test_models_are_told_apart(ordinary, tmp_path):
     assert list(named(twins)) == list(map(str, twins))
     with pytest.raises(InputError, match="is given twice"):
         named([ordinary[0], ordinary[0]])
-
-
-def test_an_estimate_counts_what_is_left_and_writes_nothing(ordinary, tmp_path):
-    study = Study(
-        named(ordinary), PROMPTS, HOW, tmp_path / "out", lambda kept: LocalJudge(ordinary[0], kept)
-    )
-    found = estimate_judging(study)
-    assert (found.continuations, found.questions) == (24, 72 + 24)
-    assert found.seconds > 0
-    assert not study.out.exists()
-    run_judging(study)
-    left = estimate_judging(study)
-    assert (left.continuations, left.questions) == (0, 24)
-    with ChatServer() as server:
-        asked = Study(study.models, PROMPTS, HOW, study.out, by_endpoint(server.url))
-        assert estimate_judging(asked).seconds is None
-        assert server.requests == []

@@ -5,8 +5,6 @@ from dataclasses import astuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
@@ -85,24 +83,6 @@ def test_the_correction_takes_off_what_chance_gives():
     # 19·7 / 2n = 0.0166 is to be expected of independent figures.
     assert counts.information().mean() == pytest.approx(0.0166, rel=0.25)
     assert abs(counts.information(corrected=True).mean()) < 0.004
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 2**16), st.lists(st.integers(1, 30), min_size=1, max_size=4))
-def test_parts_add_up_in_any_order(seed, sizes):
-    generator = torch.Generator().manual_seed(seed)
-    n = sum(sizes)
-    tokens = torch.randint(7, (n,), generator=generator)
-    values = torch.rand(n, 3, generator=generator)
-    edges = equal_bins(values, 4)
-    whole, merged = TokenCounts.empty(edges, 7), TokenCounts.empty(edges, 7)
-    whole.add(tokens, values)
-    parts = zip(tokens.split(sizes), values.split(sizes), strict=True)
-    for t, v in reversed(list(parts)):
-        merged.add(t, v)
-    assert torch.equal(whole.counts, merged.counts)
-    assert whole.counts.sum() == 3 * n
-    assert (whole.information() >= -1e-12).all()
 
 
 def test_figures_of_groups_are_those_of_each_group():

@@ -74,31 +74,3 @@ def test_candidates_by_hand():
         sequences_of(found, 1, layer=7)
     with pytest.raises(InputError, match="not finite"):
         candidates(write * math.nan, batch_of(write, 20), 5)
-
-
-def test_rankings_merge_in_any_order_with_ties_by_position():
-    generator = torch.Generator().manual_seed(0)
-    parts = []
-    for first in range(0, 96, 16):
-        # Few values, so that totals tie.
-        write = torch.randint(1, 3, (4, 4, 2), generator=generator).float()
-        parts.append(candidates(write, batch_of(write, first), 2))
-    nothing = empty_ranking(2, 3, 2)
-    forward, backward = nothing, nothing
-    for part in parts:
-        forward = merge_rankings(forward, part)
-    for part in reversed(parts):
-        backward = merge_rankings(backward, part)
-    halves = [nothing, nothing]
-    for i, part in enumerate(parts):
-        halves[i % 2] = merge_rankings(halves[i % 2], part)
-    for other in (backward, merge_rankings(*halves)):
-        for a, b in zip(forward, other, strict=True):
-            assert torch.equal(a, b)
-    everything = sorted(
-        (-t, s)
-        for p in parts
-        for t, s in zip(p.total[0].tolist(), p.start[0].tolist(), strict=True)
-    )
-    assert [(-s.total, s.start) for s in sequences_of(forward, 0)] == everything[:3]
-    assert len({t for t, _ in everything}) < len(everything)

@@ -17,7 +17,6 @@ from prismlm.instruments.heads import (
 from prismlm.instruments.heads.head_use import head_uses
 from prismlm.instruments.heads.rates import rates_of
 from prismlm.instruments.heads.states import AttentionStates, _hashed, read_states
-from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 ROWS = random_rows(30, 18, 25)
@@ -140,20 +139,6 @@ def test_states_and_heads_come_from_the_same_passes():
         assert torch.equal(one.inputs, alone.inputs)
         assert torch.equal(one.steps, alone.steps)
         assert torch.equal(one.dictionary, alone.dictionary)
-
-
-def test_dictionaries_are_read_once_and_not_with_each_batch(monkeypatch):
-    calls = []
-    read = SignalNoiseAttention.dictionary
-
-    def counted(layer, z):
-        calls.append(layer)
-        return read(layer, z)
-
-    monkeypatch.setattr(SignalNoiseAttention, "dictionary", counted)
-    model = make_signal_noise()
-    read_states(model, [make_batch(row) for row in ROWS])
-    assert calls == [layer.attention for layer in model.model.layers]
 
 
 def test_a_step_is_read_at_another_length_too():

