@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
+from prismlm.corpus import Corpus
 from prismlm.demo.prompts import PROMPTS
 from prismlm.demo.trained import QUICK, DemoSize, run_demo
 from prismlm.errors import InputError
@@ -38,8 +39,6 @@ def demo(tmp_path_factory):
 
 
 def test_everything_is_there_and_one_prompt_per_domain_is_explained(demo):
-    from prismlm.corpus import Corpus
-
     corpus = Corpus.open(demo.corpus)
     assert set(PROMPTS) == set(corpus.column("domain"))
     assert [answer.domain for answer in demo.answers] == list(PROMPTS)

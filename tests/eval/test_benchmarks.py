@@ -1,4 +1,3 @@
-import logging
 import socket
 import time
 from dataclasses import replace
@@ -18,11 +17,9 @@ from tests.helpers.benchmark_rows import QUESTIONS, write_benchmarks, write_rows
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet():
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     disable_progress_bars()
     yield
     enable_progress_bars()
-    logging.getLogger("lm_eval").setLevel(logging.NOTSET)
 
 
 @pytest.fixture

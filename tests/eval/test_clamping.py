@@ -9,6 +9,7 @@ import torch
 from prismlm.errors import InputError
 from prismlm.eval.clamping import (
     Clamped,
+    align,
     measure_clamping,
     random_text,
     routing_of,
@@ -56,6 +57,28 @@ def test_mediation_by_hand():
     assert (still.clamped.unmoved, still.clamped.share_positive) == (1, 0)
     empty = slice_mediation("typo", found[2:], [])
     assert (empty.pairs, empty.below_floor, empty.clamped, empty.gain) == (0, 1, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text", "counterparts"),
+    [
+        # Of one length: position by position.
+        ([1, 2, 3], [1, 9, 3], [0, 1, 2]),
+        ([5], [6], [0]),
+        # An inserted token has none, a removed one is passed over.
+        ([1, 2, 3], [1, 7, 2, 3], [0, -1, 1, 2]),
+        ([1, 2, 3, 4], [1, 3, 4], [0, 2, 3]),
+        # A word of more pieces ends where it ended.
+        ([1, 2, 3], [1, 7, 8, 3], [0, -1, 1, 2]),
+        ([1, 7, 8, 3], [1, 2, 3], [0, 2, 3]),
+        # Nothing is the same; two of five have a counterpart, and two of four.
+        ([1, 2], [3, 4, 5], None),
+        ([1, 2], [1, 7, 8, 9, 2], None),
+        ([1, 2], [1, 7, 8, 2], [0, -1, -1, 1]),
+    ],
+)
+def test_counterparts_of_tokens_by_hand(changed, text, counterparts):
+    assert align(changed, text) == counterparts
 
 
 def test_a_control_is_as_long_as_the_original_where_there_is_one():

@@ -1,4 +1,3 @@
-import logging
 import shutil
 
 import pytest
@@ -27,13 +26,6 @@ PAIRS = [
     ("Ends in a space ", "and goes on"),
     ("", "The patient was given a dose"),
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    yield
-    logging.getLogger("lm_eval").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 from lm_eval.evaluator import evaluate
 
@@ -14,13 +12,6 @@ from prismlm.eval.suite import (
 from tests.helpers.benchmark_rows import write_benchmarks, write_rows
 
 TASKS = ("arc_easy", "piqa", "winogrande")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quiet():
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    yield
-    logging.getLogger("lm_eval").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,12 @@ class Served:
             response = connection.getresponse()
             return response.status, dict(response.getheaders()), response.read()
 
+    def refused(self, method, path, body=None, expected=422):
+        """Return what is said of a request that must be refused."""
+        status, _, data = self.ask(method, path, body)
+        assert status == expected, data
+        return json.loads(data)["error"]
+
     def json(self, method, path, body=None):
         """Return the JSON of a request that must succeed."""
         status, _, data = self.ask(method, path, body)
@@ -157,10 +163,12 @@ def browser():
 
 
 @contextlib.contextmanager
-def visited(browser, served):
+def visited(browser, served, script="", **options):
     """A page of the explorer, opened with its key; an error in its scripts fails the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
     opened = context.new_page()
+    if script:
+        opened.add_init_script(script)
     errors = []
     opened.on("pageerror", lambda error: errors.append(error))
     opened.goto(served.address)

@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 import prismlm
-from tests.explorer.conftest import TOKEN, Served, unhurried
+from tests.explorer.conftest import TOKEN, Served, unhurried, visited
 from tests.helpers.axe import problems
 
 CASES = 8  # of each route
@@ -29,19 +29,15 @@ def test_an_answer_has_nothing_that_axe_objects_to(page):
 
 @pytest.mark.parametrize("view", ["prototypes", "map", "steer", "audit"])
 def test_views_have_nothing_that_axe_objects_to(browser, named, view):
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(named.address)
-    page.wait_for_selector(".x-nav a")
-    page.evaluate("view => { location.hash = `#/${view}` }", view)
-    page.wait_for_selector(f".x-{view} .prismlm")
-    if view == "steer":
-        page.wait_for_selector(".x-lead")
-    page.wait_for_timeout(300)
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        assert problems(page) == []
-    context.close()
+    with visited(browser, named) as page:
+        page.evaluate("view => { location.hash = `#/${view}` }", view)
+        page.wait_for_selector(f".x-{view} .prismlm")
+        if view == "steer":
+            page.wait_for_selector(".x-lead")
+        page.wait_for_timeout(300)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert problems(page) == []
 
 
 def test_what_a_model_lacks_is_told_with_the_command_that_makes_it(page, tiny_model):
@@ -53,19 +49,16 @@ def test_what_a_model_lacks_is_told_with_the_command_that_makes_it(page, tiny_mo
 
 
 def test_a_phone_scrolls_in_one_direction(browser, served):
-    context = browser.new_context(viewport={"width": 390, "height": 844})
-    page = context.new_page()
-    page.goto(served.address)
-    last = page.locator(".x-nav a").last.bounding_box()
-    assert last["x"] + last["width"] <= 390
-    assert page.locator(".x-try").count() > 0
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.fill(".x-prompt", TEXT)
-    page.fill("label:has-text('tokens') input", "8")
-    page.click(".x-go")
-    page.wait_for_selector(".x-exports")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    context.close()
+    with visited(browser, served, viewport={"width": 390, "height": 844}) as page:
+        last = page.locator(".x-nav a").last.bounding_box()
+        assert last["x"] + last["width"] <= 390
+        assert page.locator(".x-try").count() > 0
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.fill(".x-prompt", TEXT)
+        page.fill("label:has-text('tokens') input", "8")
+        page.click(".x-go")
+        page.wait_for_selector(".x-exports")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 @pytest.mark.usefixtures("taking_its_time")

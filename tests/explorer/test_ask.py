@@ -1,6 +1,5 @@
 """Asking over real HTTP, against explain itself."""
 
-import json
 import shutil
 import threading
 import time
@@ -8,7 +7,7 @@ import time
 import pytest
 
 import prismlm
-from tests.explorer.conftest import Served, Stream
+from tests.explorer.conftest import Served, Stream, visited
 
 TEXT = "The patient was given a dose of the drug"
 
@@ -87,18 +86,16 @@ def test_a_full_line_is_told_at_once(lm):
         key = first.until("start")["id"]
         second = Stream(server, {"text": TEXT, "generate": 1})
         assert second.until("waiting") == {"before": 1}
-        status, _, body = server.ask("POST", "/api/ask", {"text": TEXT, "generate": 1})
-        assert status == 429, body
-        assert "busy" in json.loads(body)["error"]
+        assert "busy" in server.refused(
+            "POST", "/api/ask", {"text": TEXT, "generate": 1}, expected=429
+        )
         server.json("POST", f"/api/answers/{key}/stop", {})
         assert second.until("done")
 
 
 @pytest.mark.parametrize("path", ["/api/answers/none/steps/0", "/api/answers/none/report.html"])
 def test_an_answer_that_is_not_there(served, path):
-    status, _, body = served.ask("GET", path)
-    assert status == 422
-    assert "Ask again" in json.loads(body)["error"]
+    assert "Ask again" in served.refused("GET", path)
 
 
 def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
@@ -112,9 +109,7 @@ def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
         done = server.events("/api/ask", {"text": TEXT, "generate": 2})[-1]
         assert done[0] == "done"
         assert done[1]["support"] is None
-        status, _, body = server.ask("GET", "/api/prototypes")
-        assert status == 422
-        assert "prismlm index" in json.loads(body)["error"]
+        assert "prismlm index" in server.refused("GET", "/api/prototypes")
         page = browser.new_page()
         page.goto(server.address)
         page.fill(".x-prompt", TEXT)
@@ -228,13 +223,10 @@ def test_words_of_the_corpus_stand_beside_the_passages_of_their_token(page, lm):
 
 
 def test_a_finger_gets_the_card_of_a_slice_until_it_touches_elsewhere(browser, served):
-    context = browser.new_context(has_touch=True, viewport={"width": 390, "height": 844})
-    page = context.new_page()
-    page.goto(served.address)
-    asked(page, 3)
-    page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.tap()
-    page.wait_for_selector(".x-hover mark")
-    assert page.locator(".x-hover .p-contexts li").count() > 0
-    page.locator(".x-answer dl").tap()
-    page.wait_for_selector(".x-hover", state="hidden")
-    context.close()
+    with visited(browser, served, has_touch=True, viewport={"width": 390, "height": 844}) as page:
+        asked(page, 3)
+        page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.tap()
+        page.wait_for_selector(".x-hover mark")
+        assert page.locator(".x-hover .p-contexts li").count() > 0
+        page.locator(".x-answer dl").tap()
+        page.wait_for_selector(".x-hover", state="hidden")

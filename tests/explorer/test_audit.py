@@ -1,7 +1,6 @@
 """Audits over real HTTP and in a browser, against Audit itself and the files of the command."""
 
 import csv
-import http.client
 import json
 
 import pytest
@@ -12,7 +11,7 @@ from prismlm.cli.app import app
 from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
 from prismlm.explain.texts import text_options
-from tests.explorer.conftest import TOKEN, Served
+from tests.explorer.conftest import Served, Stream
 from tests.helpers.axe import problems
 
 LAW = "The court ruled that the contract was void and dismissed the appeal."
@@ -109,9 +108,7 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
     ],
 )
 def test_what_is_refused(served, texts, words):
-    status, _, body = served.ask("POST", "/api/audits", {"texts": texts})
-    assert status == 422
-    assert words in json.loads(body)["error"]
+    assert words in served.refused("POST", "/api/audits", {"texts": texts})
 
 
 @pytest.mark.parametrize(
@@ -132,9 +129,7 @@ def test_what_is_refused(served, texts, words):
 )
 def test_files_that_are_refused(served, name, content, words):
     files = [{"name": name, "content": content}]
-    status, _, body = served.ask("POST", "/api/audits", {"files": files})
-    assert status == 422
-    told = json.loads(body)["error"]
+    told = served.refused("POST", "/api/audits", {"files": files})
     assert words in told
     assert "/tmp" not in told
 
@@ -147,33 +142,25 @@ def test_files_of_one_name_go_together_where_ids_do(served):
     rows = [data for name, data in served.events("/api/audits", sent) if name == "row"]
     assert [row["text_id"] for row in rows] == ["law", "=1+1", "1.10", "none"]
     twice = [{"name": "a.txt", "content": LAW}] * 2
-    status, _, body = served.ask("POST", "/api/audits", {"files": twice})
-    assert (status, b"Two documents have the id 'a.txt'" in body) == (422, True)
+    assert "Two documents have the id 'a.txt'" in served.refused(
+        "POST", "/api/audits", {"files": twice}
+    )
 
 
 @pytest.mark.parametrize("path", ["none/report.html", "{}/report.exe"])
 def test_reports_that_are_not_there(served, path):
     key = served.events("/api/audits", {"texts": TEXTS[:1]})[-1][1]["id"]
-    status, _, body = served.ask("GET", "/api/audits/" + path.format(key))
-    assert status == 422
-    assert "there is no" in json.loads(body)["error"]
+    assert "there is no" in served.refused("GET", "/api/audits/" + path.format(key))
 
 
 def test_one_long_text_can_be_stopped_in_the_middle(served):
-    body = json.dumps({"texts": [{"id": "long", "text": TEXTS[1]["text"] * 100}]})
-    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-    connection.request("POST", "/api/audits", body, headers)
-    response = connection.getresponse()
-    lines = (response.readline().decode() for _ in range(100_000))
-    start = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
-    next(line for line in lines if line == "event: progress\n")
-    served.json("POST", f"/api/answers/{start['id']}/stop", {})
-    last = [line for line in iter(lambda: next(lines), "") if line.startswith("data: ")][-1]
-    connection.close()
-    assert json.loads(last[6:]) == {"id": start["id"], "stopped": True, "whole": None}
-    status, _, _ = served.ask("GET", f"/api/audits/{start['id']}/report.html")
-    assert status == 422
+    body = {"texts": [{"id": "long", "text": TEXTS[1]["text"] * 100}]}
+    stream = Stream(served, body, "/api/audits")
+    key = stream.until("start")["id"]
+    stream.until("progress")
+    served.json("POST", f"/api/answers/{key}/stop", {})
+    assert stream.until("done") == {"id": key, "stopped": True, "whole": None}
+    assert "there is no" in served.refused("GET", f"/api/audits/{key}/report.html")
 
 
 def audit_files(page, files):

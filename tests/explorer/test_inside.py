@@ -17,7 +17,7 @@ from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.pages.channels_data import page_data
-from tests.explorer.conftest import Served
+from tests.explorer.conftest import Served, visited
 from tests.helpers.axe import problems
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.head_models import make_signal_noise
@@ -119,9 +119,7 @@ def test_attention_is_that_of_explain(of_heads, heads):
     ],
 )
 def test_what_is_refused(of_heads, path, body, words):
-    status, _, data = of_heads.ask("POST", f"/api/inside/{path}", body)
-    assert status == 422
-    assert words in json.loads(data)["error"]
+    assert words in of_heads.refused("POST", f"/api/inside/{path}", body)
 
 
 def read(page, text=TEXT):
@@ -155,71 +153,62 @@ def test_channels_in_a_browser(page, mixer):
 
 
 def test_a_reading_that_comes_late_says_nothing_in_another_view(of_heads, browser):
-    page = browser.new_page()
-    page.goto(of_heads.address)
-    page.wait_for_selector(".x-nav a")
-    # The prompt that is there is read at once.
-    reading = []
-    page.route("**/api/inside/attention", lambda route: reading.append(route))
-    with page.expect_request("**/api/inside/attention"):
-        page.evaluate("location.hash = '#/inside?head=1.2'")
-    page.evaluate("location.hash = '#/audit'")
-    page.wait_for_selector(".x-drop")
-    with page.expect_response("**/api/inside/attention"):
-        reading[0].continue_()
-    page.unroute("**/api/inside/attention")
-    page.wait_for_timeout(200)
-    assert page.inner_text(".x-command").startswith("prismlm audit")
-    page.close()
+    with visited(browser, of_heads) as page:
+        # The prompt that is there is read at once.
+        reading = []
+        page.route("**/api/inside/attention", lambda route: reading.append(route))
+        with page.expect_request("**/api/inside/attention"):
+            page.evaluate("location.hash = '#/inside?head=1.2'")
+        page.evaluate("location.hash = '#/audit'")
+        page.wait_for_selector(".x-drop")
+        with page.expect_response("**/api/inside/attention"):
+            reading[0].continue_()
+        page.unroute("**/api/inside/attention")
+        page.wait_for_timeout(200)
+        assert page.inner_text(".x-command").startswith("prismlm audit")
 
 
 def test_attention_in_a_browser(of_heads, browser):
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    errors = []
-    page.on("pageerror", lambda error: errors.append(error))
-    page.goto(of_heads.address)
-    page.wait_for_selector(".x-nav a")
-    page.evaluate("location.hash = '#/inside?head=1.2'")
-    page.wait_for_selector(".x-heat")
-    page.fill(".x-inside .x-prompt", TEXT)
-    page.click(".x-inside .x-go")
-    page.wait_for_selector(".x-heat")
-    assert problems(page) == []
-    assert page.inner_text(".x-head-title") == "layer 1 · signal head 2"
-    told = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
-    weights = told["maps"][2]["weights"]
-    last = len(weights) - 1
-    page.focus(".x-heat")
-    page.keyboard.press("ArrowLeft")
-    weight = weights[last][last - 1] / 10_000
-    shown = f"{100 * weight:.1f} %" if weight < 0.1 else f"{100 * weight:.0f} %"
-    assert f"gives {shown} to" in page.inner_text(".x-heat-say")
-    # Heavier weights are further from the ground.
-    cells = sorted((w, i, j) for i, row in enumerate(weights[1:], 1) for j, w in enumerate(row))
-    distances = [
-        page.evaluate(
-            """([i, j, many]) => {
-              const canvas = document.querySelectorAll('.x-thumb')[2];
-              const size = canvas.width / many;
-              const at = (x, y) => canvas.getContext('2d').getImageData(x, y, 1, 1).data;
-              const [one, ground] = [at(j * size, i * size), at(canvas.width - 1, 0)];
-              return Math.abs(one[0] - ground[0]) + Math.abs(one[1] - ground[1]);
-            }""",
-            [i, j, last + 1],
-        )
-        for _, i, j in (cells[0], cells[len(cells) // 2], cells[-1])
-    ]
-    assert distances == sorted(set(distances))
-    noise = page.get_by_role("button", name="noise 1")
-    noise.click()
-    assert page.inner_text(".x-head-title") == "layer 1 · noise head 1"
-    assert "subtracted" in page.inner_text(".x-head-side")
-    page.select_option(".x-layer select", "0")
-    page.wait_for_selector("text=layer 0 · noise head 1")
-    command = page.inner_text(".x-command")
-    assert command.startswith("prismlm inspect attention")
-    assert command.endswith("--layer 0 --head 5")
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.close()
-    assert errors == []
+    with visited(browser, of_heads) as page:
+        page.evaluate("location.hash = '#/inside?head=1.2'")
+        page.wait_for_selector(".x-heat")
+        page.fill(".x-inside .x-prompt", TEXT)
+        page.click(".x-inside .x-go")
+        page.wait_for_selector(".x-heat")
+        assert problems(page) == []
+        assert page.inner_text(".x-head-title") == "layer 1 · signal head 2"
+        told = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
+        weights = told["maps"][2]["weights"]
+        last = len(weights) - 1
+        page.focus(".x-heat")
+        page.keyboard.press("ArrowLeft")
+        weight = weights[last][last - 1] / 10_000
+        shown = f"{100 * weight:.1f} %" if weight < 0.1 else f"{100 * weight:.0f} %"
+        assert f"gives {shown} to" in page.inner_text(".x-heat-say")
+        # Heavier weights are further from the ground.
+        cells = sorted((w, i, j) for i, row in enumerate(weights[1:], 1) for j, w in enumerate(row))
+        distances = [
+            page.evaluate(
+                """([i, j, many]) => {
+                  const canvas = document.querySelectorAll('.x-thumb')[2];
+                  const size = canvas.width / many;
+                  const at = (x, y) => canvas.getContext('2d').getImageData(x, y, 1, 1).data;
+                  const [one, ground] = [at(j * size, i * size), at(canvas.width - 1, 0)];
+                  return Math.abs(one[0] - ground[0]) + Math.abs(one[1] - ground[1]);
+                }""",
+                [i, j, last + 1],
+            )
+            for _, i, j in (cells[0], cells[len(cells) // 2], cells[-1])
+        ]
+        assert distances == sorted(set(distances))
+        noise = page.get_by_role("button", name="noise 1")
+        noise.click()
+        assert page.inner_text(".x-head-title") == "layer 1 · noise head 1"
+        assert "subtracted" in page.inner_text(".x-head-side")
+        page.select_option(".x-layer select", "0")
+        page.wait_for_selector("text=layer 0 · noise head 1")
+        command = page.inner_text(".x-command")
+        assert command.startswith("prismlm inspect attention")
+        assert command.endswith("--layer 0 --head 5")
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -8,7 +8,7 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
-from prismlm.instruments.channels.layer_metrics import activations, measure_layers
+from prismlm.instruments.channels.layer_metrics import activations, measure_layers, value_norms
 from prismlm.instruments.channels.top_sequences import rank_sequences
 from tests.helpers.mixer_models import LAYERS, make_llama
 
@@ -38,6 +38,20 @@ def test_heads_of_llama_are_measured_alike(corpus, sequences):
     assert found[1].positions == corpus.num_tokens
     # Values of the first layer follow from the token alone: each knows its own bin.
     assert found[0].mutual_information > found[1].mutual_information
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_value_norms_are_those_of_the_value_heads(kv_heads):
+    llama = make_llama(VOCABULARY, kv_heads)
+    ids = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+    found = value_norms(llama, ids)
+    assert [norms.shape for norms in found] == [(2, 9, kv_heads)] * 2
+    states = llama(ids, output_hidden_states=True).hidden_states
+    for layer, norms in zip(llama.model.layers, found, strict=True):
+        values = layer.self_attn.v_proj(layer.input_layernorm(states[layer.self_attn.layer_idx]))
+        heads = values.reshape(2, 9, kv_heads, 6)
+        torch.testing.assert_close(norms, heads.square().sum(-1).sqrt())
+        assert not layer.self_attn.v_proj._forward_hooks
 
 
 def test_what_cannot_be_read_is_refused(corpus, model, sequences):
