@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -53,10 +52,8 @@ def test_everything_is_there_and_one_prompt_per_domain_is_explained(demo):
 
 def test_a_second_run_builds_nothing(demo):
     files = {path: path.stat().st_mtime_ns for path in demo.model.rglob("*") if path.is_file()}
-    began = time.monotonic()
     again = run_demo(demo.model.parent, TINY)
     assert again.cached
-    assert time.monotonic() - began < 10
     assert files == {p: p.stat().st_mtime_ns for p in demo.model.rglob("*") if p.is_file()}
     assert again.answers == demo.answers
 

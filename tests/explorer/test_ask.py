@@ -110,14 +110,12 @@ def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
         assert done[0] == "done"
         assert done[1]["support"] is None
         assert "prismlm index" in server.refused("GET", "/api/prototypes")
-        page = browser.new_page()
-        page.goto(server.address)
-        page.fill(".x-prompt", TEXT)
-        page.press(".x-prompt", "Enter")
-        page.wait_for_selector(".x-exports")
-        page.click(".x-column:nth-child(1)")
-        page.wait_for_selector(".p-aside :text('No lens, so no training text')")
-        page.close()
+        with visited(browser, server) as page:
+            page.fill(".x-prompt", TEXT)
+            page.press(".x-prompt", "Enter")
+            page.wait_for_selector(".x-exports")
+            page.click(".x-column:nth-child(1)")
+            page.wait_for_selector(".p-aside :text('No lens, so no training text')")
 
 
 def test_before_anything_is_asked_there_is_what_to_ask_and_what_can_be_named(page, lm):

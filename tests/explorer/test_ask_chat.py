@@ -111,6 +111,18 @@ def test_answers_of_chats_are_audited(chats, lm):
     assert "texts.jsonl:1: number 0 is" in chats.refused("POST", "/api/audits", bad)
 
 
+def test_files_of_chats_are_audited(chats):
+    def sent(row):
+        return {"files": [{"name": "a.jsonl", "content": json.dumps(row)}]}
+
+    for row in ({"id": "chat", "messages": CHAT}, {"id": "shared", "conversations": SHARED}):
+        events = chats.events("/api/audits", sent(row))
+        (told,) = [data for name, data in events if name == "row"]
+        assert (told["text_id"], told["opening"]) == (row["id"], QUESTION)
+    said = "a.jsonl:1: number 0 is {'role': 'user'}, expected a record with role and content"
+    assert said in chats.refused("POST", "/api/audits", sent({"messages": [{"role": "user"}]}))
+
+
 def test_a_person_asks_a_question(browser, chats):
     with visited(browser, chats) as page:
         box = page.get_by_label("as a question")
@@ -160,25 +172,3 @@ def test_a_person_steers_the_answer_to_a_question(browser, chats):
         assert "--chat" not in page.inner_text(".x-command")
         page.click(".x-steer .x-example")
         assert page.input_value(".x-steer .x-prompt") == PROMPTS["medicine"]
-
-
-def test_files_of_chats_are_audited_from_the_browser(browser, chats):
-    lines = [
-        json.dumps({"id": "chat", "messages": CHAT}),
-        json.dumps({"id": "shared", "conversations": SHARED}),
-        json.dumps({"messages": [{"role": "user"}]}),
-    ]
-    with visited(browser, chats) as page:
-        page.click(".x-nav a:has-text('Audit')")
-        page.wait_for_selector("input[type=file]", state="attached")
-        whole = {"name": "a.jsonl", "mimeType": "text/plain", "buffer": lines[0].encode()}
-        for line in lines[:2]:
-            page.set_input_files("input[type=file]", whole | {"buffer": line.encode()})
-            page.click(".x-audit .x-go")
-            page.wait_for_selector(f".x-audit :text('{json.loads(line)['id']}')")
-            assert QUESTION in page.inner_text(".x-audit")
-        page.set_input_files("input[type=file]", whole | {"buffer": lines[2].encode()})
-        page.click(".x-audit .x-go")
-        page.wait_for_selector(".x-audit .x-problem")
-        said = "a.jsonl:1: number 0 is {'role': 'user'}, expected a record with role and content"
-        assert said in page.inner_text(".x-audit .x-problem")

@@ -1,11 +1,12 @@
 """The code in hidden states."""
 
+import numpy as np
 import pytest
 import torch
 
 from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback import CodeProbe
-from prismlm.instruments.uncertainty_feedback.probe import LayerProbe, code_probe
+from prismlm.instruments.uncertainty_feedback.probe import LayerProbe, Moments, code_probe
 from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -78,3 +79,44 @@ def test_a_probe_that_is_unclear_is_said_to_be():
     assert verdict(layer(0, 0.2, MORE), wide).startswith("The code is clearly read at depth 0.00")
     # Nor is the text said to tell it as well where that is read worse from it.
     assert "may be chance" in verdict(layer(0, 0.3, Interval(0.1, -0.1, 0.3)))
+
+
+def test_a_planted_linear_code_is_read_and_a_shuffled_one_is_not():
+    generator = torch.Generator().manual_seed(0)
+    x = 100 + torch.randn(600, 5, generator=generator) * torch.tensor([1, 10, 0.1, 1, 0])
+    code = x @ torch.tensor([1.0, -0.2, 3.0, 0.0, 0.0]) + 7
+    mixed = code[torch.randperm(600, generator=generator)]
+    y = torch.stack([code, mixed], 1)
+    moments = Moments(5, 2)
+    for part in range(0, 400, 100):
+        moments.add(x[part : part + 100], y[part : part + 100])
+    probe = moments.fit()
+    apart = ((probe(x[400:]) - y[400:]) ** 2).sum(0) / ((y[400:] - y[400:].mean(0)) ** 2).sum(0)
+    assert apart[0] < 1e-4
+    assert apart[1] > 0.9
+    # The equation, with the penalty that was chosen: the least of those on offer.
+    np.testing.assert_allclose(probe.weight[:, 0].tolist(), [1, -0.2, 3, 0, 0], atol=1e-2)
+    with pytest.raises(InputError, match="the number of positions to fit a probe on is 0"):
+        Moments(5, 2).fit()
+
+
+def test_ridge_is_the_closed_form():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 20, generator=generator, dtype=torch.float64)
+    y = x[:, :1] + torch.randn(8, 1, generator=generator, dtype=torch.float64)
+    moments = Moments(20, 1)
+    moments.add(x, y)
+    probe = moments.fit()
+    inner = (x - x.mean(0)) / x.std(0, correction=0)
+    scores = {}
+    for power in range(-6, 3):
+        matrix = inner.T @ inner / 8 + 10.0**power * torch.eye(20, dtype=torch.float64)
+        weight = torch.linalg.solve(matrix, inner.T @ (y - y.mean()) / 8)
+        hat = inner @ torch.linalg.solve(matrix, inner.T) / 8
+        error = ((y - y.mean() - inner @ weight) ** 2).mean()
+        freedom = 1 - (hat.trace() + 1) / 8
+        if freedom >= 0.1:
+            scores[float(error / freedom**2)] = weight
+    best = scores[min(scores)]
+    torch.testing.assert_close(probe.weight, best / x.std(0, correction=0)[:, None])
+    torch.testing.assert_close(probe(x).mean(), y.mean())
