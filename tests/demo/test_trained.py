@@ -60,7 +60,6 @@ def test_a_second_run_builds_nothing(demo):
 
 @pytest.mark.slow
 def test_another_head_is_explained_again(demo, tmp_path):
-
     out = Path(shutil.copytree(demo.model.parent, tmp_path / "demo"))
     summary = out / "summary.json"
     before = summary.read_text()
@@ -71,7 +70,6 @@ def test_another_head_is_explained_again(demo, tmp_path):
 
 
 def test_a_missing_part_alone_is_built_again(demo):
-
     weights = (demo.model / "model.safetensors").stat().st_mtime_ns
     shutil.rmtree(demo.model / "lens")
     again = run_demo(demo.model.parent, TINY)
@@ -97,9 +95,6 @@ def test_the_dry_run_of_the_command(tmp_path, monkeypatch):
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert found["out"] == "prismlm-demo-quick"
-    parts = [found[name] for name in ("corpus", "model", "lens", "report")]
-    assert [part["there"] for part in parts] == [False] * 4
-    assert found["seconds"] == pytest.approx(sum(part["seconds"] for part in parts))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.chdir(tmp_path)
     assert "--json is of --dry-run" in CliRunner().invoke(app, ["demo", "--json"]).stderr

@@ -7,13 +7,7 @@ import torch
 from prismlm.errors import InputError
 from prismlm.eval.next_token import encode, jensen_shannon, log_probabilities, logits_after
 from prismlm.eval.pairs import read_pairs
-from prismlm.eval.robustness import (
-    MEASURES,
-    OpenedModel,
-    Pair,
-    drawn_pairs,
-    measure_robustness,
-)
+from prismlm.eval.robustness import MEASURES, OpenedModel, Pair, drawn_pairs, measure_robustness
 from prismlm.models.checkpoint import read_checkpoint
 
 KINDS = ("protot", "llama", "gpt2", "mamba")

@@ -3,12 +3,7 @@ from lm_eval.evaluator import evaluate
 
 from prismlm.errors import FormatError, InputError
 from prismlm.eval.benchmarks import benchmarks_of, load_tasks
-from prismlm.eval.suite import (
-    SuiteOptions,
-    open_predictors,
-    questions_of,
-    run_suite,
-)
+from prismlm.eval.suite import SuiteOptions, open_predictors, questions_of, run_suite
 from tests.helpers.benchmark_rows import write_benchmarks, write_rows
 
 TASKS = ("arc_easy", "piqa", "winogrande")

@@ -7,12 +7,7 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.labels.map import (
-    category_neighbours,
-    laid_out,
-    map_lens,
-    nearest_prototypes,
-)
+from prismlm.labels.map import category_neighbours, laid_out, map_lens, nearest_prototypes
 
 
 def test_neighbours_of_two_groups_by_hand():

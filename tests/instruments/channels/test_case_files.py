@@ -6,12 +6,6 @@ import pytest
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.case_files import Case, case_sets, load_cases, probe_of
-from tests.helpers.mixer_models import make_corpus
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus")).tokenizer
 
 
 def test_the_bundled_sets():

@@ -12,14 +12,7 @@ from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.curves import LayerCurves, discounted_mass, read_text
 from prismlm.models.decoders.mixers import half_life, half_lives
 from prismlm.ops.prototype_mixer import naive
-from tests.helpers.mixer_models import (
-    CHANNELS,
-    LAYERS,
-    VOCABULARY,
-    make_llama,
-    make_model,
-    tokens,
-)
+from tests.helpers.mixer_models import CHANNELS, LAYERS, VOCABULARY, make_llama, make_model, tokens
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from prismlm.instruments.channels.case_files import Case, Probe
 from prismlm.instruments.channels.concepts import concept_in_model
 from prismlm.instruments.channels.effect_table import INTERVENTIONS, TableOptions
 from prismlm.instruments.channels.effects import draw_controls, target_probabilities
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_model, tokens
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model, tokens
 
 LENGTHS = (7, 3, 12, 5, 12, 1, 9, 4)
 PLACE = (1, 2)
@@ -182,8 +182,7 @@ class Unread:
         raise AssertionError(f"{description} before the question was checked")
 
 
-def test_a_corpus_is_not_read_for_what_cannot_be_asked(tmp_path):
-    corpus = make_corpus(tmp_path)
+def test_a_corpus_is_not_read_for_what_cannot_be_asked(corpus):
     model = make_model(len(corpus.tokenizer))
     for settings, message in (
         ({"control_from": "all"}, "control_from is 'all'"),
@@ -206,8 +205,7 @@ def test_a_corpus_is_not_read_for_what_cannot_be_asked(tmp_path):
         concept_in_model(model, corpus.tokenizer, cases, corpus=corpus, progress=Unread())
 
 
-def test_cases_become_tokens(tmp_path):
-    corpus = make_corpus(tmp_path)
+def test_cases_become_tokens(corpus):
     model = make_model(len(corpus.tokenizer))
     context = "Old maps forgets letters"
     ids = corpus.tokenizer(context + " in")["input_ids"]

@@ -22,13 +22,7 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.statistics import spearman
 from tests.helpers.lags import read_write_lags
-from tests.helpers.mixer_models import (
-    CHANNELS,
-    LAYERS,
-    make_llama,
-    make_model,
-    save_model,
-)
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, save_model
 
 TEXT = "Old maps — 日本, the river."
 OPTIONS = ReportOptions(kept=4, tokens=7, max_lag=2, shuffles=9)

@@ -9,11 +9,7 @@ from prismlm.errors import InputError
 from prismlm.instruments.heads import own_cross_terms
 from prismlm.instruments.heads.resonance import ORDER, RATIOS, cross_terms, denominators
 from prismlm.instruments.heads.states import read_states
-from prismlm.ops.dictionaries import (
-    content_amplitudes,
-    position_term,
-    smallest_denominator,
-)
+from prismlm.ops.dictionaries import content_amplitudes, position_term, smallest_denominator
 from tests.helpers.cross_terms import cross_term
 from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
 

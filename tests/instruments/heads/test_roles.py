@@ -20,14 +20,8 @@ from prismlm.instruments.heads.role_cases import (
 )
 from prismlm.instruments.heads.roles import score_roles, search_roles, untrained
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
-from tests.helpers.mixer_models import make_corpus
 
 LENGTH = 18
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus")).tokenizer
 
 
 def test_marks_are_taken_out_of_a_text():

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.themes.report import ThemeReport
 from prismlm.instruments.themes.units import (
@@ -20,19 +19,7 @@ from prismlm.instruments.themes.units import (
 )
 from prismlm.labels.themes import Judgement
 from prismlm.models.attention import head_writes
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
-
-LENGTH = 12
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("themes"))
-
-
-@pytest.fixture(scope="module")
-def sequences(corpus):
-    return Sequences(corpus, "all", LENGTH)
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 
 @pytest.fixture(scope="module")

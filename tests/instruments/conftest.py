@@ -13,6 +13,11 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tokenizer(corpus):
+    return corpus.tokenizer
+
+
+@pytest.fixture(scope="session")
 def model(corpus):
     return make_model(len(corpus.tokenizer))
 
