@@ -140,6 +140,11 @@ def served(tiny_model):
         yield server
 
 
+@pytest.fixture(scope="module")
+def lm(served):
+    return served.lm
+
+
 @pytest.fixture(scope="session")
 def named(tiny_model, tmp_path_factory):
     """A server of a model whose prototypes have names, categories and a map; it reads 60 tokens."""

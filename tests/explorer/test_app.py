@@ -64,35 +64,31 @@ def test_a_phone_scrolls_in_one_direction(browser, served):
 @pytest.mark.usefixtures("taking_its_time")
 @pytest.mark.parametrize("view", ["ask", "steer"])
 def test_a_long_generation_is_stopped_by_its_button(browser, served, view):
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(served.address)
-    page.wait_for_selector(".x-nav a")
-    page.evaluate(f"location.hash = '#/{view}?prototype=7&strength=-50'")
-    shown = page.locator(f".x-{view}")
-    shown.get_by_label("Prompt").fill(TEXT)
-    shown.get_by_label("tokens").fill("400" if view == "ask" else "250")
-    shown.locator(".x-go").click()
-    # As soon as something is written.
-    page.evaluate(
-        """view => new Promise((done) => {
-          const written = { ask: ".x-columns > *", steer: ".p-note" }[view];
-          const look = () => {
-            const node = document.querySelector(`.x-${view} .x-out ${written}`);
-            if (!node || (view === "steer" && !/ of /.test(node.textContent)))
-              return void requestAnimationFrame(look);
-            document.querySelector(`.x-${view} .x-stop`).click();
-            done();
-          };
-          look();
-        })""",
-        view,
-    )
-    page.wait_for_selector(f".x-{view} .x-exports" if view == "ask" else ".x-steered")
-    shown.locator(".x-stop").wait_for(state="hidden")
-    written = shown.locator(".x-columns > *" if view == "ask" else ".x-table tbody tr").count()
-    assert 0 < written < (400 if view == "ask" else 250)
-    context.close()
+    with visited(browser, served) as page:
+        page.evaluate(f"location.hash = '#/{view}?prototype=7&strength=-50'")
+        shown = page.locator(f".x-{view}")
+        shown.get_by_label("Prompt").fill(TEXT)
+        shown.get_by_label("tokens").fill("400" if view == "ask" else "250")
+        shown.locator(".x-go").click()
+        # As soon as something is written.
+        page.evaluate(
+            """view => new Promise((done) => {
+              const written = { ask: ".x-columns > *", steer: ".p-note" }[view];
+              const look = () => {
+                const node = document.querySelector(`.x-${view} .x-out ${written}`);
+                if (!node || (view === "steer" && !/ of /.test(node.textContent)))
+                  return void requestAnimationFrame(look);
+                document.querySelector(`.x-${view} .x-stop`).click();
+                done();
+              };
+              look();
+            })""",
+            view,
+        )
+        page.wait_for_selector(f".x-{view} .x-exports" if view == "ask" else ".x-steered")
+        shown.locator(".x-stop").wait_for(state="hidden")
+        written = shown.locator(".x-columns > *" if view == "ask" else ".x-table tbody tr").count()
+        assert 0 < written < (400 if view == "ask" else 250)
 
 
 def test_a_server_that_goes_away_in_the_middle_is_told(browser, tiny_model):

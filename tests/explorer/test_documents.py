@@ -13,7 +13,7 @@ from prismlm.direction_marks import marks_shown
 from prismlm.explain.sources import document_sources
 from prismlm.explorer.documents import MOST
 from prismlm.index.build import IndexOptions, build_index
-from tests.explorer.conftest import PROMPTS, Served
+from tests.explorer.conftest import PROMPTS, Served, visited
 from tests.helpers.axe import problems
 
 HURT = "document.title = 'hurt'"
@@ -151,13 +151,11 @@ def test_a_corpus_of_no_known_domain_gives_prompts_of_its_own(served, browser):
     assert told["prompts"] == {LONG_ID: words}
     assert told["lens"]["shares"] is None
     assert LONG.replace("\u202e", " ").startswith(told["texts"][LONG_ID])
-    page = browser.new_page()
-    page.goto(served.address)
-    page.click(f".x-try:has-text('{LONG_ID}')")
-    page.wait_for_selector(".x-exports")
-    assert page.inner_text(".x-answer .p-text").startswith(words)
-    assert page.locator(".x-held .p-bars").count() == 0
-    page.close()
+    with visited(browser, served) as page:
+        page.click(f".x-try:has-text('{LONG_ID}')")
+        page.wait_for_selector(".x-exports")
+        assert page.inner_text(".x-answer .p-text").startswith(words)
+        assert page.locator(".x-held .p-bars").count() == 0
 
 
 def open_at(page, doc_id, at):

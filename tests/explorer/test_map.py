@@ -34,11 +34,6 @@ def served(named):
     return named
 
 
-@pytest.fixture(scope="module")
-def lm(named):
-    return named.lm
-
-
 def spot(page, number, count):
     """Return where a prototype of the grid is on the screen while all of it is shown."""
     box = page.locator(".x-over").bounding_box()

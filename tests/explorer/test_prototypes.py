@@ -18,11 +18,6 @@ def served(named):
     return named
 
 
-@pytest.fixture(scope="module")
-def lm(named):
-    return named.lm
-
-
 def test_a_search_finds_names_tokens_and_contexts(served, lm):
     lens = lm.lens
     assert [one["id"] for one in served.json("GET", "/api/prototypes?query=word117")["items"]] == [

@@ -23,11 +23,6 @@ def served(named):
     return named
 
 
-@pytest.fixture(scope="module")
-def lm(named):
-    return named.lm
-
-
 @pytest.mark.parametrize(
     ("wanted", "edit"),
     [
