@@ -58,7 +58,7 @@ class _StrictLoader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(
+            raise yaml.MarkedYAMLError(
                 None, None, "aliases (*name) are not read: write the value again", mark
             )
         return super().compose_node(parent, index)

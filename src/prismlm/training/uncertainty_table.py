@@ -70,7 +70,7 @@ def train_table(
     if earlier is not None:
         # Saved by a run that was cut off; what it learned is in ``saved`` too.
         earlier.detach()
-    identity = {"model": fingerprints.of_weights(model), "corpus": corpus.fingerprint}
+    identity = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     rows = pack(
         corpus, corpus.split("train"), window, options.seed, share_rows=keeps_documents_apart(model)
     )

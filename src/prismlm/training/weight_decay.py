@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Literal, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from prismlm.layers import PrototypeMixer
 
@@ -30,7 +30,7 @@ def decayed_names(model: nn.Module, exempt: Collection[Exempt] = EXEMPT) -> set[
     }
 
 
-def _spared(model: nn.Module) -> Iterator[tuple[Exempt, nn.Parameter | None]]:
+def _spared(model: nn.Module) -> Iterator[tuple[Exempt, Tensor | None]]:
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             yield "embeddings", module.weight

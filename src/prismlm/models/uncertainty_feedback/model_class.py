@@ -136,5 +136,5 @@ def _mixed(kind: type[Any], feedback: type[Any]) -> type[Any]:
 
 
 def _remade(kind: type[Any], feedback: type[Any]) -> Any:
-    made = _mixed(kind, feedback)
+    made: Any = _mixed(kind, feedback)
     return made.__new__(made)
