@@ -150,7 +150,7 @@ TEXT = "Käse, tea and 42 words.\n"
 def test_what_is_no_utf8_is_told_as_what_it_is(data, words):
     with pytest.raises(InputError, match=f"^notes.txt {words}") as raised:
         decoded(data, "notes.txt")
-    assert ("iconv" in str(raised.value)) == ("iconv" in words)
+    assert ("iconv" in str(raised.value)) == ("iconv" in words or "cp1252" in words)
 
 
 def test_utf8_is_text_without_its_mark():

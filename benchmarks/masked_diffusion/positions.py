@@ -201,6 +201,8 @@ class MaskedSetting(Setting):
         with record(model) as recorded:
             model(input_ids=after_an_end(model, read[None]), use_cache=False)
         ids = after_an_end(model, whole[None])
+        # The states are of the masks, which stand for these tokens.
+        recorded = recorded._replace(read=[ids])
         return split_predictions(model, self.head, self.logit_map, ids, ids.shape[1], recorded)
 
     def _columns(self, text: Sequence[Prediction]) -> tuple[np.ndarray, ...]:

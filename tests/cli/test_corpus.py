@@ -35,7 +35,7 @@ def refused(prism: Run) -> Callable[..., str]:
         assert result.stdout == ""
         lines = result.stderr.splitlines()
         assert "Traceback" not in result.stderr
-        assert lines[-1].startswith("error: ")
+        assert sum(line.startswith("error: ") for line in lines) == 1
         return lines[-1]
 
     return run
@@ -114,7 +114,7 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "latin1 text": ("t.txt", b"caf\xe9", "t.txt is not UTF-8"),
     "latin1 json": ("t.jsonl", b'{"text": "caf\xe9"}', "t.jsonl:1 is not UTF-8"),
     "broken json": ("t.jsonl", b'{"text": "a"}\n{"text"', "t.jsonl:2 is not valid JSON"),
-    "text is a number": ("t.jsonl", b'{"text": 1}', "t.jsonl:1: the text is a int"),
+    "text is a number": ("t.jsonl", b'{"text": 1}', "t.jsonl:1: the text is a number"),
     "other column": ("t.jsonl", b'{"txt": "a"}', "Did you mean 'txt'?"),
     "cut gzip": ("t.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:-4], "is damaged"),
     "not zstd": ("t.jsonl.zst", b"no", "is damaged"),
@@ -124,7 +124,7 @@ BAD_FILES: dict[str, tuple[str, bytes, str]] = {
     "same id": (
         "t.jsonl",
         b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}',
-        "t.jsonl:1 and ",
+        "t.jsonl:2: another document has the id 'x'",
     ),
 }
 

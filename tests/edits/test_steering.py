@@ -384,7 +384,7 @@ def test_where_the_corpus_comes_from(lm, tiny_corpus, tiny_model, tmp_path):
         ({"edits": []}, "no edit"),
         ({"edits": [Ablate(10_000)]}, "no prototype 10000: expected 0 to 191"),
         ({"prompt": ""}, "empty"),
-        ({"prompt": "word " * 5000}, "shorten it by"),
+        ({"prompt": "word " * 5000}, "shorten it"),
         ({"draws": -1}, "draws of the control is -1"),
         ({"prompt": "a", "generate": 0}, "one token"),
         ({"generate": -1}, "tokens to generate is -1"),

@@ -61,6 +61,8 @@ def test_a_step_in_parts_is_the_step(name):
         whole = {n: p.grad for n, p in reference.named_parameters() if n.startswith("model.")}
         assert whole["model.model.layers.0.mlp.router.weight"].any()
         sums = {"ce": total.detach()}
+    # Prototypes are pulled to the nearest state of each part.
+    whole.pop("prototype_head.prototypes", None)
     for key, value in whole.items():
         torch.testing.assert_close(found[key], value, rtol=2e-5, atol=2e-7, msg=key)
     torch.testing.assert_close(losses["ce"], sums["ce"])

@@ -56,7 +56,8 @@ def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path, accumu
     settings |= {"gradient_accumulation": accumulation, "steps": 20}
     # Losses that would swamp the gradient if they reached the model or its clipping.
     settings["losses"] |= {"prototype_pull": 50.0, "residual": 500.0, "warmup": 0.3}
-    settings["optimizer"]["max_grad_norm"] = 0.5
+    # Hugging Face's own Trainer spares no matrix from weight decay.
+    settings["optimizer"] |= {"max_grad_norm": 0.5, "weight_decay_exempt": []}
     plain = plain_run(copy.deepcopy(settings), tmp_path).state_dict()
     trainer = trainer_of(settings, tmp_path, head={"detach": True})
     start = trainer.model.prototype_head.prototypes.detach().clone()
@@ -81,7 +82,8 @@ def test_an_attached_head_does_change_the_model(settings, tmp_path):
 
 def test_the_loss_curve_is_the_recorded_one(settings, tmp_path):
     settings["losses"] |= {"prototype_pull": 1.0, "point_pull": 0.5, "residual": 1.0}
-    changes = {"optimizer": {"learning_rate": 2e-2}, "logging": {"every": 1}}
+    optimizer = {"learning_rate": 2e-2, "weight_decay_exempt": []}
+    changes = {"optimizer": optimizer, "logging": {"every": 1}}
     trainer = trainer_of(settings, tmp_path, steps=12, **changes)
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]

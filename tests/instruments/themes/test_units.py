@@ -66,7 +66,7 @@ def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
 
 
 def test_a_lens_without_its_corpus_is_refused(lm, monkeypatch):
-    monkeypatch.setitem(lm.lens.__dict__, "corpus", None)
+    monkeypatch.setattr(type(lm.lens), "corpus", None)
     with pytest.raises(InputError, match="is not there any more"):
         prototypes(lm.lens, lm.head.prototypes)
 
