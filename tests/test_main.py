@@ -141,3 +141,22 @@ def test_what_a_stream_cannot_write_ends_no_command(environment, tmp_path, tiny_
         assert done.returncode == code, done.stderr
         assert b"Traceback" not in done.stderr
         assert b"?" in done.stdout + done.stderr or "PYTHONIOENCODING" not in environment
+
+
+@pytest.mark.parametrize(
+    ("extra", "arguments"),
+    [
+        ("map", ("map", "nowhere")),
+        ("label", ("label", "nowhere", "--endpoint", "http://127.0.0.1:9")),
+        ("lora", ("attach", "nowhere", "--corpus", "nowhere", "--out", "out", "--lora")),
+    ],
+)
+def test_an_extra_that_is_missing_is_named_before_anything_is_opened(
+    monkeypatch, tmp_path, extra, arguments
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("prismlm.cli.options.find_spec", lambda name: None)
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2
+    assert f"pip install 'prismlm[{extra}]'" in result.stderr
+    assert list(tmp_path.iterdir()) == []

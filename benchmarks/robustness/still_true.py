@@ -362,6 +362,31 @@ def from_other(*names: str) -> Changes:
     return change
 
 
+def generation(**values: Any) -> Changes:
+    """Return what puts settings of generation into the model's own file."""
+
+    def change(root: Path) -> None:
+        path = root / "model" / "generation_config.json"
+        held = json.loads(path.read_text()) if path.is_file() else {}
+        write_json(path, held | values)
+
+    return change
+
+
+def text_begun(root: Path) -> None:
+    """Have the tokenizer put its end of text before each text, too."""
+    path = root / "model" / "tokenizer.json"
+    held = json.loads(path.read_text())
+    mark = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    named = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+    held["post_processor"] = {
+        "type": "TemplateProcessing", "single": [mark, text], "pair": [mark, text, text],
+        "special_tokens": {"<|endoftext|>": named},
+    }  # fmt: skip
+    write_json(path, held)
+
+
 def tokens_swapped(root: Path) -> None:
     """Let two tokens change places in the vocabulary."""
     path = root / "model" / "tokenizer.json"
@@ -528,7 +553,16 @@ VARIANTS = (
             adapter_config(target_modules=["k_proj"]), adapted=True),
     Variant("adapters", "PEFT is not installed", without_peft, adapted=True),
     Variant("adapters", "unchanged", lambda _: None, ALL, adapted=True),
+    Variant("generation", "num_beams 4", generation(num_beams=4), ALL),
+    Variant("generation", "repetition_penalty 1.8", generation(repetition_penalty=1.8), ALL),
+    Variant("generation", "no_repeat_ngram_size 1", generation(no_repeat_ngram_size=1), ALL),
+    Variant("generation", "suppress_tokens", generation(suppress_tokens=[*range(1, 200)]), ALL),
+    Variant("generation", "do_sample, temperature 9",
+            generation(do_sample=True, temperature=9.0, top_k=0), ALL),
+    Variant("generation", "min_new_tokens, max_length 5",
+            generation(min_new_tokens=9, max_length=5), ALL),
     Variant("tokenizer", "two tokens swapped", tokens_swapped),
+    Variant("tokenizer", "puts a token before each text", text_begun),
     Variant("tokenizer", "another chat template, for a plain text", chat_template, ALL),
     Variant("head", "prototypes × 50", head(lambda t: t["prototypes"].mul_(50))),
     Variant("head", "prototypes zeroed", head(lambda t: t["prototypes"].zero_())),

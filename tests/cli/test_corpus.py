@@ -35,8 +35,8 @@ def refused(prism: Run) -> Callable[..., str]:
         assert result.stdout == ""
         lines = result.stderr.splitlines()
         assert "Traceback" not in result.stderr
-        assert sum(line.startswith("error: ") for line in lines) == 1
-        return lines[-1]
+        first = next(n for n, line in enumerate(lines) if line.startswith("error: "))
+        return "\n".join(lines[first:])
 
     return run
 

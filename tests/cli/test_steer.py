@@ -162,6 +162,19 @@ def test_a_clamp_that_is_undefined_is_refused(refused, tiny_model, lm, tmp_path)
     assert f"prototype {use.id} cannot be clamped here" in message
 
 
+def test_a_prototype_that_is_not_active_is_said_to_be_so_beside_those_that_are(
+    prism, tiny_model, lm
+):
+    used = {use.id for step in lm.explain(TEXT) for use in step.prototypes}
+    idle = next(i for i in range(lm.head.num_prototypes) if i not in used)
+    arguments = ("--prototype", idle, "--edit", "ablate", "--heldout", 0)
+    result = prism("steer", tiny_model, TEXT, *arguments)
+    assert result.returncode == 0, result.stderr
+    said = " ".join(result.stdout.split())
+    assert "is not active at any of the" in said
+    assert any(f"#{one}" in said for one in used), said
+
+
 def test_generate(prism, refused, tiny_model, lm):
     expected = lm.generate(TEXT, tokens=7)
     result = prism("generate", tiny_model, TEXT, "--tokens", 7)
