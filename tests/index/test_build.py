@@ -239,7 +239,7 @@ def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):
     documents = tiny_corpus.parent / "documents.parquet"
     corpus = build_corpus([documents], tmp_path / "other", vocab_size=3000)
     assert isinstance(corpus, Corpus)
-    with pytest.raises(InputError, match="--tokenizer"):
+    with pytest.raises(InputError, match="the model embeds"):
         build_index(lm.model, lm.head, corpus, tmp_path / "x", OPTIONS)
 
 

@@ -12,6 +12,8 @@ from prismlm.instruments.channels.layer_metrics import activations, measure_laye
 from prismlm.instruments.channels.top_sequences import rank_sequences
 from tests.helpers.mixer_models import LAYERS, make_llama
 
+VOCABULARY = 50
+
 
 @pytest.mark.parametrize("kind", ["write", "read"])
 def test_measures_are_those_of_all_positions(model, sequences, alone, kind):

@@ -36,7 +36,8 @@ def prefix_mean_at_once(
 
     def split(x: Tensor, fill: float = 0.0) -> Tensor:
         parts = F.pad(x, (0, 0, 0, 1), value=fill)[:, places]
-        return parts.view(*parts.shape[:-1], groups, -1).permute(0, 3, 1, 2, 4)
+        by_group: Tensor = parts.unflatten(-1, (groups, -1))  # pyright: ignore[reportUnknownMemberType]
+        return by_group.permute(0, 3, 1, 2, 4)
 
     write, read, values = split(w), split(r), split(v)
     decays = beta if beta.ndim == 3 else beta.expand(1, length, -1)
