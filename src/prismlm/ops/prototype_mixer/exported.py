@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,6 +14,10 @@ from prismlm.ops.prototype_mixer.state import PrefixState, empty_state
 BLOCK = 32
 CUT = -1000.0
 """The logarithm of a decay of 0, low enough to be 0 again in float64."""
+
+
+def _by_group(parts: Any, groups: int) -> Tensor:
+    return parts.unflatten(-1, (groups, -1))
 
 
 def prefix_mean_at_once(
@@ -36,8 +42,7 @@ def prefix_mean_at_once(
 
     def split(x: Tensor, fill: float = 0.0) -> Tensor:
         parts = F.pad(x, (0, 0, 0, 1), value=fill)[:, places]
-        by_group: Tensor = parts.unflatten(-1, (groups, -1))  # pyright: ignore[reportUnknownMemberType]
-        return by_group.permute(0, 3, 1, 2, 4)
+        return _by_group(parts, groups).permute(0, 3, 1, 2, 4)
 
     write, read, values = split(w), split(r), split(v)
     decays = beta if beta.ndim == 3 else beta.expand(1, length, -1)
