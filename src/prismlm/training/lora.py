@@ -131,7 +131,8 @@ def adapt(
     They are written as PEFT writes them, in bfloat16.
 
     Args:
-        model: what is fine-tuned; it has the adapters in it afterwards.
+        model: what is fine-tuned; it has the adapters in it afterwards, and is of bfloat16 where
+            ``bf16`` is set.
         corpus: of its tokenizer.
         options: see :class:`LoraOptions`.
         saved: a file that training goes on from after an interrupt.
@@ -155,6 +156,9 @@ def adapt(
     identity = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     shared = keeps_documents_apart(model)
     rows = pack(corpus, corpus.split("train"), window, options.seed, share_rows=shared)
+    if bf16:
+        # What is not trained need not be cast again in every pass; adapters stay float32.
+        model.bfloat16()
     adapted = with_adapters(model, options)
     training = Adapting(adapted, model, rows, options, saved, identity, bf16=bf16)
     training.resume()
