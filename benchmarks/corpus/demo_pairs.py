@@ -119,7 +119,10 @@ def chosen(found: list[Row]) -> list[Row]:
     ):
         document = rows[0]["id"].partition("#")[0]
         own = [row for row in rows if row["id"].partition("#")[0] == document]
-        fresh = [row for row in own if row["messages"][1]["content"] not in answers][:PER_TOPIC]
+        fresh = {
+            row["kind"]: row for row in own if row["messages"][1]["content"] not in answers
+        }.values()
+        fresh = list(fresh)[:PER_TOPIC]
         answers.update(row["messages"][1]["content"] for row in fresh)
         (held_out if number % HELD_OUT_EVERY == 0 else taught).extend(fresh)
         if len(taught) >= PAIRS:

@@ -99,11 +99,14 @@ class EvidenceTable:
         return self.evidence.clamp_min(0)
 
     @cached_property
+    def beside(self) -> np.ndarray:
+        """Positive evidence of residual and bias, which no training text stands behind: [T]."""
+        return (self.residual.double().clamp_min(0) + self.bias.double().clamp_min(0)).numpy()
+
+    @property
     def residual_and_bias(self) -> float:
-        """Positive evidence of residuals and biases, which no training text stands behind."""
-        return float(
-            self.residual.double().clamp_min(0).sum() + self.bias.double().clamp_min(0).sum()
-        )
+        """What is beside the prototypes, over all positions."""
+        return float(self.beside.sum())
 
     @property
     def total(self) -> float:

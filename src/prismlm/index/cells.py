@@ -255,6 +255,14 @@ class Cells:
         return self._matching[conditions]
 
     @cached_property
+    def token_rates(self) -> np.ndarray:
+        """The share of each token in what comes next at all positions, float64 [V]."""
+        keys, starts = self.keys_and_starts
+        held = np.diff(np.append(starts, self.meta.rows))
+        counts = np.bincount(keys % self.meta.vocabulary, held, minlength=self.meta.vocabulary)
+        return counts / max(1, self.meta.rows)
+
+    @cached_property
     def document_rates(self) -> np.ndarray:
         """The share of each document in all positions of the index, float64 [documents]."""
         # The end of a document predicts nothing of it, so it is no position of the index.

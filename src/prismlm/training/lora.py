@@ -25,8 +25,8 @@ from prismlm.training.isolation import keeps_documents_apart
 from prismlm.training.loop import Loop, batches
 from prismlm.training.parallel import blocks
 
-# Rows of a forward pass; more are no faster, and their logits take memory.
-ROWS_AT_ONCE = 2
+# Tokens of a forward pass; more are no faster, and their logits take memory.
+TOKENS_AT_ONCE = 1024
 ALPHA_OVER_RANK = 2
 NOTE_FILE = "fine-tuning.json"
 
@@ -66,14 +66,19 @@ class LoraOptions(TuningOptions):
         rank: of the adapters.
         blocks: the share of the model's blocks that get adapters, counted from the last. The
             others need no gradient, which is most of the time.
+        length: tokens of a row; what the model reads at once if left out. Short texts, such as
+            chats, train faster in short rows.
     """
 
     rank: int = 8
     blocks: float = 1 / 3
+    length: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("lora blocks", self.blocks, "a share of at most 1", lambda x: x <= 1)
+        if self.length is not None:
+            check_whole("lora length", self.length, 8)
 
 
 def check_lora() -> None:
@@ -138,7 +143,7 @@ def adapt(
         saved: a file that training goes on from after an interrupt.
         out: the directory of the adapter.
         base: the name of the model, for the adapter's own note.
-        window: tokens of a row.
+        window: tokens that the model reads at once.
         bf16: compute in bfloat16 (autocast).
         note: what else is to stand beside the adapter, with tokens and steps.
         progress: shows steps done.
@@ -155,7 +160,8 @@ def adapt(
     """
     identity = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     shared = keeps_documents_apart(model)
-    rows = pack(corpus, corpus.split("train"), window, options.seed, share_rows=shared)
+    length = min(options.length or window, window)
+    rows = pack(corpus, corpus.split("train"), length, options.seed, share_rows=shared)
     if bf16:
         # What is not trained need not be cast again in every pass; adapters stay float32.
         model.bfloat16()
@@ -219,8 +225,9 @@ class Adapting(Loop):
         chosen = [self._rows[row] for row in rows.tolist()]
         count = sum(int((row["labels"] != IGNORED).sum()) for row in chosen)
         total = 0.0
-        for first in range(0, len(chosen), ROWS_AT_ONCE):
-            loss = self._summed(chosen[first : first + ROWS_AT_ONCE]) / max(1, count)
+        at_once = max(1, TOKENS_AT_ONCE // self._rows.length)
+        for first in range(0, len(chosen), at_once):
+            loss = self._summed(chosen[first : first + at_once]) / max(1, count)
             loss.backward()
             total += loss.item()
         return {"ce": total, "loss": total}

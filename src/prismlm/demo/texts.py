@@ -1,0 +1,56 @@
+"""The texts of the demo's model: question-answer pairs, and some of the bundled sample.
+
+``benchmarks/corpus/demo_pairs.py`` chose the pairs. Those whose ``split`` is ``heldout`` were
+neither taught nor indexed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from prismlm.files import WAY_OUT, atomic_file, room_to_write
+
+PAIRS = "pairs.parquet"
+# Of each domain of the sample, texts of at most so many characters, and so many in all.
+LONGEST, PER_DOMAIN = 6_000, 9_000
+# Pairs are of the same documents.
+LEFT_OUT = "medquad/"
+# What the demo asks about is among them.
+ASKED_ABOUT = ("The Royal Proclamation of 1763",)
+
+
+def pairs_path() -> Path:
+    """Return the Parquet file of the question-answer pairs, a chat each."""
+    with as_file(files("prismlm.demo").joinpath("shipped", PAIRS)) as path:
+        return path
+
+
+def plain_texts(path: Path) -> Path:
+    """Write the texts of the sample that the model was taught to ``path``, and return it.
+
+    Raises:
+        PrismError: the disk is full.
+    """
+    from prismlm.corpus import sample_path
+
+    table = pq.read_table(sample_path())
+    rows = table.select(["id", "text", "domain", "source", "title"]).to_pylist()
+    order = sorted(range(len(rows)), key=lambda i: hashlib.sha256(rows[i]["id"].encode()).digest())
+    sizes: Counter[str] = Counter()
+    chosen: list[int] = []
+    for number in order:
+        row = rows[number]
+        size = len(row["text"])
+        asked = any(title in (row["title"] or "") for title in ASKED_ABOUT)
+        fits = size <= LONGEST and sizes[row["domain"]] + size <= PER_DOMAIN
+        if asked or (fits and not row["source"].startswith(LEFT_OUT)):
+            sizes[row["domain"]] += size
+            chosen.append(number)
+    with room_to_write(str(path), path.parent, WAY_OUT), atomic_file(path) as temporary:
+        pq.write_table(table.take(sorted(chosen)), temporary)
+    return path
