@@ -27,7 +27,7 @@ from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.labels.places import marked
 from prismlm.labels.scores import PASSAGE, draw_passages, words_of
 from prismlm.labels.vocabulary import FUNCTION
-from prismlm.labels.write import SEED, Made, accuracy
+from prismlm.labels.write import MIN_PLACES, SEED, Made, accuracy
 from prismlm.progress import SILENT, Reporter
 
 # Passages on a card, and tokens of each before and after the place.
@@ -143,7 +143,8 @@ class EndpointLabeller:
 
     def _cells(self, lens: Lens, made: Made) -> list[int]:
         """Return the prototypes to name, those with the most text first."""
-        there = np.bincount(made.places.cell, minlength=len(made.labels)) > 0
+        there = made.places.size >= MIN_PLACES
+        there &= np.bincount(made.places.cell, minlength=len(made.labels)) > 0
         return lens.leading[there[lens.leading]][: self.most].tolist()
 
 

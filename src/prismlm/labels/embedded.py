@@ -181,7 +181,7 @@ class _Statistics:
             return kept, []
         there = {word.lower() for word in kept}
         told = [word for word in different_words(self.raised[cell]) if word.lower() not in there]
-        told = told[: MOST_WORDS - len(kept)]
+        told = sorted(told, key=lambda word: not _says(word))[: MOST_WORDS - len(kept)]
         return [*kept, *told], told
 
     def _side(self, name: str, cell: int) -> Side:
@@ -194,7 +194,9 @@ class _Statistics:
             if shown.lower() not in (one.lower() for one in written):
                 written.append(shown)
                 shares.append(part)
-        return Side(written, shares)
+        # A word says more to a reader than a comma that stands there more often.
+        pairs = sorted(zip(written, shares, strict=True), key=lambda pair: not _says(pair[0]))
+        return Side([word for word, _ in pairs], [share for _, share in pairs])
 
     def _leading(self, name: str, cell: int, most: int) -> list[tuple[int, float]]:
         """Return the words of one side that tell most of a cell, and their shares of the places."""
@@ -313,10 +315,13 @@ def _sides(read: Side, following: list[str], about: list[str], most: int) -> str
     left = ", ".join(read.words[:most]) if sum(read.shares) >= LEAST_SIDE else around
     right = ", ".join(following) or "…"
     name = f"{left} → {right}"
-    # A word with content, or a piece of one.
-    says = any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
-    enough = right != "…" and says
+    enough = right != "…" and _says(name)
     return name if enough or around in ("…", left) else f"{name} {around}"
+
+
+def _says(name: str) -> bool:
+    """Say whether there is a word with content in it, or a piece of one."""
+    return any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
 
 
 def _listed(side: Side) -> str:

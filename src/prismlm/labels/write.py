@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,27 @@ from prismlm.statistics import mean_intervals
 if TYPE_CHECKING:
     from prismlm.labels.by_endpoint import EndpointLabeller
 
+    class Labeller(Protocol):
+        """What names prototypes: an endpoint, or answers that were read from a file."""
+
+        source: str
+
+        def labels(self, lens: Lens, made: Made, progress: Reporter = ...) -> dict[int, Label]:
+            """Return the labels of those that it can name."""
+            ...
+
+        def report(
+            self, made: Made, labels: Mapping[int, Label], progress: Reporter = ...
+        ) -> dict[str, Any]:
+            """Return what is noted of it."""
+            ...
+
+
 EMBEDDED, SIGNATURE = "embedded", "signature"
 # Places of a cell that are looked at; documents whose places name nothing, but score the names.
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
+# A reader of fewer places names chance; such prototypes stay unnamed.
+MIN_PLACES = 10
 
 
 @dataclass(frozen=True)
@@ -92,7 +110,7 @@ def label_lens(
     model: nn.Module,
     *,
     overwrite: bool = False,
-    labeller: EndpointLabeller | None = None,
+    labeller: Labeller | None = None,
     progress: Reporter = SILENT,
 ) -> Labelling:
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
@@ -103,7 +121,8 @@ def label_lens(
         lens: with cells, whose corpus is there.
         model: the lens is of.
         overwrite: replace labels that are there already.
-        labeller: names better than the embedded one what it can.
+        labeller: names better than the embedded one what it can. Prototypes with fewer than ten
+            places then have no name.
         progress: shows the steps.
 
     Raises:
@@ -115,6 +134,12 @@ def label_lens(
         made = make_labels(lens, model, progress)
         better = {} if labeller is None else labeller.labels(lens, made, progress)
         labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
+        if better:
+            sizes = made.places.size.tolist()
+            labels = [
+                label if size >= MIN_PLACES else None
+                for label, size in zip(labels, sizes, strict=True)
+            ]
         scores = score_labels(labels, made.text, made.held_out, SEED)
         found = _labelling(made._replace(labels=labels), scores)
         source = EMBEDDED
@@ -275,7 +300,7 @@ def _write(
     """Replace the labels of ``prototypes.parquet``, then say so in ``meta.json``."""
     columns = {
         "name": [
-            old if label is None else label.name
+            ("" if sources else old) if label is None else label.name
             for label, old in zip(labels, lens.names, strict=True)
         ],
         **{
