@@ -37,7 +37,7 @@ from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 
 WINDOW = 512
 OPTIONS = AttachOptions(
-    fit=FitOptions(prototypes=4096, prototypes_per_token=16, epochs=4.0, weights="fitted"),
+    fit=FitOptions(prototypes=2048, prototypes_per_token=16, epochs=4.0, weights="fitted"),
     window=WINDOW,
     contexts=4,
     codes="pq12",

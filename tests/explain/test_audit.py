@@ -12,6 +12,7 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import FormatError, InputError
+from prismlm.explain.attribution import attribute
 from prismlm.explain.audit import Audit, audit_identity
 from prismlm.explain.audit_files import audit_files, read_audit
 from prismlm.explain.sources import (
@@ -90,7 +91,7 @@ def test_the_summary_is_the_sum_of_the_rows(lm, audited):
     assert summary["texts"] == 4
     assert summary["predictions"] == sum(row.predictions for row in rows)
     totals = [
-        lm.explain(d.text)[:-1].table.total if row.predictions else 0.0
+        attribute(lm.explain(d.text)[:-1].table, lm.lens).total if row.predictions else 0.0
         for d, row in zip(TEXTS, rows, strict=True)
     ]
     for by in ("source", "domain", "license"):

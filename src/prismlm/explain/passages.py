@@ -291,7 +291,7 @@ def by_position(
     return PositionAttribution(
         lens,
         cells,
-        _added_up(found.place, value * weights[found.prediction], found.cosine),
+        added_up(found.place, value * weights[found.prediction], found.cosine),
         float(found.unplaced @ weights),
         float(table.beside @ weights),
         np.where(alive, found.nearest, np.float32(np.nan)),
@@ -305,7 +305,7 @@ def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
     return PositionAttribution(
         parts[0].lens,
         parts[0].cells,
-        _added_up(*columns),
+        added_up(*columns),
         sum(part.unplaced for part in parts),
         sum(part.beside for part in parts),
         np.concatenate([part.nearest for part in parts]),
@@ -313,7 +313,8 @@ def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
     )
 
 
-def _added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places:
+def added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places:
+    """Return places with the sum of their values and the largest of their cosines."""
     # Places come as ranges that ascend, which a stable sort merges.
     order = np.argsort(place, kind="stable")
     place = place[order]

@@ -126,7 +126,7 @@ class Trace:
         Raises:
             InputError: there is no lens, or an argument names what is not there.
         """
-        return self._attribution(method).sources(by, where)
+        return self.attribution(method).sources(by, where)
 
     def documents(
         self,
@@ -141,7 +141,7 @@ class Trace:
             InputError: there is no lens, or an argument names what is not there.
         """
         limit = check_whole("the number of documents", limit)
-        return Rows(self._attribution(method).documents(limit, where))
+        return Rows(self.attribution(method).documents(limit, where))
 
     def passages(self, limit: int = PASSAGES_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
         """Return the passages of the corpus with the largest shares in the answer.
@@ -150,7 +150,7 @@ class Trace:
             InputError: there is no lens, it has no cells, or the filter names what is not there.
         """
         self._with_cells()
-        found = self._attribution("evidence")
+        found = self.attribution("evidence")
         assert isinstance(found, PositionAttribution)
         return Rows(found.passages(check_whole("the number of passages", limit), where))
 
@@ -199,7 +199,7 @@ class Trace:
         """
         if self.lens is None or self.lens.support is None:
             return None
-        found = self._attribution("evidence")
+        found = self.attribution("evidence")
         assert isinstance(found, PositionAttribution)
         return found.support
 
@@ -210,7 +210,7 @@ class Trace:
             return None
         read = "The text" if len(self) > 1 else "The prediction"
         subject = "The answer" if self.first or self.written else read
-        shares, found = self.sources(self.lens.telling), self._attribution("evidence")
+        shares, found = self.sources(self.lens.telling), self.attribution("evidence")
         shown = [(one, found.document_share(one.doc_id)) for one in self.places(1)]
         return in_words(subject, shares, shown[0] if shown else None, self.support)
 
@@ -330,7 +330,7 @@ class Trace:
 
         return fragment(self)
 
-    def _attribution(self, method: Method) -> Attribution:
+    def attribution(self, method: Method = "evidence") -> Attribution:
         """Return what the answer relies on; it is found once for each method."""
         check_method(method)
         if method not in self._found:

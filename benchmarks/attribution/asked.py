@@ -1,0 +1,239 @@
+"""Does the demo's model answer, do its documents hold the answer, is support right? asked.json.
+
+    python -m benchmarks.attribution.asked ask MODEL --half report
+    python -m benchmarks.attribution.asked sheets --sheets FOLDER [--former answers.jsonl]
+    python -m benchmarks.attribution.asked judged --sheets FOLDER --reader "which model"
+
+MODEL is the demo's; the questions are ``asked/questions.jsonl``, of which one half was for choosing
+weights and bounds and the other is reported. ``sheets`` writes what a reader judges, mixed and
+without saying by what it was found: answers beside the document that holds the answer, of this model
+and of the former one, and the passages behind the answers to the demo's own questions, by prismlm as
+it is, with every token and document counting alike, and by BM25. The reader is given
+``asked/judge_prompt.md`` and answers a line each; ``judged`` takes that in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import prismlm
+from benchmarks.attribution.retrieval import BM25
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.corpus.chat import asked
+from prismlm.demo.prompts import ANSWERED, QUESTIONS
+from prismlm.demo.texts import pairs_path
+from prismlm.explain.passages import PositionAttribution, added_up
+from prismlm.explain.positions import supports_of
+from prismlm.files import json_text, read_json, write_json
+
+FOLDER = RESULTS / "asked"
+PASSAGES = 5
+ORDERS = ("prismlm", "unweighted", "bm25")
+
+
+def main() -> None:
+    """Ask, write sheets, or take judgements."""
+    parser = script_options(__doc__, RESULTS / "asked.json")
+    parser.add_argument("part", choices=["ask", "sheets", "judged"])
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--half", choices=["choose", "report"], default="report")
+    parser.add_argument("--sheets", type=Path, default=Path("sheets"))
+    parser.add_argument("--former", type=Path, help="the former model's answers, to judge beside")
+    parser.add_argument("--reader", help="who judged")
+    given = parser.parse_args()
+    if given.part == "ask":
+        lm = prismlm.load(given.model)
+        write_json(given.out, ask(lm, given.half))
+    elif given.part == "sheets":
+        write_sheets(read_json(given.out), given.sheets, given.former)
+    else:
+        result = judged(read_json(given.out), given.sheets, given.reader, given.former)
+        write_json(given.out, result)
+
+
+def questions(half: str) -> list[dict[str, Any]]:
+    """Return one half of the questions."""
+    lines = (FOLDER / "questions.jsonl").read_text(encoding="utf-8").splitlines()
+    return [one for one in map(json.loads, lines) if one["half"] == half]
+
+
+def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
+    """Return every question's answer, support and place of its document, and the demo's passages."""
+    search = Search(lm)
+    rows: list[dict[str, Any]] = []
+    for one in questions(half):
+        trace = lm.explain(asked(one["question"]), generate=ANSWERED)
+        answer = answer_of(trace)
+        row = {**one, "answer": answer, "support": trace.support and trace.support.to_dict()}
+        if one["set"] == "answered":
+            row["rank"] = {
+                order: search.rank(order, trace, f"{one['question']} {answer}", one["id"])
+                for order in ORDERS
+            }
+        rows.append(row)
+        print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
+    demo: list[dict[str, Any]] = []
+    for topic, question in QUESTIONS.items():
+        trace = lm.explain(asked(question), generate=ANSWERED)
+        answer = answer_of(trace)
+        found = {
+            order: search.passages(order, trace, f"{question} {answer}") for order in ORDERS
+        }
+        level = trace.support and trace.support.level
+        demo.append({"topic": topic, "question": question, "answer": answer, "support": level})
+        demo[-1]["passages"] = found
+    return {"environment": environment(), "half": half, "questions": rows, "demo": demo}
+
+
+def answer_of(trace: prismlm.Trace) -> str:
+    """Return what the model wrote, without the mark of its end."""
+    end = str(trace.lm and trace.lm.tokenizer.eos_token)
+    written = "".join(step.pieces[1].shown for step in trace.steps[trace.first :])
+    return written.removesuffix(end)
+
+
+class Search:
+    """Documents and passages behind an answer in three orders."""
+
+    def __init__(self, lm: prismlm.PrismLM) -> None:
+        lens = lm.lens
+        assert lens is not None
+        assert lens.cells is not None
+        assert lens.corpus is not None
+        self.lens, self.cells, self.corpus = lens, lens.cells, lens.corpus
+        self.head = lm.head
+        self.ids = lens.cells.documents["doc_id"].to_pylist()
+        number = {name: i for i, name in enumerate(lens.corpus.doc_ids)}
+        self.texts = [lens.corpus.text(number[name]) for name in self.ids]
+        self.bm25 = BM25(self.texts)
+
+    def attribution(self, order: str, trace: prismlm.Trace) -> PositionAttribution:
+        """Return the attribution of an answer, by prismlm or with all tokens and documents alike."""
+        found = trace[trace.first :].attribution()
+        assert isinstance(found, PositionAttribution)
+        if order == "prismlm":
+            return found
+        table = trace.table[trace.first :]
+        supports = supports_of(table, self.cells, self.head)
+        return replace(
+            found,
+            places=added_up(supports.place, supports.weight, supports.cosine),
+            unplaced=float(supports.unplaced.sum()),
+            beside=table.residual_and_bias,
+        )
+
+    def rank(self, order: str, trace: prismlm.Trace, query: str, document: str) -> int:
+        """Return the place of a document among all, from 1, behind those that are as good."""
+        number = self.ids.index(document)
+        if order == "bm25":
+            scores = self.bm25.scores(query)
+        else:
+            documents = self.attribution(order, trace).by_document
+            scores = np.zeros(len(self.ids))
+            scores[documents.number] = documents.value
+        return int((scores >= scores[number]).sum())
+
+    def passages(self, order: str, trace: prismlm.Trace, query: str) -> list[dict[str, Any]]:
+        """Return five passages: the document, and the sentence that a reader sees."""
+        if order == "bm25":
+            best = np.argsort(-self.bm25.scores(query), kind="stable")[:PASSAGES].tolist()
+            texts = [(self.ids[i], _most_alike(self.texts[i], query)) for i in best]
+            return [{"doc_id": name, "text": text} for name, text in texts]
+        found = self.attribution(order, trace).passages(PASSAGES)
+        return [{"doc_id": one.doc_id, "text": " ".join(str(one.text).split())} for one in found]
+
+
+def _most_alike(text: str, query: str) -> str:
+    """Return the line of a text that BM25 puts first."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return " ".join(lines[int(BM25(lines).scores(query).argmax())].split())[:400]
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+
+
+def answer_items(result: dict[str, Any], former: Path | None) -> dict[str, dict[str, str]]:
+    """Return the answers to judge by key, each beside what its document says."""
+    import pyarrow.parquet as pq
+
+    pairs = {row["id"]: row["messages"] for row in pq.read_table(pairs_path()).to_pylist()}
+    rows = [row for row in result["questions"] if row["set"] == "answered"]
+    answers = [
+        (row["id"], row["question"], row["answer"]) for row in rows + former_answers(rows, former)
+    ]
+    return {
+        _key(question, answer): {
+            "question": question,
+            "document": f"{pairs[name][0]['content']} {pairs[name][1]['content']}",
+            "answer": answer,
+        }
+        for name, question, answer in answers
+    }
+
+
+def former_answers(rows: list[dict[str, Any]], former: Path | None) -> list[dict[str, Any]]:
+    """Return what the former model answered to the same questions."""
+    if former is None:
+        return []
+    now = {row["question"] for row in rows}
+    lines = map(json.loads, former.read_text(encoding="utf-8").splitlines())
+    return [row for row in lines if row["question"] in now]
+
+
+def passage_items(result: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the passages to judge by key, each beside question and answer."""
+    return {
+        _key(row["question"], one["text"]): {
+            "question": row["question"],
+            "answer": row["answer"],
+            "passage": one["text"],
+        }
+        for row in result["demo"]
+        for order in ORDERS
+        for one in row["passages"][order]
+    }
+
+
+def write_sheets(result: dict[str, Any], folder: Path, former: Path | None) -> None:
+    """Write what is to be judged, in an order of no meaning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, items in (
+        ("answers", answer_items(result, former)),
+        ("passages", passage_items(result)),
+    ):
+        lines = (json_text({"key": key, **items[key]}) + "\n" for key in sorted(items))
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def judged(
+    result: dict[str, Any], folder: Path, reader: str, former: Path | None
+) -> dict[str, Any]:
+    """Return the result with what a reader said, which is kept beside the questions."""
+    said: dict[str, bool] = {}
+    for path in sorted(folder.glob("judged-*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            one = json.loads(line)
+            said[one["key"]] = bool(one["yes"])
+    kept = "".join(json_text({"key": key, "yes": said[key]}) + "\n" for key in sorted(said))
+    (FOLDER / "judged.jsonl").write_text(kept, encoding="utf-8")
+    rows = [row for row in result["questions"] if row["set"] == "answered"]
+    for row in rows:
+        row["states_the_facts"] = said[_key(row["question"], row["answer"])]
+    before = [said[_key(row["question"], row["answer"])] for row in former_answers(rows, former)]
+    for row in result["demo"]:
+        for order in ORDERS:
+            for one in row["passages"][order]:
+                one["of_subject"] = said[_key(row["question"], one["text"])]
+    return result | {"reader": reader, "former": {"answers": len(before), "right": sum(before)}}
+
+
+if __name__ == "__main__":
+    main()

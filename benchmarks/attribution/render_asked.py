@@ -1,0 +1,131 @@
+"""Write docs/results/asked.md from its JSON; ``--check`` only compares the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.attribution.asked import ORDERS, PASSAGES
+from benchmarks.shared.pages import (
+    escaped,
+    measured_on,
+    page_options,
+    publish,
+    read_result,
+    table_head,
+)
+from prismlm.demo.prompts import ABSENT
+
+SETS = {
+    "answered": "answered in a document of the lens",
+    "heldout": "answered in a document that was held out",
+    "foreign": "of other subjects",
+    "nonsense": "nonsense, and diseases that do not exist",
+}
+NAMED = {
+    "prismlm": "prismlm",
+    "unweighted": "all tokens and documents alike",
+    "bm25": "BM25 of question and answer",
+}
+LEVELS = ("strong", "weak", "none")
+
+
+def main() -> int:
+    """Render, or say whether the page is up to date."""
+    given = page_options(__doc__).parse_args()
+    result = read_result(given.results / "asked.json", "attribution.asked")
+    return publish({given.results / "asked.md": render(result)}, check=given.check)
+
+
+def render(result: dict[str, Any]) -> str:
+    """Return the page.
+
+    Raises:
+        KeyError: an answer or a passage is not judged.
+    """
+    rows, former = result["questions"], result["former"]
+    answered = [row for row in rows if row["set"] == "answered"]
+    right = _share(answered, lambda row: row["states_the_facts"])
+    first = {order: _share(answered, lambda row, o=order: row["rank"][o] == 1) for order in ORDERS}
+    strong = _share(answered, lambda row: row["support"]["level"] == "strong")
+    none = _share(
+        [row for row in rows if row["set"] in ("heldout", "foreign")],
+        lambda row: row["support"]["level"] == "none",
+    )
+    shown = {
+        order: [one for row in result["demo"] if _answerable(row) for one in row["passages"][order]]
+        for order in ORDERS
+    }
+    of_subject = {o: sum(one["of_subject"] for one in shown[o]) for o in ORDERS}
+    lines = [
+        "# Does the demo answer, and does it show where from?",
+        "",
+        f"**The demo's model states the document's facts in {right} of the answers to questions in "
+        f"new words ({former['right'] / former['answers']:.0%} by the model of before); the document comes "
+        f"first for {first['prismlm']} (BM25: {first['bm25']}), support is strong for {strong} of "
+        f"them and none for {none} of what the lens does not hold, and "
+        f"{of_subject['prismlm']} of {len(shown['prismlm'])} passages are about the answer's "
+        f"subject (BM25: {of_subject['bm25']}).**",
+        "",
+        f"{len(rows)} questions, {len(answered)} of them answered by a question-answer pair that "
+        "the model was taught and the lens holds. Weights and bounds were chosen on as many others, "
+        f"and not on these. Whether an answer states the facts, and whether a passage names or "
+        f"describes the answer's own subject, was judged by {result['reader']}, which was not told "
+        "what was found by what; its instructions are in "
+        "[judge_prompt.md](asked/judge_prompt.md), its answers in "
+        "[judged.jsonl](asked/judged.jsonl). Intervals are 95 %.",
+        "",
+        "## The document that holds the answer",
+        "",
+        *table_head("| by | first | among five |"),
+    ]
+    for order in ORDERS:
+        five = _share(answered, lambda row, o=order: row["rank"][o] <= PASSAGES)
+        lines.append(f"| {NAMED[order]} | {first[order]} | {five} |")
+    lines += ["", "## Support", "", *table_head("| questions | strong | weak | none |")]
+    for name, meaning in SETS.items():
+        own = [row for row in rows if row["set"] == name]
+        shares = [_share(own, lambda row, v=v: _level(row) == v) for v in LEVELS]
+        lines.append(f"| {len(own)} {meaning} | {' | '.join(shares)} |")
+    lines += [
+        "",
+        "## Passages of the demo's questions",
+        "",
+        "The demo asks six questions that a pair answers, two that a plain text answers and two "
+        "that nothing in the corpus does. Of five passages each, so many are about the answer's "
+        "own subject:",
+        "",
+        *table_head(f"| question | answer | support | {' | '.join(NAMED.values())} |"),
+    ]
+    for row in result["demo"]:
+        counts = [str(sum(one["of_subject"] for one in row["passages"][o])) for o in ORDERS]
+        columns = (_cell(row["question"]), _cell(row["answer"]), row["support"], *counts)
+        lines.append(f"| {' | '.join(columns)} |")
+    lines += [
+        "",
+        "Generated from `asked.json` by `python -m benchmarks.attribution.render_asked`; the JSON "
+        f"by `python -m benchmarks.attribution.asked`. {measured_on(result['environment'])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _answerable(row: dict[str, Any]) -> bool:
+    return row["topic"] not in ABSENT
+
+
+def _level(row: dict[str, Any]) -> str:
+    return row["support"]["level"] if row["support"] else "none"
+
+
+def _share(rows: Sequence[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> str:
+    count = sum(map(holds, rows))
+    interval = wilson(count, len(rows))
+    return f"{count / len(rows):.0%} ({interval.low:.0%} to {interval.high:.0%})"
+
+
+def _cell(text: str) -> str:
+    return escaped(" ".join(text.split()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
