@@ -15,6 +15,7 @@ from benchmarks.shared.pages import (
     table_head,
 )
 from prismlm.demo.prompts import ABSENT
+from prismlm.eval.judging.examination import wilson
 
 SETS = {
     "answered": "answered in a document of the lens",
