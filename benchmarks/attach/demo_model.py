@@ -3,7 +3,7 @@
     python -m benchmarks.attach.demo_model --work DIR
 
 fetches SmolLM2-135M-Instruct, teaches it the question-answer pairs and some texts of the bundled
-sample (``prismlm/demo/texts.py``), attaches a head, lays its prototypes out and writes
+sample (``prismlm/demo/texts.py``) in two legs, attaches a head, lays its prototypes out and writes
 ``src/prismlm/demo/shipped/smollm2.zip``. Stopped, it goes on where it was. Two CPU cores take some
 90 minutes; ``--device cuda`` takes a GPU. Names that were given to the prototypes of WORK/model
 since, by ``prismlm label``, are packed when it is run again.
@@ -15,6 +15,7 @@ import argparse
 import io
 import json
 import os
+import sys
 import zipfile
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 import prismlm.demo
+from benchmarks.attach.demo_lessons import in_two_legs
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.demo.fetch import fetch
 from prismlm.demo.fetched import ADAPTER, LENS, SHIPPED
@@ -62,6 +64,8 @@ def main() -> None:
     # Names that are noted are then without a path.
     os.chdir(given.work)
     gguf = fetch(Path(), progress=ConsoleReporter())
+    # Between fine-tuning and the head; attach has no name for that.
+    sys.modules[attach.__module__].adapt = in_two_legs  # pyright: ignore[reportAttributeAccessIssue]
     texts = [pairs_path(), plain_texts(Path("plain.parquet"))]
     options = AttachOptions(**{**vars(OPTIONS), "device": given.device})
     result = attach(str(gguf), texts, Path("model"), options, progress=ConsoleReporter())

@@ -83,9 +83,7 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
     for topic, question in QUESTIONS.items():
         trace = lm.explain(asked(question), generate=ANSWERED)
         answer = answer_of(trace)
-        found = {
-            order: search.passages(order, trace, f"{question} {answer}") for order in ORDERS
-        }
+        found = {order: search.passages(order, trace, f"{question} {answer}") for order in ORDERS}
         level = trace.support and trace.support.level
         demo.append({"topic": topic, "question": question, "answer": answer, "support": level})
         demo[-1]["passages"] = found
