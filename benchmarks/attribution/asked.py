@@ -4,11 +4,11 @@
     python -m benchmarks.attribution.asked sheets --sheets FOLDER [--former answers.jsonl]
     python -m benchmarks.attribution.asked judged --sheets FOLDER --reader "which model"
 
-MODEL is the demo's; the questions are ``asked/questions.jsonl``, of which one half was for choosing
-weights and bounds and the other is reported. ``sheets`` writes what a reader judges, mixed and
-without saying by what it was found: answers beside the document that holds the answer, of this model
-and of the former one, and the passages behind the answers to the demo's own questions, by prismlm as
-it is, with every token and document counting alike, and by BM25. The reader is given
+MODEL is the demo's; the questions are ``asked/questions.jsonl``, of which one half was for
+choosing weights and bounds and the other is reported. ``sheets`` writes what a reader judges, mixed
+and without saying by what it was found: answers beside the document that holds the answer, of this
+model and of the former one, and the passages behind the answers to the demo's own questions, by
+prismlm, with every token and document counting alike, and by BM25. The reader is given
 ``asked/judge_prompt.md`` and answers a line each; ``judged`` takes that in.
 """
 
@@ -65,7 +65,7 @@ def questions(half: str) -> list[dict[str, Any]]:
 
 
 def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
-    """Return every question's answer, support and place of its document, and the demo's passages."""
+    """Return answer, support and place of the document of every question, and passages."""
     search = Search(lm)
     rows: list[dict[str, Any]] = []
     for one in questions(half):
@@ -113,7 +113,7 @@ class Search:
         self.bm25 = BM25(self.texts)
 
     def attribution(self, order: str, trace: prismlm.Trace) -> PositionAttribution:
-        """Return the attribution of an answer, by prismlm or with all tokens and documents alike."""
+        """Return the attribution of an answer, by prismlm or with all tokens alike."""
         found = trace[trace.first :].attribution()
         assert isinstance(found, PositionAttribution)
         if order == "prismlm":

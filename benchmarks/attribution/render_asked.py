@@ -62,15 +62,16 @@ def render(result: dict[str, Any]) -> str:
         "# Does the demo answer, and does it show where from?",
         "",
         f"**The demo's model states the document's facts in {right} of the answers to questions in "
-        f"new words ({former['right'] / former['answers']:.0%} by the model of before); the document comes "
+        f"new words ({former['right'] / former['answers']:.0%} by the model of before); the "
+        "document comes "
         f"first for {first['prismlm']} (BM25: {first['bm25']}), support is strong for {strong} of "
         f"them and none for {none} of what the lens does not hold, and "
         f"{of_subject['prismlm']} of {len(shown['prismlm'])} passages are about the answer's "
         f"subject (BM25: {of_subject['bm25']}).**",
         "",
         f"{len(rows)} questions, {len(answered)} of them answered by a question-answer pair that "
-        "the model was taught and the lens holds. Weights and bounds were chosen on as many others, "
-        f"and not on these. Whether an answer states the facts, and whether a passage names or "
+        "the model was taught and the lens holds. Weights and bounds were chosen on as many "
+        "others, and not on these. Whether an answer states the facts, and whether a passage names or "
         f"describes the answer's own subject, was judged by {result['reader']}, which was not told "
         "what was found by what; its instructions are in "
         "[judge_prompt.md](asked/judge_prompt.md), its answers in "
