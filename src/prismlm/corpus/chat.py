@@ -33,6 +33,13 @@ def asked(question: str, system: str | None = None) -> Messages:
     return [*told, {"role": "user", "content": question}]
 
 
+def question_of(text: str | Messages) -> str:
+    """Return what is asked: a text, or the last message of the user."""
+    if isinstance(text, str):
+        return text
+    return next((text_of(one.get("content")) for one in text[::-1] if one["role"] == "user"), "")
+
+
 def is_messages(value: object) -> bool:
     """Say whether a value is meant as messages: a list that holds a record."""
     return isinstance(value, (list, tuple)) and any(

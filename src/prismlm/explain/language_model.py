@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from prismlm.corpus.chat import ASSISTANT, Messages
+from prismlm.corpus.chat import ASSISTANT, Messages, question_of
 from prismlm.corpus.pieces import pieces_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.edits.plan import plan_for
@@ -95,7 +95,7 @@ class PrismLM(OpenedModel):
         given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
         read = partial(steps_of, *given)
         left_out = settings_not_applied(self.model, temperature) if generate else ""
-        about = (self.lens, split.rounding, maps, self, first, left_out)
+        about = (self.lens, split.rounding, maps, self, first, left_out, question_of(text))
         return Trace(str(self.path), read, evidence, *about)
 
     def asked(self, text: str | Messages, ids: Tensor) -> int:

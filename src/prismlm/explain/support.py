@@ -59,9 +59,16 @@ class Support:
     low_words: float
     tokens: tuple[TokenSupport, ...]
 
+    @property
+    def sentence(self) -> str:
+        """What the level says, to people."""
+        if self.level == "none":
+            return "Nothing in this corpus is about this answer."
+        return f"Support is {self.level}: {WORDS[self.level]}."
+
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
-        return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+        return asdict(self) | {"sentence": self.sentence, "tokens": [asdict(token) for token in self.tokens]}
 
 
 class SupportCount:

@@ -58,6 +58,7 @@ class Trace:
         lm: the model itself, which :meth:`against` reads text with.
         first: the first step of the answer.
         settings: what the model's own settings of generation would have changed, in words.
+        question: what was asked: the text, or a chat's last message of the user.
     """
 
     model: str
@@ -69,6 +70,7 @@ class Trace:
     lm: OpenedModel | None = field(default=None, compare=False, repr=False)
     first: int = 0
     settings: str = ""
+    question: str = ""
     _found: dict[Method, Attribution] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )

@@ -16,7 +16,8 @@ from prismlm.errors import InputError
 from prismlm.explain.sources import document_sources
 from prismlm.explorer.session import Session
 from prismlm.index.lens import Lens
-from prismlm.pages.trace_data import hue, safe_link
+from prismlm.pages.colours import colour
+from prismlm.pages.trace_data import safe_link
 
 # Characters: of what is sent at once, and of what a long document is opened with.
 MOST, WINDOW = 200_000, 60_000
@@ -176,7 +177,7 @@ def _uses(lens: Lens, doc_id: str) -> dict[str, Any]:
             "id": prototype,
             "name": lens.names[prototype],
             "category": category,
-            "hue": hue(category, prototype),
+            "colour": colour(category),
         } | figures
 
     return {

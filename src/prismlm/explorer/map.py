@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from prismlm.errors import InputError
 from prismlm.explorer.session import Session
 from prismlm.explorer.streams import sent
-from prismlm.pages.trace_data import hue
+from prismlm.labels.map import regions
+from prismlm.pages.colours import colour
 
 # Digits of a place: a map is some tens across, and a screen some thousand points.
 DIGITS = 3
@@ -52,5 +53,6 @@ def _columns(session: Session) -> dict[str, Any]:
         "category": [-1 if name is None else numbers[name] for name in lens.categories],
         "names": lens.names,
         "leading": lens.leading.tolist(),
-        "categories": [{"name": name, "hue": hue(name)} for name in names],
+        "categories": [{"name": name, "colour": colour(name)} for name in names],
+        "regions": regions(lens),
     }

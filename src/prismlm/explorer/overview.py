@@ -12,7 +12,8 @@ from prismlm.index.cells import Cells
 from prismlm.index.layout import trained_on_words
 from prismlm.index.lens import Lens
 from prismlm.models.sidecar import load_sidecar
-from prismlm.pages.trace_data import hue, rounded
+from prismlm.pages.colours import colour
+from prismlm.pages.trace_data import rounded
 
 # Domains or sources.
 SHOWN = 12
@@ -45,7 +46,7 @@ def overview(session: Session) -> dict[str, Any]:
         "lens": None if lens is None else _lens(lens),
         "missing": _missing(session),
         "categories": [
-            {"name": name, "prototypes": count, "hue": hue(name)}
+            {"name": name, "prototypes": count, "colour": colour(name)}
             for name, count in seen.most_common()
         ],
         "prompts": session.prompts,

@@ -9,7 +9,8 @@ from fastapi import APIRouter, BackgroundTasks, Query
 
 from prismlm.explorer.session import Session
 from prismlm.labels.catalogue import Catalogue, Sort
-from prismlm.pages.trace_data import hue, safe_link
+from prismlm.pages.colours import colour
+from prismlm.pages.trace_data import safe_link
 
 SHOWN = 60
 LONGEST_QUERY = 1000
@@ -61,4 +62,4 @@ def routes(session: Session) -> APIRouter:
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"hue": hue(row["category"], row["id"])}
+    return row | {"colour": colour(row["category"])}

@@ -18,7 +18,8 @@ from prismlm.edits.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.errors import InputError
 from prismlm.explorer.session import Answer, Prompt, Session, within
 from prismlm.explorer.streams import Tell, streamed
-from prismlm.pages.trace_data import hue, rounded, visible
+from prismlm.pages.colours import colour
+from prismlm.pages.trace_data import rounded, visible
 
 # Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
 SHOWN = 256
@@ -111,7 +112,7 @@ def _leading(session: Session, text: str | Messages) -> dict[str, Any]:
                 {
                     "id": use.id,
                     "name": use.name or f"prototype {use.id}",
-                    "hue": hue(use.category, use.id),
+                    "colour": colour(use.category),
                     "share": use.contribution / raised,
                 }
                 for use in found
@@ -138,5 +139,5 @@ def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: T
             if leading is not None:
                 number = leading["prototype"]
                 own = None if lm.lens is None else lm.lens.categories[number]
-                leading["hue"] = hue(own, number)
+                leading["colour"] = colour(own)
     tell("done", rounded(value | {"change": found.change, "control": found.control_change}))

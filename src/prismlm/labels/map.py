@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.cluster.vq import kmeans2
 from scipy.spatial import KDTree
 
 from prismlm.files import WAY_OUT, room_to_write
 from prismlm.index.lens import Lens
+from prismlm.labels.categories import BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD
 from prismlm.labels.write import write_columns
 from prismlm.layers import PrototypeHead
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -19,6 +24,14 @@ from prismlm.run_state import writing
 
 NEIGHBOURS, LEAST_DISTANCE, SEED = 15, 0.1, 0
 NEAR = 10
+# Regions of a map: how many prototypes each has on average, how many regions at most, and how large
+# a part of one is of the category that it is called by, or how many prototypes have its word.
+REGION, REGIONS = 60, 24
+CATEGORY_PART, CATEGORY_LIFT = 0.3, 1.3
+WORD_PROTOTYPES, WORD_LIFT, WORD_LETTERS, WORDS_SHOWN = 5, 2.0, 4, 2
+# A prototype to begin with: its name tells its places apart so well, and it is of a subject.
+WELL_NAMED = 0.75
+UNTELLING = {None, BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD}
 ROWS_AT_ONCE = 512
 # What the record of every map says of how it was made.
 MADE = {
@@ -151,3 +164,77 @@ def category_neighbours(
     dealt = np.random.default_rng(SEED).permutation(names)
     same, chance = (float((of[nearest[:, 1:]] == of[:, None]).mean()) for of in (names, dealt))
     return same, chance
+
+
+class Region(NamedTuple):
+    """A part of a map: its middle and what it is called."""
+
+    x: float
+    y: float
+    name: str
+
+
+def regions(lens: Lens) -> list[Region]:
+    """Return the regions of a map, those with most prototypes first.
+
+    They are the cells of k-means over the places, seeded. A region is called by the category that
+    n log(lift) is largest for, n the prototypes of it that are in the region and lift their part
+    there over that in the whole map; each category names one region. The others are called by the
+    words, among those that their prototypes raise, for which it is largest.
+    """
+    places = np.stack([lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
+    count = min(REGIONS, len(places) // REGION)
+    if count < 2:
+        return []
+    of = kmeans2(places.astype(np.float64), count, minit="++", rng=SEED)[1]
+    sizes = np.bincount(of, minlength=count)
+    kinds = [{one} - {None, OTHER} for one in lens.categories]
+    words = [
+        {word.strip().lower() for word in row if _is_word(word)}
+        for row in lens.prototypes["top_tokens"].to_pylist()
+    ]
+    called: dict[int, list[str]] = {}
+    for region, name, some, lift in _telling(of, sizes, kinds):
+        large = some >= CATEGORY_PART * sizes[region] and lift >= CATEGORY_LIFT
+        if large and region not in called and [name] not in called.values():
+            called[region] = [name]
+    categorised = set(called)
+    for region, name, some, lift in _telling(of, sizes, words):
+        own = called.setdefault(region, [])
+        often = some >= WORD_PROTOTYPES and lift >= WORD_LIFT
+        if often and region not in categorised and len(own) < WORDS_SHOWN:
+            own.append(name)
+    middles = [np.median(places[of == region], axis=0).tolist() for region in range(count)]
+    return [
+        Region(*middles[region], ", ".join(called[region]))
+        for region in np.argsort(-sizes).tolist()
+        if called.get(region)
+    ]
+
+
+def _is_word(token: str) -> bool:
+    return token.strip().isalpha() and len(token.strip()) >= WORD_LETTERS
+
+
+def _telling(
+    of: np.ndarray, sizes: np.ndarray, names: Sequence[set[Any]]
+) -> list[tuple[int, str, int, float]]:
+    """Return region, name, n and lift of each name of a region, by n log(lift), largest first."""
+    seen = Counter(name for some in names for name in some)
+    inside = Counter(
+        (int(region), name) for region, some in zip(of, names, strict=True) for name in some
+    )
+    rows = [
+        (region, name, n, n * len(of) / (int(sizes[region]) * seen[name]))
+        for (region, name), n in inside.items()
+    ]
+    return sorted(rows, key=lambda row: (-row[2] * math.log(row[3]), row[:2]))
+
+
+def worth_seeing(lens: Lens) -> int:
+    """Return the prototype that a page opens at: well named, of a subject, with most text."""
+    scores = lens.prototypes["label_score"].to_pylist()
+    for number in lens.leading.tolist():
+        if (scores[number] or 0) >= WELL_NAMED and lens.categories[number] not in UNTELLING:
+            return number
+    return int(lens.leading[0])

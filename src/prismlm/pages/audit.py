@@ -15,8 +15,6 @@ from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import safe_link
 
 BARS = 12
-# Characters at a label's end that are never cut.
-LABEL_END = 9
 # The shortest beginning that is left out, and the characters of a text that are shown.
 LEAST_CUT, OPENING_SHOWN = 16, 120
 HEADINGS = {"source": "By source", "domain": "By domain", "license": "By licence"}
@@ -97,8 +95,6 @@ def _shares(summary: dict[str, Any]) -> Iterable[str]:
 
 
 def _bar(label: str, share: float, kind: str, base_rate: float | None) -> str:
-    end = max(len(label) // 2, len(label) - LABEL_END)
-    name = f"<span>{escape(label[:end])}</span><span>{escape(label[end:])}</span>"
     width = 100 * min(max(share, 0.0), 1.0)
     mark, lift = "", ""
     if base_rate:
@@ -106,7 +102,7 @@ def _bar(label: str, share: float, kind: str, base_rate: float | None) -> str:
         told = f"{_percent(base_rate)} of the corpus"
         lift = f'<span class="p-lift" title="{told}">× {share / base_rate:.1f}</span>'
     return (
-        f'<li class="{kind}"><span class="p-key-name" title="{escape(label)}">{name}</span>'
+        f'<li class="{kind}"><span class="p-key-name" title="{escape(label)}">{escape(label)}</span>'
         f'<span class="p-track"><span class="p-fill" style="width:{width:.2f}%"></span>{mark}'
         f'</span><span class="p-number">{_percent(share)}</span>{lift}</li>'
     )
@@ -116,7 +112,7 @@ def _documents(documents: list[dict[str, Any]]) -> str:
     rows = [
         (
             _percent(document["share"], 2),
-            _linked(document) + f"<small>{escape(document['doc_id'])}</small>",
+            _linked(document),
             escape(document["source"] or UNKNOWN),
             escape(document["license"] or UNKNOWN),
             _place(document),

@@ -43,11 +43,10 @@ def html_page(
     )
 
 
-def header(facts: Iterable[tuple[str, str]], said: str | None = None) -> str:
-    """Return the head of an article: what is said of it, and facts as names and values."""
+def header(facts: Iterable[tuple[str, str]]) -> str:
+    """Return the head of an article: facts as names and values."""
     items = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
-    lead = f'<p class="p-lead">{escape(said)}</p>' if said else ""
-    return f'<header class="p-head">{lead}<dl>{items}</dl></header>'
+    return f'<header class="p-head"><dl>{items}</dl></header>'
 
 
 def joined(scripts: Sequence[str]) -> str:

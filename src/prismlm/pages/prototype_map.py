@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from prismlm.index.lens import Lens
+from prismlm.labels.map import regions, worth_seeing
+from prismlm.pages.colours import colour
 from prismlm.pages.frame import html_page
 from prismlm.pages.trace import json_for_script
 
 SCRIPTS = ("parts.js", "plane.js", "map.js")
 CONTEXTS, BEFORE, AFTER, TOKENS = 3, 90, 40, 8
-NO_CATEGORY = "no label"
+NO_CATEGORY = "no category"
 
 
 def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
@@ -31,17 +33,24 @@ def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
     rows = [
         _row(lens, row, place[number]) for number, row in enumerate(lens.prototypes.to_pylist())
     ]
-    seen = Counter(row["category"] for row in rows)
+    seen = Counter(lens.categories)
     categories = [name for name, _ in seen.most_common()]
     for row in rows:
         row["category"] = categories.index(row["category"])
-    data = json_for_script({"categories": categories, "prototypes": rows})
+    data = json_for_script(
+        {
+            "categories": [[name or NO_CATEGORY, colour(name)] for name in categories],
+            "prototypes": rows,
+            "regions": regions(lens),
+            "opening": worth_seeing(lens),
+        }
+    )
     body = (
         f"<h1>{escape(title)}</h1>\n"
         '<article class="prismlm m-map">\n'
-        f'<header class="p-head"><p class="p-note">{len(rows):,} prototypes; near on the map are '
-        "those that point the same way. Names: words read last → words that come next or that it "
-        "raises, in brackets words of the text around.</p></header>\n"
+        f'<header class="p-head"><p class="p-note">{len(rows):,} prototypes. Neighbours on the map '
+        "point in similar directions. Names without words of their own read: last words read → "
+        "words that come next (words of the text around).</p></header>\n"
         '<div class="m-tools"><input type="search" class="m-search" placeholder="search names, '
         'tokens, texts" aria-label="Search names, tokens and texts"><span class="m-count" '
         'aria-live="polite"></span></div>\n'
@@ -62,7 +71,7 @@ def _row(lens: Lens, row: dict[str, Any], place: int) -> dict[str, Any]:
         "x": round(row["x"], 3),
         "y": round(row["y"], 3),
         "name": row["name"],
-        "category": row["category"] or NO_CATEGORY,
+        "category": row["category"],
         "about": row["description"] or "",
         "role": row["role"] or "",
         "tags": row["tags"] or [],

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 from prismlm.corpus.words import DITTO
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.steps import Step
-from prismlm.explain.support import WORDS
 from prismlm.files import json_text
 from prismlm.index.layout import trained_on_words
-from prismlm.pages.frame import asset, header, html_page, joined
-from prismlm.pages.trace_data import Pool, has_feedback, hue, trace_data, visible
+from prismlm.pages.colours import colour
+from prismlm.pages.frame import asset, html_page, joined
+from prismlm.pages.trace_data import (
+    Pool,
+    answer_text,
+    has_feedback,
+    support_line,
+    trace_data,
+    visible,
+)
 
 if TYPE_CHECKING:
     from prismlm.explain.trace import Trace
@@ -24,12 +31,15 @@ CAVEAT = (
     "Shares show which learned patterns carry a prediction and where they occur in the corpus; "
     "they are no proof that removing a document changes the answer."
 )
+NO_LENS = "This model has no lens, so no training text is shown. `prismlm index` builds one."
+EMPTY = "<i>The model wrote nothing.</i>"
+TOKEN_BY_TOKEN = "Token by token: the prototypes behind each prediction"
 SCRIPTS = ("parts.js", "trace.js")
 FROM = {"generated": "written by the model", "argmax": "the model's top token"}
 
 
 def page(
-    traces: Sequence[Trace], title: str = "What each token relies on", *, against: int = 0
+    traces: Sequence[Trace], title: str = "Where the answer comes from", *, against: int = 0
 ) -> str:
     """Return a complete HTML document with one article per trace.
 
@@ -67,14 +77,14 @@ def _article(trace: Trace, number: int, pool: Pool, against: int) -> str:
     data = json_for_script(trace_data(trace, pool, against))
     scope = f"prismlm-{hashlib.sha256(data.encode()).hexdigest()[:12]}-{number}"
     return (
-        f'<article class="prismlm" id="{scope}">\n{_header(trace)}\n'
-        f'<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" '
+        f'<article class="prismlm" id="{scope}">\n{_answer(trace)}\n<div class="p-whole"></div>\n'
+        f'<details class="p-tokens"><summary>{TOKEN_BY_TOKEN}</summary>\n<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" '
         f'aria-orientation="horizontal" aria-controls="{scope}-panel">'
         f"{''.join(_tokens(trace))}</div>\n{_legend(trace)}\n"
         f'<div class="p-panel" id="{scope}-panel" aria-live="polite"></div>\n'
-        "<noscript><p class='p-note'>The panel that splits one prediction needs JavaScript. "
-        "The tokens above say their leading prototype when pointed at.</p></noscript>\n"
-        f'<div class="p-whole"></div>\n<p class="p-caveat">{escape(CAVEAT)}</p>\n'
+        "</details>\n<noscript><p class='p-note'>Documents, and the panel that splits one "
+        "prediction, need JavaScript. Without it, tokens name their leading prototype when pointed "
+        f"at.</p></noscript>\n{_about(trace)}\n"
         f'<script type="application/json">{data}</script>\n</article>'
     )
 
@@ -87,18 +97,30 @@ def json_for_script(value: dict[str, Any]) -> str:
     return text
 
 
-def _header(trace: Trace) -> str:
-    facts = [("model", trace.model), ("predictions", f"{len(trace):,}")]
+def _answer(trace: Trace) -> str:
+    """Return the answer and a sentence on its support, which comes first where there is none."""
+    support = support_line(trace) or {"level": "unknown", "sentence": NO_LENS}
+    said = f'<p class="p-support p-{support["level"]}">{escape(support["sentence"])}</p>'
+    asked = trace.question if trace.first or trace.written else ""
+    parts = [
+        f'<p class="p-question">{escape(asked)}</p>' * bool(asked),
+        f'<p class="p-answer">{escape(answer_text(trace)) or EMPTY}</p>',
+    ]
+    parts.insert(0 if support["level"] == "none" else 2, said)
+    parts += [f'<p class="p-note">{escape(note)}</p>' for note in trace.notes]
+    return f'<header class="p-top-of">{"".join(parts)}</header>'
+
+
+def _about(trace: Trace) -> str:
+    facts = [("Model", trace.model)]
     if trace.lens is not None:
         meta = trace.lens.meta
-        facts.append(("lens", trace.lens.name))
-        facts.append(("corpus", f"{meta.tokens:,} tokens, {meta.documents:,} documents"))
+        corpus = f"{meta.tokens:,} tokens of {meta.documents:,} documents"
+        facts += [("Lens", trace.lens.name), ("Corpus", corpus)]
         if meta.trained_on is not None:
-            facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
-    if trace.support is not None:
-        facts.append(("support", f"{trace.support.level}, {WORDS[trace.support.level]}"))
-    notes = "".join(f'\n<p class="p-note">{escape(note)}</p>' for note in trace.notes)
-    return header(facts, trace.summary) + notes
+            facts.append(("Trained on it", trained_on_words(meta.trained_on, meta.split)))
+    items = "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+    return f'<footer class="p-caveat"><p>{escape(CAVEAT)}</p><dl>{items}</dl></footer>'
 
 
 def _tokens(trace: Trace) -> Iterator[str]:
@@ -121,12 +143,12 @@ def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
     name = "none in use" if leading is None else leading.name or f"prototype {leading.id}"
     read, target = step.pieces
     shown = _shown(read.text) if read.number == 1 else DITTO
-    tint = 0 if leading is None else hue(leading.category, leading.id)
+    tint = colour(None if leading is None else leading.category)
     label = (
         f"{visible(read.label)}, then {visible(target.label)} at {step.probability:.1%}; "
         f"leading prototype: {name}; explained {step.explained_share:.0%}"
     )
-    classes, style = "p-token", f"--h:{tint};--a:{strength:.2f}"
+    classes, style = "p-token", f"--k:{tint};--a:{strength:.2f}"
     if generated:
         classes += " p-written"
     if feedback:

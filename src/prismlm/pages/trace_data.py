@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from prismlm.explain.steps import Step
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens
 from prismlm.index.where import UNKNOWN
+from prismlm.pages.colours import colour
 
 if TYPE_CHECKING:
     from prismlm.explain.chain import PrototypeChain
@@ -26,24 +26,10 @@ PROTOTYPES_WITH_CONTEXTS = 6
 # Characters of a context's line, which is cut at its ends in any case.
 SHOWN_BEFORE, SHOWN_AFTER = 60, 48
 DOCUMENTS_PER_STEP = 3
-DOCUMENTS_OF_TEXT = 6
+DOCUMENTS_OF_TEXT = 5
+PASSAGES_OF_TEXT = 8
 QUOTES_OF_TEXT = 6
-KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6, "document": 6}
-# A full turn times the golden ratio's lesser part: neighbouring ids get hues far apart.
-GOLDEN_ANGLE = 137.508
-# Of a name's number: the fourteen categories of `prismlm label` are 13 degrees apart or more.
-CATEGORY_ANGLE = 39.71
-
-
-def hue(category: str | None, prototype: int = 0) -> int:
-    """Return a hue in degrees that a category, or else a prototype, has on every page."""
-    return _category_hue(category) if category else round(prototype * GOLDEN_ANGLE) % 360
-
-
-@lru_cache
-def _category_hue(category: str) -> int:
-    number = sum(ord(letter) * (place + 1) for place, letter in enumerate(category))
-    return round(number * CATEGORY_ANGLE) % 360
+KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6}
 
 
 def safe_link(url: str | None) -> str | None:
@@ -73,7 +59,7 @@ class Pool:
 
     Attributes:
         lens: theirs; None without one.
-        prototypes: by id, name, category, hue and the numbers of contexts, if they are kept.
+        prototypes: by id, name, category, colour and the numbers of contexts, if they are kept.
         places: text before, token, text after, number of the document, and position in the corpus.
             Text in which other tokens are marked is a list: as it stands, marked, as it stands, ...
         documents: doc_id, title, source, license and safe address.
@@ -125,7 +111,7 @@ class Pool:
         for use in step.prototypes:
             name = use.name or f"prototype {use.id}"
             known = self.prototypes.setdefault(
-                use.id, [name, use.category or 0, hue(use.category, use.id)]
+                use.id, [name, use.category or 0, colour(use.category)]
             )
             if len(known) == 3 and (self.lens is None or use.id in with_contexts):
                 known.append(self._nearest(use.id))
@@ -259,29 +245,20 @@ def behind(trace: Trace, pool: Pool, places: int) -> dict[str, Any]:
 
 def _tells(lens: Lens, by: str) -> bool:
     """Say whether a lens knows anything of its documents by a column."""
-    return by == "document" or lens.keys("mass", by).names != [UNKNOWN]
+    return lens.keys("mass", by).names != [UNKNOWN]
 
 
 def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any] | None:
     if trace.lens is None:
         return None
-    shares = {
-        by: shown_shares(trace.sources(by), count)
-        for by, count in KEYS_SHOWN.items()
-        if _tells(trace.lens, by)
-    }
     value: dict[str, Any] = {
-        "shares": list(shares.values()),
-        "documents": [pool.document(d) for d in trace.places(DOCUMENTS_OF_TEXT)],
-        "written": trace.written,
-        "summary": trace.summary,
+        "shares": [
+            shown_shares(trace.sources(by), count)
+            for by, count in KEYS_SHOWN.items()
+            if _tells(trace.lens, by)
+        ],
+        "documents": _documents(trace, pool),
     }
-    if trace.lens.cells is not None:
-        # An id is for programs: people know a document by its title.
-        cells, items = trace.lens.cells, shares["document"]["items"]
-        numbers = [cells.document_number(key) for key, _, _ in items]
-        titles = [cells.facts(number)["title"] if number >= 0 else None for number in numbers]
-        shares["document"]["titles"] = titles
     if against:
         value["against"] = [pool.document(p) for p in trace.against(against)]
     if trace.lens.suffixes is not None:
@@ -296,6 +273,39 @@ def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any
             for one in trace.verbatim(quotes)
         ]
     return value
+
+
+def _documents(trace: Trace, pool: Pool) -> list[dict[str, Any]]:
+    """Return the documents with the largest shares, each with its own of the first passages."""
+    passages: dict[str, list[dict[str, Any]]] = {}
+    for place in trace.places(PASSAGES_OF_TEXT):
+        passages.setdefault(place.doc_id, []).append(pool.document(place))
+    documents = ((one, pool.document(one)) for one in trace.documents(DOCUMENTS_OF_TEXT))
+    return [shown | {"passages": passages.get(one.doc_id, [shown])} for one, shown in documents]
+
+
+def answer_text(trace: Trace) -> str:
+    """Return the answer as people read it: the text itself where it is none to a question."""
+    special = set(trace.lm.tokenizer.all_special_ids) if trace.lm is not None else set[int]()
+    steps = trace.steps[trace.first :]
+    if trace.first or trace.written:
+        tokens = [(step.target_id, step.pieces[1]) for step in steps]
+    else:
+        tokens = [(step.token_id, step.pieces[0]) for step in steps]
+    return "".join(piece.shown for token, piece in tokens if token not in special).strip()
+
+
+def support_line(trace: Trace) -> dict[str, str] | None:
+    """Return how well the corpus supports the answer, in a sentence; None without a lens."""
+    if trace.lens is None:
+        return None
+    if trace.support is not None:
+        return {"level": trace.support.level, "sentence": trace.support.sentence}
+    sentence = (
+        "How well this corpus supports the answer is not known: the lens has no scale of support. "
+        "`prismlm index` builds one with it."
+    )
+    return {"level": "unknown", "sentence": sentence}
 
 
 def shown_shares(sources: Sources, count: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import re
 from collections.abc import Iterator, Sequence
 
@@ -34,7 +33,8 @@ from prismlm.explain.verbatim import MINIMUM, Quote
 from prismlm.index.around import Around, joined
 from prismlm.index.where import UNKNOWN
 from prismlm.pages.trace import CAVEAT
-from prismlm.pages.trace_data import hue, visible
+from prismlm.pages.colours import colour
+from prismlm.pages.trace_data import visible
 
 PREDICTIONS_SHOWN = 12
 SHARES_SHOWN = 10
@@ -129,13 +129,6 @@ def _print_support(console: Console, trace: Trace) -> None:
     console.print(line)
 
 
-def _colour(use: PrototypeUse, lightness: float = 0.72) -> str:
-    r, g, b = (
-        round(255 * x) for x in colorsys.hls_to_rgb(hue(use.category, use.id) / 360, lightness, 0.6)
-    )
-    return f"#{r:02x}{g:02x}{b:02x}"
-
-
 def _tokens(trace: Trace) -> Text:
     text = Text()
     for step in trace.steps:
@@ -143,7 +136,7 @@ def _tokens(trace: Trace) -> Text:
         leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
         text.append(
             shown,
-            Style(color="#1b1a17", bgcolor=_colour(leading)) if leading is not None else Style(),
+            Style(color="#1b1a17", bgcolor=colour(leading.category)) if leading is not None else Style(),
         )
     last = trace.steps[-1]
     if last.target_from != "text":
@@ -198,7 +191,7 @@ def _prototypes(step: Step, top: int, room: int) -> tuple[Text, str]:
             break
         alone = not fitting and left < 2 * LEAST_NAME + len(number) + len("  +0.00 ")
         name = fit_name(plain(use.name or "prototype"), left if alone else min(left, NAME_WIDTH))
-        item.append(name, _colour(use, 0.6)).append(number, "dim")
+        item.append(name, colour(use.category)).append(number, "dim")
         shown.append_text(item)
         fitting += 1
     beside = len(step.prototypes) - fitting

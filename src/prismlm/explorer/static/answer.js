@@ -87,9 +87,9 @@ const tokenOf = ({ data, prototypes, chosen }, { words, written, one }, i) => {
 const tinted = (one, prototypes) => {
   if (!one) return { style: "" };
   const leading = one.uses.reduce((best, use) => (!best || (use[2] ?? use[1]) > (best[2] ?? best[1]) ? use : best), null);
-  const { name, hue } = leading ? prototypes[leading[0]] : { name: "none in use", hue: 0 };
+  const { name, colour } = leading ? prototypes[leading[0]] : { name: "none in use", colour: 0 };
   return {
-    style: `--h: ${hue}; --a: ${Math.max(0, Math.min(1, one.explained)).toFixed(2)}`,
+    style: `--k: ${colour}; --a: ${Math.max(0, Math.min(1, one.explained)).toFixed(2)}`,
     label: `${one.token}, then ${one.target} at ${percent(one.probability)}; leading prototype: ${name}; explained ${percent(one.explained)}`,
   };
 };
@@ -103,7 +103,7 @@ const begin = (answer, { id, tokens }) => {
 /** A step has come: a token that was read, or one that was written, with its column. @param {Answer} answer */
 const step = ({ state, node, began }, one) => {
   const { prototypes, largest, bars } = state.value, tokens = [...state.value.tokens];
-  for (const [id, [name, category, hue]] of Object.entries(one.prototypes)) prototypes[id] = { name, category, hue };
+  for (const [id, [name, category, colour]] of Object.entries(one.prototypes)) prototypes[id] = { name, category, colour };
   tokens[one.position] = { ...tokens[one.position], one };
   const written = one.from === "generated" ? [...bars, one] : bars, seconds = Math.max((performance.now() - began) / 1000, 1e-3);
   if (written !== bars && tokens.length === one.position + 1) tokens.push({ words: one.text, written: true, one: null });

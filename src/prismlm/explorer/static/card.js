@@ -41,7 +41,7 @@ export const whole = (one, here = "prototypes") => {
   const kind = [one.category, one.role, ...one.tags].filter(Boolean).join(" · ");
   const facts = [worth(one.score), nearest(one.positions), used(one.usage), near(one.nearest_cosine)].filter(Boolean);
   return html`
-    <p class="x-kind">${dot(one.hue)}<bdi>${kind || "no category"}</bdi><span class="p-note">#${one.id}</span></p>
+    <p class="x-kind">${dot(one.colour)}<bdi>${kind || "no category"}</bdi><span class="p-note">#${one.id}</span></p>
     <h2><bdi>${one.name}</bdi></h2>
     ${one.label_source === "embedded" && one.name.includes("→") ? html`<p class="p-note">words read last → words that come next, or that it raises where these are few or vary; in brackets what the text is about</p>` : nothing}
     ${one.description ? html`<p class="x-about"><bdi>${one.description}</bdi></p>` : nothing}

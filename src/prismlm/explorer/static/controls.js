@@ -52,8 +52,8 @@ export const address = (view, query) => {
   return `#/${view}${text && `?${text}`}`;
 };
 
-/** A dot in the hue that a category has on every page. @param {number} hue */
-export const dot = (hue) => html`<i class="x-dot" .style=${`--h: ${hue}`}></i>`;
+/** A dot in the colour that a category has on every page; grey without one. @param {string | undefined} [colour] */
+export const dot = (colour) => html`<i class="x-dot" .style=${`--k: ${colour ?? "var(--grey)"}`}></i>`;
 
 /** A figure as it is read. @param {number} x */
 export const count = (x) => x.toLocaleString("en");

@@ -107,7 +107,7 @@ const toPlace = () => {
 };
 const back = () => { toPlace(); place()?.focus({ preventScroll: true }); };
 
-const named = (one) => html`<span class="p-chip" .style=${`--h: ${one.hue}`}></span>
+const named = (one) => html`<span class="p-chip" .style=${`--k: ${one.colour}`}></span>
   <span class="p-name"><a href=${`#/prototypes/${one.id}`}><bdi>${one.name}</bdi></a>
   <small>${one.category ? `${one.category} · ${one.id}` : one.id}</small></span>`;
 

@@ -40,9 +40,9 @@ export const spread = ({ data: { categories, names }, kinds }, found) => {
   const present = counted(found).map((number, kind) => [number, kind]).filter(([number]) => number).sort((a, b) => b[0] - a[0]);
   return present.map(([number, kind]) => {
     const share = number / found.length, base = found.length < names.length ? totals[kind] / names.length : null;
-    const { name, hue } = categories[kind] ?? { name: "no category" };
-    const item = bar(name, share, hue === undefined ? "p-grey" : "x-hued", /** @type {any} */ (base));
-    item.style.setProperty("--h", hue ?? 0);
+    const { name, colour } = categories[kind] ?? { name: "no category" };
+    const item = bar(name, share, colour === undefined ? "p-grey" : "x-hued", /** @type {any} */ (base));
+    item.style.setProperty("--k", colour ?? null);
     item.title = `${name}: ${number} of ${found.length}; of all prototypes ${totals[kind]} of ${names.length}`;
     return item;
   });
@@ -56,5 +56,5 @@ export const summary = (ui, found, choose) => {
     <h3>By category; the mark is the share of all prototypes</h3><ul class="p-bars">${spread(ui, found)}</ul>
     <h3>${found.length > LISTED ? `The ${LISTED} with most text` : "Those with most text first"}</h3>
     <ol class="x-found-list">${found.slice(0, LISTED).map((i) => html`<li><button type="button" class="x-found" @click=${() => choose(i)}>
-      ${dot(categories[kinds[i]]?.hue ?? 0)}<bdi>${names[i]}</bdi></button></li>`)}</ol>` : nothing}`;
+      ${dot(categories[kinds[i]]?.colour)}<bdi>${names[i]}</bdi></button></li>`)}</ol>` : nothing}`;
 };

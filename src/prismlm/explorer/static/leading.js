@@ -26,7 +26,7 @@ export const leading = (chosen, take) => {
   return html`<div class="x-offer" role="group" aria-label="Prototypes that the next token relies on most">
     <p class="p-note">Or take out what the next token, <bdi>${shown(found.token, "x-word")}</bdi> at ${percent(found.probability)}, relies on most.
       Each has its share of all that raises the token’s logit.</p>
-    ${found.prototypes.map(({ id, name, hue, share }) => html`<button type="button" class="x-lead" aria-pressed=${id === chosen} @click=${() => take(id)}>
-      ${dot(hue)}<bdi>${name}</bdi><span class="p-track"><span class="p-fill" .style=${`width: ${(100 * share) / largest}%`}></span></span>
+    ${found.prototypes.map(({ id, name, colour, share }) => html`<button type="button" class="x-lead" aria-pressed=${id === chosen} @click=${() => take(id)}>
+      ${dot(colour)}<bdi>${name}</bdi><span class="p-track"><span class="p-fill" .style=${`width: ${(100 * share) / largest}%`}></span></span>
       <span class="p-number">${percent(share)}</span></button>`)}</div>`;
 };

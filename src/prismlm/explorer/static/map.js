@@ -1,4 +1,4 @@
-// The map: every prototype a point, near those that point the same way, in the hue of its category.
+// The map: every prototype a point, near those that point the same way, in the colour of its category.
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { effect, signal } from "./vendor/signals-core/signals-core.js";
@@ -65,8 +65,8 @@ const page = (ui, { category, lassoing, pathed, trail, said, side }, categories)
     @keydown=${(event) => { if (event.key === "Escape") emptied(ui); }}></canvas></div>
   <section class="x-side" aria-live="polite">${guard([side], () => beside(ui, side))}</section></div>`;
 
-const chip = (ui, { name, hue, prototypes }, category) => html`<button type="button" class="x-chip" aria-pressed=${name === category}
-  @click=${() => { filter(ui, name === category ? "" : name); link(ui); }}>${dot(hue)}<bdi>${name}</bdi><span class="p-number">${count(prototypes)}</span></button>`;
+const chip = (ui, { name, colour, prototypes }, category) => html`<button type="button" class="x-chip" aria-pressed=${name === category}
+  @click=${() => { filter(ui, name === category ? "" : name); link(ui); }}>${dot(colour)}<bdi>${name}</bdi><span class="p-number">${count(prototypes)}</span></button>`;
 
 /** @param {Ui} ui @param {State["side"]} side */
 const beside = (ui, { found, one, failed }) => {
@@ -95,7 +95,7 @@ const made = (root, data, shared) => {
     take: (event) => (event.shiftKey || state.value.lassoing ? drawing(ui, () => redraw(ui), (around) => drawn(ui, around)) : null),
   });
   ui.painter = dots(plot, x, y, kinds, () => redraw(ui));
-  ui.dark.addEventListener("change", () => restyle(ui));
+  ui.dark.addEventListener("change", () => redraw(ui));
   // What is chosen and the path lie over the points.
   effect(() => { state.value; redraw(ui); });
   new ResizeObserver(() => {
@@ -120,9 +120,7 @@ const redraw = (ui) => {
 
 /** Colour the points anew. @param {Ui} ui */
 const restyle = (ui) => {
-  const dark = ui.dark.matches;
-  const colours = ui.data.categories.map(({ hue }) => (dark ? `oklch(.74 .13 ${hue})` : `oklch(.62 .15 ${hue})`));
-  ui.painter.restyle([...colours, dark ? "#70747d" : "#a9a69d"], ui.visible);
+  ui.painter.restyle([...ui.data.categories.map(({ colour }) => colour), "#94918a"], ui.visible);
   redraw(ui);
 };
 

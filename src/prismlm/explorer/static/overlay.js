@@ -1,5 +1,5 @@
 // What lies over the points of the map: the lasso, the path of the last answer, and names.
-import { boxOf, cleared, plaque, ringed } from "./plane.js";
+import { boxOf, cleared, labelled, plaque, ringed } from "./plane.js";
 
 /** @param {import("./map.js").Ui} ui */
 export const overlaid = (ui) => {
@@ -7,6 +7,7 @@ export const overlaid = (ui) => {
   const context = cleared(canvas);
   if (line) outlined(context, line.map(([x, y]) => seen.at(x, y)), dark.matches);
   if (pathed) trailed(context, ui, trail);
+  else labelled(context, canvas, seen, data.regions, dark.matches);
   for (const i of new Set([chosen, hovered])) {
     if (i >= 0) ringed(context, canvas, seen.place(i), seen.size(), data.names[i], dark.matches);
   }

@@ -29,7 +29,7 @@ const drawn = (field, { text, found, open, active }) => html`<div class="x-pick"
 
 // Pressed, not clicked: by then the field has lost its focus and the list is gone.
 const option = (field, one, i, active) => html`<li class="x-option" id=${`${LIST}-${i}`} role="option" aria-selected=${active}
-  @pointerdown=${(event) => { event.preventDefault(); take(field, one); }}>${dot(one.hue)}<bdi>${one.name}</bdi>
+  @pointerdown=${(event) => { event.preventDefault(); take(field, one); }}>${dot(one.colour)}<bdi>${one.name}</bdi>
   <small>${[`#${one.id}`, one.category].filter(Boolean).join(" · ")}</small></li>`;
 
 /** @param {Field} field */
@@ -60,7 +60,7 @@ const search = async (field) => {
   const first = exact.status === "fulfilled" && exact.value ? [exact.value] : [];
   const others = listed.status === "fulfilled" ? listed.value.items : [];
   // Without a lens there are no names, yet a number is enough.
-  if (listed.status === "rejected" && number && !first.length) first.push({ id: +number, name: `prototype ${number}`, hue: 0, category: null });
+  if (listed.status === "rejected" && number && !first.length) first.push({ id: +number, name: `prototype ${number}`, category: null });
   const found = [...first, ...others.filter((one) => one.id !== first[0]?.id)];
   change(field.state, { found, open: found.length > 0, active: -1 });
 };

@@ -75,20 +75,20 @@ const turning = (sign, label, disabled, way) => html`<button type="button" class
 
 /** @param {State} now */
 const chips = ({ asked, matching, counts }, categories) => {
-  const chip = (name, number, hue) => {
-    const own = hue === null ? "" : name;
+  const chip = (name, number, colour) => {
+    const own = colour === null ? "" : name;
     return html`<button type="button" class="x-chip" aria-pressed=${asked.category === own}
-      @click=${() => void again({ category: asked.category === own ? "" : own })}>${hue === null ? nothing : dot(hue)}<bdi>${name}</bdi>
+      @click=${() => void again({ category: asked.category === own ? "" : own })}>${colour === null ? nothing : dot(colour)}<bdi>${name}</bdi>
       <span class="p-number">${count(number)}</span></button>`;
   };
-  return categories.length ? [chip("all", matching, null), ...categories.map(({ name, hue }) => chip(name, counts[name] ?? 0, hue))] : nothing;
+  return categories.length ? [chip("all", matching, null), ...categories.map(({ name, colour }) => chip(name, counts[name] ?? 0, colour))] : nothing;
 };
 
 /** A row of the list. @param {State} now */
 const row = (now, place) => {
   const one = item(now, place), known = one && !(one instanceof Error);
   return html`<button type="button" class="x-item" .style=${`top: ${place * ROW}px`} aria-current=${place === now.chosen} @click=${() => choose(place)}
-    title=${known ? [one.name, worth(one.score)].filter(Boolean).join("; ") : nothing}>${known ? html`${dot(one.hue)}
+    title=${known ? [one.name, worth(one.score)].filter(Boolean).join("; ") : nothing}>${known ? html`${dot(one.colour)}
     <span class="x-item-name"><bdi>${one.name}</bdi></span>
     <small>${[`#${one.id}`, one.category].filter(Boolean).join(" · ")}</small>` : one ? "…" : nothing}</button>`;
 };

@@ -17,7 +17,7 @@ const BESIDE = "The text with the edit will stand beside the text without it: ea
 
 /** What is asked, the edit's prototype or category with what is shown of it, and what is written: `note` while it is, then `found` or `failed`.
  * @typedef {{ asked: { text: string, chat?: string, strength: string, target: string, generate: string, temperature: string, seed: string },
- *   prototype: number | null, category: string | null, chosen: { hue: number, name: string, href: string } | null,
+ *   prototype: number | null, category: string | null, chosen: { colour?: string, name: string, href: string } | null,
  *   abort: AbortController | null, id: string, note: string, found: any, failed: unknown }} State */
 const state = signal(/** @type {State} */ ({
   asked: { text: "", strength: String(STRONG), target: "signature", generate: "20", temperature: "0", seed: "0" },
@@ -57,7 +57,7 @@ const page = (now, field_, shared) => {
   <div class="x-row">${field_()}${categories.length ? html`<span class="p-note">or</span>
     <select aria-label="Category" @change=${(event) => void changed({ category: event.target.value || null }, shared)}>
       ${options([["", "a category"], ...categories.map(({ name }) => [name, name])], edit.category ?? "")}</select>` : nothing}
-    <span class="x-chosen">${chosen ? html`${dot(chosen.hue)}<a href=${chosen.href}><bdi>${chosen.name}</bdi></a>` : nothing}</span></div>
+    <span class="x-chosen">${chosen ? html`${dot(chosen.colour)}<a href=${chosen.href}><bdi>${chosen.name}</bdi></a>` : nothing}</span></div>
   ${leading(edit.prototype, (prototype) => { change(state, { asked: { ...asked, strength: "-100" } }); void changed({ prototype }, shared); })}
   <div class="x-row">${field("strength", html`<input class="x-strength" type="range" name="strength" min="-100" max="100" step="1" .value=${asked.strength}
       aria-valuetext=${signedPercent(edit.strength)} @change=${link}><output class="p-number x-percentage">${signedPercent(edit.strength)}</output>`)}
@@ -95,14 +95,14 @@ const link = () => {
  * @param {{ prototype?: number | null, category?: string | null }} which @param {any} shared */
 const choose = async ({ prototype = null, category = null }, shared) => {
   if (prototype === null) {
-    const hue = shared.model.categories.find(({ name }) => name === category)?.hue ?? 0;
-    change(state, { prototype, category, chosen: category === null ? null : { hue, name: category, href: address("prototypes", { category }) } });
+    const colour = shared.model.categories.find(({ name }) => name === category)?.colour;
+    change(state, { prototype, category, chosen: category === null ? null : { colour, name: category, href: address("prototypes", { category }) } });
     return;
   }
   const href = `#/prototypes/${prototype}`;
-  change(state, { prototype, category: null, chosen: { hue: 0, name: `prototype ${prototype}`, href } });
+  change(state, { prototype, category: null, chosen: { name: `prototype ${prototype}`, href } });
   const one = await card(prototype).catch(() => null); // without a lens it has no name
-  if (one && state.value.prototype === prototype) change(state, { chosen: { hue: one.hue, name: `${one.name} #${prototype}`, href } });
+  if (one && state.value.prototype === prototype) change(state, { chosen: { colour: one.colour, name: `${one.name} #${prototype}`, href } });
 };
 
 const changed = async (which, shared) => {

@@ -1,6 +1,6 @@
 // The page of prototypes: its data stand in it, and its address says which one is chosen.
 const root = document.querySelector(".m-map");
-const { categories, prototypes } = JSON.parse(root.querySelector(".p-data").textContent);
+const { categories, prototypes, regions, opening } = JSON.parse(root.querySelector(".p-data").textContent);
 const canvas = root.querySelector(".m-canvas"), card = root.querySelector(".m-card");
 const search = root.querySelector(".m-search"), count = root.querySelector(".m-count");
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -12,16 +12,12 @@ const texts = prototypes.map((p, i) =>
 const state = { shown: new Set(categories.keys()), found: null, chosen: -1, hovered: -1, drawing: false };
 const visible = (i) => state.shown.has(prototypes[i].category) && (state.found === null || state.found.has(i));
 
-const colour = (category) => {
-  if (categories[category] === "Grammar / Scaffold" || categories[category] === "no label") return dark.matches ? "#70747d" : "#a9a69d";
-  const hue = (category * 137.5 + 20) % 360;
-  return dark.matches ? `oklch(.74 .14 ${hue})` : `oklch(.58 .15 ${hue})`;
-};
 const draw = () => {
   state.drawing = false;
-  const context = cleared(canvas), size = seen.size(), colours = categories.map((_, c) => colour(c));
+  const context = cleared(canvas), size = seen.size();
   const wide = state.found === null ? size : size + 1;
-  discs(context, canvas, seen, { count: prototypes.length, visible, colour: (i) => colours[prototypes[i].category], size: wide });
+  discs(context, canvas, seen, { count: prototypes.length, visible, colour: (i) => categories[prototypes[i].category][1], size: wide });
+  if (state.found === null) labelled(context, canvas, seen, regions, dark.matches);
   for (const i of new Set([state.chosen, state.hovered])) {
     if (i >= 0) ringed(context, canvas, seen.place(i), size, prototypes[i].name, dark.matches);
   }
@@ -42,7 +38,7 @@ const choose = (i) => {
 };
 const factsOf = (i) => {
   const p = prototypes[i];
-  const facts = [`#${i}`, categories[p.category], p.role, p.tags.join(", "), `${(100 * p.usage).toPrecision(2)} % of positions use it`];
+  const facts = [`#${i}`, categories[p.category][0], p.role, p.tags.join(", "), `${(100 * p.usage).toPrecision(2)} % of positions use it`];
   if (p.score !== null) facts.push(`its name tells its passages from others in ${Math.round(100 * p.score)} % (50 % by chance)`);
   return facts.filter(Boolean).join(" · ");
 };
@@ -68,15 +64,13 @@ const list = () => {
 };
 
 /** The button that hides and shows a category. */
-const keyOf = (name, c) => {
+const keyOf = ([name, colour], c) => {
   const share = prototypes.filter((p) => p.category === c).length / prototypes.length, dot = make("i");
   const key = make("button", "m-key", dot, isolated(name), make("span", null, `${(100 * share).toFixed(1)} %`));
   key.type = "button";
   key.setAttribute("aria-pressed", "true");
   key.title = "click to hide or show, double-click to show it alone";
-  const paint = () => { dot.style.background = colour(c); };
-  paint();
-  dark.addEventListener("change", paint);
+  dot.style.background = colour;
   const update = () => {
     [...key.parentNode.children].forEach((one, i) => one.setAttribute("aria-pressed", String(state.shown.has(i))));
     list();
@@ -104,4 +98,4 @@ addEventListener("resize", redraw);
 seen.fit();
 list();
 const linked = Number.parseInt(location.hash.slice(1), 10);
-choose(linked >= 0 && linked < prototypes.length ? linked : prototypes.reduce((best, p, i) => (p.place < prototypes[best].place ? i : best), 0));
+choose(linked >= 0 && linked < prototypes.length ? linked : opening);

@@ -19,7 +19,7 @@ export const origin = (place, more) => {
   const link = make(own || place.url ? "a" : "b", null, name);
   if (own) link.href = own;
   else if (place.url) Object.assign(link, { href: place.url, rel: "noopener noreferrer nofollow", target: "_blank" });
-  const facts = [place.title ? place.doc_id : null, more, place.source, place.license || "licence (unknown)"];
+  const facts = [more, place.source, place.license || "licence unknown"];
   return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
 };
 export const flat = (text) => text.replace(/\s*\n\s*/g, " ↵ ");
@@ -43,34 +43,30 @@ export const shown = (token, classes) => {
   return make("span", classes, dim(before), inner, dim(after));
 };
 
-export const bar = (label, share, classes, base = null, whole = label) => {
+export const bar = (label, share, classes, base = null) => {
   const fill = make("span", "p-fill");
   fill.style.width = `${Math.max(0, Math.min(1, share)) * 100}%`;
-  const end = Math.max(label.length >> 1, label.length - 9);
-  const name = make("span", "p-key-name", make("span", null, label.slice(0, end)), make("span", null, label.slice(end)));
-  name.title = whole;
+  const name = make("span", "p-key-name", label);
+  name.title = label;
   const item = make("li", classes, name, make("span", "p-track", fill),
     make("span", "p-number", percent(share)));
   if (base !== null) {
     const mark = make("span", "p-base");
     mark.style.left = `${Math.min(1, base) * 100}%`;
     fill.after(mark);
-    item.title = `${whole}: ${percent(share)}; ${percent(base)} of the corpus, × ${(share / base).toFixed(1)}`;
+    item.title = `${label}: ${percent(share)}, and ${percent(base)} of the corpus`;
     item.append(make("span", "p-lift", `× ${(share / base).toFixed(1)}`));
   }
   return item;
 };
-export const heading = { document: "By document", domain: "By domain", source: "By source", license: "By licence" };
+export const heading = { domain: "By domain", source: "By source", license: "By licence" };
 export const shares = (group) => {
   const list = make("ul", "p-bars");
-  group.items.forEach(([key, share, base], i) => {
-    const title = group.titles?.[i];
-    list.append(bar(title || key, share, null, base, title ? `${title} (${key})` : key));
-  });
+  for (const [key, share, base] of group.items) list.append(bar(key, share, null, base));
   const [count, rest] = group.others;
   if (count) list.append(bar(`${count} more`, rest, "p-rest"));
   list.append(bar("unattributed", group.unattributed, "p-grey"));
-  return make("section", `p-by-${group.by}`, make("h3", null, heading[group.by]), list);
+  return make("section", null, make("h3", null, heading[group.by]), list);
 };
 // Items under a heading, or that there are none; each with a number before what is in it.
 const listed = (kind, title, note, items, none) => make("section", kind, make("h3", null, title), note && make("p", "p-note", note),
@@ -81,13 +77,18 @@ const placed = (data, entry, said = null) => {
   return numbered(percent(entry.share), quote(place, "p-passage"), said, origin(place));
 };
 export const documents = (data, list, title) =>
-  listed("p-documents", title, null, list.map((entry) => placed(data, entry)), "None stands behind it.");
+  listed("p-documents", title, null, list.map((entry) => placed(data, entry)), "No passage was found.");
+// Documents, and in each the passages that count most.
+const grouped = (data, list) => list.map((entry) => {
+  const places = entry.passages.map(({ place }) => data.contexts[place]), [first] = places;
+  return numbered(percent(entry.share), origin(first), ...places.map((place) => quote(place, "p-passage")));
+});
 
 export const against = (data, list) => {
   const items = list.map((entry) => placed(data, entry, make("p", "p-instead", "instead of ", shown(entry.predicted, "p-target"),
     `, to which the model gave ${percent(entry.probability)} there`)));
-  const note = "Text near to this where another token came next. Shares are of this kind alone.";
-  return listed("p-documents p-against", "Against", note, items, "None was found.");
+  const note = "Similar text in which another token came next. The figures are shares among such text alone.";
+  return listed("p-documents p-against", "What speaks against it", note, items, "No such passage was found.");
 };
 // Of the whole text that many, the longest; of one prediction those that hold its token.
 const QUOTES = 6;
@@ -98,19 +99,28 @@ export const verbatim = (list) => {
     const own = place.doc_id && links.document?.(place);
     const link = make(own ? "a" : "b", null, name);
     if (own) link.href = own;
-    const facts = [place.title ? place.doc_id : null, place.source, place.license].filter(Boolean);
+    const facts = [place.source, place.license].filter(Boolean);
     if (count > 1) facts.push(`and ${(count - 1).toLocaleString("en")} more`);
     return numbered(`${length} tokens`, make("p", "p-passage", make("q", null, flat(text).trim())),
       make("cite", "p-origin", link, make("span", null, facts.join(" · "))));
   });
-  const note = "Word for word in the corpus: where the words stand, not that the model has them from there.";
-  return listed("p-documents p-verbatim", "Verbatim", note, items, "No span of five tokens or more.");
+  const note = "These words are in the corpus exactly so. That does not show that the model learnt them there.";
+  return listed("p-documents p-verbatim", "Word for word", note, items, "No span of five tokens or more.");
 };
 
+// The five prototypes that weigh most, with their places among all, and the others, which are shown as one.
+const FIRST = 5;
+export const ranked = (uses) => {
+  const order = uses.map((use, i) => ({ use, i })).sort((a, b) => Math.abs(b.use[1]) - Math.abs(a.use[1]));
+  return [order.slice(0, FIRST), order.slice(FIRST)];
+};
+const sum = (some, column) => some.reduce((total, { use }) => total + use[column], 0);
 export const stacked = (data, step) => {
-  const parts = step.uses.map(([id, value], i) => ({
-    value, label: data.prototypes[id].name, hue: data.prototypes[id].hue, mark: String(i + 1), kind: "p-seg",
+  const [first, rest] = ranked(step.uses);
+  const parts = first.map(({ use: [id, value] }, i) => ({
+    value, label: data.prototypes[id].name, colour: data.prototypes[id].colour, mark: String(i + 1), kind: "p-seg",
   }));
+  if (rest.length) parts.push({ value: sum(rest, 1), label: `${rest.length} more`, mark: "+", kind: "p-seg p-more" });
   parts.push({ value: step.residual[0], label: "residual", mark: "r", kind: "p-seg p-residual" });
   if (step.bias[0]) parts.push({ value: step.bias[0], label: "bias", mark: "b", kind: "p-seg p-bias" });
   const below = parts.reduce((sum, p) => sum + Math.max(0, -p.value), 0);
@@ -125,17 +135,17 @@ export const stacked = (data, step) => {
     const width = (100 * Math.abs(part.value)) / span;
     const node = make("span", part.kind, width > 3 ? part.mark : "");
     Object.assign(node.style, { left: `${at(from)}%`, width: `${width}%` });
-    node.style.setProperty("--h", part.hue ?? 0);
+    if (part.colour) node.style.setProperty("--k", part.colour);
     node.title = `${part.label}: ${signed(part.value)}`;
     chart.append(node);
   }
-  const sum = make("span", "p-sum");
+  const whole = make("span", "p-sum");
   const ends = [at(Math.min(0, step.logit)), at(Math.max(0, step.logit))];
-  Object.assign(sum.style, { left: `${ends[0]}%`, width: `${ends[1] - ends[0]}%` });
-  const axis = make("div", "p-axis", sum);
+  Object.assign(whole.style, { left: `${ends[0]}%`, width: `${ends[1] - ends[0]}%` });
+  const axis = make("div", "p-axis", whole);
   // Labels lie between zero and the logit; where that is too narrow, on either side of both.
   const inward = ends[1] - ends[0] > 14;
-  for (const [value, text, other] of [[0, "0", step.logit], [step.logit, plain(step.logit), 0]]) {
+  for (const [value, text, other] of [[0, "0", step.logit], [step.logit, `${plain(step.logit)} logits`, 0]]) {
     const left = value < other || (value === other && text === "0");
     const tick = make("span", left === inward ? "p-tick" : "p-tick p-tick-end", text);
     tick.style.left = `${at(value)}%`;
@@ -175,18 +185,16 @@ export const row = (mark, name, numbers) => {
   });
   return [mark, name, ...cells];
 };
-// Of many prototypes the first stand open to view; the others are one row, which opens.
-export const ATONCE = 12;
+// A row for each of the first prototypes, and one for the others, which opens.
 export const uses = (data, step) => {
   const list = make("div", "p-uses", make("div", "p-row p-columns", make("span"), make("span", null, "prototype"),
     ...["contribution", "evidence", "cosine"].map((x) => make("span", "p-number", x))));
   const opened = matchMedia("(max-width: 820px)").matches ? 1 : 3;
-  const few = step.uses.length <= ATONCE + 4 ? step.uses.length : ATONCE;
-  const hidden = make("div", "p-hidden");
-  step.uses.forEach(([id, contribution, evidence, cosine], i) => {
+  const [first, rest] = ranked(step.uses), hidden = make("div", "p-hidden");
+  [...first, ...rest].forEach(({ use: [id, contribution, evidence, cosine], i: own }, i) => {
     const one = data.prototypes[id];
     const chip = make("span", "p-chip", String(i + 1));
-    chip.style.setProperty("--h", one.hue);
+    chip.style.setProperty("--k", one.colour);
     const name = make("span", "p-name", one.name, make("small", null, one.category ? `${one.category} · ${id}` : `${id}`));
     const summary = make("summary", "p-row", ...row(chip, name,
       [["contribution", contribution], ["evidence", evidence], ["cosine", cosine]]));
@@ -196,16 +204,14 @@ export const uses = (data, step) => {
     const body = contexts.length ? make("ol", "p-contexts", ...contexts) : make("p", "p-note", none);
     const more = links.prototype?.(id);
     const card = more ? Object.assign(make("a", "p-more-of", "All of this prototype"), { href: more }) : null;
-    const entry = make("details", null, summary, ...(step.chains?.[i] ? [chain(step.chains[i])] : []), body, ...(card ? [card] : []));
+    const entry = make("details", null, summary, ...(step.chains?.[own] ? [chain(step.chains[own])] : []), body, ...(card ? [card] : []));
     entry.open = i < opened;
-    (i < few ? list : hidden).append(entry);
+    (i < FIRST ? list : hidden).append(entry);
   });
-  if (few < step.uses.length) {
-    const rest = step.uses.slice(few);
-    const sum = (column) => rest.reduce((total, use) => total + use[column], 0);
+  if (rest.length) {
     const summary = make("summary", "p-row", ...row(make("span", "p-chip p-more", "+"),
       make("span", "p-name", `${rest.length} more`),
-      [["contribution", sum(1)], ["evidence", sum(2)], ["cosine", null]]));
+      [["contribution", sum(rest, 1)], ["evidence", sum(rest, 2)], ["cosine", null]]));
     list.append(make("details", "p-others", summary, hidden));
   }
   for (const [name, mark, [contribution, evidence]] of [["residual", "r", step.residual], ["bias", "b", step.bias]]) {
@@ -240,19 +246,23 @@ export const panel = (data, step) => {
 export const behind = (data, step) => step.shares.length
   ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
       documents(data, step.documents, data.places), ...[quoted(data, step)].filter((list) => list.length).map(verbatim))
-  : make("div", "p-aside", make("p", "p-note", "No lens, so no training text: build one with “prismlm index”."));
+  : make("div", "p-aside", make("p", "p-note", "No lens, so no training text. `prismlm index` builds one."));
 // What traces of one lens share, as it travels, made handy.
 export const unpacked = ({ prototypes, places, documents }) => ({
   prototypes: Object.fromEntries(Object.entries(prototypes).map(
-    ([id, [name, category, hue, contexts]]) => [id, { name, category, hue, contexts }])),
+    ([id, [name, category, colour, contexts]]) => [id, { name, category, colour, contexts }])),
   contexts: places.map(([before, token, after, document, position]) => ({ before, token, after, position, ...documents[document] })),
 });
-export const wholeText = (data) => [...(data.whole.written
-  ? [make("h2", null, "The answer"), make("p", "p-note", `All ${data.whole.written.toLocaleString("en")} tokens that the model wrote; those of the prompt do not count.`)]
-  : [make("h2", null, "The whole text")]),
-  make("div", "p-shares", ...data.whole.shares.map(shares)), documents(data, data.whole.documents, data.places),
-  ...(data.whole.against ? [against(data, data.whole.against)] : []),
-  ...(data.whole.verbatim ? [verbatim(data.whole.verbatim)] : [])];
+// Where an answer comes from: documents with their passages, then shares. What the corpus does not support is folded.
+export const wholeText = (data, support) => {
+  const { documents: list, shares: groups, verbatim: words, against: opposed } = data.whole;
+  const parts = [
+    listed("p-documents p-grouped", "Documents and passages", "Each document with its share of the evidence for this answer.", grouped(data, list), "No document was found."),
+    make("section", null, make("h3", null, "Shares"), make("p", "p-note", "How the evidence divides. The line on a bar is the share of the whole corpus; × 3 means three times that share."),
+      make("div", "p-shares", ...groups.map(shares))),
+    ...(opposed ? [against(data, opposed)] : []), ...(words ? [verbatim(words)] : [])];
+  return support === "none" ? [make("details", "p-nearest", make("summary", null, "Show the nearest passages anyway"), ...parts)] : parts;
+};
 /** Which of so many a key goes to from one, or null. @returns {number | null} */
 export const moves = (event, at, count) => {
   const to = { ArrowUp: at - 1, ArrowLeft: at - 1, ArrowDown: at + 1, ArrowRight: at + 1, Home: 0, End: count - 1 }[event.key];

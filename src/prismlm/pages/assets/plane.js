@@ -190,3 +190,23 @@ export const plaque = (context, text, box, dark) => {
   context.fillStyle = dark ? "#fff" : "#111";
   context.fillText(text, left + 6, top + 15);
 };
+
+/** The names of regions of the plane, [x, y, name] by weight, where they do not overlap. */
+export const labelled = (context, canvas, seen, regions, dark) => {
+  const taken = [];
+  context.font = "600 13px system-ui, sans-serif";
+  context.textAlign = "center";
+  context.lineWidth = 4;
+  context.lineJoin = "round";
+  context.strokeStyle = dark ? "#181b21" : "#fffefb";
+  context.fillStyle = dark ? "#fff" : "#111";
+  for (const [x, y, name] of regions) {
+    const [px, py] = seen.at(x, y), half = context.measureText(name).width / 2 + 5;
+    const outside = px < half || py < 12 || px > canvas.clientWidth - half || py > canvas.clientHeight - 12;
+    if (outside || taken.some(([a, b, h]) => Math.abs(px - a) < half + h && Math.abs(py - b) < 19)) continue;
+    taken.push([px, py, half]);
+    context.strokeText(name, px, py + 4);
+    context.fillText(name, px, py + 4);
+  }
+  context.textAlign = "start";
+};

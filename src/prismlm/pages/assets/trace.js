@@ -16,7 +16,7 @@ const start = (root) => {
     tokens.forEach((token, i) => token.setAttribute("aria-selected", String(i === number)));
     target.replaceChildren(panel(data, data.steps[number]), behind(data, data.steps[number]));
   };
-  if (data.whole) root.querySelector(".p-whole").append(...wholeText(data));
+  if (data.whole) root.querySelector(".p-whole").append(...wholeText(data, root.querySelector(".p-none") ? "none" : ""));
   walk(root.querySelector(".p-text"), tokens, show);
 };
 document.querySelectorAll(".prismlm:not([data-ready])").forEach((root) => root.querySelector(".p-token") && start(root));
