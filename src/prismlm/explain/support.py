@@ -68,7 +68,10 @@ class Support:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
-        return asdict(self) | {"sentence": self.sentence, "tokens": [asdict(token) for token in self.tokens]}
+        return asdict(self) | {
+            "sentence": self.sentence,
+            "tokens": [asdict(token) for token in self.tokens],
+        }
 
 
 class SupportCount:

@@ -20,8 +20,17 @@ from prismlm.explain.trace import Trace
 from prismlm.explorer.session import Answer, Prompt, Session, within
 from prismlm.explorer.streams import Tell, sent, streamed
 from prismlm.files import json_text
+from prismlm.pages.colours import colour
 from prismlm.pages.trace import page
-from prismlm.pages.trace_data import Pool, behind, hue, rounded, trace_data, visible
+from prismlm.pages.trace_data import (
+    Pool,
+    answer_text,
+    behind,
+    rounded,
+    support_line,
+    trace_data,
+    visible,
+)
 
 AGAINST = 4
 PASSAGES = 8
@@ -175,7 +184,7 @@ def _step(step: Step, known: set[int]) -> dict[str, Any]:
                 str(number): [
                     use.name or f"prototype {number}",
                     use.category,
-                    hue(use.category, number),
+                    colour(use.category),
                 ]
                 for number, use in new.items()
             },
@@ -188,12 +197,12 @@ def _finished(trace: Trace) -> dict[str, Any]:
     pool = Pool(trace.lens)
     # All that a token may be in: the page shows those of the chosen one.
     data = trace_data(trace, pool, each=False, quotes=len(trace))
-    support = trace.support
     return {
         "trace": data,
         "notes": trace.notes,
         "shared": pool.to_dict(),
-        "support": None if support is None else support.to_dict(),
+        "answer": answer_text(trace),
+        "support": support_line(trace),
     }
 
 

@@ -26,7 +26,7 @@ from prismlm.explorer.streams import Tell, streamed
 from prismlm.files import json_text
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.pages.audit import audit_page
-from prismlm.pages.trace_data import KEYS_SHOWN, Pool, rounded, shown_shares
+from prismlm.pages.trace_data import Pool, rounded, shown_shares
 
 MOST_TEXTS = 1_000
 LONGEST_ID = 400
@@ -184,7 +184,7 @@ def _whole(audit: Audit, summary: dict[str, Any]) -> dict[str, Any]:
     whole, pool = audit.attribution(), Pool(audit.lens)
     names = ("texts", "tokens", "predictions", "ce", "explained_share", "support")
     value = {name: summary[name] for name in names} | {
-        "shares": [shown_shares(whole.sources(by), KEYS_SHOWN[by]) for by in GROUP_COLUMNS],
+        "shares": [shown_shares(whole.sources(by)) for by in GROUP_COLUMNS],
         "documents": [pool.document(one) for one in whole.documents(DOCUMENTS_SHOWN)],
     }
     return rounded(value) | {"shared": pool.to_dict()}

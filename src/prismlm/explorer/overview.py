@@ -11,6 +11,7 @@ from prismlm.explorer.session import Session
 from prismlm.index.cells import Cells
 from prismlm.index.layout import trained_on_words
 from prismlm.index.lens import Lens
+from prismlm.labels.map import worth_seeing
 from prismlm.models.sidecar import load_sidecar
 from prismlm.pages.colours import colour
 from prismlm.pages.trace_data import rounded
@@ -70,6 +71,7 @@ def _lens(lens: Lens) -> dict[str, Any]:
         "map": meta.map is not None,
         "labels": meta.labels is not None,
         "corpus": lens.corpus is not None,
+        "opening": worth_seeing(lens),
         "shares": None if lens.cells is None else _shares(lens.cells),
     }
 

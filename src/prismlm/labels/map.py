@@ -28,9 +28,9 @@ NEAR = 10
 # a part of one is of the category that it is called by, or how many prototypes have its word.
 REGION, REGIONS = 60, 24
 CATEGORY_PART, CATEGORY_LIFT = 0.3, 1.3
-WORD_PROTOTYPES, WORD_LIFT, WORD_LETTERS, WORDS_SHOWN = 5, 2.0, 4, 2
+WORD_PROTOTYPES, WORD_LIFT, WORD_LETTERS, WORDS_SHOWN = 5, 5.0, 4, 2
 # A prototype to begin with: its name tells its places apart so well, and it is of a subject.
-WELL_NAMED = 0.75
+WELL_NAMED = 0.9
 UNTELLING = {None, BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD}
 ROWS_AT_ONCE = 512
 # What the record of every map says of how it was made.
@@ -177,10 +177,10 @@ class Region(NamedTuple):
 def regions(lens: Lens) -> list[Region]:
     """Return the regions of a map, those with most prototypes first.
 
-    They are the cells of k-means over the places, seeded. A region is called by the category that
-    n log(lift) is largest for, n the prototypes of it that are in the region and lift their part
-    there over that in the whole map; each category names one region. The others are called by the
-    words, among those that their prototypes raise, for which it is largest.
+    They are the cells of k-means over the places, seeded. A region is called by the category for
+    which n log²(lift) is largest: n counts the region's prototypes of it, lift is their part of the
+    region over that of the whole map. Each category names one region at most. The other regions are
+    called by words that their prototypes raise, chosen alike.
     """
     places = np.stack([lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
     count = min(REGIONS, len(places) // REGION)
@@ -204,7 +204,7 @@ def regions(lens: Lens) -> list[Region]:
         often = some >= WORD_PROTOTYPES and lift >= WORD_LIFT
         if often and region not in categorised and len(own) < WORDS_SHOWN:
             own.append(name)
-    middles = [np.median(places[of == region], axis=0).tolist() for region in range(count)]
+    middles = [np.median(places[of == region], axis=0).round(3).tolist() for region in range(count)]
     return [
         Region(*middles[region], ", ".join(called[region]))
         for region in np.argsort(-sizes).tolist()
@@ -219,7 +219,7 @@ def _is_word(token: str) -> bool:
 def _telling(
     of: np.ndarray, sizes: np.ndarray, names: Sequence[set[Any]]
 ) -> list[tuple[int, str, int, float]]:
-    """Return region, name, n and lift of each name of a region, by n log(lift), largest first."""
+    """Return region, name, n and lift of each name in a region, the most telling first."""
     seen = Counter(name for some in names for name in some)
     inside = Counter(
         (int(region), name) for region, some in zip(of, names, strict=True) for name in some
@@ -228,7 +228,7 @@ def _telling(
         (region, name, n, n * len(of) / (int(sizes[region]) * seen[name]))
         for (region, name), n in inside.items()
     ]
-    return sorted(rows, key=lambda row: (-row[2] * math.log(row[3]), row[:2]))
+    return sorted(rows, key=lambda row: (-row[2] * math.log(max(row[3], 1.0)) ** 2, row[:2]))
 
 
 def worth_seeing(lens: Lens) -> int:

@@ -101,8 +101,9 @@ def _bar(label: str, share: float, kind: str, base_rate: float | None) -> str:
         mark = f'<span class="p-base" style="left:{100 * min(base_rate, 1.0):.2f}%"></span>'
         told = f"{_percent(base_rate)} of the corpus"
         lift = f'<span class="p-lift" title="{told}">× {share / base_rate:.1f}</span>'
+    name = escape(label)
     return (
-        f'<li class="{kind}"><span class="p-key-name" title="{escape(label)}">{escape(label)}</span>'
+        f'<li class="{kind}"><span class="p-key-name" title="{name}">{name}</span>'
         f'<span class="p-track"><span class="p-fill" style="width:{width:.2f}%"></span>{mark}'
         f'</span><span class="p-number">{_percent(share)}</span>{lift}</li>'
     )

@@ -87,7 +87,7 @@ def _row(lens: Lens, row: dict[str, Any], place: int) -> dict[str, Any]:
                 (one["before"] or "")[-BEFORE:],
                 one["token"] or "",
                 (one["after"] or "")[:AFTER],
-                one["doc_id"],
+                one["title"] or one["doc_id"],
             ]
             for one in contexts.to_pylist()
         ],

@@ -78,7 +78,8 @@ def _article(trace: Trace, number: int, pool: Pool, against: int) -> str:
     scope = f"prismlm-{hashlib.sha256(data.encode()).hexdigest()[:12]}-{number}"
     return (
         f'<article class="prismlm" id="{scope}">\n{_answer(trace)}\n<div class="p-whole"></div>\n'
-        f'<details class="p-tokens"><summary>{TOKEN_BY_TOKEN}</summary>\n<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" '
+        f'<details class="p-tokens"><summary>{TOKEN_BY_TOKEN}</summary>\n'
+        '<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" '
         f'aria-orientation="horizontal" aria-controls="{scope}-panel">'
         f"{''.join(_tokens(trace))}</div>\n{_legend(trace)}\n"
         f'<div class="p-panel" id="{scope}-panel" aria-live="polite"></div>\n'

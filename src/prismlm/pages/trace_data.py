@@ -29,7 +29,7 @@ DOCUMENTS_PER_STEP = 3
 DOCUMENTS_OF_TEXT = 5
 PASSAGES_OF_TEXT = 8
 QUOTES_OF_TEXT = 6
-KEYS_SHOWN = {"domain": 8, "source": 6, "license": 6}
+KEYS_SHOWN = 5
 
 
 def safe_link(url: str | None) -> str | None:
@@ -235,9 +235,7 @@ def behind(trace: Trace, pool: Pool, places: int) -> dict[str, Any]:
         return {"shares": [], "documents": []}
     return {
         "shares": [
-            shown_shares(trace.sources(by), KEYS_SHOWN[by])
-            for by in ("domain", "source")
-            if _tells(trace.lens, by)
+            shown_shares(trace.sources(by)) for by in ("domain", "source") if _tells(trace.lens, by)
         ],
         "documents": [pool.document(d) for d in trace.places(places)],
     }
@@ -253,8 +251,8 @@ def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any
         return None
     value: dict[str, Any] = {
         "shares": [
-            shown_shares(trace.sources(by), count)
-            for by, count in KEYS_SHOWN.items()
+            shown_shares(trace.sources(by))
+            for by in ("domain", "source", "license")
             if _tells(trace.lens, by)
         ],
         "documents": _documents(trace, pool),
@@ -308,9 +306,9 @@ def support_line(trace: Trace) -> dict[str, str] | None:
     return {"level": "unknown", "sentence": sentence}
 
 
-def shown_shares(sources: Sources, count: int) -> dict[str, Any]:
+def shown_shares(sources: Sources) -> dict[str, Any]:
     """Return the largest shares, and what all others come to, so that the bars sum to 1."""
-    shown, others = sources.items[:count], sources.items[count:]
+    shown, others = sources.items[:KEYS_SHOWN], sources.items[KEYS_SHOWN:]
     return {
         "by": sources.by,
         "items": [[item.key, item.share, item.base_rate] for item in shown],

@@ -26,14 +26,14 @@ from prismlm.cli.output import (
 from prismlm.cli.printing.chains import print_chains
 from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Share, Sources
-from prismlm.explain.steps import PrototypeUse, Step
+from prismlm.explain.steps import Step
 from prismlm.explain.support import WORDS
 from prismlm.explain.trace import Trace
 from prismlm.explain.verbatim import MINIMUM, Quote
 from prismlm.index.around import Around, joined
 from prismlm.index.where import UNKNOWN
-from prismlm.pages.trace import CAVEAT
 from prismlm.pages.colours import colour
+from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import visible
 
 PREDICTIONS_SHOWN = 12
@@ -136,7 +136,9 @@ def _tokens(trace: Trace) -> Text:
         leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
         text.append(
             shown,
-            Style(color="#1b1a17", bgcolor=colour(leading.category)) if leading is not None else Style(),
+            Style(color="#1b1a17", bgcolor=colour(leading.category))
+            if leading is not None
+            else Style(),
         )
     last = trace.steps[-1]
     if last.target_from != "text":

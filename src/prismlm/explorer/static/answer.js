@@ -1,4 +1,4 @@
-// An answer of Ask: its tokens and columns as they come in, and what stands behind the one that is looked at.
+// An answer of Ask: its words as they come in, what they rest on, and, folded below, its tokens as columns.
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
@@ -6,14 +6,16 @@ import { against, behind, panel, percent, unpacked, walk, wholeText } from "./pa
 import { api } from "./server.js";
 import { CAVEAT, change, count, draw, problem } from "./controls.js";
 import { card, hovering, pointed } from "./hover.js";
-import { column, legend } from "./columns.js";
+import { chart, legend } from "./columns.js";
 
-const COLUMNS = "Written tokens as columns of prototypes' parts of each logit; left and right move, up and down go through the parts";
+const COLUMNS = "Each token as a column: what prototypes add to its logit; left and right move, up and down go through the parts";
+/** Whether tokens are unfolded, in every answer until they are folded again. */
+let unfolded = false;
 
-/** An answer while it comes in, and after. A token has its step once that has come; `bars` are the steps that have columns, `largest` is
- * the reach of the highest; `data` is the whole trace, `chosen` the step that is looked at, `slice` the part of its column (-1: none).
+/** An answer while it comes in, and after. A token has its step once that has come; `bars` are the steps that have columns;
+ * `answer` are its words once it is whole, `data` is the whole trace, `chosen` the step that is looked at, `slice` the part of its column (-1: none).
  * @typedef {{ words: string, written: boolean, one: any }} Token
- * @typedef {{ id: string, note: string, tokens: Token[], bars: any[], prototypes: Record<string, any>, largest: number, data: any,
+ * @typedef {{ id: string, note: string, tokens: Token[], bars: any[], prototypes: Record<string, any>, answer: string, data: any,
  *   support: any, notes: string[], asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
  * What stands behind a step, and, where that was asked for, against it.
  * @typedef {{ found?: any, failed?: unknown, asked?: boolean, opposed?: any, refused?: unknown }} Aside
@@ -26,7 +28,7 @@ export const live = (shared, chat) => {
   node.className = "prismlm x-answer";
   /** @type {Answer} */
   const answer = { shared, chat, node, began: 0, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", tokens: [], bars: [],
-    prototypes: {}, largest: 1, data: null, support: null, notes: [], asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
+    prototypes: {}, answer: "", data: null, support: null, notes: [], asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
   draw(node, () => page(answer, answer.state.value));
   // A finger leaves what it touches: the card stays until another place is touched.
   node.addEventListener("pointerdown", (event) => /** @type {Element} */ (event.target).closest("[data-prototype]") ?? leave(answer));
@@ -41,21 +43,22 @@ export const live = (shared, chat) => {
 
 /** @param {Answer} answer @param {State} now */
 const page = (answer, now) => {
-  const { id, note, tokens, bars, largest, data, support, notes, chosen } = now;
-  const facts = () => [["predictions", count(data.steps.length)], ["written", data.steps.filter((one) => one.from === "generated").length], ...(support ? [["support", support.level]] : [])];
-  return html`<header class="p-head">${data
-    ? html`${data.whole?.summary ? html`<p class="p-lead">${data.whole.summary}</p>` : nothing}${notes.map((one) => html`<p class="p-note">${one}</p>`)}<dl>${facts().map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>${exports(id, answer.chat)}`
-    : html`<p class="p-note x-note">${note}</p>`}</header>
+  const { id, note, tokens, bars, data, support, notes, chosen } = now, none = support?.level === "none";
+  const sentence = support ? html`<p class=${`p-support p-${support.level}`}>${support.sentence}</p>` : nothing;
+  const words = data ? now.answer || html`<i>The model wrote nothing.</i>` : tokens.map((token) => (token.written ? token.words : "")).join("");
+  return html`<header class="p-top-of">${none ? sentence : nothing}<p class="p-answer" aria-live="polite">${words}</p>${none ? nothing : sentence}
+  ${data ? notes.map((one) => html`<p class="p-note">${one}</p>`) : html`<p class="p-note x-note">${note}</p>`}</header>
+${guard([data], () => (data?.whole ? html`<div class="p-whole">${wholeText(data, support?.level)}</div>` : nothing))}
+<details class="p-tokens" ?open=${unfolded} @toggle=${(event) => { unfolded = event.target.open; }}><summary>Token by token: the prototypes behind each prediction</summary>
 <div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
     guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
-<div class="x-columns" tabindex="0" role="group" aria-label=${COLUMNS} .style=${`--largest: ${largest}`}
+<div class="x-columns" tabindex="0" role="group" aria-label=${COLUMNS}
   @pointerover=${(event) => void point(answer, event.target.closest("[data-prototype]"))} @pointerleave=${(event) => event.pointerType === "mouse" && leave(answer)}
-  @keydown=${(event) => keyed(answer, event)}>${bars.map((one) =>
-    guard([one, one.position === chosen], () => column(flat(one), now.prototypes, one.position === chosen, () => focus(answer, one.position))))}</div>
-<div class="x-key">${guard([data], () => (data ? legend(bars.map(flat), data.prototypes) : nothing))}</div>
+  @keydown=${(event) => keyed(answer, event)}>${chart(bars, now.prototypes, chosen, (position) => focus(answer, position))}</div>
+<div class="x-key">${guard([data], () => (data ? legend(bars, data.prototypes) : nothing))}</div>
 <div class="p-panel" aria-live="polite">${guard([data, chosen], () => (chosen < 0 ? nothing : panel(data, data.steps[chosen])))}${guard([now.asides[chosen]],
-    () => (chosen < 0 ? nothing : aside(answer, now)))}</div>
-<div class="p-whole">${guard([data], () => (data ? [...(data.whole ? wholeText(data) : []), html`<p class="p-note x-caveat">${CAVEAT}</p>`] : nothing))}</div>
+    () => (chosen < 0 ? nothing : aside(answer, now)))}</div></details>
+${data ? html`<footer class="p-caveat">${CAVEAT}${exports(id, answer.chat)}</footer>` : nothing}
 ${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 };
 
@@ -65,12 +68,6 @@ const broken = ({ bars }) => (bars.length ? `Broken off after ${count(bars.lengt
 const exports = (id, chat) => html`<p class="x-exports">Save ${["html", "json", "parquet"].map((kind) =>
   html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}${chat
   ? html`<a href=${`/api/answers/${id}/chat.jsonl`} download="chat.jsonl" title="What was said, up to the question">Chat</a>` : nothing}</p>`;
-
-/** How far a column reaches from zero, upwards or downwards. */
-const reach = (one) => {
-  const parts = [one.residual, one.bias, ...one.uses.map((use) => use[1])], all = parts.reduce((sum, part) => sum + Math.abs(part), 0);
-  return (all + Math.abs(parts.reduce((sum, part) => sum + part, 0))) / 2;
-};
 
 // A step of a finished trace in the form of one that is told: id and contribution alone.
 const flat = (one) => (Array.isArray(one.bias) ? { ...one, bias: one.bias[0], residual: one.residual[0] } : one);
@@ -87,7 +84,7 @@ const tokenOf = ({ data, prototypes, chosen }, { words, written, one }, i) => {
 const tinted = (one, prototypes) => {
   if (!one) return { style: "" };
   const leading = one.uses.reduce((best, use) => (!best || (use[2] ?? use[1]) > (best[2] ?? best[1]) ? use : best), null);
-  const { name, colour } = leading ? prototypes[leading[0]] : { name: "none in use", colour: 0 };
+  const { name, colour } = leading ? prototypes[leading[0]] : { name: "none in use", colour: "var(--grey)" };
   return {
     style: `--k: ${colour}; --a: ${Math.max(0, Math.min(1, one.explained)).toFixed(2)}`,
     label: `${one.token}, then ${one.target} at ${percent(one.probability)}; leading prototype: ${name}; explained ${percent(one.explained)}`,
@@ -102,12 +99,12 @@ const begin = (answer, { id, tokens }) => {
 
 /** A step has come: a token that was read, or one that was written, with its column. @param {Answer} answer */
 const step = ({ state, node, began }, one) => {
-  const { prototypes, largest, bars } = state.value, tokens = [...state.value.tokens];
+  const { prototypes, bars } = state.value, tokens = [...state.value.tokens];
   for (const [id, [name, category, colour]] of Object.entries(one.prototypes)) prototypes[id] = { name, category, colour };
   tokens[one.position] = { ...tokens[one.position], one };
   const written = one.from === "generated" ? [...bars, one] : bars, seconds = Math.max((performance.now() - began) / 1000, 1e-3);
   if (written !== bars && tokens.length === one.position + 1) tokens.push({ words: one.text, written: true, one: null });
-  change(state, { tokens, bars: written, largest: written === bars ? largest : Math.max(largest, reach(one)),
+  change(state, { tokens, bars: written,
     note: written.length ? `Writing… ${written.length} tokens, ${(written.length / seconds).toFixed(1)} a second` : "Reading…" });
   // Of steps that come together the last one scrolls: each would lay out the page anew.
   if (written !== bars) requestAnimationFrame(() => { columns(node).scrollLeft = columns(node).scrollWidth; });
@@ -116,13 +113,13 @@ const step = ({ state, node, began }, one) => {
 const columns = (node) => /** @type {HTMLElement} */ (node.querySelector(".x-columns"));
 
 /** The whole trace has come. @param {Answer} answer */
-const finish = (answer, { id, trace, notes, shared: pool, support }) => {
+const finish = (answer, { id, trace, notes, shared: pool, support, answer: words }) => {
   const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps, prototypes } = data;
   shared.answer = { id, data };
   const tokens = state.value.tokens.map((token, i) => ({ ...token, one: steps[i] ? flat(steps[i]) : null }));
   // Of a text that was only read all tokens have columns, which are there once it is at its end.
   const bars = state.value.bars.length ? state.value.bars : steps.map(flat);
-  change(state, { id, data, support, notes, prototypes, tokens, bars, largest: Math.max(state.value.largest, ...bars.map(reach)) });
+  change(state, { id, data, support, notes, prototypes, tokens, bars, answer: words });
   const text = node.querySelector(".p-text");
   answer.choose = walk(text, [...node.querySelectorAll(".p-text [role=option]")], (number) => look(answer, number));
 };

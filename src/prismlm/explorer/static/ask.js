@@ -37,7 +37,7 @@ const command = (shared, followed) => {
 const page = ({ asked, answer, ended, abort }, shared) => html`
 <form id="x-ask" class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
   @submit=${(event) => { event.preventDefault(); void write(shared, event.submitter?.name === "follow" ? answer?.id() : undefined); }}>
-  <textarea class="x-prompt" name="text" rows="3" required aria-label="Prompt" .value=${asked.text} @keydown=${entered}
+  <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text} @keydown=${entered}
     placeholder=${asked.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
   <div class="x-row">${asking(shared.model, asked.chat)}${field("tokens", numeric("generate", 40, 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go">Ask</button>

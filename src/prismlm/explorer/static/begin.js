@@ -9,8 +9,8 @@ export const beginning = ({ prompts, lens }, form, tried) => html`<div class="x-
   <section>${Object.keys(prompts).length ? html`<h2>Begin with one of these</h2>` : nothing}
     <div class="x-prompts">${Object.entries(prompts).map(([domain, words]) => html`<button type="button" class="x-try" form=${form}
       @click=${(event) => asked(words, event.currentTarget.form, tried)}><small><bdi>${domain}</bdi></small><bdi>${words}</bdi></button>`)}</div>
-    <p class="p-note">Each token becomes a column with a slice for every prototype; the slices add up to its logit.
-      Choose a column: what its prototypes are called, where they fire, and the passages it relies on.</p></section>
+    <p class="p-note">Under each answer stands how far the corpus supports it, and the documents and passages it comes from.
+      Unfolded, every token shows the prototypes that made the model write it.</p></section>
   ${lens ? held(lens) : nothing}</div>`;
 
 // The card is gone once it was chosen: the keyboard goes on from the button that asks.
@@ -19,7 +19,7 @@ const asked = (words, form, tried) => {
   form.querySelector(".x-go").focus({ preventScroll: true });
 };
 
-const held = ({ documents, tokens, trained_on, shares }) => html`<section class="prismlm x-held"><h2>What this lens can name</h2>
+const held = ({ documents, tokens, trained_on, shares }) => html`<section class="prismlm x-held"><h2>What the answers can be traced to</h2>
   <dl>${[["documents", count(documents)], ["tokens", count(tokens)], ["trained on it", trained_on ?? "not known"]].map(([name, value]) =>
     html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
   ${shares ? html`<h3>${heading[shares.by]}</h3><ul class="p-bars">${bars(shares)}</ul>` : nothing}</section>`;

@@ -1,58 +1,66 @@
-// The columns of an answer: each a written token, of slices that add up to its logit.
-import { html } from "./vendor/lit-html/lit-html.js";
-import { percent, plain, signed } from "./parts.js";
+// The columns of an answer: each a token, of slices that add up to its logit, beside an axis of logits.
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { guard } from "./vendor/lit-html/directives/guard.js";
+import { plain, ranked, signed } from "./parts.js";
 import { dot } from "./controls.js";
 
-const NONE = "no category";
+const NONE = "no category", TICKS = 6;
 
-// Slices of one category stand together, the weightiest category first: bands that can be seen.
-const banded = (uses, prototypes) => {
-  const weights = new Map();
-  for (const [id, value] of uses) {
-    const { category } = prototypes[id];
-    weights.set(category, (weights.get(category) ?? 0) + Math.abs(value));
-  }
-  const order = ([id, value]) => [-(weights.get(prototypes[id].category) ?? 0), -value];
-  return [...uses].sort((a, b) => {
-    const [[first, second], [third, fourth]] = [order(a), order(b)];
-    return first - third || second - fourth;
-  });
+/** The slices of a column: the five prototypes that weigh most, the others as one, residual and bias. */
+const parts = (one, prototypes) => {
+  const [first, rest] = ranked(one.uses);
+  const all = first.map(({ use: [id, value] }) => ({ id, value, ...prototypes[id] }));
+  if (rest.length) all.push({ value: rest.reduce((sum, { use }) => sum + use[1], 0), name: `${rest.length} other prototypes`, kind: "x-rest-of" });
+  all.push({ value: one.residual, name: "residual", kind: "x-residual" });
+  if (one.bias) all.push({ value: one.bias, name: "bias", kind: "x-residual" });
+  return all;
+};
+const reach = (all, sign) => all.reduce((sum, { value }) => sum + Math.max(0, sign * value), 0);
+
+/** The chart of all columns. @param {any[]} steps @param {Record<string, any>} prototypes @param {number} chosen the position that is looked at
+ * @param {(position: number) => void} choose */
+export const chart = (steps, prototypes, chosen, choose) => {
+  if (!steps.length) return nothing;
+  const all = steps.map((one) => parts(one, prototypes));
+  const up = Math.max(1, ...all.map((one) => reach(one, 1))), down = Math.max(0.5, ...all.map((one) => reach(one, -1)));
+  return html`<div class="x-chart" .style=${`--up: ${up}; --down: ${down}`}>
+    <div class="x-axis" aria-hidden="true"><span class="x-axis-name">logit</span>${ticks(-down, up).map((value) =>
+      html`<span class="x-tick" .style=${`--v: ${value}`}>${value < 0 ? `−${-value}` : value}</span>`)}</div>
+    ${steps.map((one, i) => guard([one, one.position === chosen], () => column(one, all[i], one.position === chosen, () => choose(one.position))))}</div>`;
 };
 
-const slice = (part, before) => {
-  const label = `${part.name}: ${signed(part.value)}`, style = `--v: ${Math.abs(part.value)}; --h: ${part.hue ?? 0}`;
-  const next = before && before.category !== part.category ? " x-next-band" : "";
-  return part.id === undefined ? html`<span class=${`x-slice x-residual${next}`} title=${label} .style=${style}></span>`
-    : html`<span class=${`x-slice${next}`} data-prototype=${part.id} data-label=${label} .style=${style}></span>`;
+/** Round values from one to another, some six. */
+const ticks = (from, to) => {
+  const least = (to - from) / TICKS, power = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= least) ?? least;
+  const first = Math.ceil(from / step), count = Math.floor(to / step) - first + 1;
+  return Array.from({ length: count }, (_, i) => +((first + i) * step).toPrecision(6));
 };
-const slices = (parts) => parts.map((part, i) => slice(part, parts[i - 1]));
 
-/** @param {any} one a step @param {Record<string, any>} prototypes @param {boolean} chosen @param {() => void} choose */
-export const column = (one, prototypes, chosen, choose) => {
-  const parts = banded(one.uses, prototypes).map(([id, value]) => ({ value, id, ...prototypes[id] }));
-  parts.push({ value: one.residual, name: "residual" });
-  if (one.bias) parts.push({ value: one.bias, name: "bias" });
-  const largest = [...parts].sort((a, b) => Math.abs(b.value) - Math.abs(a.value)).slice(0, 3);
-  const label = `${one.target}: logit ${plain(one.logit)}, of ${parts.length} parts the largest ${largest.map((p) => `${p.name} ${signed(p.value)}`).join(", ")}`;
+const slice = ({ id, value, name, colour, kind }) => {
+  const label = `${name}: ${signed(value)}`, style = `--v: ${Math.abs(value)}; --k: ${colour ?? "var(--grey)"}`;
+  return id === undefined ? html`<span class=${`x-slice ${kind}`} title=${label} .style=${style}></span>`
+    : html`<span class="x-slice" data-prototype=${id} data-label=${label} .style=${style}></span>`;
+};
+
+const column = (one, all, chosen, choose) => {
+  const largest = all.slice(0, 3).map(({ name, value }) => `${name} ${signed(value)}`).join(", ");
+  const label = `${one.target}: logit ${plain(one.logit)}, of which ${largest}`;
   return html`<button type="button" class="x-column" tabindex="-1" aria-label=${label} ?data-chosen=${chosen} @click=${choose}>
-    <span class="x-up">${slices(parts.filter((p) => p.value > 0))}</span>
-    <span class="x-down">${slices(parts.filter((p) => p.value < 0))}</span>
+    <span class="x-up">${all.filter(({ value }) => value > 0).map(slice)}</span>
+    <span class="x-down">${all.filter(({ value }) => value < 0).map(slice)}</span>
     <span class="x-token"><bdi>${one.target}</bdi></span></button>`;
 };
 
-// What colours mean: the categories of an answer, by what they carry of it.
+/** What height and colours mean: the categories that are drawn, those that carry most first. */
 export const legend = (steps, prototypes) => {
   const sums = new Map();
-  for (const one of steps) for (const [id, value] of one.uses) {
-    const { category, hue } = prototypes[id];
-    const name = category || NONE;
-    const known = sums.get(name) ?? { hue, value: 0 };
-    sums.set(name, { hue: known.hue, value: known.value + Math.max(0, value) });
+  for (const { use: [id, value] } of steps.flatMap((one) => ranked(one.uses)[0])) {
+    const { category, colour } = prototypes[id], known = sums.get(category || NONE);
+    sums.set(category || NONE, { colour, value: (known?.value ?? 0) + Math.abs(value) });
   }
-  const all = [...sums.values()].reduce((sum, one) => sum + one.value, 0) || 1;
-  // What has no category has a hue of its own each.
-  const mark = (name, hue) => (name === NONE ? html`<i class="x-dot x-any"></i>` : dot(hue));
-  return html`<ul class="x-legend">${[...sums].sort((a, b) => b[1].value - a[1].value).map(([name, { hue, value }]) =>
-    html`<li>${mark(name, hue)}${name}<span class="p-number">${percent(value / all)}</span></li>`)}
-    <li><i class="x-dot x-residual"></i>residual: what no prototype says</li></ul>`;
+  return html`<p class="p-note">The height of a slice is what a prototype adds to the logit of the token below, or, under the line, takes away:
+    one logit more multiplies the token’s odds by 2.7. The five prototypes that weigh most are in the colour of their category; all others are one slice.</p>
+    <ul class="x-legend">${[...sums].sort((a, b) => b[1].value - a[1].value).map(([name, { colour }]) => html`<li>${dot(colour)}${name}</li>`)}
+    <li><i class="x-dot x-rest-of"></i>all other prototypes</li><li><i class="x-dot x-residual"></i>residual: what no prototype explains</li></ul>`;
 };

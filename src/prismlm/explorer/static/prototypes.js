@@ -36,7 +36,7 @@ export const show = async (root, at, shared) => {
     effect(() => missing(state.value));
     document.addEventListener("keydown", keyed);
   }
-  await open(asked, number);
+  await open(asked, number ?? (at.query.size ? null : shared.model.lens?.opening ?? null));
 };
 
 const part = (selector) => /** @type {HTMLElement} */ (frame?.root.querySelector(selector));

@@ -55,7 +55,7 @@ export const bar = (label, share, classes, base = null) => {
     mark.style.left = `${Math.min(1, base) * 100}%`;
     fill.after(mark);
     item.title = `${label}: ${percent(share)}, and ${percent(base)} of the corpus`;
-    item.append(make("span", "p-lift", `× ${(share / base).toFixed(1)}`));
+    item.append(make("span", "p-lift", share < base ? "" : `× ${(share / base).toFixed(1)}`));
   }
   return item;
 };
