@@ -167,6 +167,13 @@ def browser():
         found.close()
 
 
+def unfold(page):
+    """Unfold the tokens of the answer that has come."""
+    page.wait_for_selector(".x-exports")
+    if not page.locator(".p-tokens[open]").count():
+        page.click(".p-tokens > summary")
+
+
 @contextlib.contextmanager
 def visited(browser, served, script="", **options):
     """A page of the explorer, opened with its key; an error in its scripts fails the test."""

@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 import prismlm
-from tests.explorer.conftest import TOKEN, Served, unhurried, visited
+from tests.explorer.conftest import TOKEN, Served, unfold, unhurried, visited
 from tests.helpers.axe import problems
 
 CASES = 8  # of each route
@@ -21,7 +21,7 @@ def test_an_answer_has_nothing_that_axe_objects_to(page):
     page.fill(".x-prompt", TEXT)
     page.fill("label:has-text('tokens') input", "3")
     page.click(".x-go")
-    page.wait_for_selector(".x-exports")
+    unfold(page)
     assert problems(page) == []
     page.emulate_media(color_scheme="light")
     assert problems(page) == []
@@ -57,7 +57,7 @@ def test_a_phone_scrolls_in_one_direction(browser, served):
         page.fill(".x-prompt", TEXT)
         page.fill("label:has-text('tokens') input", "8")
         page.click(".x-go")
-        page.wait_for_selector(".x-exports")
+        unfold(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -73,7 +73,7 @@ def test_a_long_generation_is_stopped_by_its_button(browser, served, view):
         # As soon as something is written.
         page.evaluate(
             """view => new Promise((done) => {
-              const written = { ask: ".x-columns > *", steer: ".p-note" }[view];
+              const written = { ask: ".x-column", steer: ".p-note" }[view];
               const look = () => {
                 const node = document.querySelector(`.x-${view} .x-out ${written}`);
                 if (!node || (view === "steer" && !/ of /.test(node.textContent)))
@@ -87,7 +87,7 @@ def test_a_long_generation_is_stopped_by_its_button(browser, served, view):
         )
         page.wait_for_selector(f".x-{view} .x-exports" if view == "ask" else ".x-steered")
         shown.locator(".x-stop").wait_for(state="hidden")
-        written = shown.locator(".x-columns > *" if view == "ask" else ".x-table tbody tr").count()
+        written = shown.locator(".x-column" if view == "ask" else ".x-table tbody tr").count()
         assert 0 < written < (400 if view == "ask" else 250)
 
 
@@ -100,7 +100,7 @@ def test_a_server_that_goes_away_in_the_middle_is_told(browser, tiny_model):
         page.fill(".x-prompt", TEXT)
         page.fill("label:has-text('tokens') input", "480")
         page.click(".x-go")
-        page.wait_for_selector(".x-column")
+        page.wait_for_selector(".x-column", state="attached")
         server.server.force_exit = True
     page.wait_for_selector(".x-problem")
     assert "server" in page.inner_text(".x-problem")
@@ -116,7 +116,7 @@ def test_whole_characters_and_inert_text(page):
     page.fill(".x-prompt", hostile)
     page.fill("label:has-text('tokens') input", "2")
     page.click(".x-go")
-    page.wait_for_selector(".x-exports")
+    unfold(page)
     text = page.inner_text(".x-answer .p-text")
     assert "<script>" in text
     assert "東″″京″″" in text

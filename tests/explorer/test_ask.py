@@ -1,5 +1,6 @@
 """Asking over real HTTP, against explain itself."""
 
+import re
 import shutil
 import threading
 import time
@@ -7,7 +8,7 @@ import time
 import pytest
 
 import prismlm
-from tests.explorer.conftest import Served, Stream, visited
+from tests.explorer.conftest import Served, Stream, unfold, visited
 
 TEXT = "The patient was given a dose of the drug"
 
@@ -109,12 +110,13 @@ def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
         done = server.events("/api/ask", {"text": TEXT, "generate": 2})[-1]
         assert done[0] == "done"
         assert done[1]["support"] is None
+        assert done[1]["trace"]["whole"] is None
         assert "prismlm index" in server.refused("GET", "/api/prototypes")
         with visited(browser, server) as page:
             page.fill(".x-prompt", TEXT)
             page.press(".x-prompt", "Enter")
-            page.wait_for_selector(".x-exports")
-            page.click(".x-column:nth-child(1)")
+            unfold(page)
+            page.click(".x-column")
             page.wait_for_selector(".p-aside :text('No lens, so no training text')")
 
 
@@ -127,10 +129,10 @@ def test_before_anything_is_asked_there_is_what_to_ask_and_what_can_be_named(pag
     assert held.locator("dd").all_inner_texts() == facts
     names, rates = lm.lens.cells.keys("domain").names, lm.lens.cells.base_rates("domain")
     largest = sorted(zip(rates.tolist(), names, strict=True), reverse=True)[:12]
-    shown = [bar.split() for bar in held.locator(".p-bars li").all_inner_texts()]
+    shown = [bar.rsplit(None, 2) for bar in held.locator(".p-bars li").all_inner_texts()]
     for (rate, name), words in zip(largest, shown, strict=True):
-        assert "".join(words[:-2]) == name.replace(" ", "")
-        assert float(words[-2]) == pytest.approx(100 * rate, abs=0.51)
+        assert words[0] == name
+        assert float(words[1]) == pytest.approx(100 * rate, abs=0.51)
     card.focus()
     page.keyboard.press("Enter")
     page.wait_for_selector(".x-exports")
@@ -145,7 +147,58 @@ def asked(page, tokens=6):
     page.fill(".x-prompt", TEXT)
     page.fill("label:has-text('tokens') input", str(tokens))
     page.press(".x-prompt", "Enter")
+    unfold(page)
+
+
+def test_plain_words_come_first(page, lm):
+    """The answer, its support, documents by their titles, shares; the tokens are folded."""
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "6")
+    page.press(".x-prompt", "Enter")
     page.wait_for_selector(".x-exports")
+    trace = lm.explain(TEXT, generate=6, temperature=0.5, seed=0)
+    assert page.inner_text(".p-answer") == trace.answer.strip()
+    assert page.inner_text(".p-support") == trace.support.sentence
+    order = [".p-answer", ".p-support", ".p-grouped", ".p-shares", ".p-tokens", ".p-caveat"]
+    tops = [page.locator(f".x-answer {part}").bounding_box()["y"] for part in order]
+    assert tops == sorted(tops)
+    assert not page.locator(".x-column").first.is_visible()
+    documents = trace.documents(5)
+    titles = page.locator(".p-grouped .p-origin > :first-child").all_inner_texts()
+    assert titles == [one.title or one.doc_id for one in documents]
+    text = page.inner_text(".p-whole")
+    assert not any(one.doc_id in text for one in documents if one.title)
+    page.click(".p-tokens > summary")
+    assert page.locator(".x-column").first.is_visible()
+    # The next answer is unfolded as this one was.
+    page.press(".x-prompt", "Enter")
+    page.wait_for_selector(".x-column")
+
+
+def test_where_nothing_is_about_the_answer_passages_are_behind_a_switch(page):
+    page.route(
+        "**/api/ask",
+        lambda route: route.fulfill(
+            response=(found := route.fetch()),
+            body=re.sub(r'"level": ?"\w+"', '"level": "none"', found.text()),
+        ),
+    )
+    page.fill(".x-prompt", TEXT)
+    page.press(".x-prompt", "Enter")
+    page.wait_for_selector(".x-exports")
+    tops = [page.locator(part).bounding_box()["y"] for part in (".p-support", ".p-answer")]
+    assert tops[0] < tops[1]
+    passage = page.locator(".p-grouped .p-passage").first
+    assert not passage.is_visible()
+    page.click("text=Show the nearest passages anyway")
+    assert passage.is_visible()
+
+
+def test_names_are_copied_as_one_line(page):
+    page.wait_for_selector(".x-held")
+    names = page.locator(".x-held .p-key-name").all_inner_texts()
+    assert len(names) > 1
+    assert not any("\n" in name for name in names)
 
 
 def test_a_person_asks_looks_and_reads_on(page):
@@ -163,7 +216,26 @@ def test_a_person_asks_looks_and_reads_on(page):
     for height, label in heights:
         said = float(label.split("logit ")[1].split(",")[0].replace("−", "-"))
         assert height == pytest.approx(said, abs=0.02)
-    page.hover(".x-column:nth-child(2) .x-slice[data-prototype]")
+    # The five largest prototypes, all others as one, and the residual.
+    column = page.locator(".x-column").nth(1)
+    assert column.locator(".x-slice[data-prototype]").count() == 5
+    assert column.locator(".x-rest-of").count() == column.locator(".x-residual").count() == 1
+    # The axis is as long as its numbers say.
+    drawn = page.evaluate(
+        """() => {
+          const high = (node) => node.getBoundingClientRect().height;
+          const top = (node) => node.getBoundingClientRect().top;
+          const ticks = [...document.querySelectorAll('.x-tick')];
+          const [one, other] = [ticks[0], ticks.at(-1)];
+          const value = (tick) => Number(tick.textContent.replace('−', '-'));
+          const slice = document.querySelector('.x-slice[data-prototype]');
+          return [(top(one) - top(other)) / (value(other) - value(one)),
+            high(slice) / Number(slice.style.getPropertyValue('--v'))];
+        }"""
+    )
+    assert drawn[0] == pytest.approx(drawn[1], rel=0.03)
+    assert page.inner_text(".x-axis-name") == "logit"
+    column.locator(".x-slice[data-prototype]").first.hover()
     page.wait_for_selector(".x-hover mark")
     card = page.locator(".x-hover").bounding_box()
     assert card["y"] >= 0
@@ -172,7 +244,7 @@ def test_a_person_asks_looks_and_reads_on(page):
 
 def test_a_person_walks_by_keyboard_and_reads_on(page):
     asked(page)
-    page.click(".x-column:nth-child(1)")
+    page.click(".x-column")
     assert "→" in page.inner_text(".p-title h2")
     page.keyboard.press("Home")
     assert (
@@ -209,8 +281,8 @@ def test_words_of_the_corpus_stand_beside_the_passages_of_their_token(page, lm):
     page.fill(".x-prompt", text)
     page.fill("label:has-text('tokens') input", "0")
     page.press(".x-prompt", "Enter")
-    page.wait_for_selector(".x-exports")
-    page.click(".x-column:nth-child(4)")
+    unfold(page)
+    page.locator(".x-column").nth(3).click()
     span = page.locator(".p-aside .p-verbatim li")
     span.first.wait_for()
     assert span.locator("q").first.inner_text().split()[0] in text
@@ -223,8 +295,8 @@ def test_words_of_the_corpus_stand_beside_the_passages_of_their_token(page, lm):
 def test_a_finger_gets_the_card_of_a_slice_until_it_touches_elsewhere(browser, served):
     with visited(browser, served, has_touch=True, viewport={"width": 390, "height": 844}) as page:
         asked(page, 3)
-        page.locator(".x-column:nth-child(2) .x-slice[data-prototype]").first.tap()
+        page.locator(".x-column").nth(1).locator(".x-slice[data-prototype]").first.tap()
         page.wait_for_selector(".x-hover mark")
         assert page.locator(".x-hover .p-contexts li").count() > 0
-        page.locator(".x-answer dl").tap()
+        page.locator(".x-key .p-note").tap()
         page.wait_for_selector(".x-hover", state="hidden")

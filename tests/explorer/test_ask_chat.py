@@ -8,7 +8,7 @@ import prismlm
 from prismlm.corpus.chat import asked
 from prismlm.corpus.read import DocumentReader
 from prismlm.pages.trace_data import visible
-from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, visited
+from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, unfold, visited
 from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
 
 
@@ -37,7 +37,9 @@ def test_a_question_is_asked_by_the_template(chats, lm):
     assert "".join(events[0][1]["tokens"]) == ASKED
     steps = events[-1][1]["trace"]["steps"]
     assert [step["target"] for step in steps] == [visible(step.pieces[1].label) for step in trace]
-    assert events[-1][1]["trace"]["whole"]["summary"] == trace.summary
+    sentence = trace.support.sentence
+    assert events[-1][1]["support"] == {"level": trace.support.level, "sentence": sentence}
+    assert events[-1][1]["answer"] == trace.answer.strip()
 
 
 def test_a_question_follows_an_answer(chats, lm, tmp_path):
@@ -130,7 +132,7 @@ def test_a_person_asks_a_question(browser, chats):
         assert page.locator(".x-try").all_inner_texts() == [f"medicine\n{QUESTIONS['medicine']}"]
         page.fill("label:has-text('tokens') input", "4")
         page.click(".x-try")
-        page.wait_for_selector(".x-exports")
+        unfold(page)
         assert page.inner_text(".x-answer .p-text").startswith("<user>")
         assert "--chat --generate 4" in page.inner_text(".x-command")
         page.fill(".x-prompt", "Why?")

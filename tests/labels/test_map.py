@@ -7,7 +7,16 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.labels.map import category_neighbours, laid_out, map_lens, nearest_prototypes
+from prismlm.labels.map import (
+    category_neighbours,
+    laid_out,
+    map_lens,
+    nearest_prototypes,
+    regions,
+    worth_seeing,
+)
+from prismlm.labels.write import write_columns
+from tests.helpers.named_lens import named_model
 
 
 def test_neighbours_of_two_groups_by_hand():
@@ -44,6 +53,36 @@ def test_the_nearest_are_those_of_all_cosines():
     assert found.indices[3, 1] == 580
     expected = cosines.fill_diagonal_(2).sort(descending=True).values[:, 1:15]
     torch.testing.assert_close(found.distances[:, 1:], 1 - expected, atol=1e-5, rtol=0)
+
+
+def test_regions_are_called_by_their_category_or_their_words(tiny_model, tmp_path):
+    """Three clusters of 64: one of a category, one of a word, and one of neither."""
+    lens = named_model(tiny_model, tmp_path / "model").lens
+    shift = np.repeat([0.0, 50, 100], 64)
+    tokens = [[" river", "x"] if 64 <= i < 128 else [" the"] for i in range(192)]
+    columns = {
+        "x": shift + np.arange(192) % 8,
+        "y": np.arange(192) // 8 % 8,
+        "category": ["Morphology" if i < 40 else "Misc / Other" for i in range(192)],
+        "top_tokens": tokens,
+        "top_values": [[1.0] * len(some) for some in tokens],
+    }
+    write_columns(lens, columns, map={"method": "by hand"})
+    found = {name: x for x, _, name in regions(lens)}
+    assert set(found) == {"Morphology", "river"}
+    assert found["Morphology"] < 20 < 50 <= found["river"] <= 57
+
+
+def test_a_page_opens_at_a_prototype_worth_seeing(tiny_model, tmp_path):
+    lens = named_model(tiny_model, tmp_path / "model").lens
+    assert worth_seeing(lens) == lens.leading[0]
+    first, _, third, fourth = lens.leading[:4].tolist()
+    scores, kinds = [0.5] * 192, ["Named Entities"] * 192
+    scores[first] = scores[third] = scores[fourth] = 0.95
+    kinds[first] = "Misc / Other"
+    columns = {"label_score": np.array(scores, np.float32), "category": kinds}
+    write_columns(lens, columns, map={"method": "by hand"})
+    assert worth_seeing(lens) == third
 
 
 @pytest.mark.slow

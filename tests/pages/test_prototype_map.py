@@ -5,9 +5,11 @@ import shutil
 import pytest
 
 from prismlm.direction_marks import marks_shown
+from prismlm.labels.map import worth_seeing
+from prismlm.pages.colours import colour
 from prismlm.pages.frame import write_page
 from prismlm.pages.prototype_map import prototype_map_page
-from tests.helpers.named_lens import named_model
+from tests.helpers.named_lens import CATEGORIES, named_model
 
 HOSTILE = '</script><script>document.title="run"</script> \u202egnp'
 
@@ -33,7 +35,14 @@ def test_a_person_looks_around(page):
         tab = browser.new_page(viewport={"width": 1200, "height": 900})
         tab.on("pageerror", lambda error: problems.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(path.as_uri())
+        assert tab.url.endswith(f"#{worth_seeing(lens)}")
         tab.goto(f"{path.as_uri()}#0")
+        tab.reload()
+        # Dots in the legend have the colours that categories have everywhere.
+        dots = tab.locator(".m-key i").evaluate_all("all => all.map((i) => i.style.background)")
+        rgb = [tuple(bytes.fromhex(colour(name)[1:])) for name in CATEGORIES]
+        assert sorted(dots) == sorted(f"rgb{values}" for values in rgb)
         # A name is text, and cannot turn the page's direction.
         assert tab.locator(".m-card h2").inner_text() == marks_shown(HOSTILE)
         assert tab.title() == "Prototypes"

@@ -129,15 +129,10 @@ def test_shares_in_the_page_sum_to_one(trace):
         "domain",
         "source",
         "license",
-        "document",
     ]
     for group in groups:
         total = sum(share for _, share, _ in group["items"]) + group["others"][1]
         assert total + group["unattributed"] == pytest.approx(1, abs=1e-5)
-    # People know a document by its title; the id is for programs.
-    documents = data["whole"]["shares"][-1]
-    known = {row["doc_id"]: row["title"] for row in trace.lens.cells.documents.to_pylist()}
-    assert documents["titles"] == [known[key] for key, _, _ in documents["items"]]
     first = trace[0:1].sources("domain")
     key, *figures = data["steps"][0]["shares"][0]["items"][0]
     assert key == first.items[0].key
@@ -155,8 +150,18 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
         (q.text, q.span.length, q.span.count) for q in quotes
     ]
     assert whole["verbatim"][0]["place"]["doc_id"] == quotes[0].places[0]["doc_id"]
-    passages = trace.passages(len(whole["documents"]))
-    for shown, passage in zip(whole["documents"], passages, strict=True):
+    documents = trace.documents(len(whole["documents"]))
+    assert len(documents) > 1
+    # Each document has its own of the first passages, or the place of it that is nearest.
+    passages = trace.passages(8)
+    pairs = []
+    for one, document in zip(whole["documents"], documents, strict=True):
+        assert one["share"] == pytest.approx(document.share, rel=1e-5)
+        own = [p for p in passages if p.doc_id == document.doc_id]
+        assert len(one["passages"]) == max(1, len(own))
+        pairs += zip(one["passages"], own, strict=False)
+    assert pairs
+    for shown, passage in pairs:
         before, token, after, *_ = shared["places"][shown["place"]]
         parts = [part if isinstance(part, list) else [part] for part in (before, after)]
         assert "".join(["".join(parts[0]), token, "".join(parts[1])]) == passage.text
@@ -172,6 +177,34 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
         assert position == passage.position
         assert shared["documents"][document]["doc_id"] == passage.doc_id
     assert "against" not in Reader(page([trace])).blocks[0]["whole"]
+
+
+def test_a_page_says_the_answer_and_its_support_first(lm):
+    trace = lm.explain("The proof relies on", generate=5)
+    text = Reader(page([trace])).text
+    said = [trace.question, trace.answer.strip(), trace.support.sentence, "Token by token"]
+    assert [text.index(one) for one in said] == sorted(text.index(one) for one in said)
+    assert str(round(trace.support.score, 2)) not in text
+
+
+def test_where_nothing_is_about_the_answer_that_comes_first(lm):
+    trace = lm.explain("The proof relies on", generate=5)
+    support = replace(trace.support, level="none")
+    trace.__dict__["support"] = support
+    text = Reader(page([trace])).text
+    assert text.index(support.sentence) < text.index(trace.answer.strip())
+
+
+def test_a_lens_without_a_scale_says_so(lm, monkeypatch):
+    monkeypatch.setitem(lm.lens.__dict__, "support", None)
+    text = Reader(page([lm.explain("The proof relies on", generate=2)])).text
+    assert "is not known: the lens has no scale of support" in text
+
+
+def test_an_empty_answer_is_said_to_be_empty(lm, monkeypatch):
+    trace = lm.explain("The proof relies on", generate=1)
+    monkeypatch.setattr(type(trace), "answer", property(lambda _: " "))
+    assert "The model wrote nothing." in Reader(page([trace])).text
 
 
 def test_contexts_are_the_index_and_held_once(trace):
@@ -321,16 +354,19 @@ def test_in_a_browser(trace, evil, fed_back, tmp_path):
     dom = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60)
     reader = Reader(dom.stdout)
     last = trace[-1]
-    # All panels are open on their last token, with every prototype of it.
+    # All panels are on their last token, with every prototype of it: five rows, and one that opens.
     assert len(reader.all("article", **{"data-ready": "yes"})) == 3
     assert len(reader.all("span", **{"aria-selected": "true"})) == 3
     used = sum(len(one[-1].prototypes) for one in (trace, evil, fed_back))
-    assert len(reader.all("details")) == used
+    rest = [max(0, len(one[-1].prototypes) - 5) for one in (trace, evil, fed_back)]
+    folded = sum(one.support.level == "none" for one in (trace, evil, fed_back))
+    assert len(reader.all("details")) == used + 3 + sum(map(bool, rest)) + folded
+    assert [f"{number} more" in reader.text for number in rest if number]
     # Of one trace out of three.
     assert reader.text.count("fed back, code") == 1
     assert f"fed back, code {fed_back[-1].uncertainty_code:,}" in reader.text
     assert f"{last.logit:.3f}".replace("-", "−") in reader.text
-    assert "unattributed" in reader.text
+    assert "not traced" in reader.text
     # A block for each trace, one for what those of a lens share, and the script.
     assert len(reader.all("script")) == 3 + 3 + 1
     for one in (trace, evil, fed_back):

@@ -41,5 +41,5 @@ def test_what_the_lens_does_not_know_has_no_shares(tiny_model, monkeypatch):
     monkeypatch.setitem(lm.lens._keys, ("mass", "domain"), Keys([UNKNOWN], np.zeros(rows, int)))
     assert lm.lens.telling == "source"
     data = trace_data(lm.explain("The proof relies on"))
-    assert [group["by"] for group in data["whole"]["shares"]] == ["source", "license", "document"]
+    assert [group["by"] for group in data["whole"]["shares"]] == ["source", "license"]
     assert all([group["by"] for group in step["shares"]] == ["source"] for step in data["steps"])

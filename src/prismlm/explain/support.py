@@ -61,17 +61,13 @@ class Support:
 
     @property
     def sentence(self) -> str:
-        """What the level says, to people."""
-        if self.level == "none":
-            return "Nothing in this corpus is about this answer."
-        return f"Support is {self.level}: {WORDS[self.level]}."
+        """What the level says, as a sentence."""
+        name = "No" if self.level == "none" else self.level.capitalize()
+        return f"{name} support: {WORDS[self.level]}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
-        return asdict(self) | {
-            "sentence": self.sentence,
-            "tokens": [asdict(token) for token in self.tokens],
-        }
+        return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
 
 
 class SupportCount:

@@ -217,6 +217,17 @@ class Trace:
         return in_words(subject, shares, shown[0] if shown else None, self.support)
 
     @property
+    def answer(self) -> str:
+        """The words of the answer, special tokens left out; of a text that was read, all of it."""
+        steps = self.steps
+        ids = [step.token_id for step in steps[self.first + bool(self.first or self.written) :]]
+        if steps and steps[-1].target_from == "generated":
+            ids.append(steps[-1].target_id)
+        if self.lm is None:
+            return ""
+        return str(self.lm.tokenizer.decode(ids, skip_special_tokens=True))
+
+    @property
     def softcap(self) -> float | None:
         """The cap c of a model whose own logits are c tanh(l / c), as Gemma's: steps have l."""
         return None if self.lm is None else self.lm.logit_map.softcap

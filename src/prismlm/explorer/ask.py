@@ -24,7 +24,6 @@ from prismlm.pages.colours import colour
 from prismlm.pages.trace import page
 from prismlm.pages.trace_data import (
     Pool,
-    answer_text,
     behind,
     rounded,
     support_line,
@@ -201,7 +200,7 @@ def _finished(trace: Trace) -> dict[str, Any]:
         "trace": data,
         "notes": trace.notes,
         "shared": pool.to_dict(),
-        "answer": answer_text(trace),
+        "answer": trace.answer.strip(),
         "support": support_line(trace),
     }
 

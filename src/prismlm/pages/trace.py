@@ -17,7 +17,6 @@ from prismlm.pages.colours import colour
 from prismlm.pages.frame import asset, html_page, joined
 from prismlm.pages.trace_data import (
     Pool,
-    answer_text,
     has_feedback,
     support_line,
     trace_data,
@@ -105,7 +104,7 @@ def _answer(trace: Trace) -> str:
     asked = trace.question if trace.first or trace.written else ""
     parts = [
         f'<p class="p-question">{escape(asked)}</p>' * bool(asked),
-        f'<p class="p-answer">{escape(answer_text(trace)) or EMPTY}</p>',
+        f'<p class="p-answer">{escape(trace.answer.strip()) or EMPTY}</p>',
     ]
     parts.insert(0 if support["level"] == "none" else 2, said)
     parts += [f'<p class="p-note">{escape(note)}</p>' for note in trace.notes]

@@ -282,17 +282,6 @@ def _documents(trace: Trace, pool: Pool) -> list[dict[str, Any]]:
     return [shown | {"passages": passages.get(one.doc_id, [shown])} for one, shown in documents]
 
 
-def answer_text(trace: Trace) -> str:
-    """Return the answer as people read it: the text itself where it is none to a question."""
-    special = set(trace.lm.tokenizer.all_special_ids) if trace.lm is not None else set[int]()
-    steps = trace.steps[trace.first :]
-    if trace.first or trace.written:
-        tokens = [(step.target_id, step.pieces[1]) for step in steps]
-    else:
-        tokens = [(step.token_id, step.pieces[0]) for step in steps]
-    return "".join(piece.shown for token, piece in tokens if token not in special).strip()
-
-
 def support_line(trace: Trace) -> dict[str, str] | None:
     """Return how well the corpus supports the answer, in a sentence; None without a lens."""
     if trace.lens is None:

@@ -65,7 +65,7 @@ export const shares = (group) => {
   for (const [key, share, base] of group.items) list.append(bar(key, share, null, base));
   const [count, rest] = group.others;
   if (count) list.append(bar(`${count} more`, rest, "p-rest"));
-  list.append(bar("unattributed", group.unattributed, "p-grey"));
+  list.append(bar("not traced", group.unattributed, "p-grey"));
   return make("section", null, make("h3", null, heading[group.by]), list);
 };
 // Items under a heading, or that there are none; each with a number before what is in it.
