@@ -14,16 +14,18 @@ import time
 
 import numpy as np
 import torch
+from scipy.spatial import KDTree
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
-from prismlm.labels.map import category_neighbours, laid_out, nearest_prototypes
+from prismlm.labels.map import laid_out, nearest_prototypes
 
 PROTOTYPES, WIDTH, GROUPS, SEED = 16_384, 1_600, 256, 0
 # Of a prototype's length, what it has of its own beside the unit vector of its group.
 OWN = 4.0
 GOAL = 300
+NEAR = 10
 
 
 def main() -> None:
@@ -35,7 +37,7 @@ def main() -> None:
     found, found_processor = time.perf_counter(), time.process_time()
     places = laid_out(prototypes, nearest)
     ended, ended_processor = time.perf_counter(), time.process_time()
-    same, chance = category_neighbours(places, groups)
+    same, chance = group_neighbours(places, groups)
     result = {
         "prototypes": PROTOTYPES,
         "width": WIDTH,
@@ -54,7 +56,7 @@ def main() -> None:
     write_json(given.out, result)
 
 
-def drawn(count: int, width: int, groups: int) -> tuple[torch.Tensor, list[str | None]]:
+def drawn(count: int, width: int, groups: int) -> tuple[torch.Tensor, list[str]]:
     """Return prototypes [count, width] and the group of each, as many in every one."""
     generator = torch.Generator().manual_seed(SEED)
     centres = torch.nn.functional.normalize(torch.randn(groups, width, generator=generator))
@@ -63,7 +65,16 @@ def drawn(count: int, width: int, groups: int) -> tuple[torch.Tensor, list[str |
     return centres[of] + own, [f"group {number}" for number in of.tolist()]
 
 
-def near(indices: torch.Tensor, groups: list[str | None]) -> float:
+def group_neighbours(places: np.ndarray, groups: list[str]) -> tuple[float, float]:
+    """Return how many of the nearest at places [K, 2] share a group, and how many do by chance."""
+    names = np.array(groups)
+    nearest = np.asarray(KDTree(places).query(places, NEAR + 1)[1])
+    dealt = np.random.default_rng(SEED).permutation(names)
+    same, chance = (float((of[nearest[:, 1:]] == of[:, None]).mean()) for of in (names, dealt))
+    return same, chance
+
+
+def near(indices: torch.Tensor, groups: list[str]) -> float:
     """Return how many of the nearest by cosine, itself aside, are of the same group."""
     names = np.array(groups)
     return float((names[indices[:, 1:].numpy()] == names[:, None]).mean())

@@ -275,15 +275,13 @@ def test_a_person_walks_by_keyboard_and_reads_on(page):
     assert download.value.suggested_filename == "answer.parquet"
 
 
-def test_words_of_the_corpus_stand_beside_the_passages_of_their_token(page, lm):
+def test_words_of_the_corpus_stand_below_the_passages(page, lm):
     corpus = lm.lens.corpus
     text = corpus.excerpt(int(corpus.starts[3]), 16)
     page.fill(".x-prompt", text)
     page.fill("label:has-text('tokens') input", "0")
     page.press(".x-prompt", "Enter")
-    unfold(page)
-    page.locator(".x-column").nth(3).click()
-    span = page.locator(".p-aside .p-verbatim li")
+    span = page.locator(".p-whole .p-verbatim li")
     span.first.wait_for()
     assert span.locator("q").first.inner_text().split()[0] in text
     where = span.locator("a").first

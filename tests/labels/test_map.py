@@ -8,7 +8,6 @@ import torch
 
 import prismlm
 from prismlm.labels.map import (
-    category_neighbours,
     laid_out,
     map_lens,
     nearest_prototypes,
@@ -17,22 +16,6 @@ from prismlm.labels.map import (
 )
 from prismlm.labels.write import write_columns
 from tests.helpers.named_lens import named_model
-
-
-def test_neighbours_of_two_groups_by_hand():
-    """Two groups far apart, the second with a stranger: 12 of one kind, 11 and 1 of the other."""
-    places = np.concatenate([np.random.default_rng(0).random((12, 2)) + shift for shift in (0, 99)])
-    categories = ["a"] * 12 + ["b"] * 11 + ["a"]
-    same, chance = category_neighbours(places, categories)
-    # Each of the 11 has the stranger among its 11 neighbours, and 10 of these are looked at.
-    nearest = np.linalg.norm(places[:, None] - places[None], axis=-1).argsort(1)[:, 1:11]
-    expected = np.mean(
-        [[categories[j] == categories[i] for j in row] for i, row in enumerate(nearest)]
-    )
-    assert same == pytest.approx(expected)
-    assert 0.85 < same < 1
-    assert chance < 0.7
-    assert category_neighbours(places, [None] * 24) == (None, None)
 
 
 def test_few_prototypes_lie_on_their_principal_directions():

@@ -24,7 +24,7 @@ def map_prototypes(
     """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.index.layout import find_lens, read_meta
-    from prismlm.labels.map import map_lens, map_record
+    from prismlm.labels.map import map_lens, regions
     from prismlm.pages.frame import write_page
     from prismlm.pages.prototype_map import prototype_map_page
 
@@ -38,17 +38,11 @@ def map_prototypes(
         map_lens(opened, lm.head, progress=ConsoleReporter())
     if html is not None:
         write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
-    made = map_record(opened)
+    made, named = opened.meta.map or {}, [region._asdict() for region in regions(opened)]
     if as_json:
-        print_json({"model": str(model), "lens": str(opened.path), **made})
+        print_json({"model": str(model), "lens": str(opened.path), **made, "regions": named})
         return
     typer.echo(f"{opened.num_prototypes:,} prototypes laid out by {made['method']}")
-    if made["same_category"] is None:
-        typer.echo("without labels: `prismlm label` names them")
-    else:
-        typer.echo(
-            f"{made['same_category']:.0%} of the ten nearest have the category of their prototype, "
-            f"{made['by_chance']:.0%} by chance"
-        )
+    typer.echo("Regions: " + ("; ".join(one["name"] for one in named) or "none that can be named"))
     if html is not None:
         typer.echo(str(html))

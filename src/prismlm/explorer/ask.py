@@ -194,8 +194,7 @@ def _step(step: Step, known: set[int]) -> dict[str, Any]:
 def _finished(trace: Trace) -> dict[str, Any]:
     """Return a trace as the static page shows it."""
     pool = Pool(trace.lens)
-    # All that a token may be in: the page shows those of the chosen one.
-    data = trace_data(trace, pool, each=False, quotes=len(trace))
+    data = trace_data(trace, pool, each=False)
     return {
         "trace": data,
         "notes": trace.notes,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy.cluster.vq import kmeans2
-from scipy.spatial import KDTree
 
 from prismlm.files import WAY_OUT, room_to_write
 from prismlm.index.lens import Lens
@@ -23,7 +22,6 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 
 NEIGHBOURS, LEAST_DISTANCE, SEED = 15, 0.1, 0
-NEAR = 10
 # Regions of a map: how many prototypes each has on average, how many regions at most, and how large
 # a part of one is of the category that it is called by, or how many prototypes have its word.
 REGION, REGIONS = 60, 24
@@ -57,11 +55,7 @@ class Nearest(NamedTuple):
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
     """Lay the prototypes of a lens out in two dimensions; ``x`` and ``y`` of its table get them.
 
-    Returned is what its record says: ``same_category``, the share of the ten nearest of each on the
-    map that have its category, over those with a label, or None where there are no labels;
-    ``by_chance``, the same where categories are dealt out anew; and how the map was made.
-
-    The same prototypes have the same map each time: one thread, seeded.
+    Returned is what its record says: how the map was made. The same prototypes have the same map each time: one thread, seeded.
 
     Args:
         lens: of the head.
@@ -77,10 +71,9 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
         nearest = nearest_prototypes(prototypes, progress)
         with progress.task("Laying out prototypes", 1, "maps") as task:
             places = laid_out(prototypes, nearest)
-            found = MADE | _categories_on(places, lens)
-            write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=found)
+            write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=MADE)
             task.advance()
-    return found
+    return MADE
 
 
 def nearest_prototypes(prototypes: torch.Tensor, progress: Reporter = SILENT) -> Nearest:
@@ -130,40 +123,6 @@ def laid_out(prototypes: torch.Tensor, nearest: Nearest) -> np.ndarray:
         finally:
             # numba sets the number of threads of the OpenMP that PyTorch uses too.
             torch.set_num_threads(threads)
-
-
-def map_record(lens: Lens) -> dict[str, Any]:
-    """Return what made the map of a lens, and how many neighbours share a category by now.
-
-    The lens's own record says so of the categories there were when the map was made, if any.
-    """
-    assert lens.meta.map is not None
-    places = np.stack([lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
-    return lens.meta.map | _categories_on(places, lens)
-
-
-def _categories_on(places: np.ndarray, lens: Lens) -> dict[str, float | None]:
-    same, chance = category_neighbours(places, lens.categories)
-    return {"same_category": same, "by_chance": chance}
-
-
-def category_neighbours(
-    places: np.ndarray, categories: list[str | None]
-) -> tuple[float | None, float | None]:
-    """Return how many of the nearest on a map share a category, and how many do by chance.
-
-    Args:
-        places: [K, 2].
-        categories: of each, None without a label.
-    """
-    known = np.array([name is not None for name in categories])
-    if known.sum() <= NEAR:
-        return None, None
-    names = np.array([str(name) for name in categories])[known]
-    nearest = np.asarray(KDTree(places[known]).query(places[known], NEAR + 1)[1])
-    dealt = np.random.default_rng(SEED).permutation(names)
-    same, chance = (float((of[nearest[:, 1:]] == of[:, None]).mean()) for of in (names, dealt))
-    return same, chance
 
 
 class Region(NamedTuple):

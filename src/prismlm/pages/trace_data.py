@@ -148,12 +148,7 @@ def _parted(text: str, begin: int, end: int, marked: Sequence[tuple[int, int]]) 
 
 
 def trace_data(
-    trace: Trace,
-    pool: Pool | None = None,
-    against: int = 0,
-    *,
-    each: bool = True,
-    quotes: int = QUOTES_OF_TEXT,
+    trace: Trace, pool: Pool | None = None, against: int = 0, *, each: bool = True
 ) -> dict[str, Any]:
     """Return steps and shares as the page's script reads them, six digits of each figure.
 
@@ -162,7 +157,6 @@ def trace_data(
         pool: where what it shares with other traces is put.
         against: how many passages that speak against its predictions.
         each: say what stands behind each step, not behind all alone.
-        quotes: how many verbatim spans, the longest.
     """
     pool = Pool(trace.lens) if pool is None else pool
     value = {
@@ -174,7 +168,7 @@ def trace_data(
         # Of a model with feedback the first token has none; of others, no token.
         "feedback": has_feedback(trace),
         "softcap": trace.softcap,
-        "whole": _whole(trace, pool, against, quotes),
+        "whole": _whole(trace, pool, against),
         "places": "Documents" if trace.lens is None or trace.lens.cells is None else "Passages",
     }
     return rounded(value)
@@ -246,7 +240,7 @@ def _tells(lens: Lens, by: str) -> bool:
     return lens.keys("mass", by).names != [UNKNOWN]
 
 
-def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any] | None:
+def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
     if trace.lens is None:
         return None
     value: dict[str, Any] = {
@@ -263,12 +257,11 @@ def _whole(trace: Trace, pool: Pool, against: int, quotes: int) -> dict[str, Any
         value["verbatim"] = [
             {
                 "text": one.text,
-                "start": trace.steps[0].position + one.span.start,
                 "length": one.span.length,
                 "count": one.span.count,
                 "place": one.places[0],
             }
-            for one in trace.verbatim(quotes)
+            for one in trace.verbatim(QUOTES_OF_TEXT)
         ]
     return value
 

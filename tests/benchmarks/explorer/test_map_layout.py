@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.explorer.map_layout import drawn, near
-from prismlm.labels.map import category_neighbours, laid_out, nearest_prototypes
+from benchmarks.explorer.map_layout import drawn, group_neighbours, near
+from prismlm.labels.map import laid_out, nearest_prototypes
 
 
 @pytest.mark.slow
@@ -12,6 +12,6 @@ def test_drawn_prototypes_are_in_groups():
     nearest = nearest_prototypes(prototypes)
     assert near(nearest.indices, groups) > 0.8
     pytest.importorskip("umap")
-    same, chance = category_neighbours(laid_out(prototypes, nearest), groups)
+    same, chance = group_neighbours(laid_out(prototypes, nearest), groups)
     assert same > 0.8
     assert chance < 0.3

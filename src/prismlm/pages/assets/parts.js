@@ -90,11 +90,8 @@ export const against = (data, list) => {
   const note = "Similar text in which another token came next. The figures are shares among such text alone.";
   return listed("p-documents p-against", "What speaks against it", note, items, "No such passage was found.");
 };
-// Of the whole text that many, the longest; of one prediction those that hold its token.
-const QUOTES = 6;
-const quoted = (data, { position }) => (data.whole?.verbatim ?? []).filter(({ start, length }) => start <= position + 1 && position + 1 < start + length);
 export const verbatim = (list) => {
-  const items = list.slice(0, QUOTES).map(({ text, length, count, place }) => {
+  const items = list.map(({ text, length, count, place }) => {
     const name = place.title || place.doc_id || `position ${place.position.toLocaleString("en")}`;
     const own = place.doc_id && links.document?.(place);
     const link = make(own ? "a" : "b", null, name);
@@ -245,7 +242,7 @@ export const panel = (data, step) => {
 };
 export const behind = (data, step) => step.shares.length
   ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
-      documents(data, step.documents, data.places), ...[quoted(data, step)].filter((list) => list.length).map(verbatim))
+      documents(data, step.documents, data.places))
   : make("div", "p-aside", make("p", "p-note", "No lens, so no training text. `prismlm index` builds one."));
 // What traces of one lens share, as it travels, made handy.
 export const unpacked = ({ prototypes, places, documents }) => ({
