@@ -55,7 +55,8 @@ class Nearest(NamedTuple):
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
     """Lay the prototypes of a lens out in two dimensions; ``x`` and ``y`` of its table get them.
 
-    Returned is what its record says: how the map was made. The same prototypes have the same map each time: one thread, seeded.
+    Returned is how the map was made, as its record says. The same prototypes have the same map each
+    time: one thread, seeded.
 
     Args:
         lens: of the head.
