@@ -161,7 +161,7 @@ def regions(lens: Lens) -> list[Region]:
     categorised = set(called)
     for region, name, some, lift in _telling(of, sizes, words):
         own = called.setdefault(region, [])
-        often = some >= WORD_PROTOTYPES and lift >= WORD_LIFT
+        often = some >= WORD_PROTOTYPES and lift >= min(WORD_LIFT, count / 2)
         if often and region not in categorised and len(own) < WORDS_SHOWN:
             own.append(name)
     middles = [np.median(places[of == region], axis=0).round(3).tolist() for region in range(count)]
