@@ -362,7 +362,7 @@ def test_in_a_browser(trace, evil, fed_back, tmp_path):
     rest = [max(0, len(one[-1].prototypes) - 5) for one in (trace, evil, fed_back)]
     folded = sum(one.support.level == "none" for one in (trace, evil, fed_back))
     assert len(reader.all("details")) == used + 3 + sum(map(bool, rest)) + folded
-    assert [f"{number} more" in reader.text for number in rest if number]
+    assert all(f"{number} more" in reader.text for number in rest if number)
     # Of one trace out of three.
     assert reader.text.count("fed back, code") == 1
     assert f"fed back, code {fed_back[-1].uncertainty_code:,}" in reader.text
