@@ -57,7 +57,8 @@ def test_regions_are_called_by_their_category_or_their_words(tiny_model, tmp_pat
 
 
 def test_a_page_opens_at_a_prototype_worth_seeing(tiny_model, tmp_path):
-    lens = named_model(tiny_model, tmp_path / "model").lens
+    lm = named_model(tiny_model, tmp_path / "model")
+    lens = lm.lens
     assert worth_seeing(lens) == lens.leading[0]
     first, _, third, fourth = lens.leading[:4].tolist()
     scores, kinds = [0.5] * 192, ["Named Entities"] * 192
@@ -65,7 +66,7 @@ def test_a_page_opens_at_a_prototype_worth_seeing(tiny_model, tmp_path):
     kinds[first] = "Misc / Other"
     columns = {"label_score": np.array(scores, np.float32), "category": kinds}
     write_columns(lens, columns, map={"method": "by hand"})
-    assert worth_seeing(lens) == third
+    assert worth_seeing(prismlm.load(lm.path).lens) == third
 
 
 @pytest.mark.slow
