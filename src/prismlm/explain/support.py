@@ -62,12 +62,16 @@ class Support:
     @property
     def sentence(self) -> str:
         """What the level says, as a sentence."""
-        name = "No" if self.level == "none" else self.level.capitalize()
-        return f"{name} support: {WORDS[self.level]}."
+        return sentence(self.level)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
         return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+
+
+def sentence(level: Level) -> str:
+    """Return what a level says, as a sentence."""
+    return f"{'No' if level == 'none' else level.capitalize()} support: {WORDS[level]}."
 
 
 class SupportCount:

@@ -114,7 +114,7 @@ class AnswerPrinter:
         self._writer.end()
         if trace.written and not trace.answer.strip():
             self._console.print("The model wrote nothing: it ended the text at once.", style="bold")
-        elif repeats(self.question, trace.answer) and trace.written:
+        elif (trace.written or trace.first) and repeats(self.question, trace.answer):
             self._console.print(
                 "The answer repeats the question, so what follows is about the question's words.",
                 style="yellow",

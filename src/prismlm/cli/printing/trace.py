@@ -278,7 +278,7 @@ def _print_document(console: Console, document: DocumentShare, place: DocumentSh
     if place.around is None:
         return
     also = place.also if isinstance(place, Passage) else []
-    text = _place(place.around, also, console.width - INDENT)
+    text = place_text(place.around, also, console.width - INDENT)
     for line in text.wrap(console, console.width - INDENT):
         line.rstrip()
         console.print(Text(" " * INDENT).append_text(line))
@@ -319,8 +319,8 @@ def _print_quotes(console: Console, quotes: list[Quote]) -> None:
     console.print()
 
 
-def _place(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
-    """Return a sentence; brackets say what is marked in it wherever there is no colour."""
+def place_text(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
+    """Return the sentence around a place, in brackets what is marked: there may be no colour."""
     text, begin, end = str(around), len(around.before), len(around.before + around.token)
     # Of a token of blanks alone, its line end is what is marked.
     word = around.token.lstrip() or around.token.lstrip(" ")
