@@ -94,7 +94,7 @@ def explain(
     check_ending(parquet, ".parquet")
     given = _texts(model, text, file, lines)
     texts = [put(one, chat, system) if isinstance(one, str) else one for one in given]
-    span = _span(tokens)
+    span, table = _span(tokens), tokens is not None
     heads = _heads(attention, as_json)
     from prismlm.explain.language_model import load
     from prismlm.index.where import parse_where
@@ -105,25 +105,23 @@ def explain(
     column = by or ("domain" if lm.lens is None else lm.lens.telling)
     if lm.lens is None:
         _check_without_lens(lm, by, method, conditions, against)
-    how: dict[str, Any] = {"method": method, "where": conditions}
+    from prismlm.cli.printing.trace import Shown
+
+    shown = Shown(column, documents, passages, against, table, top, method, conditions)
     options: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
     chosen: list[Trace] = []
-    values: list[dict[str, Any]] = []
     for one in texts:
         options["generate"] = _to_write(one) if generate is None else generate
-        if as_json:
-            chosen.append(_select(lm.explain(one, **options), span, tokens))
-            wanted = {"by": column, "documents": documents, "against": against}
-            values.append(chosen[-1].to_dict(**wanted, **how))
-            continue
-        from prismlm.cli.printing.trace import Shown
-
-        table = tokens is not None
-        shown = Shown(column, documents, passages, against, table, top, method, conditions)
-        chosen.append(_explain(lm, one, options, (span, tokens), shown))
+        chosen.append(_explain(lm, one, options, (span, tokens), None if as_json else shown))
     _write(chosen, html, parquet, against)
     if as_json:
-        print_json(values[0] if len(values) == 1 else {"texts": values})
+        _print_json(chosen, shown)
+
+
+def _print_json(traces: list[Trace], shown: Shown) -> None:
+    how: dict[str, Any] = {name: getattr(shown, name) for name in ("method", "where", "against")}
+    values = [trace.to_dict(shown.by, shown.documents, **how) for trace in traces]
+    print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
 def _to_write(text: str | Messages) -> int:
@@ -138,9 +136,11 @@ def _explain(
     text: str | Messages,
     options: dict[str, Any],
     chosen: tuple[slice | None, str | None],
-    shown: Shown,
+    shown: Shown | None,
 ) -> Trace:
-    """Print an answer, on a terminal while it is written, and what it relies on; return that."""
+    """Return what an answer relies on, and print both, on a terminal while it is written."""
+    if shown is None:
+        return _select(lm.explain(text, **options), *chosen)
     from prismlm.cli.printing.answer import AnswerPrinter
     from prismlm.cli.printing.trace import print_trace
 
@@ -149,14 +149,15 @@ def _explain(
     if console.is_terminal:
         options |= {"on_step": lambda step: answer.follow(step, step.target_id in special)}
     whole = lm.explain(text, **options)
-    answer.finish(whole)
     trace = _select(whole, *chosen)
+    answer.finish(whole)
     if trace is not whole:
         first, last = trace.steps[0].position, trace.steps[-1].position
         console.print(f"Predictions {first} to {last} alone: “{plain(trace.answer).strip()}”")
     with _waiting("Looking for its sources"):
         _ = trace.summary
     print_trace(console, trace, shown)
+    console.print()
     return trace
 
 
