@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from prismlm.cli.options import (
     By,
@@ -30,6 +28,7 @@ from prismlm.cli.options import (
     put,
 )
 from prismlm.cli.output import console_for_reading, plain, print_json
+from prismlm.cli.progress import waiting
 from prismlm.errors import InputError
 from prismlm.files import read_text
 from prismlm.outputs import check_ending, check_outputs
@@ -100,7 +99,7 @@ def explain(
     from prismlm.index.where import parse_where
 
     conditions = parse_where(where or [])
-    with _waiting("Opening the model"):
+    with waiting("Opening the model"):
         lm = load(model, lens=lens)
     column = by or ("domain" if lm.lens is None else lm.lens.telling)
     if lm.lens is None:
@@ -154,16 +153,11 @@ def _explain(
     if trace is not whole:
         first, last = trace.steps[0].position, trace.steps[-1].position
         console.print(f"Predictions {first} to {last} alone: “{plain(trace.answer).strip()}”")
-    with _waiting("Looking for its sources"):
+    with waiting("Looking for its sources"):
         _ = trace.summary
     print_trace(console, trace, shown)
     console.print()
     return trace
-
-
-def _waiting(what: str) -> AbstractContextManager[Any]:
-    """Return what shows on a terminal that something is being done."""
-    return Console(stderr=True).status(f"{what} …")
 
 
 def _check_without_lens(lm: PrismLM, by: str | None, method: str, where: Any, against: int) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from prismlm.cli.options import Chat, Json, Model, SamplingSeed, System, Temperature, number, put
 from prismlm.cli.output import console_for_reading, print_json
+from prismlm.cli.progress import waiting
 
 if TYPE_CHECKING:
     from prismlm.corpus.chat import Messages
@@ -33,7 +34,8 @@ def generate(
     from prismlm.index.opened_model import OpenedModel, settings_not_applied
     from prismlm.models.checkpoint import load_checkpoint
 
-    loaded, tokenizer, sidecar = load_checkpoint(model)
+    with waiting("Opening the model"):
+        loaded, tokenizer, sidecar = load_checkpoint(model)
     # Writing needs no lens, so one that is stale or one of several is no reason to refuse.
     lm = OpenedModel(model, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
     how = {"tokens": tokens, "temperature": temperature, "seed": seed}
