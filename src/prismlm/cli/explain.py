@@ -141,7 +141,7 @@ def _explain(
     if shown is None:
         return _select(lm.explain(text, **options), *chosen)
     from prismlm.cli.printing.answer import AnswerPrinter
-    from prismlm.cli.printing.trace import print_trace
+    from prismlm.cli.printing.trace import prepare, print_trace
 
     console = console_for_reading()
     answer, special = AnswerPrinter(console, text), set(lm.tokenizer.all_special_ids)
@@ -149,12 +149,13 @@ def _explain(
         options |= {"on_step": lambda step: answer.follow(step, step.target_id in special)}
     whole = lm.explain(text, **options)
     trace = _select(whole, *chosen)
+    answer.pause()
+    with waiting("Looking for its sources"):
+        prepare(trace, shown)
     answer.finish(whole)
     if trace is not whole:
         first, last = trace.steps[0].position, trace.steps[-1].position
         console.print(f"Predictions {first} to {last} alone: “{plain(trace.answer).strip()}”")
-    with waiting("Looking for its sources"):
-        _ = trace.summary
     print_trace(console, trace, shown)
     console.print()
     return trace

@@ -98,6 +98,11 @@ class AnswerPrinter:
                 self._begin()
                 self._writer.write(shown)
 
+    def pause(self) -> None:
+        """End the line of what was written so far."""
+        if self._begun:
+            self._writer.end()
+
     def finish(self, trace: Trace) -> None:
         """Print what was not printed yet, and what must be said of the answer."""
         whole = self._text if isinstance(self._text, str) else trace.answer

@@ -75,6 +75,18 @@ class Shown:
     where: Where
 
 
+def prepare(trace: Trace, shown: Shown) -> None:
+    """Find what will be printed, which takes time and may be refused.
+
+    Raises:
+        InputError: a filter names what is not there, or there is no text to speak against.
+    """
+    if trace.lens is not None:
+        _ = trace.summary, trace.sources(shown.by, method=shown.method, where=shown.where)
+        if shown.against:
+            trace.against(shown.against, where=shown.where)
+
+
 def print_trace(console: Console, trace: Trace, shown: Shown) -> None:
     """Print what stands below an answer: support, documents, shares, and the table if asked for."""
     for note in trace.notes:
