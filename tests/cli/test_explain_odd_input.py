@@ -38,9 +38,13 @@ def printed(result):
     "question", ["¿Qué hace el medicamento?", "这种药有什么作用?", "ماذا يفعل الدواء؟"]
 )
 def test_a_question_in_another_language(prism, model, question):
-    shown = printed(prism("explain", model, question, "--chat", "--generate", 5))
-    assert shown.startswith(question)
+    shown = printed(prism("explain", model, question))
+    assert shown.startswith(f"{question} → ")
     assert len(SUPPORT.findall(shown)) == 1
+    # So small a model may end its text at once.
+    shown = printed(prism("explain", model, question, "--chat"))
+    assert shown.startswith(f"{question}\n\n")
+    assert SUPPORT.search(shown) or "The model wrote nothing" in shown
 
 
 def test_an_empty_answer(model, capsys):
@@ -82,8 +86,8 @@ def test_a_chat_that_ends_with_the_user_is_answered(prism, model, tmp_path):
     chats = tmp_path / "chats.jsonl"
     chats.write_text(json.dumps({"messages": turns}) + "\n")
     shown = printed(prism("explain", model, "--file", chats))
-    trace = prismlm.load(model).explain(turns, generate=50)
-    assert shown.startswith(f"{QUESTION}\n\n{trace.answer.split()[0]}")
+    answer = prismlm.load(model).explain(turns, generate=50).answer.split()
+    assert shown.startswith(f"{QUESTION}\n\n{answer[0] if answer else 'The model wrote nothing'}")
     value = json.loads(prism("explain", model, "--file", chats, "--json").stdout)
     assert value["positions"][-1]["target_from"] == "generated"
     read = printed(prism("explain", model, "--file", chats, "--generate", 0))
@@ -116,7 +120,8 @@ def test_a_corpus_of_one_document(prism, indexed):
     assert "was traced to the only document of this corpus." in said
     assert "1 document." in said
     assert "more than" not in said
-    assert shown.count("A drug") == 1
+    assert "%  A drug" in shown
+    assert SUPPORT.search(shown) or "this lens has no support scale." in said
 
 
 def test_a_corpus_of_one_domain_without_titles(prism, indexed):

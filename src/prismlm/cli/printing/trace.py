@@ -27,7 +27,7 @@ from prismlm.cli.printing.chains import print_chains
 from prismlm.explain.passages import Passage
 from prismlm.explain.shares import DocumentShare, Method, Sources
 from prismlm.explain.steps import PrototypeUse, Step
-from prismlm.explain.summary import LEAST_SAID
+from prismlm.explain.summary import LEAST_SAID, doubts
 from prismlm.explain.trace import Trace
 from prismlm.explain.verbatim import Quote
 from prismlm.index.around import Around, joined
@@ -112,7 +112,7 @@ def _print_sources(console: Console, trace: Trace, shown: Shown) -> None:
     if support is not None:
         style = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}[support.level]
         console.print(support.sentence, style=style)
-    for note in _missing(lens):
+    for note in _missing(trace, lens):
         console.print(note, style="yellow")
     # It is of all text by evidence: beside shares of another kind it would not fit these.
     if shown.method == "evidence" and not shown.where and not absent:
@@ -135,7 +135,7 @@ def _print_sources(console: Console, trace: Trace, shown: Shown) -> None:
         _print_against(console, trace.against(shown.against, where=shown.where))
 
 
-def _missing(lens: Lens) -> Iterator[str]:
+def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
     """Yield what a lens lacks: cells, a scale of support, or the corpus itself."""
     again = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
     if lens.cells is None:
@@ -144,7 +144,8 @@ def _missing(lens: Lens) -> Iterator[str]:
             f"passages, base rates or support. To add them: {again}"
         )
         return
-    if lens.support is None:
+    # Where states are zero, that has been said.
+    if trace.support is None and not doubts(trace.table):
         yield (
             "How well the corpus supports the answer is unknown: this lens has no support scale. "
             f"To measure one, of a few dozen documents or more: {again}"
