@@ -6,7 +6,7 @@ import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
@@ -18,6 +18,7 @@ from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.demo.prompts import Answer, DemoResult
+    from prismlm.explain.support import Level
 
 FETCHED_DIRECTORY = Path("prismlm-demo")
 TRAINED_DIRECTORY = Path("prismlm-demo-trained")
@@ -120,7 +121,7 @@ def _print_answer(console: Console, answer: Answer) -> None:
     console.print(plain(answer.prompt), style="dim")
     console.print(plain(answer.words).strip(), style="bold")
     if answer.support is not None:
-        console.print(sentence(answer.support))
+        console.print(sentence(cast("Level", answer.support)))
     if answer.support == "none":
         return
     if answer.shares:

@@ -106,7 +106,8 @@ def explain(
         _check_without_lens(lm, by, method, conditions, against)
     from prismlm.cli.printing.trace import Shown
 
-    shown = Shown(column, documents, passages, against, table, top, method, conditions)
+    how: dict[str, Any] = {"method": method, "where": conditions}
+    shown = Shown(column, documents, passages, against, table, top, **how)
     options: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
     chosen: list[Trace] = []
     for one in texts:

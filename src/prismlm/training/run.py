@@ -141,8 +141,8 @@ def train(
             on_warning(warning)
         trainer, logs = _train(prepared, stop, progress)
         tokens = recipe.evaluation.final_tokens
-        held = int(prepared.corpus.lengths[prepared.corpus.split("heldout")].sum())
-        shown = progress.task("measuring quality", min(tokens, held), "tokens")
+        there = int(prepared.corpus.lengths[prepared.corpus.split("heldout")].sum())
+        shown = progress.task("measuring quality", min(tokens, there), "tokens")
         with _reporting_divergence(trainer, recipe.out), shown as task:
             quality = trainer.measure(prepared.heldout.counted(tokens, task))
         for log in logs:
