@@ -244,7 +244,7 @@ def print_shares(console: Console, sources: Sources) -> None:
     others = sources.items[len(shown) :]
     rows = [(item.key, item.share, item.base_rate, "cyan") for item in shown]
     if others:
-        rows.append((f"{len(others)} others", sum(item.share for item in others), None, "blue"))
+        rows.append((f"others: {len(others)}", sum(item.share for item in others), None, "blue"))
     if sources.where:
         rows.append(("elsewhere", sources.elsewhere, None, "blue"))
     rows.append(("not traced to the corpus", sources.unattributed, None, "bright_black"))
