@@ -40,7 +40,7 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
     assert json.loads((out / "prismlm.json").read_text())["weights"] == "fitted"
     explained = prism("explain", out, "The little man lived in a house")
     assert explained.returncode == 0, explained.stderr
-    assert "Passages" in explained.stdout
+    assert "Documents behind it" in explained.stdout
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import signal
 import time
@@ -132,7 +133,8 @@ def test_sources_and_compare_as_json(prism, tiny_model, texts, out):
     kept = {key for key, share in measured.items() if share >= 0.0101}
     assert kept <= set(listed)
     said = prism("sources", tiny_model, "--doc", doc, "--audit", rows).stdout
-    assert "by 1.00% or more, the least that the audit kept" in said
+    assert "shares below 1.00% are not in the audit" in said
+    assert re.match(r"“.*” is behind these \d texts (more|less|about as) ", " ".join(said.split()))
     assert listed.items() <= {key: pytest.approx(x) for key, x in measured.items()}.items()
     pairs = out / "pairs.parquet"
     arguments = ["compare", tiny_model, tiny_model, "--file", texts, "--parquet", pairs, "--json"]

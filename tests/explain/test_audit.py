@@ -16,6 +16,9 @@ from prismlm.explain.attribution import attribute
 from prismlm.explain.audit import Audit, audit_identity
 from prismlm.explain.audit_files import audit_files, read_audit
 from prismlm.explain.sources import (
+    DocumentSources,
+    TextUse,
+    TextUses,
     audited_texts_that_rely,
     check_document,
     document_sources,
@@ -276,7 +279,12 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
     everywhere = [document_sources(lm.lens, name).neighbourhood for name in lm.lens.documents.names]
     assert found.expected == pytest.approx(np.mean(everywhere))
 
-    texts = texts_that_rely(lm, doc_id, TEXTS, text_options([lm]))
+    uses = texts_that_rely(lm, doc_id, TEXTS, text_options([lm]))
+    texts = uses.texts
+    assert uses.read == len(TEXTS)
+    assert uses.share == pytest.approx(sum(text.share for text in texts) / len(TEXTS))
+    tokens = {row["doc_id"]: row["length"] - 1 for row in lm.lens.cells.documents.to_pylist()}
+    assert found.base_rate == pytest.approx(tokens[doc_id] / sum(tokens.values()))
     for text in texts:
         trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == text.text_id))[:-1]
         share = shares(trace.sources("document"))[doc_id]
@@ -288,9 +296,28 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
         for row in audited[1]:
             add(row.to_dict())
     top = audited[1][0].documents[0]
-    listed, least = audited_texts_that_rely(lm.lens, top.doc_id, path)
-    assert least is None
-    assert ("one", pytest.approx(top.share)) in [(t.text_id, t.share) for t in listed]
+    listed = audited_texts_that_rely(lm.lens, top.doc_id, path)
+    assert listed.least is None
+    assert ("one", pytest.approx(top.share)) in [(t.text_id, t.share) for t in listed.texts]
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.05, "“A title” is behind these 4 texts more often than usual: 5.0 times as much as"),
+        (0.001, "“A title” is behind these 4 texts less often than usual: 0.1 times as much as"),
+        (0.01, "“A title” is behind these 4 texts about as often as usual for its length."),
+        (0, "“A title” is not behind any of these texts."),
+    ],
+)
+def test_how_often_a_document_is_behind_texts_in_words(share, said):
+    place = dict.fromkeys(("source", "domain", "license", "url"))
+    found = DocumentSources("a/1", **place, title="A\ntitle", cells=[], uses=[], neighbourhood=0.02,
+                            expected=0.01, base_rate=0.01)  # fmt: skip
+    texts = TextUses([TextUse("one", "One", 4 * share)] if share else [], 4)
+    assert found.sentence(texts).startswith(said)
+    alone = "Predictions of the model come near to “A title” more often than usual: 2.0 times as"
+    assert found.sentence().startswith(alone)
 
 
 def test_audits_that_cannot_be_used(lm, tmp_path):

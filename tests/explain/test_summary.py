@@ -8,6 +8,7 @@ import prismlm
 from prismlm.errors import FormatError
 from prismlm.explain.shares import DocumentShare, Share, Sources
 from prismlm.explain.summary import in_words
+from prismlm.index.where import UNKNOWN
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 
@@ -21,36 +22,42 @@ def document(share, title="Vaccines"):
     return DocumentShare("a/1", share, "a", "law", "CC0", title, None, 0, lambda: None)
 
 
+MOST = "The document that contributes most is “Vaccines”, with 10%."
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (
             shares(law=0.4, art=0.1),
-            "The answer relies mostly on law: 80% of what is attributed; 20% one document, "
-            "“Vaccines”. 50% of the evidence is attributed.",
+            f"The answer draws mostly on the domain “law”: 40% of its evidence. {MOST}",
         ),
         (
-            shares(law=0.3, art=0.2),
-            "The answer relies on law before all others: 60% of what is attributed; 20% one "
-            "document, “Vaccines”. 50% of the evidence is attributed.",
+            shares(law=0.25, art=0.25),
+            "The answer draws on the domain “law” more than on any other: 25% of its evidence. "
+            f"{MOST}",
         ),
         (
             shares(by="source", law=0.2, art=0.15, war=0.15),
-            "The answer relies on no one source: law 40%, art 30% of what is attributed; 20% one "
-            "document, “Vaccines”. 50% of the evidence is attributed.",
+            "The answer draws on the source “law” more than on any other: 20% of its evidence. "
+            f"{MOST}",
+        ),
+        (
+            shares(**{UNKNOWN: 0.4, "art": 0.1}),
+            f"The answer draws mostly on text of unknown domain: 40% of its evidence. {MOST}",
         ),
         (
             shares(unattributed=0.99, law=0.01),
-            "Almost none of the evidence (1.0%) is attributed to text of this corpus.",
+            "Almost none of the evidence for the answer could be traced to this corpus.",
         ),
         (
             shares(unattributed=1),
-            "No evidence is attributed to text of this corpus.",
+            "Almost none of the evidence for the answer could be traced to this corpus.",
         ),
     ],
 )
 def test_in_words(given, said):
-    assert in_words("The answer", given, (document(0.05), 0.1), None) == said
+    assert in_words("the answer", given, document(0.1), None, 9) == said
 
 
 @pytest.mark.parametrize(
@@ -58,46 +65,54 @@ def test_in_words(given, said):
     [
         (
             {"finance": (0.75, 0.68), "law": (0.15, 0.058), "art": (0.1, 0.262)},
-            "no one domain: law 15% (6% of the corpus), finance 75% (68% of the corpus) of what",
+            "draws more than usual on the domain “law”: 15% of its evidence.",
         ),
         (
             {"finance": (0.75, 0.68), "law": (0.25, 0.32)},
-            "no domain more than the corpus holds of it: finance 75% of what is attributed (68%",
+            "draws on no domain much more than the corpus holds of it.",
         ),
         (
             {"law": (0.8, 0.1), "finance": (0.2, 0.9)},
-            "mostly on law: 80% of what is attributed (10% of the corpus)",
+            "draws mostly on the domain “law”: 80% of its evidence.",
         ),
     ],
 )
 def test_a_large_domain_leads_only_where_its_share_is_larger_than_in_the_corpus(parts, said):
     items = sorted(parts.items(), key=lambda one: -one[1][0])
     found = Sources("domain", tuple(Share(key, *shares) for key, shares in items), 0.0)
-    assert said in in_words("The answer", found, None, None)
+    assert in_words("the answer", found, None, None, 9) == f"The answer {said}"
 
 
-def test_a_document_without_a_title_has_its_id():
-    said = in_words("The text", shares(law=0.5), (document(0.25, None), 0.25), None)
-    assert "50% one document, “a/1”" in said
+def test_of_one_domain_or_one_document_no_comparison_is_made():
+    found = Sources("domain", (Share("law", 0.6, 1.0),), 0.4)
+    said = in_words("the text", found, document(0.1, None), None, 9)
+    assert said == (
+        "60% of the evidence for the text was traced to this corpus. The document that contributes "
+        "most is “a/1”, with 10%."
+    )
+    said = in_words("the text", found, document(0.6), None, 1)
+    assert (
+        said == "60% of the evidence for the text was traced to the only document of this corpus."
+    )
 
 
 def test_what_the_corpus_does_not_hold_is_said_first(tiny_model):
     lm = prismlm.load(tiny_model)
     noise = lm.explain("qzx vvk 9!~ jjw {{ %% kqz ]] xx zzq 0x7 ~~ qj")
     assert noise.support.level == "none"
-    assert noise.summary.startswith("Not in this corpus. What comes nearest is ")
+    assert noise.summary == noise.support.sentence
+    assert "nothing in this corpus is about the answer" in noise.summary
 
 
 def test_it_is_said_of_what_is_summed(tiny_model, monkeypatch):
     lm = prismlm.load(tiny_model)
     monkeypatch.setattr(lm.model.generation_config, "eos_token_id", None)
     trace = lm.explain("The cell is", generate=5)
-    subjects = {"The answer": trace, "The text": trace[:], "The prediction": trace[:1]}
+    assert trace.answer == lm.generate("The cell is", tokens=5).removeprefix("The cell is")
+    subjects = {"the answer": trace, "the text": trace[:], "the prediction": trace[:1]}
     for subject, one in subjects.items():
-        place = one.passages(1)[0]
-        whole = next(d.share for d in one.documents(10**6) if d.doc_id == place.doc_id)
-        given = one.sources("domain"), (place, whole), one.support
-        assert one.summary == in_words(subject, *given)
+        given = one.sources("domain"), one.documents(1)[0], one.support
+        assert one.summary == in_words(subject, *given, lm.lens.meta.documents)
         assert one.to_dict()["summary"] == one.summary
     assert trace[:0].summary is None
 

@@ -131,9 +131,7 @@ def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> No
         + (f" · left out: {counted(summary['left_out'])}" if summary["left_out"] else "")
     )
     if summary["support"] is not None:
-        support = summary["support"]
-        levels = levels_in_words(support["levels"])
-        console.print(f"Support: {levels}; mean score {support['score']:.2f}")
+        console.print(f"Support: {levels_in_words(summary['support']['levels'])}")
     console.print()
     whole = audit.attribution()
     print_shares(console, whole.sources(by, dict(audit.where)))

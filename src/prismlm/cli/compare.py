@@ -94,8 +94,7 @@ def _print_texts(console: Console, texts: dict[str, Any], by: str, top: int) -> 
     )
     console.print()
     for side, support in (texts["support"] or {}).items():
-        words = levels_in_words(support["levels"])
-        console.print(f"support  {side.upper()}  {words}; mean score {support['score']:.2f}")
+        console.print(f"support  {side.upper()}  {levels_in_words(support['levels'])}")
     if texts["shares"] is not None:
         shares = texts["shares"][by]
         rest = shares["unattributed"]

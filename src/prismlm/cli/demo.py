@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from prismlm.cli.options import DryRun, flag, option
-from prismlm.cli.output import print_cost
+from prismlm.cli.output import console_for_reading, plain, print_cost
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.demo.prompts import Answer, DemoResult
+    from prismlm.explain.support import Level
 
 FETCHED_DIRECTORY = Path("prismlm-demo")
 TRAINED_DIRECTORY = Path("prismlm-demo-trained")
 QUICK_DIRECTORY = Path("prismlm-demo-quick")
-FIGURES = (
-    ("ce", "{:.3f}", "cross-entropy of the model on held-out text, in nats per token"),
-    ("prototype_only_ce", "{:.3f}", "the same if only the prototypes speak, without the residual"),
-    ("explained_share", "{:.1%}", "of the evidence for its top token comes from prototypes"),
-    ("agreement", "{:.1%}", "of its top tokens stay the same from the prototypes alone"),
-    ("fvu", "{:.3f}", "of the hidden states' variance is left to the residual"),
-    ("in_use", "{:.1%}", "of the prototypes are used at least once on held-out text"),
-)
 
 
 def demo(
@@ -62,7 +53,7 @@ def demo(
         _estimate(out, train=train, quick=quick, as_json=as_json)
         return
     result = _trained(out, quick=quick) if train or quick else _fetched(out)
-    console = Console(highlight=False)
+    console = console_for_reading()
     _print_summary(console, result)
     typer.echo(str(result.model))
     if not no_serve and sys.stdout.isatty():
@@ -103,96 +94,63 @@ def _estimate(out: Path | None, *, train: bool, quick: bool, as_json: bool) -> N
 
 
 def _print_summary(console: Console, result: DemoResult) -> None:
-    console.print()
-    kind = "question" if result.chat else "prompt"
-    console.print(
-        f"[bold]What each answer relies on[/]\n[dim]One {kind} per domain; the words in bold "
-        "are the model's own. Evidence: the share of each domain's text in what carries these "
-        "words. Prototype: the learned pattern with the most of it. Passage: the place of the "
-        "training text with the largest share.[/]"
-    )
+    from prismlm.pages.trace import CAVEAT
+
     for answer in result.answers:
-        _print_answer(console, answer, result.chat)
-    _print_figures(console, result.model)
-    console.print(
-        "\n[dim]Shares show which learned patterns carry a prediction and where those occur in the "
-        "corpus. They are no proof that removing a document would change the answer.[/]"
-    )
-    model = escape(str(result.model))
-    console.print("\n[bold]Go on[/]")
+        _print_answer(console, answer)
+    console.print()
+    _print_model(console, result.model)
+    console.print(CAVEAT, style="dim")
+    model = shlex.quote(str(result.model))
     more = '"What causes asthma?" --chat' if result.chat else '"The court held that" --generate 20'
+    console.print("\nAsk it yourself", style="bold")
     console.print(f"  prismlm explain {model} {more}", soft_wrap=True)
     console.print(f"  prismlm explore {model}", soft_wrap=True)
-    console.print(f"  [dim]report[/] {escape(str(result.report))}", soft_wrap=True)
-    console.print(
-        "  [dim]model directory, an unmodified Hugging Face checkpoint with a sidecar:[/]"
-    )
+    console.print(f"All of this as a page: {result.report}", style="dim", soft_wrap=True)
+    console.print("The model directory:", style="dim")
 
 
-def _print_answer(console: Console, answer: Answer, chat: bool) -> None:
-    rest = f"unattributed {answer.unattributed:.0%}"
-    leading: list[str] = []
-    room = console.width - len("  evidence   ") - len(rest)
-    for key, share in answer.shares:
-        room -= len(f"{key} {share:.0%} · ")
-        if room >= 0:
-            style = "bold green" if key == answer.domain else "default"
-            leading.append(f"[{style}]{escape(key)} {share:.0%}[/]")
-    leading.append(f"[dim]{rest}[/]")
-    after = "\n" if chat else ""
-    text = f"{escape(_visible(answer.prompt))}{after}[bold]{escape(_visible(answer.words))}[/]"
-    lines = [
-        f"  [dim]evidence  [/] {' · '.join(leading)}",
-        f"  [dim]prototype [/] {escape(answer.prototype)}",
-    ]
-    support = "" if answer.support is None else f"  [dim]support {answer.support}[/]"
-    console.print(f"\n[bold cyan]{escape(answer.domain)}[/]{support}")
-    console.print(Padding(text, (0, 0, 0, 2)))
-    for line in lines:
-        console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+def _print_answer(console: Console, answer: Answer) -> None:
+    """Print a question, its answer, how well the corpus supports it, and the leading passage."""
+    from prismlm.cli.printing.trace import INDENT, place_text
+    from prismlm.explain.summary import percent
+    from prismlm.explain.support import sentence
+    from prismlm.index.around import Around
+
+    console.print()
+    console.print(plain(answer.prompt), style="dim")
+    console.print(plain(answer.words).strip(), style="bold")
+    if answer.support is not None:
+        console.print(sentence(cast("Level", answer.support)))
+    if answer.support == "none":
+        return
+    if answer.shares:
+        key, share = answer.shares[0]
+        console.print(
+            f"The largest part of its evidence, {percent(share)}, is from “{plain(key)}”."
+        )
     if answer.passage is not None:
-        _print_passage(console, *map(_visible, answer.passage))
+        source, before, token, after = answer.passage
+        place = place_text(Around(before, token, after), [], console.width - INDENT)
+        console.print(Padding(place, (0, 0, 0, INDENT)))
+        console.print(Padding(plain(source), (0, 0, 0, INDENT)), style="dim")
 
 
-def _print_passage(console: Console, source: str, before: str, token: str, after: str) -> None:
-    """Print whole words around the token, in two lines, and below them where they stand."""
-    room = 2 * (console.width - 14) - len(token) - 4
-    first = max(0, len(before) - room * 2 // 3)
-    last = room - (len(before) - first)
-    while 0 < first < len(before) and not before[first - 1].isspace():
-        first += 1
-    while 0 < last < len(after) and not after[last].isspace():
-        last -= 1
-    words = Text.assemble("…" if first else "", before[first:], (token, "reverse"), after[:last])
-    if last < len(after):
-        words.append("…")
-    table = Table.grid(padding=(0, 1))
-    table.add_row(Text("  passage   ", style="dim"), words)
-    table.add_row("", Text(source, style="dim"))
-    console.print(table)
-
-
-def _visible(text: str) -> str:
-    return text.replace("\n", "↵ ").replace("\t", " ")
-
-
-def _print_figures(console: Console, model: Path) -> None:
+def _print_model(console: Console, model: Path) -> None:
+    from prismlm.explain.summary import percent
     from prismlm.models.sidecar import load_sidecar
 
     provenance = load_sidecar(model).provenance
-    table = Table.grid(padding=(0, 2))
-    tuned = provenance.get("fine_tuned")
-    if tuned is not None:
+    if (tuned := provenance.get("fine_tuned")) is not None:
         console.print(
-            f"\n[dim]The model is SmolLM2-135M-Instruct, fine-tuned on the {tuned['tokens']:,} "
-            "tokens that its lens holds. What it was trained on before is not in the lens.[/]"
+            f"The model is SmolLM2-135M-Instruct, fine-tuned on the {tuned['tokens']:,} tokens "
+            "that its lens holds; its pre-training data is not indexed."
         )
-    table.add_column(justify="right", style="bold")
-    table.add_column(style="dim")
-    for key, form, meaning in FIGURES:
-        table.add_row(form.format(provenance["quality"][key]), meaning)
-    console.print("\n[bold]The model[/]")
-    console.print(table)
+    agreement = percent(provenance["quality"]["agreement"])
+    console.print(
+        f"Its prototypes alone choose the same next token as the whole model {agreement} of the "
+        "time on held-out text.",
+    )
 
 
 def _explore(model: Path) -> None:

@@ -27,12 +27,14 @@ from prismlm.cli.options import (
     parse_places,
     put,
 )
-from prismlm.cli.output import print_json
+from prismlm.cli.output import console_for_reading, plain, print_json
+from prismlm.cli.progress import waiting
 from prismlm.errors import InputError
 from prismlm.files import read_text
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
+    from prismlm.cli.printing.trace import Shown
     from prismlm.corpus.chat import Messages
     from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
@@ -46,7 +48,10 @@ TextFile = Annotated[
 Attention = Annotated[
     list[str] | None, option("L:H", "With --json: what head H of layer L looks at; repeatable.")
 ]
-Span = Annotated[str | None, option("A:B|last", "Only these predictions, counted from 0.")]
+Span = Annotated[
+    str | None,
+    option("all|last|A:B", "Print the table of predictions: all, or only these, counted from 0."),
+]
 
 
 def explain(
@@ -57,7 +62,7 @@ def explain(
     chat: Chat = False,
     system: System = None,
     generate: Annotated[
-        int | None, number("N", "Tokens to add and explain (default: 0, or 50 with --chat).")
+        int | None, number("N", "Tokens to add and explain (default: 0, or 50 to answer a chat).")
     ] = None,
     temperature: Temperature = 0.0,
     seed: SamplingSeed = 0,
@@ -67,8 +72,12 @@ def explain(
     by: By = None,
     method: Method = "evidence",
     where: Where = None,
-    top: Annotated[int, number("K", "Prototypes shown per prediction.")] = 3,
-    documents: Annotated[int, number("N", "Passages shown, or documents without cells.")] = 5,
+    top: Annotated[int, number("K", "With --tokens: prototypes shown per prediction.")] = 3,
+    documents: Annotated[int, number("N", "Documents shown, each with its passages.")] = 5,
+    passages: Annotated[
+        bool,
+        flag("--passages", "Show documents even where nothing in the corpus is about the answer."),
+    ] = False,
     against: Annotated[int, number("N", "Passages shown where another token came next.")] = 0,
     tokens: Span = None,
     attention: Attention = None,
@@ -77,51 +86,80 @@ def explain(
     parquet: Annotated[Path | None, option("FILE", "Write one row per prototype in use.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Show what each prediction along a text relies on, and where that comes from."""
+    """Show what an answer, or each prediction along a text, relies on, and where it comes from."""
     read = (model, lens, None if file == STDIN else file)
     check_outputs(html, parquet, inputs=read, overwrite=overwrite)
     check_ending(html, ".html")
     check_ending(parquet, ".parquet")
     given = _texts(model, text, file, lines)
     texts = [put(one, chat, system) if isinstance(one, str) else one for one in given]
-    generate = (WRITTEN_IN_CHAT if chat else 0) if generate is None else generate
-    _span(tokens)
+    span, table = _span(tokens), tokens is not None
     heads = _heads(attention, as_json)
     from prismlm.explain.language_model import load
     from prismlm.index.where import parse_where
 
     conditions = parse_where(where or [])
-    lm = load(model, lens=lens)
+    with waiting("Opening the model"):
+        lm = load(model, lens=lens)
     column = by or ("domain" if lm.lens is None else lm.lens.telling)
     if lm.lens is None:
         _check_without_lens(lm, by, method, conditions, against)
-    options: dict[str, Any] = {"generate": generate, "temperature": temperature, "seed": seed}
-    chosen = [_select(lm.explain(one, attention=heads, **options), tokens) for one in texts]
+    from prismlm.cli.printing.trace import Shown
+
     how: dict[str, Any] = {"method": method, "where": conditions}
-    values = [
-        trace.to_dict(by=column, documents=documents, against=against, **how)
-        for trace in chosen
-        if as_json
-    ]
+    shown = Shown(column, documents, passages, against, table, top, **how)
+    options: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
+    chosen: list[Trace] = []
+    for one in texts:
+        options["generate"] = _to_write(one) if generate is None else generate
+        chosen.append(_explain(lm, one, options, (span, tokens), None if as_json else shown))
     _write(chosen, html, parquet, against)
     if as_json:
-        print_json(values[0] if len(values) == 1 else {"texts": values})
-        return
-    _print(chosen, column, documents, against, how, top=top, all_shown=tokens is not None)
+        _print_json(chosen, shown)
 
 
-def _print(
-    traces: list[Trace], by: str, documents: int, against: int, how: dict[str, Any], **shown: Any
-) -> None:
-    from prismlm.cli.printing.trace import print_trace
+def _print_json(traces: list[Trace], shown: Shown) -> None:
+    how: dict[str, Any] = {name: getattr(shown, name) for name in ("method", "where", "against")}
+    values = [trace.to_dict(shown.by, shown.documents, **how) for trace in traces]
+    print_json(values[0] if len(values) == 1 else {"texts": values})
 
-    for trace in traces:
-        if trace.lens is None:
-            print_trace(trace, None, [], None, **shown)
-            continue
-        listed = trace.places(documents, **how) if documents else []
-        opposed = trace.against(against, where=how["where"]) if against else None
-        print_trace(trace, trace.sources(by, **how), listed, opposed, **shown)
+
+def _to_write(text: str | Messages) -> int:
+    """Return how many tokens are written unless told: some to answer a chat, none after a text."""
+    from prismlm.corpus.chat import ASSISTANT
+
+    return 0 if isinstance(text, str) or text[-1]["role"] == ASSISTANT else WRITTEN_IN_CHAT
+
+
+def _explain(
+    lm: PrismLM,
+    text: str | Messages,
+    options: dict[str, Any],
+    chosen: tuple[slice | None, str | None],
+    shown: Shown | None,
+) -> Trace:
+    """Return what an answer relies on, and print both, on a terminal while it is written."""
+    if shown is None:
+        return _select(lm.explain(text, **options), *chosen)
+    from prismlm.cli.printing.answer import AnswerPrinter
+    from prismlm.cli.printing.trace import prepare, print_trace
+
+    console = console_for_reading()
+    answer, special = AnswerPrinter(console, text), set(lm.tokenizer.all_special_ids)
+    if console.is_terminal:
+        options |= {"on_step": lambda step: answer.follow(step, step.target_id in special)}
+    whole = lm.explain(text, **options)
+    trace = _select(whole, *chosen)
+    answer.pause()
+    with waiting("Looking for its sources"):
+        prepare(trace, shown)
+    answer.finish(whole)
+    if trace is not whole:
+        first, last = trace.steps[0].position, trace.steps[-1].position
+        console.print(f"Predictions {first} to {last} alone: “{plain(trace.answer).strip()}”")
+    print_trace(console, trace, shown)
+    console.print()
+    return trace
 
 
 def _check_without_lens(lm: PrismLM, by: str | None, method: str, where: Any, against: int) -> None:
@@ -199,7 +237,8 @@ def _text(text: str | None, file: str | None) -> str:
 
 
 def _span(tokens: str | None) -> slice | None:
-    if tokens is None:
+    """Return the predictions that were asked for; None for all."""
+    if tokens is None or tokens == "all":
         return None
     if tokens == "last":
         return slice(-1, None)
@@ -211,13 +250,12 @@ def _span(tokens: str | None) -> slice | None:
         )
     except ValueError:
         raise InputError(
-            f"--tokens {tokens} cannot be read: expected A:B, such as 0:20 or -5:, one number, "
-            "or last."
+            f"--tokens {tokens} cannot be read: expected all, last, A:B, such as 0:20 or -5:, or "
+            "one number."
         ) from None
 
 
-def _select(trace: Trace, tokens: str | None) -> Trace:
-    span = _span(tokens)
+def _select(trace: Trace, span: slice | None, tokens: str | None) -> Trace:
     if span is None:
         return trace
     chosen = trace[span]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import typer
 from rich.console import Console
@@ -16,6 +16,11 @@ from prismlm.cli.format import amount, duration
 
 SECONDS_BETWEEN_LINES = 10.0
 _FIGURES_WIDTH = 68  # of the description and the figures on a terminal
+
+
+def waiting(what: str) -> AbstractContextManager[object]:
+    """Return what shows on a terminal that something of unknown length is being done."""
+    return Console(stderr=True).status(f"{what} …")
 
 
 class ConsoleReporter:

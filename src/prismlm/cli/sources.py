@@ -15,7 +15,7 @@ from prismlm.cli.output import console_for_reading, fit_ends, fit_name, plain, p
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.explain.sources import DocumentSources, TextUse
+    from prismlm.explain.sources import DocumentSources, TextUses
 NAME_WIDTH = 28
 
 
@@ -41,52 +41,52 @@ def sources(
     lm = load(model, lens=lens)
     opened = lm.lens_for("document to find")
     found = document_sources(opened, doc)
-    texts: list[TextUse] | None = None
-    least: float | None = None
+    texts: TextUses | None = None
     if audit is not None:
-        texts, least = audited_texts_that_rely(opened, doc, audit)
+        texts = audited_texts_that_rely(opened, doc, audit)
     elif file:
         from prismlm.corpus.read import DocumentReader
 
         reader = DocumentReader(list(file), tokenizer=lm.tokenizer)
         texts = texts_that_rely(lm, doc, reader, text_options([lm]))
     if as_json:
-        listed = None if texts is None else [text._asdict() for text in texts]
+        listed = None if texts is None else [text._asdict() for text in texts.texts]
         value = {"model": str(model), "lens": str(opened.path), **asdict(found), "texts": listed}
-        print_json(value | ({} if least is None else {"least_share": least}))
+        if texts is not None:
+            value |= {"texts_read": texts.read, "share": texts.share}
+        print_json(
+            value | ({} if texts is None or texts.least is None else {"least_share": texts.least})
+        )
         return
-
-    print_sources(found, top)
+    console = console_for_reading()
+    console.print(plain(found.sentence(texts)), style="bold")
+    print_sources(console, found, top)
     if texts is not None:
-        print_texts(texts, top, least)
+        print_texts(console, texts, top)
 
 
-def print_sources(found: DocumentSources, top: int) -> None:
+def print_sources(console: Console, found: DocumentSources, top: int) -> None:
     """Print a document and the prototypes that it is behind."""
     from prismlm.index.where import UNKNOWN
 
-    console = console_for_reading()
-    console.print(plain(found.title or found.doc_id), style="bold")
     facts = (found.doc_id, found.source, found.domain, found.license or f"licence {UNKNOWN}")
     console.print(" · ".join(plain(fact) for fact in facts if fact), style="dim")
     console.print()
     if found.cells is not None:
         places = sum(use.positions for use in found.cells)
-        console.print(f"{places:,} places of it, nearest to {len(found.cells):,} prototypes")
+        console.print(
+            f"The {places:,} tokens of it are in the cells of {len(found.cells):,} prototypes"
+        )
         _print_table(
             console,
-            ("places", "of all nearest to it"),
+            ("tokens", "of all in its cell"),
             [
                 (use.prototype, use.name, f"{use.positions:,}", f"{use.share:.2%}")
                 for use in found.cells
             ],
             top,
         )
-    ratio = found.neighbourhood / found.expected if found.expected else 0.0
-    console.print(
-        f"among the nearest texts of {len(found.uses):,} prototypes: {ratio:.1f} times as much of "
-        "these as an average document, each prototype weighed by how often it is used"
-    )
+    console.print(f"It is among the nearest texts of {len(found.uses):,} prototypes")
     _print_table(
         console,
         ("nearness", "cosine", "of its texts", "of all tokens"),
@@ -113,25 +113,24 @@ def _print_table(
     console.print()
 
 
-def print_texts(texts: Sequence[TextUse], top: int, least: float | None) -> None:
-    """Print the texts that relied on a document; ``least`` is what an audit kept at least."""
+def print_texts(console: Console, texts: TextUses, top: int) -> None:
+    """Print the texts that relied on a document."""
     from prismlm.pages.audit import told_apart
 
-    console = console_for_reading()
     head = Text("Texts that relied on it", style="bold")
-    if least is not None:
-        head.append(f"  by {least:.2%} or more, the least that the audit kept", "dim")
+    if texts.least:
+        head.append(f"  shares below {texts.least:.2%} are not in the audit", "dim")
     console.print(head)
-    shown = texts[:top]
+    shown = texts.texts[:top]
     openings = told_apart([" ".join(text.opening.split()) for text in shown])
     for text, opening in zip(shown, openings, strict=True):
         line = Text(f"{text.share:>7.2%}  ")
         line.append(fit_ends(plain(text.text_id), console.width // 2 - 10), "bold")
         line.append(f"  {plain(opening)}", "dim").truncate(console.width, overflow="ellipsis")
         console.print(line, no_wrap=True)
-    if not texts:
+    if not texts.texts:
         console.print("none", style="dim")
-    _print_more(console, len(texts) - top)
+    _print_more(console, len(texts.texts) - top)
 
 
 def _print_more(console: Console, more: int) -> None:

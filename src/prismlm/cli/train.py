@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -68,13 +69,14 @@ def train(
 
 def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.progress import SILENT
     from prismlm.training import train as run
 
-    speaks = is_first_process()
-    result = run(recipe, resume=resume, progress=ConsoleReporter() if speaks else SILENT)
+    told: dict[str, Any] = {}
+    if speaks := is_first_process():
+        told = {"progress": ConsoleReporter(), "on_warning": partial(typer.echo, err=True)}
+    result = run(recipe, resume=resume, **told)
     if speaks:
-        print_json(result.to_dict()) if as_json else _print_result(result)
+        print_json(result.to_dict()) if as_json else _print_result(result, recipe.corpus)
 
 
 def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
@@ -90,8 +92,11 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     print_json(result.to_dict()) if as_json else print_search(result)
 
 
-def _print_result(result: TrainingResult) -> None:
+def _print_result(result: TrainingResult, corpus: Path) -> None:
+    from prismlm.training.evaluation import perplexity
+
     rows = [
+        ("model", str(result.directory)),
         ("steps", f"{result.steps:,}"),
         ("tokens", count(result.tokens)),
         ("CE", f"{result.ce:.3f}"),
@@ -99,7 +104,13 @@ def _print_result(result: TrainingResult) -> None:
     if result.quality is not None:
         rows += quality_rows(result.quality)
         rows.append(("measured on", f"{count(result.quality.tokens)} held-out tokens"))
-    print_rows(rows, last=str(result.directory))
+    print_rows(rows, last="")
+    console = console_for_reading()
+    console.print(f"Perplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}")
+    following = ["index", str(result.directory), "--corpus", str(corpus)]
+    if result.quality is None:
+        following = ["attach", *following[1:], "--out", f"{result.directory}-attached"]
+    console.print(f"Next:\n  prismlm {shlex.join(following)}", soft_wrap=True)
 
 
 def trial_line(trial: TrialResult, trials: int) -> str:

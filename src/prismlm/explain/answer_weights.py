@@ -29,12 +29,16 @@ ROUNDS = 3
 PRIOR = 3.0
 
 
-def token_weights(rates: np.ndarray, common: float = COMMON) -> np.ndarray:
-    """Return w of predictions whose tokens have these shares of the corpus, float64 [T].
+def token_weights(rates: np.ndarray, positions: int, common: float = COMMON) -> np.ndarray:
+    """Return w of predictions, float64 [T].
 
-    A token that the corpus never has next counts as one in ten million.
+    Args:
+        rates: the share of each predicted token in the corpus; one that never comes next there
+            counts as half a position.
+        positions: of the corpus.
+        common: c.
     """
-    telling = np.maximum(0.0, -np.log(np.maximum(rates, 1e-7)) - common)
+    telling = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - common)
     return LEAST + telling**2
 
 

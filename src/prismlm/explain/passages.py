@@ -283,7 +283,7 @@ def by_position(
         found = supports(table, cells, lens.head, so_far)
     alive = table.states.any(dim=1).numpy()
     tokens, value = table.targets.numpy(), found.weight
-    weights = token_weights(cells.token_rates[tokens])
+    weights = token_weights(cells.token_rates[tokens], len(cells))
     if len(weights) > 1:
         document = cells.document_of(found.place)
         rates = cells.document_rates

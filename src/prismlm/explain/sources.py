@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from prismlm.explain.language_model import PrismLM
 
 IDS_COMPARED = 20_000  # ids looked through for a similar one
+# Lifts from here to its inverse are as usual.
+USUAL = 0.8
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,26 @@ class TextUse(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TextUses:
+    """Texts that relied on a document.
+
+    Attributes:
+        texts: those in which it has a share, the largest first.
+        read: how many there are, with the others.
+        least: the smallest share that an audit kept of a document in a text; None where none did.
+    """
+
+    texts: list[TextUse]
+    read: int
+    least: float | None = None
+
+    @property
+    def share(self) -> float:
+        """The document's share in an average text; smaller ones than ``least`` count as 0."""
+        return sum(text.share for text in self.texts) / max(1, self.read)
+
+
+@dataclass(frozen=True)
 class DocumentSources:
     """Where a document shows up.
 
@@ -85,6 +107,7 @@ class DocumentSources:
         neighbourhood: Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes:
             how much of the neighbourhood of an average use it makes up.
         expected: the same, averaged over all documents among the contexts of the lens.
+        base_rate: its share of all positions of the lens; without cells, one document's of them.
     """
 
     doc_id: str
@@ -97,6 +120,33 @@ class DocumentSources:
     uses: list[DocumentUse]
     neighbourhood: float
     expected: float
+    base_rate: float
+
+    def sentence(self, texts: TextUses | None = None) -> str:
+        """Say how much more often than usual it is behind some texts, or near to predictions.
+
+        The figure is its lift: its share in an average text, or in the neighbourhood of an average
+        prediction, divided by its share of the corpus.
+        """
+        title = " ".join((self.title or self.doc_id).split())
+        share = self.neighbourhood if texts is None else texts.share
+        lift = share / self.base_rate if self.base_rate else 0.0
+        if texts is None:
+            where = f"Predictions of the model come near to “{title}”"
+        else:
+            where = f"“{title}” is behind these {texts.read:,} texts"
+            where = where if texts.read != 1 else f"“{title}” is behind this text"
+        if not share:
+            found = "is not behind any of these texts" if texts else "is near to no prediction"
+            return f"“{title}” {found}."
+        if USUAL < lift < 1 / USUAL:
+            return f"{where} about as often as usual for its length."
+        how = "more" if lift > 1 else "less"
+        least = "at least " if texts is not None and texts.least else ""
+        return (
+            f"{where} {how} often than usual: {least}{lift:,.1f} times as much as its share of the "
+            "corpus suggests."
+        )
 
 
 def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
@@ -132,9 +182,10 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
         )
     uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
     if lens.cells is None:
-        place = lens.place(int(rows[0]))
+        place, base_rate = lens.place(int(rows[0])), 1 / len(names)
     else:
         place = lens.cells.facts(lens.cells.document_number(doc_id))
+        base_rate = float(lens.cells.document_rates[lens.cells.document_number(doc_id)])
     placed = float(usage[counts > 0].sum()) / total
     return DocumentSources(
         doc_id,
@@ -143,6 +194,7 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
         uses=uses,
         neighbourhood=sum(use.usage * use.share for use in uses) / total,
         expected=placed / len(lens.documents.names),
+        base_rate=base_rate,
     )
 
 
@@ -195,8 +247,8 @@ def check_document(lens: Lens, doc_id: str) -> None:
 
 def texts_that_rely(
     lm: PrismLM, doc_id: str, documents: Iterable[Document], options: TextOptions
-) -> list[TextUse]:
-    """Read texts and return those in which a document has a share, the largest first.
+) -> TextUses:
+    """Read texts and return those in which a document has a share.
 
     Raises:
         InputError: the model has no lens, or the lens no such document.
@@ -213,13 +265,8 @@ def texts_that_rely(
     )
 
 
-def audited_texts_that_rely(
-    lens: Lens, doc_id: str, audit: Path
-) -> tuple[list[TextUse], float | None]:
-    """Return the texts of an audit's Parquet that rely on a document, the largest share first.
-
-    Returns:
-        them, and the least share that the audit kept of a document; None where it does not say.
+def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
+    """Return the texts of an audit's Parquet that rely on a document.
 
     Raises:
         InputError: the audit was made with another model or lens, or there is no such file.
@@ -233,15 +280,20 @@ def audited_texts_that_rely(
             f"{audit} was made with another model or lens ({', '.join(differing)} differ). Run "
             "`prismlm audit` again with this one."
         )
-    found = _by_share(
-        TextUse(row["text_id"], row["opening"], document["share"])
-        for row in rows
-        for document in row["documents"] or ()
-        if document["doc_id"] == doc_id
-    )
     least = identity.get("least_share")
-    return found, None if least is None else float(least)
+    return _by_share(
+        (
+            TextUse(
+                row["text_id"],
+                row["opening"],
+                sum(one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id),
+            )
+            for row in rows
+        ),
+        None if least is None else float(least),
+    )
 
 
-def _by_share(texts: Iterable[TextUse]) -> list[TextUse]:
-    return sorted((text for text in texts if text.share > 0), key=lambda text: -text.share)
+def _by_share(texts: Iterable[TextUse], least: float | None = None) -> TextUses:
+    given = sorted(texts, key=lambda text: -text.share)
+    return TextUses([text for text in given if text.share > 0], len(given), least)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.shares import DocumentShare, Share, Sources
 from prismlm.explain.support import Support
+from prismlm.index.where import UNKNOWN
 
-# How often a domain with so large a part of what is attributed is the text's own, of texts of 128
-# tokens that a model never read, is in docs/results/domains.md.
-MOST, HALF = 0.7, 0.5
+# A domain with more than half of what is attributed is mostly what the answer draws on. How often
+# such a domain is the text's own is in docs/results/domains.md.
+HALF = 0.5
 # Where less of the evidence is attributed, nothing is said of what it falls on.
 LEAST = 0.05
-# A part of what is attributed that is fewer times the domain's share of the corpus says nothing.
+# A domain that has less than so many times its share of the corpus is no more than usual.
 LEAST_LIFT = 1.25
+# A smaller share is less than 1 %.
+LEAST_SAID = 0.005
 # Median explained shares beyond these are not those of a head that was fitted to the model.
 LOWEST_EXPLAINED, HIGHEST_EXPLAINED = -0.5, 1.5
 
@@ -22,52 +26,68 @@ LOWEST_EXPLAINED, HIGHEST_EXPLAINED = -0.5, 1.5
 def in_words(
     subject: str,
     shares: Sources,
-    document: tuple[DocumentShare, float] | None,
+    document: DocumentShare | None,
     support: Support | None,
+    documents: int,
 ) -> str:
-    """Return what stands behind some predictions, in words.
+    """Return what some predictions draw on, in at most two sentences with one figure each.
 
-    The domain that is named first has the largest p log(p / q), with its part p of what is
-    attributed and its share q of the corpus: a large part of a large domain tells little.
+    The domain that is named has the largest p log(p / q), with its part p of what is attributed and
+    its share q of the corpus: a large part of a large domain tells little. Figures are shares of
+    all evidence, as tables have them.
 
     Args:
-        subject: what they are, such as "The answer".
+        subject: what they are, such as "the answer".
         shares: by domain, or by source where domains tell nothing apart.
-        document: one that is shown beside, and its share.
+        document: the one with the largest share.
         support: how well the corpus supports them, if that is known.
+        documents: how many the corpus has.
     """
+    if support is not None and support.level == "none":
+        return support.sentence
     attributed = 1 - shares.unattributed
-    absent = support is not None and support.level == "none"
-    if attributed < LEAST or not shares.items:
-        part = f"Almost none of the evidence ({attributed:.1%})" if shares.items else "No evidence"
-        said = f"{part} is attributed to text of this corpus."
-        return f"Not in this corpus. {said}" if absent else said
-    who = "Not in this corpus. What comes nearest" if absent else subject
-    rests, mostly = ("is", "is mostly") if absent else ("relies on", "relies mostly on")
-    parts = [Share(one.key, one.share / attributed, one.base_rate) for one in shares.items]
-    parts.sort(key=_information, reverse=True)
-    first, of = parts[0], "of what is attributed"
-    beside = [f" ({one.base_rate:.0%} of the corpus)" if one.base_rate else "" for one in parts[:2]]
-    if (first.lift or LEAST_LIFT) < LEAST_LIFT:
-        said = f"{rests} no {shares.by} more than the corpus holds of it: {first.key} "
-        said += f"{first.share:.0%} {of}{beside[0]}"
-    elif first.share > MOST:
-        said = f"{mostly} {first.key}: {first.share:.0%} {of}{beside[0]}"
-    elif first.share > HALF:
-        said = f"{rests} {first.key} before all others: {first.share:.0%} {of}{beside[0]}"
+    if not shares.items or attributed < LEAST:
+        return f"Almost none of the evidence for {subject} could be traced to this corpus."
+    traced = f"{percent(attributed)} of the evidence for {subject} was traced to"
+    if documents == 1:
+        return f"{traced} the only document of this corpus."
+    first = max(shares.items, key=partial(_information, attributed))
+    if first.base_rate is not None and first.base_rate > 1 - 1e-9:
+        said = f"{traced} this corpus."
+    elif (first.lift or attributed * LEAST_LIFT) < attributed * LEAST_LIFT:
+        said = f"{_capital(subject)} draws on no {shares.by} much more than the corpus holds of it."
     else:
-        both = zip(parts, beside, strict=False)
-        listed = ", ".join(f"{one.key} {one.share:.0%}{base}" for one, base in both)
-        said = f"{rests} no one {shares.by}: {listed} {of}"
-    if document is not None:
-        shown, share = document
-        said += f"; {share / attributed:.0%} one document, “{shown.title or shown.doc_id}”"
-    return f"{who} {said}. {attributed:.0%} of the evidence is attributed."
+        if first is not shares.items[0]:
+            how = f"draws more than usual on {_named(first, shares.by)}"
+        elif first.share > HALF * attributed:
+            how = f"draws mostly on {_named(first, shares.by)}"
+        else:
+            how = f"draws on {_named(first, shares.by)} more than on any other"
+        said = f"{_capital(subject)} {how}: {percent(first.share)} of its evidence."
+    if document is None:
+        return said
+    title = " ".join((document.title or document.doc_id).split())
+    most = f"The document that contributes most is “{title}”, with {percent(document.share)}."
+    return f"{said} {most}"
 
 
-def _information(part: Share) -> float:
-    """Return p log(p / q) of a part p; p itself where q is not known."""
-    return part.share * math.log(part.lift) if part.lift else part.share
+def percent(share: float) -> str:
+    """Return a share in whole per cent, as people say it."""
+    return f"{share:.0%}" if share >= LEAST_SAID else "less than 1%"
+
+
+def _named(share: Share, by: str) -> str:
+    return f"text of unknown {by}" if share.key == UNKNOWN else f"the {by} “{share.key}”"
+
+
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def _information(attributed: float, share: Share) -> float:
+    """Return p log(p / q) of a part p of what is attributed; p itself where q is not known."""
+    p = share.share / attributed
+    return p * math.log(p / share.base_rate) if share.base_rate else p
 
 
 def doubts(table: EvidenceTable) -> list[str]:

@@ -12,9 +12,9 @@ from prismlm.index.support import POWER, Bounds, SupportScale, answer_score
 Level = Literal["strong", "weak", "none"]
 # What each level says, to people.
 WORDS: dict[Level, str] = {
-    "strong": "nearer to this corpus than unseen text of its kind",
-    "weak": "no closer to the corpus than held-out text of the same kind",
-    "none": "not in this corpus",
+    "strong": "closer to this corpus than held-out text of the same kind",
+    "weak": "no closer to this corpus than held-out text of the same kind",
+    "none": "nothing in this corpus is about the answer",
 }
 
 
@@ -62,12 +62,16 @@ class Support:
     @property
     def sentence(self) -> str:
         """What the level says, as a sentence."""
-        name = "No" if self.level == "none" else self.level.capitalize()
-        return f"{name} support: {WORDS[self.level]}."
+        return sentence(self.level)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
         return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+
+
+def sentence(level: Level) -> str:
+    """Return what a level says, as a sentence."""
+    return f"{'No' if level == 'none' else level.capitalize()} support: {WORDS[level]}."
 
 
 class SupportCount:

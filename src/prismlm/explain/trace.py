@@ -210,11 +210,11 @@ class Trace:
         """What the answer relies on, in words; None without a lens."""
         if self.lens is None or not len(self):
             return None
-        read = "The text" if len(self) > 1 else "The prediction"
-        subject = "The answer" if self.first or self.written else read
-        shares, found = self.sources(self.lens.telling), self.attribution("evidence")
-        shown = [(one, found.document_share(one.doc_id)) for one in self.places(1)]
-        return in_words(subject, shares, shown[0] if shown else None, self.support)
+        read = "the text" if len(self) > 1 else "the prediction"
+        subject = "the answer" if self.first or self.written else read
+        shares, found = self.sources(self.lens.telling), self.documents(1)
+        document = found[0] if found else None
+        return in_words(subject, shares, document, self.support, self.lens.meta.documents)
 
     @property
     def answer(self) -> str:

@@ -21,6 +21,7 @@ from transformers import (
 
 from prismlm.corpus.chat import Messages, chat_text, encode_chat, is_messages
 from prismlm.corpus.encode import encode_text
+from prismlm.corpus.pieces import BROKEN
 from prismlm.errors import (
     InputError,
     check_number,
@@ -133,18 +134,42 @@ class OpenedModel:
             )
 
     def generate(
-        self, text: str | Messages, *, tokens: int = 50, temperature: float = 0.0, seed: int = 0
+        self,
+        text: str | Messages,
+        *,
+        tokens: int = 50,
+        temperature: float = 0.0,
+        seed: int = 0,
+        on_text: Callable[[str], object] | None = None,
     ) -> str:
         """Return ``text`` with what the model writes after it; stops at the end of a document.
 
         After messages it is the answer alone.
 
+        Args:
+            text: a text or messages.
+            tokens: the most that are written.
+            temperature, seed: as of :meth:`PrismLM.explain`.
+            on_text: is called with what was written as soon as it is, in whole characters.
+
         Raises:
             InputError: as :meth:`encode`.
         """
         prompt = self.encode(text, tokens)
-        ids = self.write(prompt, tokens, temperature, seed)
+        said = ""
+
+        def tell(ids: Tensor) -> bool:
+            nonlocal said
+            words = self.words(ids[0, prompt.shape[1] :])
+            if on_text is not None and words.startswith(said) and not words.endswith(BROKEN):
+                on_text(words[len(said) :])
+                said = words
+            return False
+
+        ids = self.write(prompt, tokens, temperature, seed, enough=on_text and tell)
         written = self.words(ids[0, prompt.shape[1] :])
+        if on_text is not None:
+            on_text(written[len(said) :])
         return text + written if isinstance(text, str) else written
 
     def words(self, ids: Tensor) -> str:

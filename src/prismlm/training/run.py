@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import EXIT_CODES, Interrupts
 from prismlm.training import checkpoints, distributed
 from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
+from prismlm.training.evaluation import perplexity
 from prismlm.training.logs.channels import channels_log
 from prismlm.training.logs.heads import heads_log, write_heads_report
 from prismlm.training.logs.layers import LayerLog
@@ -35,6 +36,7 @@ from prismlm.training.run_directory import (
 )
 from prismlm.training.setup import CHECKPOINTS, TENSORBOARD, Prepared, build_trainer, prepare
 from prismlm.training.trainer import REMEDY, PrismTrainer
+from prismlm.training.verdict import many_passes, unigram_ce, verdict
 
 HISTORY_FILE = "training.jsonl"
 
@@ -63,6 +65,7 @@ class TrainingResult:
         history: the same as in ``history_file``.
         steps: optimizer steps.
         tokens: tokens trained on, padding left out.
+        unigram_ce: what guessing by the frequency of tokens has there.
     """
 
     directory: Path
@@ -72,6 +75,12 @@ class TrainingResult:
     history: list[dict[str, Any]]
     steps: int
     tokens: int
+    unigram_ce: float
+
+    @property
+    def verdict(self) -> str:
+        """What the cross-entropy says, in words."""
+        return verdict(self.ce, self.unigram_ce, self.history)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values, without the history."""
@@ -81,11 +90,20 @@ class TrainingResult:
             "steps": self.steps,
             "tokens": self.tokens,
             "ce": self.ce,
+            "perplexity": perplexity(self.ce),
+            "unigram_ce": self.unigram_ce,
+            "verdict": self.verdict,
             "quality": None if self.quality is None else self.quality.to_dict(),
         }
 
 
-def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) -> TrainingResult:
+def train(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    progress: Reporter = SILENT,
+    on_warning: Callable[[str], object] | None = None,
+) -> TrainingResult:
     """Train a model and its prototypes; write the model directory ``recipe.out``.
 
     Checkpoints go to ``out/checkpoints``, each a model directory; the finished model is put into
@@ -96,6 +114,7 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         recipe: see :class:`Recipe`.
         resume: go on from the newest complete checkpoint in ``out``, or start if there is none.
         progress: shows training and the measurement at the end.
+        on_warning: is told, before the first step, what bodes ill: many passes over few documents.
 
     Raises:
         InputError: the device is not there, the corpus does not fit, ``out`` holds something
@@ -118,10 +137,13 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         expected = checkpoints.BYTES_PER_PARAMETER * parameters
         check_room(f"a checkpoint in {recipe.out}", recipe.out, expected)
         distributed.on_main(lambda: begin(prepared))
+        if on_warning is not None and (warning := many_passes(prepared)):
+            on_warning(warning)
         trainer, logs = _train(prepared, stop, progress)
-        shown = progress.task("measuring quality", None, "tokens")
+        tokens = recipe.evaluation.final_tokens
+        there = int(prepared.corpus.lengths[prepared.corpus.split("heldout")].sum())
+        shown = progress.task("measuring quality", min(tokens, there), "tokens")
         with _reporting_divergence(trainer, recipe.out), shown as task:
-            tokens = recipe.evaluation.final_tokens
             quality = trainer.measure(prepared.heldout.counted(tokens, task))
         for log in logs:
             step, ce, ce_tokens = trainer.state.global_step, quality.ce, quality.tokens
@@ -137,6 +159,7 @@ def train(recipe: Recipe, *, resume: bool = False, progress: Reporter = SILENT) 
         history=trainer.state.log_history,
         steps=trainer.state.global_step,
         tokens=trainer.meter.tokens,
+        unigram_ce=unigram_ce(prepared.corpus),
     )
 
 

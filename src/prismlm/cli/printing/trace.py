@@ -1,13 +1,14 @@
-"""A trace on a terminal: coloured tokens, a table of predictions, shares and documents."""
+"""A trace on a terminal: support, documents with passages, shares, a table of predictions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.style import Style
 from rich.text import Text
 
 from prismlm.cli.format import count
@@ -16,29 +17,31 @@ from prismlm.cli.output import (
     TOKEN_WIDTH,
     WIDTH_WHERE_PIPED,
     bar,
-    console_for_reading,
     fit_ends,
     fit_name,
     plain,
-    print_head,
     table_of,
 )
 from prismlm.cli.printing.chains import print_chains
 from prismlm.explain.passages import Passage
-from prismlm.explain.shares import DocumentShare, Share, Sources
+from prismlm.explain.shares import DocumentShare, Method, Sources
 from prismlm.explain.steps import Step
-from prismlm.explain.support import WORDS
+from prismlm.explain.summary import LEAST_SAID, doubts
 from prismlm.explain.trace import Trace
-from prismlm.explain.verbatim import MINIMUM, Quote
+from prismlm.explain.verbatim import Quote
 from prismlm.index.around import Around, joined
-from prismlm.index.where import UNKNOWN
+from prismlm.index.lens import Lens
+from prismlm.index.where import UNKNOWN, Where
 from prismlm.pages.colours import colour
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import visible
 
-PREDICTIONS_SHOWN = 12
-SHARES_SHOWN = 10
-SMALLEST_SHOWN = 0.0005
+SHARES_SHOWN = 6
+# Passages that those of the documents are looked for among.
+PASSAGES_READ = 50
+INDENT = 7
+# What is left of a word at the ends of a text that is cut, in scripts with spaces.
+WORD_ENDS, WORD_BEGINS = re.compile(r"\S{0,24}(?=\s)"), re.compile(r"(?<=\s)\S{0,24}$")
 # The heading of the column of what uncertainty feedback gave.
 FED_BACK_WIDTH = 8
 PLACE_WIDTH = 320
@@ -48,103 +51,128 @@ LEAST_BAR, LEAST_FACT = 10, 8
 MORE_WIDTH, NAME_WIDTH, LEAST_NAME = 4, 24, 20
 
 
-def print_trace(
-    trace: Trace,
-    sources: Sources | None,
-    documents: Sequence[DocumentShare],
-    against: Sequence[Passage] | None = None,
-    *,
-    top: int,
-    all_shown: bool,
-) -> None:
-    """Print a trace and its shares; a pipe gets the same text without colour, 100 columns wide.
+@dataclass(frozen=True)
+class Shown:
+    """What is printed of a trace.
 
-    ``against`` is printed where it was asked for.
+    Attributes:
+        by: what shares are by.
+        documents: how many documents, each with its passages.
+        passages: whether these are printed of an answer that the corpus has nothing about, too.
+        against: how many passages where another token came next.
+        table: whether the table of predictions is printed.
+        top: prototypes shown in it for each.
+        method, where: as of :meth:`Trace.sources`.
     """
-    console = console_for_reading()
+
+    by: str
+    documents: int
+    passages: bool
+    against: int
+    table: bool
+    top: int
+    method: Method
+    where: Where
+
+
+def prepare(trace: Trace, shown: Shown) -> None:
+    """Find what will be printed, which takes time and may be refused.
+
+    Raises:
+        InputError: a filter names what is not there, or there is no text to speak against.
+    """
+    if trace.lens is not None:
+        _ = trace.summary, trace.sources(shown.by, method=shown.method, where=shown.where)
+        if shown.against:
+            trace.against(shown.against, where=shown.where)
+
+
+def print_trace(console: Console, trace: Trace, shown: Shown) -> None:
+    """Print what stands below an answer: support, documents, shares, and the table if asked for."""
     for note in trace.notes:
         console.print(plain(note), style="yellow")
-    _print_support(console, trace)
-    # It is of all text by evidence: beside shares of another kind it would not fit these.
-    if sources is not None and sources.method == "evidence" and not sources.where:
-        console.print(f"{plain(trace.summary or '')}\n")
-    _print_header(console, trace)
-    console.print(_tokens(trace))
-    console.print()
-    steps = trace.steps if all_shown else trace.steps[-PREDICTIONS_SHOWN:]
-    _print_predictions(console, steps, top)
-    if len(steps) < len(trace):
-        console.print(
-            f"Showing the last {len(steps)} of {len(trace)} predictions (--tokens A:B for a range, "
-            "`--tokens 0:` for all)",
-            style="dim",
-        )
-    console.print()
-    if any(step.chains is not None for step in steps):
-        print_chains(console, steps)
-    if sources is None:
+    if trace.lens is None:
         console.print("No lens, so no training text: build one with prismlm index.", style="dim")
-        return
-    written = f"of the {trace.written:,} tokens written" if trace.written > 1 else None
-    print_shares(console, sources, written)
-    print_documents(console, documents)
-    if against is not None:
-        _print_against(console, against)
-    for note in _notes(trace):
-        console.print(note, style="yellow")
-    if documents and trace.lens is not None and trace.lens.suffixes is not None:
-        _print_quotes(console, trace.verbatim(QUOTES_SHOWN))
-    console.print(CAVEAT, style="dim")
-
-
-def _print_header(console: Console, trace: Trace) -> None:
-    facts: list[str | Text] = []
+    elif not trace.written or trace.answer.strip() or shown.passages:
+        _print_sources(console, trace, shown)
+    if shown.table:
+        _print_predictions(console, trace.steps, shown.top)
+        if any(step.chains is not None for step in trace.steps):
+            console.print()
+            print_chains(console, trace.steps)
+        console.print()
     if trace.lens is not None:
-        meta = trace.lens.meta
-        facts.append(f"lens {trace.lens.name}")
-        facts.append(f"{count(meta.tokens)} tokens of {count(meta.documents)} documents")
-        if meta.trained_on is False:
-            facts.append(Text("not what it was trained on", style="yellow"))
-        elif meta.trained_on == "fine-tuned" and meta.split != "heldout":
-            facts.append(
-                "this corpus is the fine-tuning data; the pre-training data is not indexed"
-            )
-        elif meta.trained_on and meta.split == "heldout":
-            facts.append(Text("held out when it was trained", style="yellow"))
-    print_head(console, trace.model, *facts)
+        _print_footer(console, trace, shown)
 
 
-def _print_support(console: Console, trace: Trace) -> None:
-    """Say first how well the corpus supports the answer at all."""
-    support = trace.support
-    if support is None:
-        return
-    style = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}[support.level]
-    line = Text(f"Support: {support.level}", style=style)
-    line.append(f"  {WORDS[support.level]}", "default")
-    why = f"{support.score:.2f}; unseen {support.low:.2f}–{support.high:.2f}"
-    if support.level == "none" and support.score >= support.low:
-        why = f"{support.words:.1f} tokens stand together; unseen {support.low_words:.1f} or more"
-    line.append(f"  ({why})", "dim")
-    console.print(line)
+def _print_sources(console: Console, trace: Trace, shown: Shown) -> None:
+    lens, support = trace.lens, trace.support
+    assert lens is not None
+    absent = support is not None and support.level == "none"
+    if support is not None:
+        style = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}[support.level]
+        console.print(support.sentence, style=style)
+    for note in _missing(trace, lens):
+        console.print(note, style="yellow")
+    # It is of all text by evidence: beside shares of another kind it would not fit these.
+    if shown.method == "evidence" and not shown.where and not absent:
+        console.print(plain(trace.summary or ""))
+    console.print()
+    how: dict[str, Any] = {"method": shown.method, "where": shown.where}
+    if not absent or shown.passages:
+        documents = trace.documents(shown.documents, **how) if shown.documents else []
+        near: dict[str, Passage] = {}
+        if documents and shown.method == "evidence" and lens.cells is not None:
+            for passage in trace.passages(PASSAGES_READ, where=shown.where):
+                near.setdefault(passage.doc_id, passage)
+        print_documents(console, documents, near)
+        print_shares(console, trace.sources(shown.by, **how))
+        if documents and lens.suffixes is not None:
+            _print_quotes(console, trace.verbatim(QUOTES_SHOWN))
+    else:
+        console.print("--passages shows the text that comes nearest, all the same.\n", style="dim")
+    if shown.against:
+        _print_against(console, trace.against(shown.against, where=shown.where))
 
 
-def _tokens(trace: Trace) -> Text:
-    text = Text()
-    for step in trace.steps:
-        shown = plain(step.pieces[0].shown).replace("\n", "↵\n")
-        leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
-        text.append(
-            shown,
-            Style(color="#1b1a17", bgcolor=colour(leading.category))
-            if leading is not None
-            else Style(),
+def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
+    """Yield what a lens lacks: cells, a scale of support, or the corpus itself."""
+    again = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
+    if lens.cells is None:
+        yield (
+            "This lens has no cells, so it names documents by their kept contexts and knows no "
+            f"passages, base rates or support. To add them: {again}"
         )
-    last = trace.steps[-1]
-    if last.target_from != "text":
-        text.append(" → ", "dim")
-        text.append(visible(plain(last.pieces[1].label)), "italic")
-    return text
+        return
+    # Where states are zero, that has been said.
+    if trace.support is None and not doubts(trace.table):
+        yield (
+            "How well the corpus supports the answer is unknown: this lens has no support scale. "
+            f"To measure one, of a few dozen documents or more: {again}"
+        )
+    if lens.corpus is None:
+        yield (
+            f"The corpus {lens.meta.corpus_name} is not where it was, or has changed since it was "
+            "indexed, so passages have no text."
+        )
+
+
+def _print_footer(console: Console, trace: Trace, shown: Shown) -> None:
+    """Print in small print what corpus this is, what a share does not mean, and where more is."""
+    assert trace.lens is not None
+    lens, meta = trace.lens, trace.lens.meta
+    texts = "1 document" if meta.documents == 1 else f"{count(meta.documents)} documents"
+    said = [f"Lens {lens.name}: {count(meta.tokens)} tokens of {texts}."]
+    if meta.trained_on is False:
+        said.append("The model was not trained on this corpus.")
+    elif meta.trained_on and meta.split == "heldout":
+        said.append("These documents were held out when the model was trained.")
+    elif meta.trained_on == "fine-tuned":
+        said.append("This corpus is the fine-tuning data; the pre-training data is not indexed.")
+    console.print(" ".join([*said, CAVEAT]), style="dim")
+    more = "" if shown.table else "--tokens all explains every token. "
+    more += "--json prints every figure, with document ids for prismlm sources."
+    console.print(more, style="dim")
 
 
 def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> None:
@@ -155,6 +183,7 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
     )
     fed_back = any(step.uncertainty is not None for step in steps)
     widths = {
+        "*no.": max(3, len(str(steps[-1].position))),
         "token": max(5, *map(cell_len, tokens)),
         "target": max(6, *map(cell_len, targets)),
         "*prob.": 5,
@@ -170,6 +199,7 @@ def _print_predictions(console: Console, steps: Sequence[Step], top: int) -> Non
         share = Text(bar(step.explained_share, 4), style="cyan")
         share.append(f" {step.explained_share:>4.0%}", style="default")
         table.add_row(
+            str(step.position),
             Text(token),
             Text(target, style="bold"),
             _percent(step.probability),
@@ -200,81 +230,64 @@ def _prototypes(step: Step, top: int, room: int) -> tuple[Text, str]:
     return shown, str(beside) if beside else ""
 
 
-def print_shares(console: Console, sources: Sources, of: str | None = None) -> None:
-    """Print shares as bars, and what they are shares of where that is not plain."""
-    beside = f"  by {sources.by}" + (f", {of}" if of else "")
-    console.print(Text("Where it comes from", style="bold").append(beside, "dim"))
-    # What would read 0.0 % is told with the rest.
-    count = sum(item.share >= SMALLEST_SHOWN for item in sources.items[:SHARES_SHOWN])
-    shown, others = sources.items[:count], sources.items[count:]
-    rows = [(item.key, item.share, _beside(item), "cyan") for item in shown]
+def print_shares(console: Console, sources: Sources) -> None:
+    """Print shares as bars, beside those that the corpus has of each."""
+    console.print(Text("Where it comes from", style="bold").append(f"  by {sources.by}", "dim"))
+    shown = [item for item in sources.items[:SHARES_SHOWN] if item.share >= LEAST_SAID]
+    others = sources.items[len(shown) :]
+    rows = [(item.key, item.share, item.base_rate, "cyan") for item in shown]
     if others:
-        rows.append((f"{len(others)} more", sum(item.share for item in others), [], "blue"))
+        rows.append((f"others: {len(others)}", sum(item.share for item in others), None, "blue"))
     if sources.where:
-        rows.append(("elsewhere", sources.elsewhere, [], "blue"))
-    rows.append(("unattributed", sources.unattributed, [], "bright_black"))
-    rated = any(beside for _, _, beside, _ in rows)
+        rows.append(("elsewhere", sources.elsewhere, None, "blue"))
+    rows.append(("not traced to the corpus", sources.unattributed, None, "bright_black"))
+    rated = any(rate is not None for _, _, rate, _ in rows)
     widest = max([share for _, share, _, _ in rows] + [1e-9])
     # Numbers keep their columns whatever a key is called; keys and bars share what is left.
-    numbers = [("share", 6), *((("in corpus", 9), ("lift", 8)) if rated else ())]
+    numbers = [("share", 6), *([("of the corpus", 13)] if rated else [])]
     room = console.width - sum(width + 2 for _, width in numbers) - 3
     longest = max(cell_len(plain(key)) for key, *_ in rows)
     key_width = max(10, min(40, longest, room - LEAST_BAR))
     bar_width = max(LEAST_BAR, min(36, room - key_width))
     widths = (key_width, *(width for _, width in numbers), bar_width)
     table = table_of("", *(f"*{heading}" for heading, _ in numbers), "", widths=widths)
-    table.show_header = rated
-    for column in table.columns[2:4] if rated else ():
-        column.style = "dim"
-    for key, share, beside, style in rows:
+    for key, share, rate, style in rows:
         drawn = Text(bar(share / widest, bar_width).rstrip(), style=style)
-        columns = (beside or ["", ""]) if rated else []
-        table.add_row(Text(fit_ends(plain(key), key_width)), f"{share:.1%}", *columns, drawn)
+        columns = [Text("" if rate is None else _percent(rate), "dim")] if rated else []
+        table.add_row(Text(fit_ends(plain(key), key_width)), _percent(share), *columns, drawn)
     console.print(table)
     console.print()
 
 
-def _beside(share: Share) -> list[str]:
-    """Return the base rate of a share and its lift, where they are known."""
-    if share.base_rate is None or share.lift is None:
-        return []
-    return [_percent(share.base_rate), f"× {share.lift:.1f}"]
-
-
-def print_documents(console: Console, documents: Sequence[DocumentShare]) -> None:
-    """Print passages, or documents with their places, and their shares."""
+def print_documents(
+    console: Console,
+    documents: Sequence[DocumentShare],
+    passages: Mapping[str, Passage] | None = None,
+) -> None:
+    """Print documents and their shares, each with the passage that carries most, by its id."""
     if not documents:
         return
-    passages = isinstance(documents[0], Passage)
-    console.print("Passages" if passages else "Documents", style="bold")
+    console.print("Documents behind it", style="bold")
     for document in documents:
-        _print_document(console, document)
+        _print_document(console, document, (passages or {}).get(document.doc_id, document))
     console.print()
 
 
-def _print_document(console: Console, document: DocumentShare) -> None:
-    head = Text(f"{document.share:>6.1%}  ", style="bold")
-    facts = [document.title, document.source, document.license or f"licence {UNKNOWN}"]
-    _print_named(console, head, document.doc_id, [fact for fact in facts if fact])
-    if document.around is not None:
-        also = document.also if isinstance(document, Passage) else []
-        place = _place(document.around, also, console.width - 8)
-        for line in place.wrap(console, console.width - 8):
-            line.rstrip()
-            console.print(Text(" " * 8).append_text(line))
-
-
-def _print_named(console: Console, head: Text, name: str, facts: Sequence[str]) -> None:
-    """Print a line of a name and facts after a head; the facts have what the name leaves."""
-    head.append(fit_ends(plain(name), console.width - head.cell_len))
-    first, *others = [_flat(fact) for fact in facts]
-    rest = "".join(f" · {fact}" for fact in others)
-    room = console.width - head.cell_len - 2
-    left = room - cell_len(rest)
-    if room >= LEAST_FACT:
-        shown = fit_ends(first, left) + rest if left >= LEAST_FACT else fit_ends(first + rest, room)
-        head.append(f"  {shown}", "dim")
+def _print_document(console: Console, document: DocumentShare, place: DocumentShare) -> None:
+    head = Text(f"{_percent(document.share):>5}  ", style="bold")
+    head.append(fit_ends(_flat(document.title or document.doc_id), console.width - head.cell_len))
+    facts = [document.source, document.license or f"licence {UNKNOWN}"]
+    rest = " · ".join(_flat(fact) for fact in facts if fact)
+    if (room := console.width - head.cell_len - 2) >= LEAST_FACT:
+        head.append(f"  {fit_ends(rest, room)}", "dim")
     console.print(head, no_wrap=True)
+    if place.around is None:
+        return
+    also = place.also if isinstance(place, Passage) else []
+    text = place_text(place.around, also, console.width - INDENT)
+    for line in text.wrap(console, console.width - INDENT):
+        line.rstrip()
+        console.print(Text(" " * INDENT).append_text(line))
 
 
 def _print_against(console: Console, passages: Sequence[Passage]) -> None:
@@ -284,10 +297,10 @@ def _print_against(console: Console, passages: Sequence[Passage]) -> None:
         title.append("  text where another token came next; shares of these alone", "dim")
     )
     for passage in passages:
-        _print_document(console, passage)
+        _print_document(console, passage, passage)
         assert passage.predicted is not None
         assert passage.probability is not None
-        instead = Text(" " * 8 + "instead of ", style="dim")
+        instead = Text(" " * INDENT + "instead of ", style="dim")
         instead.append(visible(plain(passage.predicted)), "not dim")
         instead.append(f", to which the model gave {_percent(passage.probability)} there")
         console.print(instead, no_wrap=True, overflow="ellipsis")
@@ -296,40 +309,13 @@ def _print_against(console: Console, passages: Sequence[Passage]) -> None:
     console.print()
 
 
-def _notes(trace: Trace) -> Iterator[str]:
-    """Yield what is missing: cells, the corpus itself, or predicted tokens in it."""
-    lens = trace.lens
-    if lens is None:
-        return
-    if lens.cells is None:
-        yield (
-            "This lens has no cells, so it names documents by their kept contexts and knows no "
-            "passages, base rates or support: prismlm index --positions 1 adds them."
-        )
-    elif lens.corpus is None:
-        yield (
-            f"The corpus {lens.meta.corpus_name} is not where it was, or has changed since it was "
-            "indexed, so passages have no text."
-        )
-    if trace.support is not None:
-        tokens = trace.support.tokens
-        absent = sum(token.nearest < 0 for token in tokens)
-        if absent:
-            yield (
-                f"For {absent} of {len(tokens)} tokens, no indexed position in the active cells "
-                "has that next token; their evidence stays unattributed."
-            )
-
-
 def _print_quotes(console: Console, quotes: list[Quote]) -> None:
     """Print what stands in the corpus word for word: that is no evidence of where it is from."""
-    title = Text("Verbatim", style="bold").append("  stands word for word in the corpus", "dim")
-    console.print(title)
     if not quotes:
-        console.print(f"nothing of {MINIMUM} tokens or more", style="dim")
+        return
+    console.print("Word for word in the corpus", style="bold")
     for quote in quotes:
-        line = Text(f"{quote.span.length:>4} tokens  ", style="bold")
-        line.append(f"“{_flat(quote.text).strip()}”")
+        line = Text(" " * INDENT).append(f"“{_flat(quote.text).strip()}”")
         first = quote.places[0]
         name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
         more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
@@ -339,8 +325,8 @@ def _print_quotes(console: Console, quotes: list[Quote]) -> None:
     console.print()
 
 
-def _place(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
-    """Return a sentence; brackets say what is marked in it wherever there is no colour."""
+def place_text(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
+    """Return the sentence around a place, in brackets what is marked: there may be no colour."""
     text, begin, end = str(around), len(around.before), len(around.before + around.token)
     # Of a token of blanks alone, its line end is what is marked.
     word = around.token.lstrip() or around.token.lstrip(" ")
@@ -360,11 +346,17 @@ def _place(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
         done = last
     place.append(_flat(text[done:]))
     side = max(10, (min(PLACE_WIDTH, 2 * width) - cell_len(token) - 2) // 2)
-    shown = place[max(0, at - side) : at + len(token) + side]
-    blanks = len(shown.plain) - len(shown.plain.lstrip())
-    shown = shown[blanks:]
+    first, last = max(0, at - side), min(len(place), at + len(token) + side)
+    # A word that is cut goes, and no ellipsis stands where nothing is cut off.
+    if first and (part := WORD_ENDS.match(place.plain, first, at)):
+        first = part.end()
+    if last < len(place) and (part := WORD_BEGINS.search(place.plain, at + len(token), last)):
+        last = part.start()
+    shown = place[first:last]
+    cut = first > 0, last < len(place)
+    shown = shown[len(shown.plain) - len(shown.plain.lstrip()) :]
     shown.rstrip()
-    return Text("…").append_text(shown).append("…")
+    return Text("…" * cut[0]).append_text(shown).append("…" * cut[1])
 
 
 def _flat(text: str | None) -> str:
@@ -372,4 +364,4 @@ def _flat(text: str | None) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= 0.0005 else "<0.1%"
+    return f"{share:.0%}" if share >= LEAST_SAID else "<1%"
