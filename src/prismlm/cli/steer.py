@@ -49,24 +49,23 @@ Category = Annotated[
 DocumentId = Annotated[str | None, option("ID", "Edit those with contexts in this document.")]
 Strength = Annotated[
     float | None,
-    number("S", "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1.", None),
+    number(
+        "S",
+        "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1. (Default of a "
+        "clamp or group: the largest at which the text does not begin to repeat.)",
+        None,
+    ),
 ]
 OnlyPart = Annotated[
     str | None,
     choice("PART", "Predict from the prototypes or the residual alone.", PARTS),
 ]
-Cap = Annotated[float | None, number("A", "Largest activation of a clamp (default: k·τ).", None)]
 Prompts = Annotated[
     Path | None, option("FILE", "File with one prompt per line; report effect sizes over them.")
 ]
 HeldOutCorpus = Annotated[
     Path | None,
     option("DIR", "Held-out corpus for the perplexity cost (default: the lens's corpus)."),
-]
-# Without a default of its own: Clamp has one, which the explorer takes too.
-Target = Annotated[
-    str | None,
-    option("TOKEN", "Clamp at signature (default), the first token of its card, or at top."),
 ]
 
 
@@ -85,9 +84,6 @@ def steer(
         str, choice("KIND", "Of a prototype: clamp, scale or ablate.", KINDS)
     ] = "clamp",
     only: OnlyPart = None,
-    target: Target = None,
-    measure: Annotated[str, option("UNIT", "Clamp the logit or its evidence.")] = "logit",
-    cap: Cap = None,
     generate: Annotated[int, number("N", "Tokens to write; 0 reads the prompt's own.")] = 20,
     temperature: Temperature = 0.0,
     seed: Annotated[int, option("S", "Of sampling and control.")] = 0,
@@ -103,16 +99,23 @@ def steer(
         had = "neither" if prompt is None else "both"
         raise InputError(f"expected a prompt or --file with prompts, got {had}.")
     named = {"prototype": prototype, "category": category, "document": document}
-    clamp = {"measure": measure, "cap": cap} | ({} if target is None else {"target": target})
-    edits = _edits(named, only, edit, strength, clamp)
+    edits = _edits(named, only, edit, strength)
     prompts = [put(one, chat, system) for one in (_prompts(file) if file else [prompt or ""])]
+    from prismlm.edits.values import Clamp, Group
     from prismlm.explain.language_model import load
 
+    if strength is None and file is not None and edits and isinstance(edits[0], (Clamp, Group)):
+        raise InputError("give --strength S: over many prompts there is no one to find it for.")
     lm = load(model, lens=lens)
     how: dict[str, Any] = {"only": cast("Only | None", only), "seed": seed}
     sampling = {"generate": generate, "temperature": temperature, "draws": draws}
     if file is None:
         from prismlm.edits.steering import steer as write
+        from prismlm.edits.strength import strongest
+
+        if strength is None and edits and isinstance(edits[0], (Clamp, Group)):
+            drawn = {"generate": generate, "temperature": temperature, "seed": seed}
+            edits = [strongest(lm, prompts[0], edits[0], **drawn)]
 
         result = write(lm, prompts[0], edits, **how, **sampling)
     else:
@@ -131,7 +134,7 @@ def steer(
 
 
 def _edits(
-    named: dict[str, Any], only: str | None, kind: str, strength: float | None, how: dict[str, Any]
+    named: dict[str, Any], only: str | None, kind: str, strength: float | None
 ) -> list[Edit]:
     """Return the edit that the options ask for; none where a part alone is all that is asked.
 
@@ -139,8 +142,7 @@ def _edits(
         named: prototype, category and document, one of which is to be edited.
         only: the part that is asked for.
         kind: of the edit of a prototype.
-        strength: of an edit.
-        how: a clamp is made.
+        strength: of an edit; None where it is still to be found.
     """
     from prismlm.edits.values import Ablate, Clamp, Group, Scale
 
@@ -157,21 +159,21 @@ def _edits(
             raise InputError("--edit ablate removes the prototype whole: leave out --strength.")
         return [Ablate(prototype)]
     if strength is None:
-        raise InputError("give --strength S: how strong the edit is.")
+        if kind == "scale":
+            raise InputError("give --strength S: the factor of --edit scale.")
+        strength = 1.0
     if prototype is None:
         if kind != KINDS[0]:
             raise InputError(f"--edit {kind} is for --prototype: a group has a strength alone.")
         return [Group(strength, **named)]
-    scaled = kind == "scale"
-    return [Scale(prototype, strength) if scaled else Clamp(prototype, strength, **how)]
+    return [(Scale if kind == "scale" else Clamp)(prototype, strength)]
 
 
 def _describe(edits: list[Edit]) -> dict[str, Any] | None:
     if not edits:
         return None
     edit = edits[0]
-    # steer itself decides what happens where a clamp is undefined.
-    fields = {k: v for k, v in vars(edit).items() if v is not None and k != "undefined"}
+    fields = {k: v for k, v in vars(edit).items() if v is not None}
     return {"kind": type(edit).__name__.lower()} | fields
 
 
@@ -235,11 +237,14 @@ def _described(edit: dict[str, Any] | None, only: str | None) -> str:
 
 
 def _print_text(console: Console, steering: Steering) -> None:
+    from prismlm.edits.steering import cautions
     from prismlm.pages.trace_data import visible
 
     console.print(Text("with     ", style="dim").append(plain(steering.text), "default"))
     if steering.unedited != steering.text:
         console.print(Text("without  ", style="dim").append(plain(steering.unedited), "default"))
+    for line in cautions(steering):
+        console.print(line, style="yellow")
     console.print()
     if steering.tokens and not any(token.changed for token in steering.tokens):
         leading = [one.leading_before for one in steering.tokens if one.leading_before]
@@ -273,20 +278,12 @@ def _print_text(console: Console, steering: Steering) -> None:
             f"activation, mean of {steering.draws} draws",
             style="dim",
         )
-    left = sum(token.left for token in steering.tokens)
-    if left:
-        console.print(
-            f"The clamp is undefined at {left} of {len(steering.tokens)} tokens (marked ·) "
-            "and left out there: the prototype's signature is not positive.",
-            style="yellow",
-        )
 
 
 def _after(token: SteeredToken) -> Text:
     change = token.after - token.before
     style = "green" if change > 0.005 else "red" if change < -0.005 else "default"
-    mark = " ·" if token.left else ""
-    return Text(f"{token.after:.1%} ({points(change)}){mark}", style)
+    return Text(f"{token.after:.1%} ({points(change)})", style)
 
 
 def _leads(token: SteeredToken) -> Text:
@@ -323,9 +320,7 @@ def _print_effects(console: Console, effects: SteeringEffects) -> None:
         console.print(f"signature's top tokens: {tokens}", style="dim")
     control = f"control: mean of {effects.draws} draws" if effects.draws else "without a control"
     console.print(
-        f"{effects.changed:.0%} of {count(effects.predictions)} predictions changed, "
-        f"{effects.left:.0%} left because the clamp is undefined there, {effects.capped:.0%} "
-        f"held at the cap; {control}",
+        f"{effects.changed:.0%} of {count(effects.predictions)} predictions changed; {control}",
         style="dim",
     )
 
@@ -341,8 +336,7 @@ def _print_cost(console: Console, cost: Cost | None, note: str) -> None:
         console.print(f"cost on held-out text: {note}", style="dim")
         return
     control = "" if cost.control is None else f", control {cost.control:.2f}"
-    left = f", the clamp undefined at {cost.left:.0%}" if cost.left else ""
     console.print(
         f"perplexity on held-out text: {cost.perplexity:.2f} → {cost.edited:.2f}{control} "
-        f"({count(cost.tokens)} tokens of {plain(cost.corpus)}, {cost.changed:.0%} changed{left})"
+        f"({count(cost.tokens)} tokens of {plain(cost.corpus)}, {cost.changed:.0%} changed)"
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from prismlm.corpus.pieces import token_alone
-from prismlm.edits.values import GROUP_REACH, Ablate, Clamp, Edit, Group, Only, Scale, members_of
+from prismlm.edits.values import Ablate, Clamp, Edit, Group, Only, Scale, members_of
 from prismlm.errors import InputError, check_choice
 from prismlm.index.opened_model import OpenedModel
 from prismlm.index.signatures import signature_ids
@@ -19,6 +18,9 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops.edits import activations_of, move
 from prismlm.ops.prototype_head import Routing, reconstruct
+
+# Of W, where the energy of a direction is measured.
+ROWS = 16_384
 
 
 class Changes(NamedTuple):
@@ -28,15 +30,11 @@ class Changes(NamedTuple):
         routing: of the unedited states.
         before: activations of the edited prototypes, [N, E].
         after: their activations α′, [N, E].
-        left: states where a clamp is undefined and was left out, bool [N].
-        capped: states where a clamp met its cap, bool [N].
     """
 
     routing: Routing
     before: Tensor
     after: Tensor
-    left: Tensor
-    capped: Tensor
 
     @property
     def difference(self) -> Tensor:
@@ -57,8 +55,7 @@ class Plan:
         embedding: the model's output embedding; nothing else of the model is needed.
         head: the prototype head.
         logit_map: what the model does after its output embedding.
-        decode: the text of a token, for messages.
-        signature: the token that a prototype's card lists first.
+        listed: the tokens that a prototype's card lists, the first ones first.
         edits: each with the prototypes it acts on.
         only: ``"prototypes"`` drops the residual, ``"residual"`` drops the prototypes.
     """
@@ -66,8 +63,7 @@ class Plan:
     embedding: nn.Module
     head: PrototypeHead
     logit_map: LogitMap
-    decode: Callable[[int], str]
-    signature: Callable[[int], int]
+    listed: Callable[[int], list[int]]
     edits: tuple[tuple[Edit, tuple[int, ...]], ...] = ()
     only: Only | None = None
 
@@ -94,14 +90,6 @@ class Plan:
             )
         return replace(inner, edits=self.edits + inner.edits, only=self.only or inner.only)
 
-    def leaving_undefined(self) -> Plan:
-        """Return the plan with clamps that leave positions where they are undefined."""
-        edits = (
-            (replace(edit, undefined="leave") if isinstance(edit, Clamp) else edit, members)
-            for edit, members in self.edits
-        )
-        return replace(self, edits=tuple(edits))
-
     @cached_property
     def prototypes(self) -> Tensor:
         """The edited prototypes, ascending, int64 [E]."""
@@ -109,31 +97,35 @@ class Plan:
         return torch.tensor(ids, dtype=torch.int64, device=self.head.prototypes.device)
 
     @cached_property
-    def _signature_tokens(self) -> dict[int, int]:
-        clamps = [edit for edit, _ in self.edits if isinstance(edit, Clamp)]
-        held = {edit.prototype for edit in clamps if edit.target == "signature"}
-        return {prototype: self.signature(prototype) for prototype in held}
+    def clamped(self) -> Tensor:
+        """Which of the edited prototypes are clamped, bool [E]."""
+        held = {edit.prototype for edit, _ in self.edits if isinstance(edit, Clamp)}
+        return torch.tensor([i in held for i in self.prototypes.tolist()], dtype=torch.bool)
 
     @cached_property
-    def _mean_row(self) -> Tensor:
-        return cast("Tensor", self.embedding.weight).mean(0, dtype=torch.float32)
+    def rows(self) -> Tensor:
+        """What one unit of activation of each edited prototype adds to a state, [E, d]."""
+        rows = self.head.prototypes[self.prototypes].detach().clone()
+        chosen = self.prototypes[self.clamped]
+        rows[self.clamped] = self.shown(chosen).to(rows.dtype)
+        return rows
 
-    def apply(self, z: Tensor, padding: Tensor | None = None) -> Tensor:
-        """Return z′ for states [..., d]; where no edit changes anything, z itself.
+    def shown(self, prototypes: Tensor) -> Tensor:
+        """Return :func:`shown_part` of prototypes [n], [n, d]."""
+        weight = cast("Tensor", self.embedding.weight)
+        rows = [
+            shown_part(weight, self.head.prototypes[i].detach().float(), self.listed(i))
+            for i in prototypes.tolist()
+        ]
+        return torch.stack(rows) if rows else self.head.prototypes[:0]
 
-        Args:
-            z: inputs of the output embedding.
-            padding: True where a state is of padding, which no clamp is refused at, [...].
-
-        Raises:
-            InputError: a clamp that is undefined at a state.
-        """
+    def apply(self, z: Tensor) -> Tensor:
+        """Return z′ for states [..., d]; where no edit changes anything, z itself."""
         if z.numel() == 0 or not (self.edits or self.only):
             return z
         flat = z.flatten(0, -2)
         with torch.autocast(device_type=z.device.type, enabled=False):
-            changes = self.changes(flat, None if padding is None else padding.flatten())
-            edited = self.edited(flat, changes)
+            edited = self.edited(flat, self.changes(flat))
         return z if edited is flat else edited.view_as(z)
 
     def log_probabilities(self, z: Tensor) -> Tensor:
@@ -151,109 +143,83 @@ class Plan:
             return (z.to(mixture.dtype) - mixture).to(z.dtype)
         return move(mixture, self._rows(mixture), difference).to(z.dtype)
 
-    def changes(self, z: Tensor, padding: Tensor | None = None) -> Changes:
-        """Return what the edits change in states [N, d].
-
-        Raises:
-            InputError: a clamp that is undefined at a state that is not padding.
-        """
+    def changes(self, z: Tensor) -> Changes:
+        """Return what the edits change in states [N, d]."""
         routing = self.head(z).routing
         count, chosen = self.head.num_prototypes, self.prototypes
         before = activations_of(routing.indices, routing.activations, chosen, count)
-        reach = slice(None, GROUP_REACH)
-        near = activations_of(
-            routing.indices[:, reach], routing.activations[:, reach], chosen, count
-        )
         after = before.clone()
-        left = torch.zeros(len(z), dtype=torch.bool, device=z.device)
-        capped = left.clone()
         for edit, members in self.edits:
             columns = torch.searchsorted(chosen, torch.tensor(members, device=chosen.device))
             if isinstance(edit, Clamp):
-                held, undefined, full = self._hold(edit, z, padding)
-                column = int(columns[0])
-                after[:, column] = torch.where(undefined, after[:, column], held)
-                left |= undefined
-                capped |= full
-            elif isinstance(edit, Group):
-                own = after[:, columns]
-                after[:, columns] = torch.where(
-                    near[:, columns] > 0, own + edit.strength * own, own
-                )
+                after[:, columns] = self._held(edit, z)[:, None]
             else:
-                factor = 0.0 if isinstance(edit, Ablate) else edit.factor
+                factor = 0.0 if isinstance(edit, Ablate) else _factor(edit)
                 after[:, columns] = factor * after[:, columns]
-        return Changes(routing, before, after, left, capped)
+        return Changes(routing, before, after)
 
-    def _hold(
-        self, edit: Clamp, z: Tensor, padding: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the clamped activation, where it is undefined, and where it met the cap, [N]."""
-        weight = cast("Tensor", self.embedding.weight)
+    def _held(self, edit: Clamp, z: Tensor) -> Tensor:
+        """Return the activation that a clamp holds in each state, [N]."""
         # forward itself, not the module: its hooks would edit the logits that are to be unedited.
         logits = self.logit_map.before_softcap(self.embedding.forward(z).float())
-        top, tokens = logits.max(-1)
-        prototype = self.head.prototypes[edit.prototype]
-        if edit.target == "signature":
-            tokens = torch.full_like(tokens, self._signature_tokens[edit.prototype])
-        rows = weight[tokens].float()
-        if edit.measure == "evidence":
-            top = top - logits.mean(-1)
-            rows = rows - self._mean_row
-        signature = self.logit_map.scale * (rows @ prototype)
-        undefined = (signature <= 0) | (top <= 0)
-        if edit.undefined == "error":
-            refused = undefined if padding is None else undefined & ~padding
-            if bool(refused.any()):
-                raise self._refusal(edit, int(refused.nonzero()[0]), tokens, signature, top)
-        cap = self._cap(edit, z)
-        wanted = edit.fraction * top / torch.where(undefined, torch.ones_like(top), signature)
-        return torch.minimum(wanted.clamp_min(0), cap), undefined, (wanted > cap) & ~undefined
-
-    def _cap(self, edit: Clamp, z: Tensor) -> Tensor:
-        """Return the largest activation that a clamp may hold, of each state or of all.
-
-        k τ unless the edit says another, and with fitted weights ‖z‖ / ‖p‖: where the prototype is
-        as long as the whole state.
-        """
-        if edit.cap is not None:
-            return z.new_tensor(edit.cap, dtype=torch.float32)
-        if self.head.weights == "cosine":
-            return self.head.prototypes_per_token * self.head.scale.detach()
-        return z.float().norm(dim=-1) / self.head.prototypes[edit.prototype].norm()
-
-    def _refusal(
-        self, edit: Clamp, state: int, tokens: Tensor, signature: Tensor, top: Tensor
-    ) -> InputError:
-        token = self.decode(int(tokens[state]))
-        if float(signature[state]) <= 0:
-            kind = "top token" if edit.target == "top" else "first token of its card"
-            return InputError(
-                f"prototype {edit.prototype} cannot be clamped here: its signature at the {kind} "
-                f"{token!r} is {float(signature[state]):+.3g}, and no activation makes that a "
-                "positive contribution. Clamp another prototype, take the target "
-                f"{'signature' if edit.target == 'top' else 'top'}, or leave such positions as "
-                "they are."
-            )
-        return InputError(
-            f"prototype {edit.prototype} cannot be clamped here: the unedited top logit, of "
-            f"{token!r}, is {float(top[state]):+.3g}, and a fraction of that is no positive "
-            "contribution. Measure in evidence, or leave such positions as they are."
-        )
+        target = cast("Tensor", self.embedding.weight)[self.listed(edit.prototype)[0]].float()
+        # The part that the card shows gives it what the prototype does.
+        given = self.logit_map.scale * (target @ self.head.prototypes[edit.prototype].float())
+        return edit.fraction * (logits.max(-1).values - logits.mean(-1)) / given
 
     def _rows(self, like: Tensor) -> Tensor:
-        rows = self.head.prototypes[self.prototypes]
-        return rows.to(torch.promote_types(like.dtype, rows.dtype))
+        return self.rows.to(torch.promote_types(like.dtype, self.rows.dtype))
+
+
+def _factor(edit: Scale | Group) -> float:
+    return edit.factor if isinstance(edit, Scale) else 1 + edit.strength
+
+
+def shown_part(weight: Tensor, prototype: Tensor, listed: Sequence[int]) -> Tensor:
+    """Return p̂ [d], the part of a prototype that its card shows.
+
+        p̂ = argmin_x xᵀ (M + λI) x   with (W x)[u] = min((W p)[u], (W p)[v]) for the listed u
+
+    Of all directions that give the listed tokens u what the prototype gives them, and none more
+    than the first of them, v, the one that moves the other logits least: M = WᵀW / V, and λ is a
+    thousandth of its mean eigenvalue. p itself moves many others as much, most of all rows of W
+    that were hardly ever trained. Where the conditions exclude one another they are met by least
+    squares, and the first one exactly.
+
+    Args:
+        weight: W, [V, d].
+        prototype: p, [d].
+        listed: the tokens of its card, of which those count that it raises; p̂ is zero where the
+            first is not one of them.
+    """
+    own = weight.detach()[list(listed)].float()
+    given = own @ prototype
+    if float(given[0]) <= 0:
+        return torch.zeros_like(prototype)
+    rows = own[given > 0]
+    moved = torch.linalg.solve(_energy(weight), rows.T)
+    wanted = given[given > 0].clamp_max(given[0])
+    part = moved @ (torch.linalg.pinv(rows @ moved, rtol=1e-5) @ wanted)
+    return part * (given[0] / (rows[0] @ part))
+
+
+@lru_cache(maxsize=2)
+def _energy(weight: Tensor) -> Tensor:
+    """Return M + λI [d, d], M from at most ``ROWS`` rows of W, evenly spaced."""
+    sampled = weight.detach()[:: -(-len(weight) // ROWS)].float()
+    energy = sampled.T @ sampled / len(sampled)
+    energy.diagonal().add_(1e-3 * energy.diagonal().mean())
+    return energy
 
 
 def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -> Plan:
     """Check edits against an opened model, its head and its lens.
 
     Raises:
-        InputError: what is not an edit, an unknown prototype, category or document, or edits that
-            exclude one another.
+        InputError: what is not an edit, an unknown prototype, category or document, a clamp that
+            nothing can hold, or edits that exclude one another.
     """
-    head, tokenizer = lm.head, lm.tokenizer
+    head = lm.head
     members: list[tuple[Edit, tuple[int, ...]]] = []
     for edit in edits:
         if not isinstance(edit, (Scale, Ablate, Clamp, Group)):
@@ -261,12 +227,17 @@ def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -
                 f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp or Group."
             )
         members.append((edit, tuple(members_of(edit, head.num_prototypes, lm.lens))))
-    return Plan(
+    plan = Plan(
         output_embedding(lm.model),
         head,
         lm.logit_map,
-        lambda token: token_alone(tokenizer, token),
-        lambda prototype: signature_ids(lm, [prototype])[0][0],
+        lru_cache(maxsize=None)(lambda prototype: signature_ids(lm, [prototype])[0]),
         tuple(members),
         only,
     )
+    for prototype in plan.prototypes[plan.clamped & ~plan.rows.any(1).cpu()].tolist():
+        raise InputError(
+            f"prototype {prototype} cannot be clamped: it does not raise the first token of its "
+            "card, so no activation gives that a positive contribution. Clamp another prototype."
+        )
+    return plan

@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from prismlm.edits.plan import Plan
 from prismlm.models.watch import Hook, watch
 
 _plans: ContextVar[tuple[Plan, ...]] = ContextVar("prismlm_edits", default=())
-_mask: ContextVar[Tensor | None] = ContextVar("prismlm_edits_mask", default=None)
 
 
 @contextmanager
@@ -34,7 +33,7 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
     held = [p for p in outer if p.embedding is plan.embedding]
     combined = held[0].then(plan) if held else plan
     token = _plans.set((*(p for p in outer if p not in held), combined))
-    hooks = [Hook(model, _note_mask), Hook(plan.embedding, _edit)]
+    hooks = [Hook(plan.embedding, _edit)]
     try:
         with watch(hooks, unwatched_too=True):
             yield
@@ -47,21 +46,9 @@ def edits_hold() -> bool:
     return bool(_plans.get())
 
 
-def _note_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    mask = kwargs.get("attention_mask")
-    # Chosen positions come without saying which row of the mask is whose.
-    chosen = isinstance(kwargs.get("logits_to_keep"), Tensor)
-    _mask.set(mask if isinstance(mask, Tensor) and mask.ndim == 2 and not chosen else None)
-
-
 def _edit(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plan = next((p for p in _plans.get() if p.embedding is module), None)
     if plan is None:
         return None
-    z, mask = args[0], _mask.get()
-    padding = None
-    if mask is not None and z.ndim == 3 and len(mask) == len(z) and mask.shape[1] >= z.shape[1]:
-        # The last states belong to the last columns: earlier ones are in the cache or not asked.
-        padding = mask[:, mask.shape[1] - z.shape[1] :] == 0
-    edited = plan.apply(z, padding)
-    return None if edited is z else ((edited, *args[1:]), kwargs)
+    edited = plan.apply(args[0])
+    return None if edited is args[0] else ((edited, *args[1:]), kwargs)

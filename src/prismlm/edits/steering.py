@@ -10,7 +10,8 @@ an edited prototype is given to another one *of equal activation* there:
 - where the edited prototype is active, to one of the four active prototypes of that position that
   are nearest to it in activation, other than those edited. Several edited prototypes of a position
   get different ones as long as there are enough;
-- where it is not (a clamp alone changes those), to one that is not active there either.
+- a clamp's change, which does not depend on whether its prototype is active, to one that is not
+  active there, of which the part is added that its own card shows.
 
 Among the prototypes that a position allows, a seeded random order of all prototypes decides, so
 that one draw prefers the same prototypes all along a text.
@@ -30,7 +31,8 @@ from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import pieces_of
 from prismlm.edits.plan import Changes, Plan, plan_for
 from prismlm.edits.scope import applied
-from prismlm.edits.values import Clamp, Edit, Only
+from prismlm.edits.strength import REPEATED, repetition
+from prismlm.edits.values import Edit, Only
 from prismlm.errors import InputError, check_whole
 from prismlm.index.opened_model import OpenedModel
 from prismlm.models.seam import capture
@@ -40,6 +42,8 @@ from prismlm.ops.prototype_head.sparse import gather_sum
 
 NEAREST = 4
 LEAST_PROBABILITY = 1e-38
+# Below this share of the evidence, taking a set out changes hardly any top token.
+HARDLY = 0.02
 
 
 def planned(
@@ -71,8 +75,10 @@ def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Ten
     """
     order = order.to(z.device)
     moved = gather_sum(*_to_active(plan, changes, order), plan.head.prototypes)
-    for chosen, change in _to_inactive(plan, changes, order):
-        moved = moved + change[:, None] * plan.head.prototypes[chosen]
+    for chosen, change, clamped in _to_inactive(plan, changes, order):
+        unique, place = chosen.unique(return_inverse=True)
+        rows = plan.shown(unique) if clamped else plan.head.prototypes[unique]
+        moved = moved + change[:, None] * rows[place]
     return torch.where(changes.touched[:, None], (z.to(moved.dtype) + moved).to(z.dtype), z)
 
 
@@ -89,7 +95,8 @@ def _to_active(plan: Plan, changes: Changes, order: Tensor) -> tuple[Tensor, Ten
     rank[order] = torch.arange(len(order), device=order.device)
     is_edited = _edited(plan, order)[indices]
     column = torch.searchsorted(plan.prototypes, indices).clamp_max(len(plan.prototypes) - 1)
-    change = changes.difference.gather(1, column) * (is_edited & (activations > 0))
+    change = (changes.difference * ~plan.clamped).gather(1, column)
+    change = change * (is_edited & (activations > 0))
     free = ~is_edited & (activations > 0)
     taken = torch.zeros_like(free)
     received = torch.zeros_like(change)
@@ -108,12 +115,15 @@ def _to_active(plan: Plan, changes: Changes, order: Tensor) -> tuple[Tensor, Ten
     return indices, received
 
 
-def _to_inactive(plan: Plan, changes: Changes, order: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return, per edited prototype that needs one, an inactive prototype and its change, [N]."""
+def _to_inactive(plan: Plan, changes: Changes, order: Tensor) -> list[tuple[Tensor, Tensor, bool]]:
+    """Return, per edited prototype that needs one, an inactive prototype and its change, [N].
+
+    And whether it was clamped.
+    """
     indices, activations = changes.routing.indices, changes.routing.activations
     edited = _edited(plan, order)
     nobody = ~((activations > 0) & ~edited[indices]).any(1)
-    change = changes.difference * ((changes.before == 0) | nobody[:, None])
+    change = changes.difference * (plan.clamped | nobody[:, None])
     columns = change.any(0).nonzero()[:, 0].tolist()
     if not columns:
         return []
@@ -123,10 +133,10 @@ def _to_inactive(plan: Plan, changes: Changes, order: Tensor) -> list[tuple[Tens
     used = (indices[:, :, None] == candidates) & (activations > 0)[:, :, None]
     # Each column in need takes the next of the candidates that are not active at the position.
     places = (~used.any(1)).cumsum(1)
-    found: list[tuple[Tensor, Tensor]] = []
+    found: list[tuple[Tensor, Tensor, bool]] = []
     for number, column in enumerate(columns, start=1):
         first = (places >= number).int().argmax(1)
-        found.append((candidates[first], change[:, column]))
+        found.append((candidates[first], change[:, column], bool(plan.clamped[column])))
     return found
 
 
@@ -157,8 +167,6 @@ class SteeredToken:
         control: its probability under the control, the mean over draws; None without a control.
         leading_before, leading_after: what leads it; None where no prototype is in use.
         changed: Σ |α′ − α| over the edited prototypes.
-        left: a clamp is undefined here and was left out.
-        capped: a clamp met its cap.
     """
 
     position: int
@@ -170,8 +178,6 @@ class SteeredToken:
     leading_before: Leading | None
     leading_after: Leading | None
     changed: float
-    left: bool
-    capped: bool
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,10 @@ class Steering:
         unedited: prompt and continuation without them.
         tokens: those written, or those of the prompt where none were asked for.
         draws: random controls that ``control`` is the mean of; 0 without a control.
+        repeated: share of the 3-grams written under the edits that occurred before in the text,
+            less that of the text without them.
+        active: share of the edited prototypes, as they were, in the positive evidence of all
+            prototypes for the unedited top tokens; None for a clamp, which acts anywhere.
     """
 
     prompt: str
@@ -191,10 +201,22 @@ class Steering:
     unedited: str
     tokens: tuple[SteeredToken, ...]
     draws: int
+    repeated: float
+    active: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of ``prismlm steer --json``."""
         return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the text begins to repeat itself, and the one without the edit does not."""
+        return self.repeated > REPEATED
+
+    @property
+    def hardly_active(self) -> bool:
+        """Whether what is edited carries less than ``HARDLY`` of the predictions."""
+        return self.active is not None and self.active < HARDLY
 
     @property
     def change(self) -> float | None:
@@ -206,6 +228,23 @@ class Steering:
         """The same for the control; None without one."""
         controls = [token.control for token in self.tokens if token.control is not None]
         return _mean_change(self.tokens, controls)
+
+
+def cautions(steering: Steering) -> list[str]:
+    """Return what a reader of a steered text is told before it: one sentence each."""
+    said: list[str] = []
+    if steering.repeats:
+        said.append(
+            "The text begins to repeat itself at this strength: "
+            f"{steering.repeated:.0%} more of its three-token sequences occurred before than "
+            "without the edit."
+        )
+    if steering.hardly_active:
+        said.append(
+            "What is edited is hardly active here: it carries "
+            f"{steering.active:.1%} of the evidence for the model's top tokens."
+        )
+    return said
 
 
 def _mean_change(tokens: Sequence[SteeredToken], probabilities: Sequence[float]) -> float | None:
@@ -249,9 +288,6 @@ def steer(
 ) -> Steering:
     """Write a continuation under edits and say what they did to every token of it.
 
-    A clamp must be defined where the prompt ends; further on, positions where it is not are left
-    as they are and marked.
-
     Args:
         lm: the model.
         prompt: a text or messages, of at least two tokens with ``generate=0``.
@@ -265,8 +301,8 @@ def steer(
             them, with all tokens so far, whether to stop writing that text.
 
     Raises:
-        InputError: nothing to do, an empty or over-long prompt, an edit that does not fit the
-            model, or a clamp that is undefined where the prompt ends.
+        InputError: nothing to do, an empty or over-long prompt, or an edit that does not fit the
+            model.
     """
     plan, orders = planned(lm, edits, only, draws, seed)
     ids = lm.encode(prompt, generate)
@@ -276,21 +312,35 @@ def steer(
             "the prompt is one token, so it holds no prediction to show: give more tokens to "
             "generate, or a longer prompt."
         )
-    if any(isinstance(edit, Clamp) for edit in edits):
-        plan.apply(_states(lm, ids)[length - 1 :])
-        plan = plan.leaving_undefined()
     unedited = lm.write(ids, generate, temperature, seed, enough=enough)
     with applied(lm.model, plan), recording_codes(lm.model) as codes:
         ids = lm.write(ids, generate, temperature, seed, enough=enough)
     first, start = length - 1 if generate else 0, lm.as_text(prompt, generate)
     predictions = steered_predictions(lm, plan, ids, orders, first, codes)
+    written, plain = (repetition(text[0, length:].tolist()) for text in (ids, unedited))
     return Steering(
         prompt=start,
         text=start + lm.words(ids[0, length:]),
         unedited=start + lm.words(unedited[0, length:]),
         tokens=tuple(_tokens(lm, plan, predictions, ids[0].tolist(), first + 1)),
         draws=len(orders),
+        repeated=written - plain,
+        active=None if bool(plan.clamped.any()) or plan.only else _active(lm, plan, predictions),
     )
+
+
+def _active(lm: OpenedModel, plan: Plan, predictions: SteeredPredictions) -> float:
+    """Return the edited prototypes' share in the positive evidence for the unedited top tokens.
+
+    Of each position, so that one with long states counts no more than another, and then the mean.
+    """
+    routing, weight = predictions.changes.routing, weight_of(lm.model)
+    rows = weight[predictions.before.argmax(1)].float() - weight.mean(0, dtype=torch.float32)
+    given = (lm.head.prototypes[routing.indices].float() @ rows[:, :, None])[:, :, 0]
+    raised = (given * routing.activations).clamp_min(0)
+    edited = _edited(plan, raised)[routing.indices]
+    shares = (raised * edited).sum(1) / raised.sum(1).clamp_min(LEAST_PROBABILITY)
+    return float(shares.mean()) if len(shares) else 0.0
 
 
 def steered_predictions(
@@ -347,8 +397,6 @@ def _tokens(
             leading_before=_leading(lm, active, row),
             leading_after=_leading(lm, after, row),
             changed=float(changes.difference[t].abs().sum()),
-            left=bool(changes.left[t]),
-            capped=bool(changes.capped[t]),
         )
 
 

@@ -71,8 +71,7 @@ class SteeringEffects:
             KL(before ‖ after). Each is a mean over the predictions of a prompt.
         signature_tokens: the ten tokens; none without an edit.
         predictions: of all prompts.
-        changed, left, capped: share of predictions that the edit changes, where a clamp is
-            undefined and was left out, and where one met its cap.
+        changed: share of predictions that the edit changes.
         draws: random controls per prompt.
     """
 
@@ -80,8 +79,6 @@ class SteeringEffects:
     signature_tokens: tuple[str, ...]
     predictions: int
     changed: float
-    left: float
-    capped: float
     draws: int
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,19 +100,18 @@ def measure_effects(
     """Measure what edits do to the predictions along each prompt, beside the control.
 
     Raises:
-        InputError: no prompts, one that is empty or over-long, an edit that does not fit the
-            model, or a clamp that is undefined at every prediction.
+        InputError: no prompts, one that is empty or over-long, or an edit that does not fit the
+            model.
     """
     if not prompts:
         raise InputError("there are no prompts: expected at least one.")
     plan, orders = planned(lm, edits, only, draws, seed)
-    plan = plan.leaving_undefined()
     ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
     tokens = signature_tokens(lm, plan) if plan.edits else []
     # Without an edit no prototype is edited, and so there is no signature to raise.
     measures = MEASURES if plan.edits else MEASURES[1:]
     values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
-    counts = np.zeros(4)
+    counts = np.zeros(2)
     with progress.task("Reading prompts", len(ids), "prompts") as task:
         for sequence in ids:
             predictions = steered_predictions(lm, plan, sequence, orders)
@@ -130,19 +126,12 @@ def measure_effects(
                     mean = float(np.mean(controls)) if controls else None
                     values[name].append((before_after[0], mean))
             task.advance()
-    if counts[2] == counts[0]:
-        raise InputError(
-            "the clamp is undefined at every prediction of these prompts: its signature there is "
-            "zero or negative. Take the signature's top token as the target, or another prototype."
-        )
     decoded = tuple(token_alone(lm.tokenizer, token) for token in tokens)
     return SteeringEffects(
         {name: summarise(pairs) for name, pairs in values.items() if pairs},
         decoded,
         predictions=int(counts[0]),
         changed=float(counts[1] / counts[0]),
-        left=float(counts[2] / counts[0]),
-        capped=float(counts[3] / counts[0]),
         draws=len(orders),
     )
 
@@ -190,11 +179,10 @@ def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
 
 
 def _counts(plan: Plan, changes: Changes) -> np.ndarray:
-    """Return predictions, and of them those changed, left and capped."""
+    """Return predictions, and of them those changed."""
+    count = len(changes.before)
     # A part alone is another state everywhere.
-    changed = torch.ones_like(changes.left) if plan.only else changes.touched
-    columns = (changed, changes.left, changes.capped)
-    return np.array([len(changed), *(int(column.sum()) for column in columns)])
+    return np.array([count, count if plan.only else int(changes.touched.sum())])
 
 
 def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: list[int]) -> float:
@@ -219,7 +207,7 @@ class Cost:
         perplexity: exp of the cross-entropy without the edit.
         edited: with it.
         control: under the control, from the mean cross-entropy over draws; None without one.
-        changed, left: share of predictions that the edit changes, and where a clamp is undefined.
+        changed: share of predictions that the edit changes.
     """
 
     corpus: str
@@ -228,7 +216,6 @@ class Cost:
     edited: float
     control: float | None
     changed: float
-    left: float
 
 
 @torch.no_grad()
@@ -245,15 +232,13 @@ def perplexity_cost(
 ) -> Cost:
     """Measure perplexity on held-out documents with and without edits, and under the control.
 
-    Documents in a seeded order, until ``tokens`` predictions are read. Clamps leave positions where
-    they are undefined.
+    Documents in a seeded order, until ``tokens`` predictions are read.
 
     Raises:
         InputError: no held-out documents, or another tokenizer.
     """
     plan, orders = planned(lm, edits, only, draws, seed)
-    plan = plan.leaving_undefined()
-    sums = np.zeros(3 + len(orders) + 2)
+    sums = np.zeros(3 + len(orders) + 1)
     with progress.task("Reading held-out text", tokens) as task:
         for batch in held_out_batches(lm, corpus, tokens, seed):
             added = _batch_sums(lm, plan, batch, orders)
@@ -266,8 +251,7 @@ def perplexity_cost(
         perplexity=float(np.exp(before / count)),
         edited=float(np.exp(after / count)),
         control=float(np.exp(np.mean(controls) / count)) if controls else None,
-        changed=float(sums[-2] / count),
-        left=float(sums[-1] / count),
+        changed=float(sums[-1] / count),
     )
 
 
@@ -311,7 +295,7 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
 def _batch_sums(
     lm: OpenedModel, plan: Plan, batch: WindowBatch, orders: list[Tensor]
 ) -> np.ndarray:
-    """Return count, summed CE (plain, edited, each control), and positions changed and left."""
+    """Return count, summed CE (plain, edited, each control), and positions changed."""
     ids, attended, scored = batch.scored_on(lm.model.device)
     with capture(lm.model, logits=False) as seen:
         lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
@@ -322,8 +306,8 @@ def _batch_sums(
     losses = [
         float(F.nll_loss(plan.log_probabilities(s), targets, reduction="sum")) for s in states
     ]
-    count, changed, left, _ = _counts(plan, changes)
-    return np.array([count, *losses, changed, left])
+    count, changed = _counts(plan, changes)
+    return np.array([count, *losses, changed])
 
 
 def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]:

@@ -4,8 +4,9 @@ An edit gives prototypes another activation α′ and leaves the rest of the sta
 
     z′ = z + Σ_i (α′_i − α_i) p_i        logits = W z′
 
-so that a contribution changes by exactly scale · (α′_i − α_i) W p_i. Activations of other
-prototypes stay as they were routed. :meth:`prismlm.PrismLM.edit` applies edits.
+so that a contribution changes by exactly scale · (α′_i − α_i) W p_i; a clamp adds the part of p_i
+that its card shows. Activations of other prototypes stay as they were routed.
+:meth:`prismlm.PrismLM.edit` applies edits.
 Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025), the two demos of
 interventions; docs/edits.md says where it leaves things open.
 """
@@ -20,7 +21,6 @@ import pyarrow.compute as pc
 
 from prismlm.errors import (
     InputError,
-    check_choice,
     check_kind,
     check_number,
     check_text,
@@ -30,7 +30,6 @@ from prismlm.errors import (
 from prismlm.index.lens import Lens
 
 CATEGORIES_LISTED = 20
-GROUP_REACH = 16
 
 Only = Literal["prototypes", "residual"]
 
@@ -72,36 +71,25 @@ class Ablate:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Hold a prototype's contribution to the target at a fraction of the unedited top logit.
+    """Hold what a prototype gives its first listed token v at a fraction of the top evidence.
 
-        α′ = min(max(fraction · ℓ[top] / (scale · (W p)[v]), 0), cap)
+        α′ = fraction · (ℓ[top] − ℓ̄) / (scale · (W p)[v])        z′ = z + (α′ − α) p̂
 
     at every position, whether the prototype is active there or not. ℓ are the unedited logits
-    before any soft-cap, top their largest, v the target. With ``measure="evidence"`` both sides
-    are taken minus their mean over the vocabulary, to which a softmax is blind: some models' top
-    logits are negative, and a fraction of those means nothing.
+    before any soft-cap, top their largest, ℓ̄ their mean, v the token that the prototype's card
+    lists first. p̂ is the part of p that the card shows, see :func:`prismlm.edits.plan.shown_part`.
 
     Attributes:
         prototype: its number.
-        fraction: 0 < fraction ≤ 1.
-        target: ``"signature"``, the token that the prototype's card lists first, the same at every
-            position, or ``"top"``, the unedited top token of each position.
-        cap: the largest α′; None is k · τ, more than all prototypes of a position have together,
-            and ‖z‖ / ‖p‖ where the head's weights are fitted.
-        measure: ``"logit"`` or ``"evidence"``.
-        undefined: what to do at a position where (W p)[v] or the top logit is zero or negative, so
-            that no α′ ≥ 0 gives such a contribution: ``"error"``, or ``"leave"`` it as it is.
+        fraction: 0 < fraction ≤ 1; :func:`prismlm.edits.strength.strongest` finds the largest that
+            does not make a text repeat itself.
 
     Raises:
-        InputError: a fraction, cap or choice outside these.
+        InputError: a fraction outside these.
     """
 
     prototype: int
     fraction: float
-    target: Literal["signature", "top"] = "signature"
-    cap: float | None = None
-    measure: Literal["logit", "evidence"] = "logit"
-    undefined: Literal["error", "leave"] = "error"
 
     def __post_init__(self) -> None:
         check_whole("the prototype", self.prototype, None)
@@ -110,19 +98,13 @@ class Clamp:
             "out, use Ablate"
         )
         check_number("the fraction of Clamp", self.fraction, expected, lambda f: 0 < f <= 1)
-        if self.cap is not None:
-            expected = "a positive number, or None"
-            check_number("the cap of Clamp", self.cap, expected, lambda cap: cap > 0)
-        check_choice("the target of Clamp", self.target, ("signature", "top"))
-        check_choice("the measure of Clamp", self.measure, ("logit", "evidence"))
-        check_choice("what Clamp does where it is undefined", self.undefined, ("error", "leave"))
 
 
 @dataclass(frozen=True)
 class Group:
     """Add or subtract a fraction of what a set of prototypes contributes together.
 
-        z′ = z + strength · Σ_{i in set, among the 16 most active of the position} α_i p_i
+        z′ = z + strength · Σ_{i in set} α_i p_i
 
     which is their signatures τ W p_i, weighted by their cosines and added up, times the strength.
 

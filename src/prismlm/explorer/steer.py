@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from prismlm.corpus.chat import Messages
 from prismlm.edits.plan import plan_for
-from prismlm.edits.steering import steer
+from prismlm.edits.steering import cautions, steer
+from prismlm.edits.strength import strongest
 from prismlm.edits.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.errors import InputError
 from prismlm.explorer.session import Answer, Prompt, Session, within
@@ -31,8 +32,7 @@ class Wanted(Prompt):
 
     prototype: int | None = Field(default=None, ge=0)
     category: str | None = Field(default=None, min_length=1, max_length=1000)
-    strength: float = Field(ge=-1, le=1, allow_inf_nan=False)
-    target: Literal["signature", "top"] = Clamp.target
+    strength: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
     generate: int = Field(default=20, ge=0, le=SHOWN)
     temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=2**53)
@@ -66,7 +66,8 @@ def edit_of(wanted: Wanted) -> Edit:
     """Return the edit that a strength from −1 to 1 means.
 
     A category is a group of that strength. A prototype is held at that fraction of the top logit;
-    below zero what it gives is scaled by 1 + strength, to nothing at −1.
+    below zero what it gives is scaled by 1 + strength, to nothing at −1. Without a strength it is
+    the edit whose strength is still to be found.
 
     Raises:
         InputError: not exactly one of prototype and category.
@@ -74,14 +75,15 @@ def edit_of(wanted: Wanted) -> Edit:
     if (wanted.prototype is None) == (wanted.category is None):
         had = "neither" if wanted.prototype is None else "both"
         raise InputError(f"expected a prototype or a category to steer, got {had}.")
+    strength = 1.0 if wanted.strength is None else wanted.strength
     if wanted.prototype is None:
-        return Group(wanted.strength, category=wanted.category)
-    if wanted.strength > 0:
-        return Clamp(wanted.prototype, wanted.strength, target=wanted.target)
-    if wanted.strength == -1:
+        return Group(strength, category=wanted.category)
+    if strength > 0:
+        return Clamp(wanted.prototype, strength)
+    if strength == -1:
         return Ablate(wanted.prototype)
     # To the digits that a strength is given in, so that a terminal reads the same factor.
-    return Scale(wanted.prototype, round(1 + wanted.strength, 6))
+    return Scale(wanted.prototype, round(1 + strength, 6))
 
 
 def _checked(session: Session, wanted: Wanted) -> Edit:
@@ -130,9 +132,13 @@ def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: T
         tell("written", {"tokens": next(told)})
         return answer.stop.is_set()
 
-    how = wanted.model_dump(include={"generate", "temperature", "seed", "draws"})
-    found = steer(lm, wanted.put, [edit], **how, enough=enough)
-    value = found.to_dict()
+    how = wanted.model_dump(include={"generate", "temperature", "seed"})
+    if wanted.strength is None and isinstance(edit, (Clamp, Group)):
+        edit = strongest(lm, wanted.put, edit, **how, enough=enough)
+    found = steer(lm, wanted.put, [edit], **how, draws=wanted.draws, enough=enough)
+    strength = edit.fraction if isinstance(edit, Clamp) else wanted.strength
+    strength = edit.strength if isinstance(edit, Group) else strength
+    value = found.to_dict() | {"strength": strength, "cautions": cautions(found)}
     for token in value["tokens"]:
         token["token"] = visible(token["token"])
         for leading in (token["leading_before"], token["leading_after"]):

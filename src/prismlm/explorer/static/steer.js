@@ -10,17 +10,17 @@ import { picking } from "./pick.js";
 import { edited, meaning, signedPercent } from "./edit.js";
 import { result } from "./steered.js";
 
-const STRONG = 30, TARGETS = /** @type {[string, string][]} */ ([["signature", "the first token of its card"], ["top", "the model's top token"]]);
+const STRONG = 30;
 
 const BESIDE = "The text with the edit will stand beside the text without it: each token with its probability before and after, " +
   "and under the same change made to random prototypes.";
 
 /** What is asked, the edit's prototype or category with what is shown of it, and what is written: `note` while it is, then `found` or `failed`.
- * @typedef {{ asked: { text: string, chat?: string, strength: string, target: string, generate: string, temperature: string, seed: string },
+ * @typedef {{ asked: { text: string, chat?: string, strength: string, auto?: string, generate: string, temperature: string, seed: string },
  *   prototype: number | null, category: string | null, chosen: { colour?: string, name: string, href: string } | null,
  *   abort: AbortController | null, id: string, note: string, found: any, failed: unknown }} State */
 const state = signal(/** @type {State} */ ({
-  asked: { text: "", strength: String(STRONG), target: "signature", generate: "20", temperature: "0", seed: "0" },
+  asked: { text: "", strength: String(STRONG), auto: "on", generate: "20", temperature: "0", seed: "0" },
   prototype: null, category: null, chosen: null, abort: null, id: "", note: "", found: null, failed: null,
 }));
 /** @type {ReturnType<typeof picking> | null} */
@@ -42,14 +42,14 @@ export const show = async (root, at, shared) => {
 const begin = (text, chat = state.value.asked.chat) => { change(state, { asked: { ...state.value.asked, text, chat } }); again(); };
 const again = () => { const { text, chat } = state.value.asked; void read(text, Boolean(chat)); };
 
-/** The edit that is chosen. @param {State} now */
-const wanted = ({ prototype, category, asked: { strength, target } }) => ({ prototype, category, strength: +strength, target });
+/** The edit that is chosen; its strength is null where it is to be found. @param {State} now */
+const wanted = ({ prototype, category, asked: { strength, auto } }) => ({ prototype, category, strength: auto ? null : +strength });
 
 /** @param {State} now @param {ReturnType<typeof picking>} field_ */
 const page = (now, field_, shared) => {
   const { asked, chosen, abort, id, note, found, failed } = now, edit = wanted(now), { categories } = shared.model;
   const none = edit.prototype === null && edit.category === null;
-  return html`<form class="prismlm x-form" @input=${(event) => { change(state, { asked: filled(event.currentTarget) }); command(shared); }}
+  return html`<form class="prismlm x-form" @input=${(event) => { change(state, { asked: moved(filled(event.currentTarget), event.target.name) }); command(shared); link(); }}
   @submit=${(event) => { event.preventDefault(); void steered(); }}>
   <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text} @change=${again}
     placeholder=${asked.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
@@ -58,11 +58,11 @@ const page = (now, field_, shared) => {
     <select aria-label="Category" @change=${(event) => void changed({ category: event.target.value || null }, shared)}>
       ${options([["", "a category"], ...categories.map(({ name }) => [name, name])], edit.category ?? "")}</select>` : nothing}
     <span class="x-chosen">${chosen ? html`${dot(chosen.colour)}<a href=${chosen.href}><bdi>${chosen.name}</bdi></a>` : nothing}</span></div>
-  ${leading(edit.prototype, (prototype) => { change(state, { asked: { ...asked, strength: "-100" } }); void changed({ prototype }, shared); })}
+  ${leading(edit.prototype, (prototype) => { change(state, { asked: { ...asked, strength: "-100", auto: undefined } }); void changed({ prototype }, shared); })}
   <div class="x-row">${field("strength", html`<input class="x-strength" type="range" name="strength" min="-100" max="100" step="1" .value=${asked.strength}
-      aria-valuetext=${signedPercent(edit.strength)} @change=${link}><output class="p-number x-percentage">${signedPercent(edit.strength)}</output>`)}
-    <label class="x-field" ?hidden=${edit.prototype === null || edit.strength <= 0}><span>measured at</span>
-      <select name="target" @change=${link}>${options(TARGETS, asked.target)}</select></label></div>
+      aria-valuetext=${signedPercent(+asked.strength)}><output class="p-number x-percentage">${edit.strength === null ? "" : signedPercent(edit.strength)}</output>`)}
+    <label class="x-field x-asking" title="The largest strength at which the text does not begin to repeat itself"><input type="checkbox" name="auto"
+      .checked=${Boolean(asked.auto)}><span>as strong as the text allows</span></label></div>
   <p class="p-note" role="status">${meaning(edit)}</p>
   <div class="x-row">${field("tokens", numeric("generate", 20, 0, 256, 1))}${field("temperature", numeric("temperature", 0, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go" ?disabled=${none}>Steer</button>
@@ -70,6 +70,9 @@ const page = (now, field_, shared) => {
 </form>
 <div class="x-out">${failed ? problem(failed) : found ? guard([found], () => result(found)) : html`<p class="p-note">${note || BESIDE}</p>`}</div>`;
 };
+
+/** What a form holds after one of its fields was changed: a strength that was set is no longer looked for. @param {string} name */
+const moved = (asked, name) => (name === "strength" ? { ...asked, auto: undefined } : asked);
 
 /** Say the command that makes the edit. */
 const command = (shared) => {
@@ -86,9 +89,8 @@ const command = (shared) => {
 
 /** Put the edit into the address. */
 const link = () => {
-  const { prototype, category, strength, target } = wanted(state.value);
-  if (prototype === null && category === null) return;
-  history.replaceState(null, "", address("steer", { prototype, category, strength, target: target === "signature" ? "" : target }));
+  const edit = wanted(state.value);
+  if (edit.prototype !== null || edit.category !== null) history.replaceState(null, "", address("steer", edit));
 };
 
 /** Choose a prototype or a category, and show which.
@@ -116,7 +118,7 @@ const whole = (value, least, most) => Math.max(least, Math.min(most, Math.round(
 /** Choose what an address names. */
 const open = async (query, shared) => {
   const strength = String(query.has("strength") ? whole(query.get("strength"), -100, 100) : STRONG);
-  change(state, { asked: { ...state.value.asked, strength, target: query.get("target") === "top" ? "top" : "signature" } });
+  change(state, { asked: { ...state.value.asked, strength, auto: query.has("strength") ? undefined : "on" } });
   const number = query.get("prototype");
   await choose(number !== null && /^\d+$/.test(number) ? { prototype: +number } : { category: query.get("category") || null }, shared);
 };
@@ -126,12 +128,12 @@ const steered = async () => {
   const abort = new AbortController(), { text, chat, ...how } = state.value.asked, edit = wanted(state.value);
   const generate = +how.generate, { signal } = abort;
   change(state, { abort, id: "", note: "Reading…", found: null, failed: null });
-  const body = { text, chat: Boolean(chat), ...edit, strength: edit.strength / 100, generate, temperature: +how.temperature, seed: +how.seed };
+  const body = { text, chat: Boolean(chat), ...edit, strength: edit.strength === null ? null : edit.strength / 100, generate, temperature: +how.temperature, seed: +how.seed };
   try {
     await events("/steer", body, signal, {
       waiting: ({ before }) => change(state, { note: `Waiting: ${before} before you.` }),
       start: ({ id }) => change(state, { id }),
-      written: ({ tokens }) => change(state, { note: `Writing both texts: ${tokens} of ${2 * generate} tokens…` }),
+      written: ({ tokens }) => change(state, { note: `Writing both texts: ${tokens} tokens${edit.strength === null ? ", and some to find the strength" : ` of ${2 * generate}`}…` }),
       done: (found) => change(state, { found }),
       error: ({ error }) => change(state, { failed: new Error(error) }),
     });

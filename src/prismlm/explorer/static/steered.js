@@ -2,6 +2,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { percent, shown } from "./parts.js";
 import { dot } from "./controls.js";
+import { signedPercent } from "./edit.js";
 
 const nats = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(2)}`;
 
@@ -20,12 +21,11 @@ export const result = (found) => {
   const after = (text) => (text.startsWith(found.prompt) ? text.slice(found.prompt.length) : text);
   const column = (title, text) => html`<section class="x-written"><h3>${title}</h3>
     <p><bdi><span class="p-note">${found.prompt}</span><span>${after(text)}</span></bdi></p></section>`;
-  const left = found.tokens.filter((token) => token.left).length;
   return html`<article class="prismlm x-steered">
     <div class="x-sides">${column("With the edit", found.text)}${column("Without", found.unedited)}</div>
-    <p class="x-summary">${summary(found)}</p>
+    <p class="x-summary">${[...found.cautions, summary(found)].join(" ")}</p>
     ${found.tokens.length ? table(found.tokens) : nothing}
-    <p class="p-note">${left ? `At ${left} of ${found.tokens.length} tokens (○) the clamp is undefined and was left out. ` : ""}These tokens were written under
+    <p class="p-note">${found.strength === null ? "" : `Strength: ${signedPercent(Math.round(100 * found.strength))}. `}These tokens were written under
       the edit, which by itself favours them. The control gives the same change to random prototypes of equal activation: what any such push does.</p>
   </article>`;
 };
@@ -38,7 +38,7 @@ const bar = (share, side) => html`<span class=${`p-track ${side}`}><span class="
 
 const row = (token) => html`<tr><th><bdi>${shown(token.token, "x-word")}</bdi></th>
   <td><div class="x-change"><div class="x-both">${bar(token.before, "x-before")}${bar(token.after, "x-after")}</div>
-    <span class="p-number">${percent(token.before)} → ${percent(token.after)}${token.left ? " ○" : ""}</span></div></td>
+    <span class="p-number">${percent(token.before)} → ${percent(token.after)}</span></div></td>
   <td class="p-number">${token.control === null ? "–" : percent(token.control)}</td>
   <td>${leads(token.leading_before, token.leading_after)}</td></tr>`;
 
