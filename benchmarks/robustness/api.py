@@ -243,9 +243,6 @@ def _editing(lm: Any) -> list[Call]:
     clamped = {
         "prototype": PROTOTYPE,
         "fraction": share,
-        "target": names("top", "signature"),
-        "measure": names("logit", "evidence"),
-        "cap": Pool((None, 1, 2.5), (*NO_NUMBER, 0, -1)),
     }
     none = (*NOTHING_SUCH[:5], b"x", 3, True, "12", [True], [1.5], [48], [-1], ["a"])
     group = {
@@ -264,7 +261,7 @@ def _editing(lm: Any) -> list[Call]:
     return [
         Call("Ablate", edited(prismlm.Ablate), {"prototype": PROTOTYPE}),
         Call("Scale", edited(prismlm.Scale), {"prototype": PROTOTYPE, "factor": factor}),
-        Call("Clamp", edited(prismlm.Clamp, undefined="leave"), clamped),
+        Call("Clamp", edited(prismlm.Clamp), clamped),
         Call("Group", edited(prismlm.Group), group),
         Call("Group of a document", edited(prismlm.Group), named),
         Call("edit", edit, edits),

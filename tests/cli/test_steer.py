@@ -11,11 +11,12 @@ import prismlm
 from prismlm.corpus import Corpus
 from prismlm.edits.steering import steer
 from prismlm.edits.steering_effects import measure_effects, perplexity_cost
+from prismlm.edits.strength import strongest
 
 TEXT = "The patient was given a dose of the drug, and the court"
 TOKEN = {
     "position", "token", "token_id", "before", "after", "control", "leading_before",
-    "leading_after", "changed", "left", "capped",
+    "leading_after", "changed",
 }  # fmt: skip
 CLAMP = ("--prototype", 7, "--strength", 0.3)
 
@@ -41,8 +42,6 @@ def test_json_of_a_text(prism, tiny_model, lm):
             "kind": "clamp",
             "prototype": 7,
             "fraction": 0.3,
-            "target": "signature",
-            "measure": "logit",
         },
         "only": None,
         "cost_note": "",
@@ -50,6 +49,14 @@ def test_json_of_a_text(prism, tiny_model, lm):
     assert all(set(token) == TOKEN for token in value["tokens"])
     assert cost["edited"] > cost["perplexity"] > 1
     assert cost["tokens"] == 500
+
+
+def test_a_strength_that_is_not_given_is_found(prism, tiny_model, lm):
+    result = prism("steer", tiny_model, TEXT, "--prototype", 7, "--heldout", 0, "--json")
+    value = json.loads(result.stdout)
+    edit = strongest(lm, TEXT, prismlm.Clamp(7, 1.0))
+    assert value["edit"] == {"kind": "clamp", "prototype": 7, "fraction": edit.fraction}
+    assert value["text"] == steer(lm, TEXT, [edit], draws=0).text
 
 
 def test_a_file_of_prompts(prism, tiny_model, lm, tmp_path):
@@ -123,7 +130,9 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
     ("arguments", "words"),
     [
         ((TEXT,), "--prototype, --category and --document, got none"),
-        ((TEXT, "--prototype", 7), "give --strength"),
+        ((TEXT, "--prototype", 7, "--edit", "scale"), "give --strength"),
+        ((TEXT, "--prototype", 7, "--generate", 0), "found by writing"),
+        (("--prototype", 7, "--file", "missing.txt"), "give --strength"),
         ((TEXT, "--prototype", 192, "--strength", 0.5), "no prototype 192: expected 0 to 191"),
         ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction of Clamp is 1.5"),
         ((TEXT, "--prototype", 7, "--strength", 0), "use Ablate"),
@@ -148,17 +157,15 @@ def test_steer_refuses(refused, tiny_model, arguments, words):
     assert words in refused("steer", tiny_model, *arguments)
 
 
-def test_a_clamp_that_is_undefined_is_refused(refused, tiny_model, lm, tmp_path):
+def test_a_clamp_of_what_raises_nothing_is_refused(refused, tiny_model, lm, tmp_path):
     directory = shutil.copytree(tiny_model, tmp_path / "copy")
     shutil.rmtree(directory / "lens")
     path = directory / "prototype_head.safetensors"
     tensors = load_file(path)
     use = lm.explain(TEXT)[-1].prototypes[0]
-    tensors["prototypes"][use.id] *= -1
+    tensors["prototypes"][use.id] = 0
     save_file(tensors, path)
-    message = refused(
-        "steer", directory, TEXT, "--prototype", use.id, "--strength", 0.5, "--target", "top"
-    )
+    message = refused("steer", directory, TEXT, "--prototype", use.id, "--strength", 0.5)
     assert f"prototype {use.id} cannot be clamped here" in message
 
 

@@ -13,7 +13,7 @@ from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.corpus import Corpus
 from prismlm.corpus.pieces import token_alone
 from prismlm.edits.plan import plan_for
-from prismlm.edits.steering import NEAREST, control_state, steer
+from prismlm.edits.steering import NEAREST, cautions, control_state, steer
 from prismlm.edits.steering_effects import (
     corpus_of,
     held_out_batches,
@@ -21,6 +21,7 @@ from prismlm.edits.steering_effects import (
     perplexity_cost,
     summarise,
 )
+from prismlm.edits.strength import MOST_CLAMPED, REPEATED, STEPS, repetition, strongest
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
 from prismlm.index.signatures import signature_ids, top_signatures
@@ -68,7 +69,7 @@ def test_probabilities_are_those_of_the_model_in_an_edit(lm, leading, kind):
     edit = {
         "scale": Scale(leading, 4.0),
         "ablate": Ablate(leading),
-        "clamp": Clamp(leading, 0.5, "signature"),
+        "clamp": Clamp(leading, 0.5),
     }[kind]
     result = steer(lm, TEXT, [edit], generate=8, draws=0)
     with lm.edit(edit):
@@ -180,12 +181,12 @@ def test_the_control_by_hand():
     made = plan(Flat(torch.eye(6)), head, Ablate(1), Ablate(0))
     state = control_state(made, z, made.changes(z), torch.tensor([5, 1, 4, 0, 3, 2]))
     torch.testing.assert_close(state - z, torch.tensor([[0, 0, 0, -0.5, -0.7, 0.0]]))
-    # A clamp of an inactive prototype goes to one that is inactive too: here there is none left
-    # but the last, so it takes another candidate only when it has to.
+    # A clamp goes to one that is inactive: here there is none left but the last, so it takes
+    # another candidate only when it has to. 0.9 less the mean 1/6 is the evidence of the top.
     z = torch.tensor([[0.9, 0.0, 0.1, 0.0, 0.0, 0.0]])
-    made = plan(Flat(torch.eye(6)), head, Clamp(1, 0.5, "signature"))
+    made = plan(Flat(torch.eye(6)), head, Clamp(1, 0.5))
     state = control_state(made, z, made.changes(z), torch.tensor([0, 2, 1, 4, 3, 5]))
-    torch.testing.assert_close(state - z, torch.tensor([[0, 0, 0, 0, 0.45, 0.0]]))
+    torch.testing.assert_close(state - z, torch.tensor([[0, 0, 0, 0, (0.9 - 1 / 6) / 2, 0.0]]))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_the_control_by_hand():
         (Ablate(3),),
         (Scale(3, 2.0), Scale(17, 0.5), Scale(22, 0.0)),
         (Group(-1.0, prototypes=frozenset(range(9))),),
-        (Clamp(30, 0.4, "signature"), Ablate(3)),
+        (Clamp(30, 0.4), Ablate(3)),
     ],
     ids=str,
 )
@@ -289,7 +290,8 @@ def test_a_clamp_holds_the_token_that_the_card_lists_first(lm):
     """At one activation the first listed token gets the asked share of the unedited top logit."""
     weight = lm.model.get_output_embeddings().weight.detach()
     z = torch.randn(20, lm.head.width, generator=torch.Generator().manual_seed(1))
-    top = (z @ weight.T).max(-1).values
+    logits = z @ weight.T
+    top = logits.max(-1).values - logits.mean(-1)
     largest = (weight @ lm.head.prototypes.T).argmax(0).tolist()
     listed = lm.lens.prototypes["top_tokens"].to_pylist()
     first = [token_alone(lm.tokenizer, token) for token in largest]
@@ -298,9 +300,13 @@ def test_a_clamp_holds_the_token_that_the_card_lists_first(lm):
     for prototype in differ[:5]:
         ((token, *_),) = signature_ids(lm, [prototype])
         assert token_alone(lm.tokenizer, token) == listed[prototype][0]
-        plan = plan_for(lm, [Clamp(prototype, 0.3, cap=1e9, undefined="leave")])
-        held = plan.changes(z).after[:, 0] * (weight[token] @ lm.head.prototypes[prototype])
-        torch.testing.assert_close(held[top > 0], 0.3 * top[top > 0])
+        plan = plan_for(lm, [Clamp(prototype, 0.3)])
+        changes = plan.changes(z)
+        held = changes.after[:, 0] * (weight[token] @ lm.head.prototypes[prototype])
+        torch.testing.assert_close(held, 0.3 * top)
+        # The part of the prototype that is added gives its first token as much.
+        moved = ((plan.apply(z) - z) @ weight.T)[:, token]
+        torch.testing.assert_close(moved, held - changes.before[:, 0] * held / changes.after[:, 0])
 
 
 def test_signature_tokens_of_a_group_are_those_of_its_cards_that_it_raises_most(lm):
@@ -328,7 +334,7 @@ def test_without_a_lens_all_tokens_are_ranked_as_a_lens_ranks_them(lm):
 
 def test_the_cost_is_the_perplexity_of_the_model_in_an_edit(lm, tiny_corpus, leading):
     corpus = Corpus.open(tiny_corpus)
-    edit = Clamp(leading, 0.3, "signature")
+    edit = Clamp(leading, 0.3)
     cost = perplexity_cost(lm, corpus, [edit], tokens=2000, draws=2)
     batches = held_out_batches(lm, corpus, 2000, 0)
     plain = measure_quality(lm.model, lm.head, lm.logit_map, batches)
@@ -375,6 +381,60 @@ def test_where_the_corpus_comes_from(lm, tiny_corpus, tiny_model, tmp_path):
     assert "no lens" in corpus_of(prismlm.load(directory), None)[1]
 
 
+# -- how strong
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"),
+    [
+        ([], 0),
+        ([1, 2], 0),
+        ([1, 2, 3, 4], 0),
+        ([1, 1, 1, 1, 1], 2 / 3),
+        ([1, 2, 3, 1, 2, 3], 1 / 4),
+    ],
+)
+def test_repetition_by_hand(tokens, share):
+    assert repetition(tokens) == pytest.approx(share)
+
+
+def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
+    ids = lm.encode(TEXT)
+    plain = repetition(lm.write(ids, 30, 0.0, 0)[0, ids.shape[1] :].tolist())
+    found = set()
+    for prototype in range(0, 60, 6):
+        edit = strongest(lm, TEXT, Clamp(prototype, 1.0), generate=30)
+        written = steer(lm, TEXT, [edit], generate=30, draws=0)
+        with lm.edit(edit):
+            text = lm.write(ids, 30, 0.0, 0)[0, ids.shape[1] :].tolist()
+        assert written.repeated == pytest.approx(repetition(text) - plain)
+        assert edit.fraction <= MOST_CLAMPED
+        if edit.fraction > MOST_CLAMPED / STEPS:
+            assert written.repeated <= REPEATED
+            assert not written.repeats
+        above = Clamp(prototype, edit.fraction + MOST_CLAMPED / STEPS)
+        if above.fraction < MOST_CLAMPED:
+            stronger = steer(lm, TEXT, [above], generate=30, draws=0)
+            assert stronger.repeats
+            assert any("begins to repeat" in line for line in cautions(stronger))
+        found.add(edit.fraction)
+    assert len(found) > 1
+
+
+def test_what_an_edited_set_carries(labelled):
+    read = steer(labelled, TEXT, [Group(-1.0, category="Even")], generate=0, draws=0)
+    assert 0.1 < read.active < 1
+    assert not cautions(read)
+    everything = frozenset(range(labelled.head.num_prototypes))
+    whole = steer(labelled, TEXT, [Group(-1.0, prototypes=everything)], generate=0, draws=0)
+    assert whole.active == pytest.approx(1.0)
+    used = {use.id for step in labelled.explain(TEXT) for use in step.prototypes}
+    idle = steer(labelled, TEXT, [Group(-1.0, prototypes=everything - used)], generate=0, draws=0)
+    assert idle.active == 0
+    assert "hardly active here" in cautions(idle)[0]
+    assert steer(labelled, TEXT, [Clamp(3, 0.2)], generate=0, draws=0).active is None
+
+
 # -- bad input
 
 
@@ -397,21 +457,13 @@ def test_steer_refuses(lm, change, words):
     assert words in str(refused.value)
 
 
-def test_a_clamp_must_be_defined_where_the_prompt_ends(lm):
-    trace = lm.explain(TEXT)
-    use = trace[-1].prototypes[0]
-    assert use.contribution > 0
+def test_a_clamp_must_raise_its_first_token(lm, leading):
     head = copy.deepcopy(lm.head)
-    head.prototypes[use.id] *= -1
+    head.prototypes[leading] = 0
     against = dataclasses.replace(lm, head=head)
-    with pytest.raises(InputError, match=f"prototype {use.id} cannot be clamped here") as refused:
-        steer(against, TEXT, [Clamp(use.id, 0.3, "top")], generate=2)
-    assert repr(trace[-1].target) in str(refused.value)
-    head.prototypes[use.id] = 0
-    with pytest.raises(InputError, match="undefined at every prediction"):
-        measure_effects(against, [TEXT], [Clamp(use.id, 0.3, "signature")])
-    result = steer(lm, TEXT, [Clamp(use.id, 0.3, "top")], generate=6)
-    assert not result.tokens[0].left
+    for refused in (steer, lambda lm, text, edits: measure_effects(lm, [text], edits)):
+        with pytest.raises(InputError, match=f"prototype {leading} cannot be clamped"):
+            refused(against, TEXT, [Clamp(leading, 0.3)])
 
 
 def test_effects_refuse(lm):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from prismlm import Ablate, Clamp, Group, Scale
+from prismlm.edits.plan import shown_part
 from prismlm.edits.scope import applied
 from prismlm.errors import InputError
 from prismlm.models.seam import LogitMap, capture
@@ -46,20 +47,10 @@ def edited(z, *edits, head=None, scale=1.0, **options):
         (Group(1.0, prototypes={0, 1}), [4.2, 7.2]),
         (Group(-1.0, prototypes={0, 1}), [1.8, 0.8]),
         (Group(-0.5, prototypes={1, 2}), [3.0, 2.4]),
-        # Logits 3, 4, 7, −6: top is token 2. (W p_0)[2] = 1, so half of 7 needs α′ = 3.5.
-        (Clamp(0, 0.5, "top"), [3.0 + 3.5 - 1.2, 4.0]),
-        # (W p_1)[2] = 2: α′ = 1.75.
-        (Clamp(1, 0.5, "top"), [3.0, 4.0 + 2 * (1.75 - 1.6)]),
-        (Clamp(0, 0.5, "top", cap=2.0), [3.0 + 2.0 - 1.2, 4.0]),
-        # The default cap is k τ = 4; all of 7 would need 7.
-        (Clamp(0, 1.0, "top"), [3.0 + 4.0 - 1.2, 4.0]),
-        # The signature of 2 is (1, −1, 0, 5): token 3 at 5, so 0.4 · 7 / 5 = 0.56, from α = 0.
-        (Clamp(2, 0.4, target="signature"), [3.56, 3.44]),
-        # Evidence: top 7 − 2 = 5; (W p_0)[2] = 1 less the mean of (1, 0, 1, 2) is 0: undefined.
-        (Clamp(0, 0.5, "top", measure="evidence", undefined="leave"), [3.0, 4.0]),
-        # (0, 2, 2, −6) has the mean −0.5, so 2.5: α′ = 0.5 · 5 / 2.5 = 1.
-        (Clamp(1, 0.5, "top", measure="evidence"), [3.0, 4.0 + 2 * (1.0 - 1.6)]),
-        (Clamp(2, 0.5, "top", undefined="leave"), [3.0, 4.0]),
+        # Logits 3, 4, 7, −6: the top has the evidence 7 − 2. The signature of 2 is (1, −1, 0, 5),
+        # so that its card lists token 3 first, at 5: 0.4 · 5 / 5 = 0.4, from α = 0. What it gives
+        # tokens 0 and 3 makes it whole.
+        (Clamp(2, 0.4), [3.4, 3.6]),
     ],
 )
 def test_by_hand(edit, expected):
@@ -72,9 +63,7 @@ def test_by_hand(edit, expected):
         # Fitted, α = 3 / 1.001 and 4 / 1.001 / 2.
         (Ablate(0), [3.0 - 3 / 1.001, 4.0]),
         (Scale(1, 2.0), [3.0, 4.0 + 4 / 1.001]),
-        # All of 7 would need 7; the default cap is ‖z‖ / ‖p‖ = 5.
-        (Clamp(0, 1.0, "top"), [3.0 + 5.0 - 3 / 1.001, 4.0]),
-        (Clamp(1, 0.5, "top"), [3.0, 4.0 + 2 * (1.75 - 2 / 1.001)]),
+        (Clamp(2, 0.4), [3.4, 3.6]),
     ],
 )
 def test_fitted_weights_by_hand(edit, expected):
@@ -94,32 +83,59 @@ def test_modes_by_hand():
 
 
 def test_edits_act_in_order():
-    # Clamp to 3.5 and double that; or double, and clamp to 3.5 whatever was there.
-    assert edited(STATE, Clamp(0, 0.5, "top"), Scale(0, 2.0))[0, 0] == pytest.approx(3 + 7.0 - 1.2)
-    assert edited(STATE, Scale(0, 2.0), Clamp(0, 0.5, "top"))[0, 0] == pytest.approx(3 + 3.5 - 1.2)
+    # Clamp to 0.4 and double that; or double, and clamp to 0.4 whatever was there.
+    assert edited(STATE, Clamp(2, 0.4), Scale(2, 2.0))[0, 0] == pytest.approx(3.8)
+    assert edited(STATE, Scale(2, 2.0), Clamp(2, 0.4))[0, 0] == pytest.approx(3.4)
     assert edited(STATE, Ablate(0), Ablate(0))[0, 0] == pytest.approx(1.8)
 
 
 def test_a_clamp_counts_what_the_model_does_after_its_embedding():
     """Contribution and top logit both carry the model's own factor; a bias is in the latter."""
-    torch.testing.assert_close(
-        edited(STATE, Clamp(0, 0.5, "top"), scale=0.25), torch.tensor([[5.3, 4.0]])
-    )
+    torch.testing.assert_close(edited(STATE, Clamp(2, 0.4), scale=0.25), torch.tensor([[3.4, 3.6]]))
     model = Flat(WEIGHT)
-    model.lm_head.bias = torch.nn.Parameter(torch.tensor([0.0, 0.0, 1.0, 0.0]))
-    made = plan(model, hand_head(), Clamp(0, 0.5, "top"), logit_map=LogitMap(bias=True))
-    torch.testing.assert_close(made.apply(STATE), torch.tensor([[3 + 4.0 - 1.2, 4.0]]))
+    model.lm_head.bias = torch.nn.Parameter(torch.tensor([0.0, 0.0, 4.0, 0.0]))
+    made = plan(model, hand_head(), Clamp(2, 0.4), logit_map=LogitMap(bias=True))
+    # Logits 3, 4, 11, −6: the top has the evidence 8.
+    torch.testing.assert_close(made.apply(STATE), torch.tensor([[3.64, 3.36]]))
 
 
-def test_a_group_reaches_the_sixteen_most_active():
+def test_the_part_that_a_card_shows():
+    # Orthogonal rows: what the card does not list, and what p lowers, is left out.
+    weight, prototype = torch.eye(4), torch.tensor([2.0, -1.0, 0.5, 3.0])
+    part = shown_part(weight, prototype, [0, 1, 2])
+    torch.testing.assert_close(part, torch.tensor([2.0, 0.0, 0.5, 0.0]))
+    # None of the listed tokens is given more than the first.
+    part = shown_part(weight, prototype, [0, 3])
+    torch.testing.assert_close(part, torch.tensor([2.0, 0.0, 0.0, 2.0]))
+    assert not shown_part(weight, prototype, [1, 0]).any()
+
+
+def test_the_part_that_a_card_shows_moves_other_logits_least():
+    generator = torch.Generator().manual_seed(0)
+    weight, prototype = (
+        torch.randn(300, 40, generator=generator),
+        torch.randn(40, generator=generator),
+    )
+    listed = (weight @ prototype).topk(8).indices.tolist()
+    moved = weight @ shown_part(weight, prototype, listed)
+    given = weight @ prototype
+    torch.testing.assert_close(moved[listed], given[listed], atol=1e-3, rtol=1e-3)
+    assert moved.square().mean() < 0.7 * given.square().mean()
+    # Any other direction that keeps what the listed tokens get moves the rest more.
+    free = torch.linalg.svd(weight[listed])[2][8:]
+    for _ in range(5):
+        other = moved + weight @ (0.1 * torch.randn(32, generator=generator) @ free)
+        torch.testing.assert_close(other[listed], moved[listed], atol=1e-3, rtol=1e-3)
+        assert other.square().mean() > moved.square().mean()
+
+
+def test_a_group_reaches_all_its_active_members():
     head = make_head()
     z = torch.randn(50, head.width, generator=torch.Generator().manual_seed(2))
     before, routing = dense_activations(head, z)
     assert bool((routing.activations[:, 16:] > 0).any()), "k = 20 must reach further than 16"
-    near = torch.zeros_like(before).scatter(1, routing.indices[:, :16], 1.0)
-    after = before * (1 - near)
     made = plan(Flat(torch.randn(9, head.width)), head, Group(-1.0, prototypes=range(PROTOTYPES)))
-    expected = edit_naive(z, head.prototypes, before, after)
+    expected = edit_naive(z, head.prototypes, before, torch.zeros_like(before))
     torch.testing.assert_close(made.apply(z), expected, atol=1e-4, rtol=1e-4)
 
 
@@ -135,17 +151,21 @@ def test_logits_against_dense_edits(family):
     z = seen.z.flatten(0, 1)
     before, _ = dense_activations(head, z)
     logits = z @ weight.T
-    signature = (weight @ head.prototypes[4])[logits.argmax(-1)]
-    held = (0.3 * logits.max(-1).values / signature).clamp(0, 2.5)
+    edits = Ablate(7), Scale(11, 2.5), Clamp(4, 0.3)
+    made = plan(model, head, *edits)
+    listed = made.listed(4)
+    given = (weight @ head.prototypes[4])[listed[0]]
+    held = 0.3 * (logits.max(-1).values - logits.mean(-1)) / given
     after = before.clone()
     after[:, 7] = 0
     after[:, 11] *= 2.5
-    after[:, 4] = torch.where(signature > 0, held, before[:, 4])
-    expected = edit_naive(z, head.prototypes, before, after) @ weight.T
-    edits = Ablate(7), Scale(11, 2.5), Clamp(4, 0.3, "top", cap=2.5, undefined="leave")
-    with torch.no_grad(), applied(model, plan(model, head, *edits)):
+    expected = edit_naive(z, head.prototypes, before, after)
+    expected = expected + (held - before[:, 4])[:, None] * shown_part(
+        weight, head.prototypes[4], listed
+    )
+    expected = expected @ weight.T
+    with torch.no_grad(), applied(model, made):
         actual = model(input_ids=IDS).logits.flatten(0, 1)
-    assert 0 < int((signature > 0).sum()) < len(z)
     assert (actual - logits).abs().max() > 1
     torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-4)
 
@@ -218,9 +238,6 @@ def test_half_precision_is_edited_in_float32_and_rounded_once():
         (lambda: Scale("4", 1.0), "is '4': expected a whole number"),
         (lambda: Clamp(0, 0.0), "use Ablate"),
         (lambda: Clamp(0, 1.01), "at most 1"),
-        (lambda: Clamp(0, 0.5, cap=0.0), "positive"),
-        (lambda: Clamp(0, 0.5, target="bottom"), "'signature' or 'top'"),
-        (lambda: Clamp(0, 0.5, measure="evidense"), "Did you mean 'evidence'"),
         (lambda: Group(-1.2, category="law"), "−1 (−100 %) to 1 (+100 %)"),
         (lambda: Group(float("nan"), category="law"), "−1 (−100 %)"),
         (lambda: Group(0.5), "exactly one"),
@@ -253,27 +270,8 @@ def test_a_plan_refuses(edits, only, words):
     assert words in str(refused.value)
 
 
-def test_a_clamp_is_refused_where_its_signature_is_not_positive():
-    # (W p_2)[2] = 0, and after a change of sign of p_0, −1.
-    with pytest.raises(InputError, match=r"signature at the top token '2' is \+0"):
-        edited(STATE, Clamp(2, 0.5, "top"))
+def test_a_clamp_is_refused_where_the_prototype_raises_nothing():
     head = hand_head()
-    head.prototypes[0] *= -1
-    with pytest.raises(InputError, match=r"prototype 0 cannot be clamped .* is -1"):
-        edited(STATE, Clamp(0, 0.5, "top"), head=head)
     head.prototypes[1] = torch.tensor([0.0, 0.0])
-    with pytest.raises(InputError, match="first token of its card"):
-        edited(STATE, Clamp(1, 0.5, target="signature"), head=head)
-
-
-def test_a_clamp_is_refused_where_the_top_logit_is_not_positive():
-    model, head = Flat(torch.tensor([[-1.0, 0.0], [-2.0, -1.0]])), hand_head()
-    head.prototypes[0] = torch.tensor([-1.0, 0.0])
-    with pytest.raises(InputError, match="top logit, of '0', is -3"):
-        plan(model, head, Clamp(0, 0.5, "top")).apply(STATE)
-    # In evidence it is defined: −3 − (−6.5) = 3.5 at the top; (1, 2) less 1.5 is −0.5 there.
-    with pytest.raises(InputError, match=r"is -0\.5"):
-        plan(model, head, Clamp(0, 0.5, "top", measure="evidence")).apply(STATE)
-    # (−1 + 3)/2 = 1: p_1 = (0, −2) has the signature (0, 2), −1 at the top; p_1 = (0, 2), +1.
-    made = plan(model, head, Clamp(1, 0.5, "top", measure="evidence"))
-    torch.testing.assert_close(made.apply(STATE), torch.tensor([[3.0, 4 + 2 * (1.75 - 1.6)]]))
+    with pytest.raises(InputError, match=r"prototype 1 cannot be clamped.* its card"):
+        edited(STATE, Clamp(1, 0.5), head=head)

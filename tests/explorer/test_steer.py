@@ -12,7 +12,8 @@ import prismlm
 from prismlm import Ablate, Clamp, Group, Scale
 from prismlm.cli.app import app
 from prismlm.direction_marks import marks_shown
-from prismlm.edits.steering import steer
+from prismlm.edits.steering import cautions, steer
+from prismlm.edits.strength import strongest
 from tests.explorer.conftest import Served, Stream
 
 TEXT = "The patient was given a dose of the drug"
@@ -48,6 +49,22 @@ def test_a_strength_is_the_edit_of_the_library(served, lm, wanted, edit):
     assert told["change"] == pytest.approx(sum(logs) / len(logs), abs=1e-5)
     controls = [math.log(token.control / token.before) for token in found.tokens]
     assert told["control"] == pytest.approx(sum(controls) / len(controls), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "edit"),
+    [
+        ({"prototype": 7}, Clamp(7, 1.0)),
+        ({"category": "Morphology"}, Group(1.0, category="Morphology")),
+    ],
+)
+def test_a_strength_that_is_not_given_is_found(served, lm, wanted, edit):
+    events = served.events("/api/steer", {"text": TEXT, **wanted, "generate": 12, "draws": 1})
+    told = events[-1][1]
+    found = strongest(lm, TEXT, edit, generate=12)
+    assert told["strength"] == pytest.approx(getattr(found, "fraction", None) or found.strength)
+    steered = steer(lm, TEXT, [found], generate=12, draws=0)
+    assert (told["text"], told["cautions"]) == (steered.text, cautions(steered))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +132,7 @@ def test_the_page_offers_what_the_next_token_relies_on(page, served):
 
 def test_the_page_shows_what_its_command_gives(page):
     page.evaluate("location.hash = '#/steer'")
-    page.wait_for_selector(".x-command:has-text('--prototype ID --strength 0.3')")
+    page.wait_for_selector(".x-command:has-text('--prototype ID --generate 20')")
     page.evaluate("location.hash = '#/steer?prototype=5&strength=-40'")
     page.locator(".x-chosen", has_text="word5 → next5").wait_for()
     page.get_by_label("Prompt").fill("- the court's 'order'")
@@ -138,9 +155,10 @@ def test_the_page_shows_what_its_command_gives(page):
     assert result.exit_code == 0, result.output
     value = json.loads(result.stdout)
     assert value["edit"] == {
-        "kind": "clamp", "prototype": 117, "fraction": 0.8, "target": "signature",
-        "measure": "logit",
-    }  # fmt: skip
+        "kind": "clamp",
+        "prototype": 117,
+        "fraction": 0.8,
+    }
     texts = page.locator(".x-written")
     assert texts.first.inner_text().endswith(value["text"])
     assert rows.count() == len(value["tokens"]) == 3

@@ -325,21 +325,24 @@ def steer(
         tokens=tuple(_tokens(lm, plan, predictions, ids[0].tolist(), first + 1)),
         draws=len(orders),
         repeated=written - plain,
-        active=None if bool(plan.clamped.any()) or plan.only else _active(lm, plan, predictions),
+        active=None
+        if bool(plan.clamped.any()) or plan.only
+        else carried(lm, predictions, plan.prototypes.tolist()),
     )
 
 
-def _active(lm: OpenedModel, plan: Plan, predictions: SteeredPredictions) -> float:
-    """Return the edited prototypes' share in the positive evidence for the unedited top tokens.
+def carried(lm: OpenedModel, predictions: SteeredPredictions, members: Sequence[int]) -> float:
+    """Return what prototypes carry, unedited, of the positive evidence for the top tokens.
 
-    Of each position, so that one with long states counts no more than another, and then the mean.
+    Their share in that of all prototypes, of each prediction, and then the mean.
     """
     routing, weight = predictions.changes.routing, weight_of(lm.model)
     rows = weight[predictions.before.argmax(1)].float() - weight.mean(0, dtype=torch.float32)
     given = (lm.head.prototypes[routing.indices].float() @ rows[:, :, None])[:, :, 0]
     raised = (given * routing.activations).clamp_min(0)
-    edited = _edited(plan, raised)[routing.indices]
-    shares = (raised * edited).sum(1) / raised.sum(1).clamp_min(LEAST_PROBABILITY)
+    chosen = torch.zeros(lm.head.num_prototypes, dtype=torch.bool, device=raised.device)
+    chosen[list(members)] = True
+    shares = (raised * chosen[routing.indices]).sum(1) / raised.sum(1).clamp_min(LEAST_PROBABILITY)
     return float(shares.mean()) if len(shares) else 0.0
 
 

@@ -126,8 +126,8 @@ class PrismLM(OpenedModel):
                 ``"residual"`` from the residual alone, z′ = r.
 
         Raises:
-            InputError: an unknown prototype, category or document, or edits that exclude one
-                another. Inside the block: a clamp that is undefined at a position.
+            InputError: an unknown prototype, category or document, a clamp that nothing can hold,
+                or edits that exclude one another.
         """
         return applied(self.model, plan_for(self, edits, only))
 

@@ -49,8 +49,8 @@ const wanted = ({ prototype, category, asked: { strength, auto } }) => ({ protot
 const page = (now, field_, shared) => {
   const { asked, chosen, abort, id, note, found, failed } = now, edit = wanted(now), { categories } = shared.model;
   const none = edit.prototype === null && edit.category === null;
-  return html`<form class="prismlm x-form" @input=${(event) => { change(state, { asked: moved(filled(event.currentTarget), event.target.name) }); command(shared); link(); }}
-  @submit=${(event) => { event.preventDefault(); void steered(); }}>
+  return html`<form class="prismlm x-form" @input=${(event) => { change(state, { asked: moved(filled(event.currentTarget), event.target.name) }); command(shared); }}
+  @change=${link} @submit=${(event) => { event.preventDefault(); void steered(); }}>
   <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${asked.text} @change=${again}
     placeholder=${asked.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
   <div class="x-examples" @change=${again}>${asking(shared.model, asked.chat)}${examples(prompts(shared.model, asked.chat), (text) => { begin(text); command(shared); })}</div>
