@@ -54,7 +54,8 @@ def render(result: dict[str, Any], answers: dict[str, int]) -> str:
         "*Recognised*: texts in which a reader that was given ids alone chose the edited subject "
         "out of four or none; guessing among four gives 25 %. *Repeated*: share of 3-grams that "
         "occurred before, less that without an edit. *KL*: from the prediction without the edit to "
-        "that with it, nats per token. *Changed*: share of different tokens that only one of both texts has.",
+        "that with it, nats per token. *Changed*: share of different tokens that only one of "
+        "both texts has.",
         "",
         *([] if answers else ["**No one has read these texts yet.**", ""]),
         measured_on(result["environment"]),
