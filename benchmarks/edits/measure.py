@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,10 +188,9 @@ def written(
         if kind == "edited":
             edit = strongest(lm, prompt, edit, generate=given.tokens)
             strength = edit.fraction if isinstance(edit, Clamp) else edit.strength
-        elif kind == "control" and isinstance(edit, Clamp):
-            edit = Clamp(edit.prototype, strength)
         elif kind == "control":
-            edit = Group(strength, prototypes=edit.prototypes)
+            clamped = isinstance(edit, Clamp)
+            edit = replace(edit, **{"fraction" if clamped else "strength": strength})
         with lm.edit(edit):
             full = lm.write(ids, given.tokens, 0.0, 0)
         after = full[0, start:].tolist()

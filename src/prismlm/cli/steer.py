@@ -115,7 +115,7 @@ def steer(
 
         if strength is None and edits and isinstance(edits[0], (Clamp, Group)):
             drawn = {"generate": generate, "temperature": temperature, "seed": seed}
-            edits = [strongest(lm, prompts[0], edits[0], **drawn)]
+            edits[0] = strongest(lm, prompts[0], edits[0], **drawn)
 
         result = write(lm, prompts[0], edits, **how, **sampling)
     else:
