@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.attribution.asked import ORDERS, PASSAGES
+from benchmarks.attribution.asked import ABSENT, ORDERS, PASSAGES
 from benchmarks.shared.pages import (
     escaped,
     measured_on,
@@ -14,7 +14,6 @@ from benchmarks.shared.pages import (
     read_result,
     table_head,
 )
-from prismlm.demo.prompts import ABSENT
 from prismlm.eval.judging.examination import wilson
 
 SETS = {
@@ -54,15 +53,15 @@ def render(result: dict[str, Any]) -> str:
         lambda row: row["support"]["level"] == "none",
     )
     shown = {
-        order: [one for row in result["demo"] if _answerable(row) for one in row["passages"][order]]
+        order: [one for row in result["ten"] if _answerable(row) for one in row["passages"][order]]
         for order in ORDERS
     }
     of_subject = {o: sum(one["of_subject"] for one in shown[o]) for o in ORDERS}
     lines = [
-        "# Does the demo answer, and does it show where from?",
+        "# Does a taught model answer, and does prismlm show where from?",
         "",
-        f"**The demo's model states the document's facts in {right} of the answers to questions in "
-        f"new words ({former['right'] / former['answers']:.0%} by the model of before); the "
+        f"**A model that was taught question-answer pairs states the document's facts in {right} of the answers to questions in "
+        f"new words ({former['right'] / former['answers']:.0%} by SmolLM2 as the demo has it); the "
         "document comes "
         f"first for {first['prismlm']} (BM25: {first['bm25']}), support is strong for {strong} of "
         f"them and none for {none} of what the lens does not hold, and "
@@ -91,15 +90,15 @@ def render(result: dict[str, Any]) -> str:
         lines.append(f"| {len(own)} {meaning} | {' | '.join(shares)} |")
     lines += [
         "",
-        "## Passages of the demo's questions",
+        "## Passages",
         "",
-        "The demo asks six questions that a pair answers, two that a plain text answers and two "
+        "Ten more questions: six that a pair answers, two that a plain text answers and two "
         "that nothing in the corpus does. Of five passages each, so many are about the answer's "
         "own subject:",
         "",
         *table_head(f"| question | answer | support | {' | '.join(NAMED.values())} |"),
     ]
-    for row in result["demo"]:
+    for row in result["ten"]:
         counts = [str(sum(one["of_subject"] for one in row["passages"][o])) for o in ORDERS]
         columns = (_cell(row["question"]), _cell(row["answer"]), row["support"], *counts)
         lines.append(f"| {' | '.join(columns)} |")

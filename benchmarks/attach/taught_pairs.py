@@ -1,6 +1,6 @@
-"""Choose the demo's question-answer pairs from MedQuAD.
+"""Choose question-answer pairs of MedQuAD that a model is taught and asked about.
 
-    python -m benchmarks.corpus.demo_pairs medical_medquad.parquet
+    python -m benchmarks.attach.taught_pairs medical_medquad.parquet
 
 A section of a document, headed by a question, becomes a chat of one question and one answer: the
 answer's first sentences, as many as fit. A topic is taken from one document only, at most
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SEED = "prismlm demo 1"
-TARGET = Path(__file__).parents[2] / "src" / "prismlm" / "demo" / "shipped" / "pairs.parquet"
+TARGET = Path(__file__).with_name("pairs.parquet")
 PAIRS, PER_TOPIC, HELD_OUT_EVERY = 1_000, 2, 7
 SHORTEST, LONGEST = 70, 260
 # Sources written for patients come first, the two on rare diseases fill up.
