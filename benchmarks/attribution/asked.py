@@ -4,12 +4,12 @@
     python -m benchmarks.attribution.asked sheets --sheets FOLDER [--former answers.jsonl]
     python -m benchmarks.attribution.asked judged --sheets FOLDER --reader "which model"
 
-MODEL is ``benchmarks.attach.taught_model``'s; the questions are ``asked/questions.jsonl``, of which one half was for
-choosing weights and bounds and the other is reported. ``sheets`` writes what a reader judges, mixed
-and without saying by what it was found: answers beside the document that holds the answer, of this
-model and of the former one, and the passages behind the answers to ten more questions, by
-prismlm, with every token and document counting alike, and by BM25. The reader is given
-``asked/judge_prompt.md`` and answers a line each; ``judged`` takes that in.
+MODEL is ``benchmarks.attach.taught_model``'s; the questions are ``asked/questions.jsonl``, of
+which one half was for choosing weights and bounds and the other is reported. ``sheets`` writes what
+a reader judges, mixed and without saying by what it was found: answers beside the document that
+holds the answer, of this model and of the demo's, and the passages behind the answers to ten more
+questions, by prismlm, with every token and document counting alike, and by BM25. The reader is
+given ``asked/judge_prompt.md`` and answers a line each; ``judged`` takes that in.
 """
 
 from __future__ import annotations
