@@ -13,6 +13,7 @@ import torch
 from prismlm.corpus.estimate import built, draw
 from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.store import Corpus
+from prismlm.corpus.tokenizer import check_tokenizer
 from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.index.positions import probabilities, screening_weight
@@ -109,6 +110,7 @@ def _counts(
     if len(corpus) == 1 and (Path(corpus[0]) / "corpus.json").is_file():
         documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
         return documents, tokens - documents
+    check_tokenizer(tokenizer, tokenizer.name_or_path)
     reader = DocumentReader(
         list(corpus),
         tokenizer=tokenizer,
