@@ -36,7 +36,8 @@ from benchmarks.uncertainty_feedback.signals import (
     levels_visited,
     recursion,
 )
-from benchmarks.uncertainty_feedback.validation import PLAIN
+from benchmarks.uncertainty_feedback.measure import AGAIN
+from benchmarks.uncertainty_feedback.validation import PLAIN, PREVIOUS
 
 OVERHEAD = "uncertainty_overhead.json"
 CUDA = "uncertainty_overhead_cuda.json"
@@ -224,6 +225,8 @@ def _trained(arms: Arms) -> list[str]:
 
 
 def _base(row: Row) -> str:
+    if signal_of(row) == PREVIOUS:
+        return AGAIN
     return "no feedback" if row["backbone"] == "LLaMA" else f"{row['backbone']}, no feedback"
 
 

@@ -50,15 +50,9 @@ def estimate_attach(
         InputError: the model or corpus cannot be used.
     """
     options = options or AttachOptions()
-    base = find_base(model, options.revision)
     device = device_named(options.device)
     with tempfile.TemporaryDirectory() as name:
-        directory = base.path
-        if base.is_gguf:
-            directory = Path(name) / "model"
-            directory.mkdir()
-            put_base(base, directory)
-        opened, tokenizer = read_checkpoint(directory, device=device)
+        opened, tokenizer = _opened(model, options, Path(name) / "model", device)
         # Two passes, in all that follows.
         feedback = None if options.uncertainty is None else attach_uncertainty(opened)
         window = window_of(opened, options)
@@ -101,6 +95,14 @@ def estimate_attach(
         {"tokens": tokens, "states": states, "steps": steps, **seconds, **disk},
         basis="Measured on one forward pass and a few steps.",
     )
+
+
+def _opened(model: str, options: AttachOptions, converted: Path, device: str) -> tuple[Any, Any]:
+    """Return model and tokenizer, from where they are; a GGUF file has to be converted."""
+    base = find_base(model, options.revision)
+    if base.is_gguf:
+        put_base(base, converted)
+    return read_checkpoint(converted if base.is_gguf else base.path, device=device)
 
 
 def _counts(
