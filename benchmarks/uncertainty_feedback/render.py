@@ -30,13 +30,13 @@ from benchmarks.uncertainty_feedback.arms import (
 )
 from benchmarks.uncertainty_feedback.checks import rendered as checked
 from benchmarks.uncertainty_feedback.costs import overhead
+from benchmarks.uncertainty_feedback.measure import AGAIN
 from benchmarks.uncertainty_feedback.signals import (
     as_the_source_trains,
     fed_others,
     levels_visited,
     recursion,
 )
-from benchmarks.uncertainty_feedback.measure import AGAIN
 from benchmarks.uncertainty_feedback.validation import PLAIN, PREVIOUS
 
 OVERHEAD = "uncertainty_overhead.json"
