@@ -83,11 +83,12 @@ def _corpora(models: dict[str, list[Row]]) -> list[str]:
         line
         for fingerprint, seeds in read.items()
         if fingerprint != most
+        for name, each in seeds.items()
         for line in (
-            f"Trained and read on the corpus built again: {several(list(seeds))}, "
-            f"{'; '.join(f'seeds {several(each)}' for each in seeds.values())}. Its documents and "
-            f"tokens are as many, its fingerprint is another ({fingerprint}, all other models: "
-            f"{most}), and so are its losses: what follows compares across the two.",
+            f"{name}, {'seed' if len(each) == 1 else 'seeds'} {several(each)}: trained and read on "
+            "the corpus built again, with as many documents and tokens. Its fingerprint is another "
+            f"({fingerprint}, all other models: {most}), and so is the loss: what follows compares "
+            "across the two.",
             "",
         )
     ]
