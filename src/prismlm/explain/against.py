@@ -137,16 +137,21 @@ class OppositionAttribution:
         self.tokens = table.targets.numpy()
         self.rivals = candidates(table, lm, lens, lens.cells)
         self.read = np.zeros(len(self.rivals.place), dtype=bool)
+        self.window = _windows_of(self.rivals.place, lens, self.cells, self.corpus.prefix)[1]
 
     def passages(self, limit: int, where: Where | None = None) -> list[Passage]:
         """Return passages, the weightiest of those that were read again.
 
-        Twice as many are read as are shown, by their estimates.
+        Twice as many are read as are shown, by their estimates, and with them every candidate that
+        comes before one of them in its window.
         """
         place = self.rivals.place
         wanted = self.read.copy()
         for passage in self._of(np.ones_like(wanted)).passages(READ * limit, where):
             wanted |= abs(place + 1 - passage.position) < passage.length
+        last = np.full(len(place), -1)
+        np.maximum.at(last, self.window[wanted], place[wanted])
+        wanted |= place <= last[self.window]
         new = np.flatnonzero(wanted & ~self.read)
         self.rivals.probability[new] = probabilities_at(
             self.lm,
@@ -205,8 +210,9 @@ def candidates(table: EvidenceTable, lm: OpenedModel, lens: Lens, cells: Cells) 
     estimated = _estimates(lm, lens, cells, found.row[chosen], table.targets[prediction[chosen]])
     # No probability is above what the token that did come next left over.
     estimated = np.minimum(estimated, 1 - found.probability[chosen].astype(np.float32))
-    columns = prediction, found.place, found.cosine, bound
-    return Rivals(*(column[chosen] for column in columns), estimated)
+    given = prediction, found.place, found.cosine, bound
+    prediction, place, cosine, bound = (column[chosen] for column in given)
+    return Rivals(prediction, place, cosine, bound, estimated)
 
 
 @torch.no_grad()
