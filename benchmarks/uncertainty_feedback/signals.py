@@ -143,8 +143,9 @@ def as_the_source_trains(arms: Arms) -> list[str]:
         "Arm *previous batch*: one row for each of 65,536 codes, drawn, one pass. Nats per token "
         "by what the trained model is fed; *generating* is the difference that feeding it its own "
         "codes token by token makes, on the sample of the section before. The corpus was built "
-        "anew for it, with as many documents and tokens and other losses, so it is compared with "
-        f"the arm *{AGAIN}*, trained on that one too, and not with the other arms.",
+        "anew for this arm, with as many documents and tokens and another fingerprint, so that its "
+        "only control is a model without feedback that was trained on that one too: "
+        + (f"*{AGAIN}*." if plain else "there is none yet, and no difference can be given."),
         "",
         *table_head(
             f"| seed | {PREVIOUS} | less {AGAIN} | {ZERO} | {NEUTRAL} | {OWN} | generating |"
