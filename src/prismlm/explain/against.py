@@ -12,6 +12,12 @@ the 2,048 positions with the largest of these bounds are candidates. For each of
 estimated, by the output layer on the coded state at the median length of the probe's states; and
 the passages with the largest estimates are read again by the model, so that what is shown is
 p_n(y) as the model has it.
+
+How much that misses is up to the codes. Those of the demo are its smallest, pq12, and leave states
+a cosine of 0.94 to what they were. There, for one prediction of each of twelve answers, eight
+passages that are read again hold 1.5 of the five weightiest candidates, and the five that are shown
+63 % of the weight of those; the 64 largest bounds, read again, hold 1.8 and 62 %, for 5.6 times as
+many tokens. With int8, the default, estimates are nearly the model's.
 """
 
 from __future__ import annotations
@@ -46,7 +52,7 @@ if TYPE_CHECKING:
 LOOKED_AT = 2**20
 CANDIDATES = 2048
 # Passages read again: so many for each one that is shown.
-READ = 2
+READ = 1.6
 TOKENS_PER_BATCH = 4096
 
 
@@ -142,12 +148,12 @@ class OppositionAttribution:
     def passages(self, limit: int, where: Where | None = None) -> list[Passage]:
         """Return passages, the weightiest of those that were read again.
 
-        Twice as many are read as are shown, by their estimates, and with them every candidate that
-        comes before one of them in its window.
+        More are read than are shown, by their estimates, and with them every candidate that comes
+        before one of them in its window.
         """
         place = self.rivals.place
         wanted = self.read.copy()
-        for passage in self._of(np.ones_like(wanted)).passages(READ * limit, where):
+        for passage in self._of(np.ones_like(wanted)).passages(round(READ * limit), where):
             wanted |= abs(place + 1 - passage.position) < passage.length
         last = np.full(len(place), -1)
         np.maximum.at(last, self.window[wanted], place[wanted])

@@ -163,9 +163,9 @@ class Trace:
 
             p_n(y) exp((cos(z, z_n) − 1) / T)
 
-        with p_n(y) what the model gave to y there. It is estimated from coded states first; twice
-        as many passages as are shown are then read again for it, a forward pass or some. Shares are
-        of the weight of all candidates: they are never netted with those of :meth:`passages`. The
+        with p_n(y) what the model gave to y there. It is estimated from coded states first; the
+        passages shown, and some more, are then read again for it, a forward pass or some. Shares
+        are of the weight of all candidates: they are never netted with those of :meth:`passages`. The
         marked token is what came next, ``predicted`` is y.
 
         Raises:
