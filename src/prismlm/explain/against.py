@@ -53,7 +53,8 @@ LOOKED_AT = 2**20
 CANDIDATES = 2048
 # Passages read again: so many for each one that is shown.
 READ = 1.6
-TOKENS_PER_BATCH = 4096
+# Few windows are read, so that a larger batch would be padding for a good part.
+TOKENS_PER_BATCH = 1024
 
 
 class Rivals(NamedTuple):

@@ -165,7 +165,7 @@ class Trace:
 
         with p_n(y) what the model gave to y there. It is estimated from coded states first; the
         passages shown, and some more, are then read again for it, a forward pass or some. Shares
-        are of the weight of all candidates: they are never netted with those of :meth:`passages`. The
+        are of the weight of all candidates, and never netted with those of :meth:`passages`. The
         marked token is what came next, ``predicted`` is y.
 
         Raises:
