@@ -85,10 +85,10 @@ def _corpora(models: dict[str, list[Row]]) -> list[str]:
         if fingerprint != most
         for name, each in seeds.items()
         for line in (
-            f"{name}, {'seed' if len(each) == 1 else 'seeds'} {several(each)}: trained and read on "
-            "the corpus built again, with as many documents and tokens. Its fingerprint is another "
-            f"({fingerprint}, all other models: {most}), and so is the loss: what follows compares "
-            "across the two.",
+            f"{name}, {'seed' if len(each) == 1 else 'seeds'} {several(each)}: trained and read "
+            "again by later code on the corpus built again, with as many documents and tokens. Its "
+            f"fingerprint ({fingerprint}; all other models: {most}) and the loss are others: what "
+            "follows compares across the two.",
             "",
         )
     ]

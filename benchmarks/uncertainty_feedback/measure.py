@@ -63,7 +63,7 @@ def interpolated(levels: int, **more: Any) -> Settings:
     return fed(levels, rows=INTERPOLATED, **more)
 
 
-AGAIN = "no feedback, again"
+AGAIN = "no feedback, rebuilt corpus"
 """The control of *previous batch*, which is of the corpus built anew: the same tokens for both."""
 TRAIN: dict[str, Arm] = {
     "no feedback": Arm("LLaMA", None),

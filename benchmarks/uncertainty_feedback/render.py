@@ -219,7 +219,7 @@ def _trained(arms: Arms) -> list[str]:
         lines += [
             "",
             "Trained on as many tokens of the same text, and judged on other held-out windows, so "
-            f"without a difference to other models: {'; '.join(others)}.",
+            f"compared with one another alone: {'; '.join(others)}.",
         ]
     return [*lines, ""]
 

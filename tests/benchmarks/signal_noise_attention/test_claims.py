@@ -59,8 +59,8 @@ def test_models_that_read_another_corpus_are_named():
     again = {"corpus": {"fingerprint": "second"}}
     others = [a_row(0, "GPT-2"), a_row(1, "GPT-2"), a_row(1)]
     page = page_of(a_row(0, **again), *others)
-    assert "ratio π, seed 0: trained and read on the corpus built again" in page
-    assert "(second, all other models: first)" in page
+    assert "ratio π, seed 0: trained and read again by later code on the corpus built" in page
+    assert "(second; all other models: first)" in page
     assert "built again" not in page_of(a_row(0), *others)
 
 

@@ -43,7 +43,7 @@ def test_the_page_says_what_the_figures_say():
 
 def test_the_page_says_what_the_source_s_way_to_train_gave():
     runs = [row("no feedback", 0, 5.5), row("two passes", 0, 4.5)]
-    runs += [row("no feedback, again", seed, 5.0) for seed in (0, 1)]
+    runs += [row("no feedback, rebuilt corpus", seed, 5.0) for seed in (0, 1)]
     runs += [
         row("previous batch", seed, loss, more=0.5, signal="previous_batch")
         for seed, loss in ((0, 5.25), (1, 5.5))
