@@ -269,21 +269,21 @@ def write_texts(root: Path) -> None:
 
 @contextmanager
 def bounded(seconds: float = SECONDS, memory: int = MEMORY) -> Iterator[None]:
-    """End what takes longer with TooLong, and refuse it more memory than so many bytes beyond."""
+    """End what takes the processor longer with TooLong, and refuse it so much more memory."""
 
     def end(number: int, frame: object) -> None:
         raise TooLong
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
-    held = signal.signal(signal.SIGALRM, end)
+    held = signal.signal(signal.SIGPROF, end)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + memory, before[1]))
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, held)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, held)
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from benchmarks.shared.over_seeds import HOW, LEVEL, Claim, Figures, lines_of, spread
-from benchmarks.shared.pages import runs_made, table_head
+from benchmarks.shared.pages import runs_made, several, table_head
 from benchmarks.signal_noise_attention.claims_roles import roles_of
 from benchmarks.signal_noise_attention.claims_spectra import length, rates, resonance
 from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS
@@ -41,6 +41,7 @@ def claims(readings: list[Row], runs: list[Row] | None = None) -> list[str]:
         models[row["variant"]].append(row)
     return [
         *_scope(runs or []),
+        *_corpora(models),
         *_reach(models),
         *_sink(models),
         *roles_of(models),
@@ -68,6 +69,28 @@ def _scope(runs: list[Row]) -> list[str]:
         "rates and lengths are of models that have hardly begun to learn; a claim that is not "
         "shown here may show later, and one that is may go.",
         "",
+    ]
+
+
+def _corpora(models: dict[str, list[Row]]) -> list[str]:
+    """Return which models read another corpus than most, or nothing."""
+    read: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for name, rows in models.items():
+        for row in rows:
+            read[row["corpus"]["fingerprint"]][name].append(row["seed"])
+    most = max(read, key=lambda one: sum(map(len, read[one].values())))
+    return [
+        line
+        for fingerprint, seeds in read.items()
+        if fingerprint != most
+        for name, each in seeds.items()
+        for line in (
+            f"{name}, {'seed' if len(each) == 1 else 'seeds'} {several(each)}: trained and read "
+            "again by later code on the corpus built again, with as many documents and tokens. Its "
+            f"fingerprint ({fingerprint}; all other models: {most}) and the loss are others: what "
+            "follows compares across the two.",
+            "",
+        )
     ]
 
 

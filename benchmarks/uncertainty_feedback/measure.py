@@ -63,12 +63,15 @@ def interpolated(levels: int, **more: Any) -> Settings:
     return fed(levels, rows=INTERPOLATED, **more)
 
 
+AGAIN = "no feedback, rebuilt corpus"
+"""The control of *previous batch*, which is of the corpus built anew: the same tokens for both."""
 TRAIN: dict[str, Arm] = {
     "no feedback": Arm("LLaMA", None),
     "two passes": Arm("LLaMA", fed()),
     "shuffled": Arm("LLaMA", fed(signal="shuffled")),
     "one pass": Arm("LLaMA", fed(passes=1)),
     "previous batch": Arm("LLaMA", fed(passes=1, signal="previous_batch")),
+    AGAIN: Arm("LLaMA", None),
     "ProtoT, no feedback": Arm("ProtoT", None),
     "ProtoT, two passes": Arm("ProtoT", fed()),
     "ProtoT, shuffled": Arm("ProtoT", fed(signal="shuffled")),

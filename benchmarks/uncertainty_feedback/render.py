@@ -30,13 +30,14 @@ from benchmarks.uncertainty_feedback.arms import (
 )
 from benchmarks.uncertainty_feedback.checks import rendered as checked
 from benchmarks.uncertainty_feedback.costs import overhead
+from benchmarks.uncertainty_feedback.measure import AGAIN
 from benchmarks.uncertainty_feedback.signals import (
     as_the_source_trains,
     fed_others,
     levels_visited,
     recursion,
 )
-from benchmarks.uncertainty_feedback.validation import PLAIN
+from benchmarks.uncertainty_feedback.validation import PLAIN, PREVIOUS
 
 OVERHEAD = "uncertainty_overhead.json"
 CUDA = "uncertainty_overhead_cuda.json"
@@ -218,12 +219,14 @@ def _trained(arms: Arms) -> list[str]:
         lines += [
             "",
             "Trained on as many tokens of the same text, and judged on other held-out windows, so "
-            f"without a difference to other models: {'; '.join(others)}.",
+            f"compared with one another alone: {'; '.join(others)}.",
         ]
     return [*lines, ""]
 
 
 def _base(row: Row) -> str:
+    if signal_of(row) == PREVIOUS:
+        return AGAIN
     return "no feedback" if row["backbone"] == "LLaMA" else f"{row['backbone']}, no feedback"
 
 

@@ -76,7 +76,8 @@ def test_a_tokenizer_that_panics(prism, tiny_model, tmp_path, command):
 def test_a_path_that_is_too_long(refused, tiny_model, tmp_path, command, name):
     places = {"MODEL": tiny_model, "PATH": name, "PATH.html": f"{name}.html"}
     places["OUT"] = tmp_path / "out"
-    refused(*(places.get(one, one) for one in command))
+    said = refused(*(places.get(one, one) for one in command))
+    assert said.startswith("error: ")
 
 
 def test_what_unpacks_without_end(refused, tiny_model, tmp_path):

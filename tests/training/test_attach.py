@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import InputError
+from prismlm.errors import InputError, PrismError
 from prismlm.files import read_json
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import attach
+from prismlm.training.attach_estimate import estimate_attach
 from prismlm.training.attach_options import AttachOptions
 from prismlm.training.fit import FitOptions
 from prismlm.training.lora import LoraOptions
@@ -156,15 +157,66 @@ def test_a_corpus_of_another_tokenizer(base, tmp_path):
         attach(str(base), [other.path], tmp_path / "model", OPTIONS)
 
 
-def test_a_tokenizer_without_an_end_is_told_of_the_model(base, tmp_path):
-    shutil.copytree(base, tmp_path / "endless")
-    tokenizer = AutoTokenizer.from_pretrained(base)
+def no_end(model):
+    tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.eos_token = None
-    tokenizer.save_pretrained(tmp_path / "endless")
-    (tmp_path / "a.txt").write_text("Some text. " * 500)
-    with pytest.raises(InputError, match=r"tokenizer '.*endless' has no end-of-text token") as told:
-        attach(str(tmp_path / "endless"), [tmp_path / "a.txt"], tmp_path / "out", OPTIONS)
-    assert str(tmp_path / "out") not in str(told.value)
+    tokenizer.save_pretrained(model)
+
+
+def no_tokenizer(model):
+    for path in model.glob("tokenizer*"):
+        path.unlink()
+
+
+def a_shard_less(model):
+    whole = AutoModelForCausalLM.from_pretrained(model)
+    (model / "model.safetensors").unlink()
+    whole.save_pretrained(model, max_shard_size="20KB")
+    sorted(model.glob("model-*.safetensors"))[1].unlink()
+
+
+def no_output_embedding(model):
+    config = read_json(model / "config.json") | {"tie_word_embeddings": False}
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def code_of_its_own(model):
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    config = read_json(model / "config.json") | {"model_type": "own", "auto_map": classes}
+    (model / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (no_end, "the tokenizer 'MODEL' has no end-of-text token"),
+        (no_tokenizer, "the model in MODEL has no tokenizer"),
+        (a_shard_less, "the checkpoint in MODEL cannot be read: No such file or directory: MODEL/"),
+        (no_output_embedding, "the checkpoint in MODEL has no lm_head.weight"),
+        (code_of_its_own, "the model in MODEL needs code that comes with it"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_said_of_it_and_can_be_put_right(base, tmp_path, harm, said):
+    model, out = tmp_path / "harmed", tmp_path / "out"
+    shutil.copytree(base, model)
+    harm(model)
+    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for text in texts:
+        text.write_text("Some text, and a little more of it. " * 500)
+    with pytest.raises(PrismError) as told:
+        attach(str(model), texts, out, OPTIONS)
+    assert said.replace("MODEL", str(model)).lower() in str(told.value).lower()
+    assert str(out) not in str(told.value)
+    with pytest.raises(PrismError) as estimated:
+        estimate_attach(str(model), texts, OPTIONS)
+    assert str(model) in str(estimated.value)
+    if harm is not no_end:
+        # Nothing broken was copied, so that the same command goes on with what was put right.
+        assert not (out / "config.json").exists()
+    shutil.rmtree(model)
+    shutil.copytree(base, model)
+    if harm is a_shard_less:
+        assert attach(str(model), texts, out, OPTIONS).lens.is_dir()
 
 
 @pytest.mark.parametrize("gigabytes", [0, -1, float("nan")])

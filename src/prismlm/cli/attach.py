@@ -15,7 +15,7 @@ from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 
 if TYPE_CHECKING:
     from prismlm.layers.prototype_head import Weights
-    from prismlm.training import AttachResult
+    from prismlm.training import AttachOptions, AttachResult
 
 Base = Annotated[
     str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
@@ -25,6 +25,9 @@ Files = Annotated[
 ]
 Revision = Annotated[
     str | None, typer.Option(help="Of a model on the hub: a branch, tag or commit.")
+]
+HeadPrototypes = Annotated[
+    int | None, option("K", "How many prototypes (default: 8192, or one for 16 positions).")
 ]
 HeadWeights = Annotated[
     str,
@@ -43,10 +46,7 @@ def attach(
     out: Annotated[Path, option("DIR", "The model directory to write.")],
     skip_bad_rows: SkipBadRows = False,
     revision: Revision = None,
-    prototypes: Annotated[
-        int | None,
-        option("K", "How many prototypes (default: 8192, or one for 16 positions)."),
-    ] = None,
+    prototypes: HeadPrototypes = None,
     prototypes_per_token: Annotated[int, option("k", "How many a token may rely on.")] = 64,
     weights: HeadWeights = "fitted",
     epochs: Annotated[float, typer.Option(help="How often the head sees every state.")] = 4.0,
@@ -78,13 +78,9 @@ def attach(
     changes its vector by 130 %, and one pass trains a single row. Run the same command again to
     resume.
     """
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.training import AttachOptions, FitOptions, LoraOptions, estimate_attach
-    from prismlm.training import attach as run
+    from prismlm.training import AttachOptions, FitOptions, LoraOptions
     from prismlm.training.uncertainty_table import TableOptions
 
-    if lora:
-        needs("peft")
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
     fit = FitOptions(*sizes, weights=cast("Weights", weights), seed=seed)
     options = AttachOptions(
@@ -102,6 +98,24 @@ def attach(
         lora=LoraOptions(lora_epochs, seed=seed) if lora else None,
         uncertainty=TableOptions(uncertainty_epochs, seed=seed) if uncertainty else None,
     )
+    _run(model, corpus, out, options, dry_run=dry_run, as_json=as_json)
+
+
+def _run(
+    model: str,
+    corpus: list[Path],
+    out: Path,
+    options: AttachOptions,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.training import attach as run
+    from prismlm.training import estimate_attach
+
+    if options.lora:
+        needs("peft")
     if dry_run:
         print_cost(estimate_attach(model, corpus, options), as_json=as_json)
         return

@@ -56,6 +56,7 @@ NewLens = Annotated[
     str | None, option("NAME|DIR", "Write MODEL/lens/NAME (default: the corpus's name).", "--lens")
 ]
 Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
+Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).")]
 WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
 Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
 PositionShare = Annotated[
@@ -95,9 +96,7 @@ def index(
     split_column: data.SplitColumn = None,
     skip_bad_rows: SkipBadRows = False,
     contexts: Contexts = 64,
-    window: Annotated[
-        int | None, option("N", "Tokens read at once (default: as in training).")
-    ] = None,
+    window: Window = None,
     stride: Stride = None,
     split: Split = "train",
     text: WithText = True,

@@ -78,13 +78,7 @@ def build_corpus(
     """
     target = check_path("the corpus to write", out)
     check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
-    reading: dict[str, Any] = {"skip_bad_rows": skip_bad_rows, "answered_chats": True}
-    if isinstance(inputs, HubDataset):
-        reader = DatasetReader(inputs, columns, **reading)
-        check_not_within(target, [Path(name) for name in (inputs.name, *inputs.data_files)])
-    else:
-        reader = DocumentReader(inputs, columns, **reading)
-        check_not_within(target, [file.path for file in reader.files])
+    reader = _reader(inputs, target, columns, skip_bad_rows)
     what = f"the corpus {target}"
     check_room(what, target, reader.total_bytes * OUTPUT_OF_INPUT)
     enough = room_to_write(what, target.parent, WAY_OUT)
@@ -102,8 +96,7 @@ def build_corpus(
             with progress.task("Tokenising", reader.total, "bytes") as task:
                 tokenise(_reported(reader, task), settings, writer, alike)
             made_of = {"read": reader.manifest()} if origin is None else {"origin": origin}
-            counted = {"documents": alike.count, "likeness": LIKENESS}
-            more = made_of | {"near_duplicates": counted}
+            more = made_of | {"near_duplicates": {"documents": alike.count, "likeness": LIKENESS}}
             settings.finish(directory, writer, reader.left_out, more)
     return Corpus.open(target)
 
@@ -250,6 +243,19 @@ def check_not_within(out: Path, read: Sequence[Path]) -> None:
             raise InputError(
                 f"{path} lies in {out}, which the corpus would replace. Choose another directory."
             )
+
+
+def _reader(
+    inputs: Paths | HubDataset, target: Path, columns: Columns | None, skip_bad_rows: bool
+) -> DatasetReader | DocumentReader:
+    """Return what reads the inputs, none of which the corpus would replace."""
+    reading: dict[str, Any] = {"skip_bad_rows": skip_bad_rows, "answered_chats": True}
+    if isinstance(inputs, HubDataset):
+        check_not_within(target, [Path(name) for name in (inputs.name, *inputs.data_files)])
+        return DatasetReader(inputs, columns, **reading)
+    reader = DocumentReader(inputs, columns, **reading)
+    check_not_within(target, [file.path for file in reader.files])
+    return reader
 
 
 def _train(reader: DocumentReader, vocab_size: int, progress: Reporter) -> PreTrainedTokenizerFast:

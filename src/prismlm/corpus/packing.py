@@ -46,8 +46,7 @@ def pack(
         )
     indices = np.asarray(documents, dtype=np.int64)
     generator = np.random.default_rng(seed)
-    lengths = corpus.lengths[indices]
-    starts = corpus.starts[indices]
+    lengths, starts = corpus.lengths[indices], corpus.starts[indices]
     step = length - prefix
     full = np.maximum(0, lengths - prefix) // step
     rest = lengths - full * step

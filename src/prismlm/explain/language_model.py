@@ -20,7 +20,7 @@ from prismlm.errors import check_kind, check_path
 from prismlm.explain.attention_maps import heads_at, maps_of
 from prismlm.explain.chain import ChainsOfText
 from prismlm.explain.following import Following, OnStep
-from prismlm.explain.prediction import record, split_predictions
+from prismlm.explain.prediction import Recorded, record, split_predictions
 from prismlm.explain.residual_stream import mixer_decoder_of
 from prismlm.explain.steps import steps_of
 from prismlm.explain.trace import Trace
@@ -71,14 +71,9 @@ class PrismLM(OpenedModel):
         prompt = self.encode(text, generate)
         check_kind("attention", attention, (list, tuple), "a list of (layer, head)")
         heads = heads_at(self.model, attention) if attention else ()
-        with record(self.model) as recorded:
-            told = on_step and Following(self, recorded, prompt.shape[1], on_step)
-            ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=told)
-        if told is not None:
-            told.finish(ids)
-            # Steps are told some at a time, so more may have been written than was asked for.
-            ids, recorded = ids[:, : told.end], recorded.until(told.end)
-        count = ids.shape[1] - (1 if ids.shape[1] > prompt.shape[1] else 0)
+        ids, recorded = self._recorded(prompt, generate, temperature, seed, on_step)
+        wrote = ids.shape[1] > prompt.shape[1]
+        count = ids.shape[1] - wrote
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
         # Fitted weights are no sum over a position's tokens: each depends on the other prototypes.
         mixes = mixer_decoder_of(self.model) is not None and self.head.weights == "cosine"
@@ -90,13 +85,26 @@ class PrismLM(OpenedModel):
             maps = maps_of(self.model, ids[:, :count], tokens, heads, split.codes)
         evidence = split.evidence()
         # The last token of the prompt is the one that the first written token comes after.
-        asked = prompt.shape[1] if ids.shape[1] > prompt.shape[1] else self.asked(text, ids[0])
+        asked = prompt.shape[1] if wrote else self.asked(text, ids[0])
         first = max(0, asked - 1)
         given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
         read = partial(steps_of, *given)
         left_out = settings_not_applied(self.model, temperature) if generate else ""
         about = (self.lens, split.rounding, maps, self, first, left_out, question_of(text))
         return Trace(str(self.path), read, evidence, *about)
+
+    def _recorded(
+        self, prompt: Tensor, generate: int, temperature: float, seed: int, on_step: OnStep | None
+    ) -> tuple[Tensor, Recorded]:
+        """Return the prompt and what the model writes after it [1, T], and its passes."""
+        with record(self.model) as recorded:
+            told = on_step and Following(self, recorded, prompt.shape[1], on_step)
+            ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=told)
+        if told is None:
+            return ids, recorded
+        told.finish(ids)
+        # Steps are told some at a time, so more may have been written than was asked for.
+        return ids[:, : told.end], recorded.until(told.end)
 
     def asked(self, text: str | Messages, ids: Tensor) -> int:
         """Return how many of a text's tokens ``ids`` [T] stand before the answer in it.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from prismlm.corpus.encode import around_text
 from prismlm.errors import InputError, check_whole
-from prismlm.explain.against import OppositionAttribution, against
+from prismlm.explain.against import OppositionAttribution
 from prismlm.explain.attribution import attribute
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.passages import Passage, PositionAttribution
@@ -163,9 +163,10 @@ class Trace:
 
             p_n(y) exp((cos(z, z_n) − 1) / T)
 
-        with p_n(y) what the model gave to y there. A shortlist of them is read again for it, a
-        forward pass or some. Shares are of the shortlist's weight: they are never netted with those
-        of :meth:`passages`. The marked token is what came next, ``predicted`` is y.
+        with p_n(y) what the model gave to y there. It is estimated from coded states first; the
+        passages shown, and some more, are then read again for it, a forward pass or some. Shares
+        are of the weight of all candidates, and never netted with those of :meth:`passages`. The
+        marked token is what came next, ``predicted`` is y.
 
         Raises:
             InputError: there is no lens, it has no cells, its corpus is not at hand, or the filter
@@ -179,7 +180,7 @@ class Trace:
     def _opposition(self) -> OppositionAttribution:
         if self.lm is None:
             raise InputError("a trace without its model cannot read text again.")
-        return against(self.table[self.first :], self.lm, self._lens())
+        return OppositionAttribution(self.table[self.first :], self.lm, self._lens())
 
     def places(
         self, limit: int, *, method: Method = "evidence", where: Where | None = None

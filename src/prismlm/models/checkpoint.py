@@ -28,6 +28,7 @@ from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertaint
 # As PEFT names them.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 MISSING_NAMED = 5
 
 
@@ -110,6 +111,11 @@ def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, li
     """Return model and tokenizer, and which weights the files lack."""
     refuse_pickles(directory)
     adapted = _has_adapter(directory)
+    if (directory / "config.json").is_file() and not any(map(any, map(directory.glob, TOKENIZERS))):
+        raise FormatError(
+            f"the model in {directory} has no tokenizer. Save its own beside the weights: "
+            f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(directory)!r})."
+        )
     try:
         with quiet_transformers(), no_panics():
             check_causal(AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)

@@ -132,7 +132,6 @@ def attach(
         _begin(out, base, corpus, options)
         tuned = options.lora is None or (out / CONFIG_FILE).is_file()
         source = out if tuned else out / WORK / BASE
-        put_base(base, source)
         work = _Work(out, base, options, progress, source)
         found = work.corpus(corpus)
         lens = out / "lens" / found.name
@@ -199,7 +198,12 @@ class _Work:
         self.index = index_options(options, self.window)
 
     def _open(self, source: Path) -> None:
-        opened = read_checkpoint(source, device=self.device)
+        if self.base.is_gguf:
+            put_base(self.base, source)
+        # Read where it is before it is copied: errors name it, and a broken one is never copied.
+        copied = (source / CONFIG_FILE).is_file()
+        opened = read_checkpoint(source if copied else self.base.path, device=self.device)
+        put_base(self.base, source)
         self.source = source
         self.model: PreTrainedModel = opened[0]
         self.tokenizer: PreTrainedTokenizerBase = opened[1]

@@ -13,6 +13,7 @@ import torch
 from prismlm.corpus.estimate import built, draw
 from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.store import Corpus
+from prismlm.corpus.tokenizer import check_tokenizer
 from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.index.positions import probabilities, screening_weight
@@ -49,15 +50,9 @@ def estimate_attach(
         InputError: the model or corpus cannot be used.
     """
     options = options or AttachOptions()
-    base = find_base(model, options.revision)
     device = device_named(options.device)
     with tempfile.TemporaryDirectory() as name:
-        directory = base.path
-        if base.is_gguf:
-            directory = Path(name) / "model"
-            directory.mkdir()
-            put_base(base, directory)
-        opened, tokenizer = read_checkpoint(directory, device=device)
+        opened, tokenizer = _opened(model, options, Path(name) / "model", device)
         # Two passes, in all that follows.
         feedback = None if options.uncertainty is None else attach_uncertainty(opened)
         window = window_of(opened, options)
@@ -102,6 +97,14 @@ def estimate_attach(
     )
 
 
+def _opened(model: str, options: AttachOptions, converted: Path, device: str) -> tuple[Any, Any]:
+    """Return model and tokenizer, from where they are; a GGUF file has to be converted."""
+    base = find_base(model, options.revision)
+    if base.is_gguf:
+        put_base(base, converted)
+    return read_checkpoint(converted if base.is_gguf else base.path, device=device)
+
+
 def _counts(
     corpus: Sequence[Path | str], tokenizer: Any, options: AttachOptions
 ) -> tuple[int, int]:
@@ -109,6 +112,7 @@ def _counts(
     if len(corpus) == 1 and (Path(corpus[0]) / "corpus.json").is_file():
         documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
         return documents, tokens - documents
+    check_tokenizer(tokenizer, tokenizer.name_or_path)
     reader = DocumentReader(
         list(corpus),
         tokenizer=tokenizer,

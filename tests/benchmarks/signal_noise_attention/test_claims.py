@@ -36,6 +36,7 @@ def a_row(seed, variant="ratio π", **more):
         "heads": {"uses": {"heads": heads, "uniform": uniform}, "comparison": comparison},
         "spectra": {},
         "gradient": {"mean": 1.0, "greatest": 2.0},
+        "corpus": {"fingerprint": "first"},
         "environment": {"date": "2026-01-01"},
     } | more  # fmt: skip
 
@@ -52,6 +53,15 @@ def rates(gain, length=0.1, resized=None):
 
 def page_of(*rows, runs=None):
     return "\n".join(signal_noise_claims.claims(list(rows), runs))
+
+
+def test_models_that_read_another_corpus_are_named():
+    again = {"corpus": {"fingerprint": "second"}}
+    others = [a_row(0, "GPT-2"), a_row(1, "GPT-2"), a_row(1)]
+    page = page_of(a_row(0, **again), *others)
+    assert "ratio π, seed 0: trained and read again by later code on the corpus built" in page
+    assert "(second; all other models: first)" in page
+    assert "built again" not in page_of(a_row(0), *others)
 
 
 def test_training_is_held_against_random_steps_of_the_same_length():

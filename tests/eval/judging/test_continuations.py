@@ -26,6 +26,7 @@ def test_a_text_is_cut_after_whole_words():
     assert cut("d", "one two three four five six seven eight nine ten", HOW).reference == ""
     assert cut("d", "one two", HOW).text == "one two"
     assert cut("d", " \n", HOW).text == ""
+    assert cut("d", "one two", Writing(words=10**20)).text == "one two"
 
 
 def test_prompts_are_the_beginnings_of_held_out_documents(tiny_corpus):
@@ -48,6 +49,7 @@ def test_prompts_are_the_lines_of_a_file(tmp_path):
     file.write_text("One line.\n\n" + "word " * 11 + "\nThe third\n")
     found = file_prompts(file, 2, HOW)
     assert [one.id for one in found] == ["1", "3"]
+    assert len(file_prompts(file, 10**20, HOW)) == 3
     assert [len(one.reference.split()) for one in found] == [0, 6]
     file.write_bytes("caf\xe9\n".encode("latin-1"))
     with pytest.raises(InputError, match="is not UTF-8"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -79,8 +78,10 @@ class Prompt:
 
 def cut(id: str, text: str, how: Writing) -> Prompt:
     """Return a text cut after the last word of the prompt and of the reference."""
-    ends = [found.end() for found in islice(WORD.finditer(text), how.words + how.following)]
-    if len(ends) < how.words + how.following:
+    wanted = how.words + how.following
+    words = zip(range(wanted), WORD.finditer(text), strict=False)
+    ends = [found.end() for _, found in words]
+    if len(ends) < wanted:
         return Prompt(id, text[: ends[: how.words][-1] if ends else 0].strip(), "")
     middle, end = ends[how.words - 1], ends[-1]
     return Prompt(id, text[:middle].strip(), text[middle:end].strip())
@@ -112,7 +113,8 @@ def file_prompts(path: Path, count: int, how: Writing) -> list[Prompt]:
 
 
 def _enough(cuts: Iterable[Prompt], count: int, where: str, how: Writing) -> list[Prompt]:
-    found = list(islice(cuts, check_whole("the number of prompts", count, FEWEST)))
+    numbers = range(check_whole("the number of prompts", count, FEWEST))
+    found = [one for _, one in zip(numbers, cuts, strict=False)]
     if len(found) < FEWEST:
         raise InputError(
             f"{where} has {len(found)} texts to continue: expected {FEWEST} or more, of "

@@ -79,11 +79,8 @@ def prefix_mean(
     dtype = working_dtype(write, read, values, decay)
     w, r, v, beta = (tensor.to(dtype) for tensor in (write, read, values, decay))
     held = None if state is None else PrefixState(*(tensor.to(dtype) for tensor in state))
-    if mask is not None:
-        # What padding holds may be anything, and 0 · NaN is no 0.
-        w, r, v = (tensor.masked_fill(~mask[..., None], 0) for tensor in (w, r, v))
     if mask is not None or starts is not None:
-        beta, held = _with_flags(beta.expand(w.shape), held, mask, starts)
+        (w, r, v, beta), held = _with_flags((w, r, v, beta), held, mask, starts)
     with torch.autocast(device_type=values.device.type, enabled=False):
         if torch.compiler.is_exporting():
             out, end = prefix_mean_at_once(w, r, v, beta, held, normalise, groups)
@@ -94,10 +91,14 @@ def prefix_mean(
 
 
 def _with_flags(
-    beta: Tensor, state: PrefixState | None, mask: Tensor | None, starts: Tensor | None
-) -> tuple[Tensor, PrefixState | None]:
-    """Return decays that leave padding out and cut off what is before a start, and the state."""
+    inputs: Inputs, state: PrefixState | None, mask: Tensor | None, starts: Tensor | None
+) -> tuple[Inputs, PrefixState | None]:
+    """Return inputs that leave padding out and cut off what is before a start, and the state."""
+    w, r, v, beta = inputs
+    beta = beta.expand(w.shape)
     if mask is not None:
+        # What padding holds may be anything, and 0 · NaN is no 0.
+        w, r, v = (tensor.masked_fill(~mask[..., None], 0) for tensor in (w, r, v))
         beta = beta.masked_fill(~mask[..., None], 1)
     if starts is not None:
         before = torch.cat([starts[:, 1:], torch.zeros_like(starts[:, :1])], 1)
@@ -106,7 +107,7 @@ def _with_flags(
         if state is not None:
             sums, mass = state
             state = PrefixState(sums.masked_fill(fresh[..., None], 0), mass.masked_fill(fresh, 0))
-    return beta, state
+    return (w, r, v, beta), state
 
 
 def _step(
