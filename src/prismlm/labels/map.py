@@ -166,7 +166,7 @@ def regions(lens: Lens) -> list[Region]:
             own.append(name)
     middles = [np.median(places[of == region], axis=0).round(3).tolist() for region in range(count)]
     return [
-        Region(*middles[region], ", ".join(called[region]))
+        Region(middles[region][0], middles[region][1], ", ".join(called[region]))
         for region in np.argsort(-sizes).tolist()
         if called.get(region)
     ]
