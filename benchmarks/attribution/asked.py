@@ -8,7 +8,7 @@ MODEL is ``benchmarks.attach.taught_model``'s; the questions are ``asked/questio
 which one half was for choosing weights and bounds and the other is reported. ``sheets`` writes what
 a reader judges, mixed and without saying by what it was found: answers beside the document that
 holds the answer, of this model and of the demo's, and the passages behind the answers to ten more
-questions, by prismlm, with every token and document counting alike, and by BM25. The reader is
+questions, by prismlm, with all tokens counting alike, and by BM25. The reader is
 given ``asked/judge_prompt.md`` and answers a line each; ``judged`` takes that in.
 """
 

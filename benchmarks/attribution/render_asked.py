@@ -24,7 +24,7 @@ SETS = {
 }
 NAMED = {
     "prismlm": "prismlm",
-    "unweighted": "all tokens and documents alike",
+    "unweighted": "all tokens alike",
     "bm25": "BM25 of question and answer",
 }
 LEVELS = ("strong", "weak", "none")

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from prismlm.explain.answer_weights import focused, token_weights
+from prismlm.explain.answer_weights import token_weights
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import DocumentsSoFar, supports, supports_of
 from prismlm.explain.shares import (
@@ -282,16 +282,12 @@ def by_position(
     else:
         found = supports(table, cells, lens.head, so_far)
     alive = table.states.any(dim=1).numpy()
-    tokens, value = table.targets.numpy(), found.weight
+    tokens = table.targets.numpy()
     weights = token_weights(cells.token_rates[tokens], len(cells))
-    if len(weights) > 1:
-        document = cells.document_of(found.place)
-        rates = cells.document_rates
-        value = focused(found.prediction, document, value, weights, rates)
     return PositionAttribution(
         lens,
         cells,
-        added_up(found.place, value * weights[found.prediction], found.cosine),
+        added_up(found.place, found.weight * weights[found.prediction], found.cosine),
         float(found.unplaced @ weights),
         float(table.beside @ weights),
         np.where(alive, found.nearest, np.float32(np.nan)),
