@@ -51,7 +51,9 @@ class TuningOptions:
         for field in fields(self):
             kind = type(self).__name__.removesuffix("Options").lower()
             name, value = f"{kind} {field.name}", getattr(self, field.name)
-            if field.type == "int":
+            if value is None:
+                continue
+            if str(field.type).startswith("int"):
                 check_whole(name, value, 0 if field.name == "seed" else 1)
             else:
                 check_number(name, value, "a positive number", lambda x: x > 0)
@@ -77,8 +79,6 @@ class LoraOptions(TuningOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("lora blocks", self.blocks, "a share of at most 1", lambda x: x <= 1)
-        if self.length is not None:
-            check_whole("lora length", self.length, 8)
 
 
 def check_lora() -> None:
