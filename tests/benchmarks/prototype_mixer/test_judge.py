@@ -33,26 +33,6 @@ def result():
     return found
 
 
-def line(page, start):
-    return next(one for one in page.splitlines() if one.startswith(start))
-
-
-@pytest.mark.parametrize(
-    ("first", "value", "said"),
-    [
-        ("llama", 0.7, "the opposite: 0.300 (0.250 to 0.350)"),
-        ("llama", 0.2, "shown: 0.800"),
-        ("protot", 0.7, "shown: 0.700"),
-        ("protot", 0.52, "not shown: 0.520 (0.470 to 0.570)"),
-    ],
-)
-def test_a_claim_is_shown_or_not_or_the_opposite(result, first, value, said):
-    second = {"llama": "protot", "protot": "llama"}[first]
-    result["ratings"]["pairs"][0] |= {"first": first, "second": second, "score": interval(value)}
-    page = render([result])
-    assert said in line(page, "| ProtoT is above LLaMA | +77 |")
-
-
 def test_text_of_models_is_only_shown(result):
     one = {"model": "llama", "text": "<b>\x1b[31m\u202e|*x*", "bleu": 1.0, "unsmoothed": 0.0}
     sample = {"best": "llama", "id": "1", "text": "a\n# b", "reference": "c", "texts": [one]}
