@@ -1,4 +1,4 @@
-"""A streamed corpus goes on where it was interrupted, to the same bytes, without a network."""
+"""A streamed corpus goes on where it was interrupted, without a network."""
 
 import json
 from contextlib import contextmanager

@@ -47,10 +47,6 @@ def base_settings(corpus):
     }
 
 
-def command(path, *arguments):
-    return [*TORCHRUN, "-m", "prismlm", "train", str(path), *arguments]
-
-
 def assert_same_history(expected, actual):
     assert [row["step"] for row in actual] == [row["step"] for row in expected]
     for theirs, ours in zip(expected, actual, strict=True):

@@ -1,4 +1,4 @@
-"""Kills, signals, full disks, two writers and damaged files: what they leave of an index."""
+"""Signals, full disks, two writers and damaged files: what they leave of an index."""
 
 import json
 import os

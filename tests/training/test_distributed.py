@@ -1,4 +1,4 @@
-"""Two real processes against one with as many rows a step; the slow tests start torchrun itself."""
+"""Two real processes against one with as many rows a step."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Uncertainty feedback trained with a model: its table, its file, whole and resumed runs."""
+"""Uncertainty feedback trained with a model: its table and its file."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""GLUE on two small models, and the verdicts by hand."""
+"""GLUE on two small models."""
 
 import json
 

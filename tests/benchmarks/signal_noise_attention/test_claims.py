@@ -1,4 +1,4 @@
-"""What the page answers to the source's claims, from made-up readings."""
+"""What a claim is answered with."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What uncertainty feedback costs: timed, counted and judged."""
+"""What uncertainty feedback costs: timed and counted."""
 
 import json
 

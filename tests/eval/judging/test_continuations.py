@@ -1,4 +1,4 @@
-"""What models write after prompts: cut at words, kept, the same whatever else was written."""
+"""What models write after prompts: cut at words, the same whatever else was written."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What channels do while a model trains: channels.csv, of whole, resumed and killed runs."""
+"""What channels do while a model trains: channels.csv, of whole and resumed runs."""
 
 import csv
 import math

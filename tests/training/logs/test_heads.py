@@ -1,4 +1,4 @@
-"""What signal and noise heads do while a model trains: heads.csv, of whole and resumed runs."""
+"""What signal and noise heads do while a model trains: heads.csv."""
 
 import csv
 import json
