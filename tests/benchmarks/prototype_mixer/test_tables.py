@@ -1,4 +1,4 @@
-"""Tables 1 and 15 to 20 at a laptop's size: their corpus, their models, and what is said of them."""
+"""Tables 1 and 15 to 20 at a laptop's size: their corpus, and their models."""
 
 import json
 import shutil
