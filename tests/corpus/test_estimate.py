@@ -1,4 +1,4 @@
-"""What a build would cost: token counts of the same documents in packed and plain files, and disk."""
+"""What a build would cost: token counts of documents in packed and plain files, and disk."""
 
 from __future__ import annotations
 
