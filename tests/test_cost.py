@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from prismlm.cli.output import print_cost
 from prismlm.cost import Cost, peak_memory, rate_of, seconds_of
 
 
@@ -62,42 +61,3 @@ def test_a_rate_leaves_the_first_step_out_and_ends_in_time(clock):
 def test_the_peak_of_memory_is_in_bytes():
     block = bytearray(80_000_000)
     assert peak_memory() > len(block)
-
-
-def test_a_cost_is_printed_by_what_its_figures_are_called(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    figures = {
-        "steps": 12_345,
-        "seconds_per_step": 0.123,
-        "tokens_per_second": 1234.0,
-        "bytes_per_token": 2.5,
-        "states_bytes": 1_500_000_000,
-        "fit_seconds": 90.0,
-        "tune_seconds": 0.0,
-        "padding": 0.0341,
-        "tasks": ["piqa", "boolq"],
-        "measured": True,
-    }
-    part = Cost(3.0, 1000, 0, {"there": True}, name="corpus")
-    whole = Cost(None, 10**9, 2_000_000, figures, (part,), basis="Measured.", unknown=("How.",))
-    print_cost(whole, as_json=False)
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        "time memory disk",
-        "corpus there 3 s 1.00 kB –",
-        "steps 12.3 k",
-        "time per step 123 ms",
-        "speed 1,234 tokens/s",
-        "disk per million tokens 2.50 MB",
-        "size of states 1.50 GB",
-        "fit time about 1 min 30 s",
-        "padding 0.0341",
-        "tasks piqa, boolq",
-        "time not known",
-        "memory about 1.00 GB",
-        "disk at most 2.00 MB",
-        "Not known: How.",
-        "Measured. Nothing was written.",
-    ]
-    print_cost(whole, as_json=True)
-    assert json.loads(capsys.readouterr().out) == whole.to_dict()

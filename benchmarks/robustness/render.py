@@ -183,8 +183,7 @@ def _kills(commands: dict[str, Any]) -> list[str]:
         "happened to; of JSON without the times and rates in which two such runs differ. Every "
         "other build of a corpus replaces one: what stood there after a kill is the old one or the "
         "new one, whole. The load is what ran or waited in the 15 minutes before the command was "
-        "done, of so many cores: under a high one, all of it takes longer. Moments of training "
-        "that chance seldom meets are met on purpose in `tests/training/test_run_kills.py`.",
+        "done, of so many cores: under a high one, all of it takes longer.",
         "",
         f"**{total:,} kills: {verdict}.** "
         + (

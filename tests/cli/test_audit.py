@@ -15,7 +15,6 @@ from rich.cells import cell_len
 from prismlm.explain.audit_files import ROWS_AT_ONCE
 from tests.helpers import forked
 from tests.helpers.lens_meta import change_meta
-from tests.helpers.small_disk import can_mount, on_small_disk
 
 TEXTS = [
     {"id": "law", "text": "The court ruled that the contract was void and dismissed the appeal."},
@@ -309,29 +308,3 @@ def test_a_stopped_audit_leaves_nothing_and_has_no_rival(
     assert "Traceback" not in stderr
     assert [path.name for path in out.iterdir()] == ["a.csv"]
     assert before.read_text() == "before"
-
-
-@pytest.mark.parametrize(
-    "how",
-    ["limit", pytest.param("disk", marks=pytest.mark.skipif(not can_mount(), reason="no mount"))],
-)
-def test_a_full_disk(tiny_model, many, out, tmp_path, how):
-    """A disk of its own that is too small for the rows, and files that may not grow."""
-    arguments = ["audit", tiny_model, many, "--jsonl", out / "a.jsonl", "--html", out / "a.html"]
-    if how == "disk":
-        left = tmp_path / "left"
-        before = on_small_disk(out, "32k", left)
-    else:
-        left = out
-        before = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-    done = forked.run(*arguments, code=before + forked.COMMAND, timeout=120)
-    stderr = done.stderr
-    assert done.returncode == 2, stderr
-    assert done.stdout == ""
-    assert "Traceback" not in stderr
-    reason = "File too large" if how == "limit" else "No space left on device"
-    error = next(line for line in stderr.splitlines() if line.startswith("error: "))
-    assert "could not be written" in error
-    assert reason in error
-    assert stderr.rstrip().endswith(error)
-    assert list(left.iterdir()) == []

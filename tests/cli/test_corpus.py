@@ -182,35 +182,6 @@ def test_ctrl_c_in_the_middle_leaves_nothing(prism: Run, texts: Path, tmp_path: 
     assert not (tmp_path / "result").exists()
 
 
-DECODING = "KeyboardInterrupt(\"decoding with 'utf-8-sig' codec failed (KeyboardInterrupt: )\")"
-
-
-@pytest.mark.parametrize(
-    "stop", ["exec('raise KeyboardInterrupt')", f"raise {DECODING}"], ids=["exec", "codec"]
-)
-def test_ctrl_c_within_the_interpreters_own_work_is_interrupted_too(
-    stop: str, tmp_path: Path
-) -> None:
-    """After one within an exec, a module run by -m ends by SIGINT, handled or not."""
-    (tmp_path / "stopped.py").write_text(
-        "import prismlm.corpus\n"
-        "from prismlm.cli.app import app\n"
-        "def stop(**_):\n"
-        f"    {stop}\n"
-        "prismlm.corpus.build_corpus = stop\n"
-        "app()\n"
-    )
-    result = subprocess.run(
-        [sys.executable, "-m", "stopped", "corpus", "build", str(tmp_path), "--out", "out"],
-        capture_output=True,
-        encoding="utf-8",
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert (result.returncode, result.stderr) == (130, "interrupted\n")
-
-
 def test_help_is_quick_and_imports_nothing_heavy(cold_prism: Run) -> None:
     code = (
         "import sys; from prismlm.cli.app import app;"

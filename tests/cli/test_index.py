@@ -94,20 +94,6 @@ def test_dry_run_writes_nothing(prism, tiny_model, tiny_corpus):
     assert listing(tiny_model) == before
 
 
-def test_estimated_disk_is_near_the_truth(tiny_model, tiny_corpus):
-    from prismlm.corpus import Corpus
-    from prismlm.index.build import IndexOptions
-    from prismlm.index.estimate import estimate_index
-
-    lm = prismlm.load(tiny_model)
-    options = IndexOptions(contexts=8, window=128, stride=96)
-    estimate = estimate_index(lm.model, lm.head, Corpus.open(tiny_corpus), options)
-    lens = tiny_model / "lens" / "sample"
-    actual = sum(path.stat().st_size for path in lens.iterdir())
-    assert actual / 3 < estimate.disk_bytes < 3 * actual
-    assert estimate.documents == read_meta(lens).documents
-
-
 def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_path):
     index = ["index", tiny_model, "--corpus", tiny_corpus, "--lens", "new"]
     for arguments, words in (
@@ -193,18 +179,6 @@ def test_inspect(prism, refused, tiny_model, copy):
     assert "does not hold what was written" in refused("inspect", copy)
     shutil.rmtree(copy / "lens")
     assert "has no lens" in refused("inspect", copy)
-
-
-@pytest.mark.parametrize(
-    "name", ["index.parquet", "mass.parquet", "contexts.safetensors", "meta.json"]
-)
-def test_a_file_that_is_cut_off(refused, copy, name):
-    path = copy / "lens" / "sample" / name
-    path.write_bytes(path.read_bytes()[:-20])
-    message = refused("explain", copy, "The")
-    assert str(path) in message
-    path.write_bytes(b"")
-    assert str(path) in refused("explain", copy, "The")
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):

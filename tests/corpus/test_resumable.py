@@ -1,8 +1,6 @@
-"""A streamed corpus goes on where it was interrupted, to the same bytes, without a network."""
+"""A streamed corpus goes on where it was interrupted, without a network."""
 
 import json
-import signal
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -172,37 +170,6 @@ def test_the_same_id_twice_is_found_across_an_interruption(tokenizer, tmp_path):
         stream(directory, tmp_path / "out", tokenizer, progress=StopAfter(1), **options)
     with pytest.raises(InputError, match=r"row 2901: another document has the id 'd3'"):
         stream(directory, tmp_path / "out", tokenizer, **options)
-
-
-def test_a_process_that_is_killed(folder, tokenizer, tmp_path):
-    whole = stream(folder, tmp_path / "whole", tokenizer)
-    out = tmp_path / "out"
-    code = (
-        "import sys, time\n"
-        "from prismlm.corpus import Columns, HubDataset, resumable\n"
-        "from prismlm.corpus.tokenizer import load_tokenizer\n"
-        "save = resumable.write_json\n"
-        "def slowly(*given):\n"
-        "    save(*given)\n"
-        "    time.sleep(0.2)\n"
-        "resumable.write_json = slowly\n"
-        f"resumable.stream_corpus(HubDataset({str(folder)!r}), {str(out)!r},"
-        f" tokenizer=load_tokenizer({tokenizer.name_or_path!r}),"
-        f" columns=Columns(text='body', license='licence'), shard_tokens={SHARD})"
-    )
-    process = forked.start(code=code)
-    try:
-        state = tmp_path / ".out.partial" / "build.json"
-        deadline = time.monotonic() + 60
-        while not (state.is_file() and len(json.loads(state.read_text())["shards"]) > 3):
-            assert process.poll() is None, process.communicate(timeout=1)[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        process.kill()
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    assert contents(stream(folder, out, tokenizer).path) == contents(whole.path)
 
 
 def test_files_of_a_named_format(tokenizer, tmp_path):

@@ -16,9 +16,6 @@ from prismlm.explain.attribution import attribute
 from prismlm.explain.audit import Audit, audit_identity
 from prismlm.explain.audit_files import audit_files, read_audit
 from prismlm.explain.sources import (
-    DocumentSources,
-    TextUse,
-    TextUses,
     audited_texts_that_rely,
     check_document,
     document_sources,
@@ -299,25 +296,6 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
     listed = audited_texts_that_rely(lm.lens, top.doc_id, path)
     assert listed.least is None
     assert ("one", pytest.approx(top.share)) in [(t.text_id, t.share) for t in listed.texts]
-
-
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (0.05, "“A title” is behind these 4 texts more often than usual: 5.0 times as much as"),
-        (0.001, "“A title” is behind these 4 texts less often than usual: 0.1 times as much as"),
-        (0.01, "“A title” is behind these 4 texts about as often as usual for its length."),
-        (0, "“A title” is not behind any of these texts."),
-    ],
-)
-def test_how_often_a_document_is_behind_texts_in_words(share, said):
-    place = dict.fromkeys(("source", "domain", "license", "url"))
-    found = DocumentSources("a/1", **place, title="A\ntitle", cells=[], uses=[], neighbourhood=0.02,
-                            expected=0.01, base_rate=0.01)  # fmt: skip
-    texts = TextUses([TextUse("one", "One", 4 * share)] if share else [], 4)
-    assert found.sentence(texts).startswith(said)
-    alone = "Predictions of the model come near to “A title” more often than usual: 2.0 times as"
-    assert found.sentence().startswith(alone)
 
 
 def test_audits_that_cannot_be_used(lm, tmp_path):

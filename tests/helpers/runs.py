@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,10 +49,6 @@ def assert_same_run(first, second):
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "prismlm.cli.app", "train", *map(str, arguments)]
 
 
 def start(settings, tmp_path, steps):

@@ -1,10 +1,7 @@
 """Runs in two processes that are compared with those in one."""
 
-import sys
-
 import pytest
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 RATES = {"learning_rate", "step", "tokens", "loss_scale", "eval_tokens"}
 # Half a step left at the end of an epoch counts in it where passes follow one another.
 UNLIKE = {"tokens_per_second", "epoch"}
@@ -45,10 +42,6 @@ def base_settings(corpus):
         "checkpoint": {"every": 6},
         "logging": {"every": 2, "tensorboard": False},
     }
-
-
-def command(path, *arguments):
-    return [*TORCHRUN, "-m", "prismlm", "train", str(path), *arguments]
 
 
 def assert_same_history(expected, actual):

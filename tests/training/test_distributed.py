@@ -1,21 +1,15 @@
-"""Two real processes against one with as many rows a step; the slow tests start torchrun itself."""
+"""Two real processes against one with as many rows a step."""
 
 import json
-import os
 import pickle
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
-from prismlm.training.checkpoints import latest_checkpoint, step_of
 from tests.helpers import forked
 from tests.helpers.micro_batches import WEIGHTS, assert_same, split, uneven_rows
 from tests.helpers.spread_runs import (
@@ -23,7 +17,6 @@ from tests.helpers.spread_runs import (
     TWO_PASSES,
     assert_same_history,
     base_settings,
-    command,
 )
 from tests.helpers.tiny_head import make
 from tests.helpers.two_processes import gradients_of
@@ -128,63 +121,3 @@ def test_another_number_of_processes_does_not_resume(launched):
     settings = launched[0]["ddp"]
     with pytest.raises(InputError, match="begun with 2 processes, and these are 1"):
         train(build_recipe(settings), resume=True)
-
-
-def wait_for_checkpoint(process, directory, step):
-    deadline = time.monotonic() + 120
-    while (newest := latest_checkpoint(directory)) is None or step_of(newest) < step:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_the_command_stopped_and_resumed_is_the_straight_run(
-    tiny_corpus, tmp_path, ending, parallel
-):
-    settings = base_settings(tiny_corpus) | {"parallel": parallel, "steps": 60}
-    settings |= {"checkpoint": {"every": 1}, "evaluation": {"every": 0, "final_tokens": 1000}}
-    settings["model"]["attention_dropout"] = 0.1
-    outs = [tmp_path / "straight", tmp_path / "stopped"]
-    paths = [tmp_path / f"{out.name}.yaml" for out in outs]
-    for out, path in zip(outs, paths, strict=True):
-        path.write_text(yaml.safe_dump(settings | {"out": str(out)}))
-    straight = subprocess.run(command(paths[0], "--json"), capture_output=True, text=True)
-    assert straight.returncode == 0, straight.stderr
-    assert json.loads(straight.stdout)["steps"] == 60
-    process = subprocess.Popen(
-        command(paths[1]),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    wait_for_checkpoint(process, outs[1] / "checkpoints", 10)
-    if ending == signal.SIGINT:
-        process.send_signal(ending)
-    else:
-        kill_all(process)
-    stderr = process.communicate(timeout=120)[1]
-    if ending == signal.SIGINT:
-        assert stderr.count("--resume") == 1
-    assert step_of(latest_checkpoint(outs[1] / "checkpoints")) < 60
-    resumed = subprocess.run(command(paths[1], "--resume"), capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
-    histories = [
-        [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
-        for out in outs
-    ]
-    assert_same_history(*histories)
-    for file in ("model.safetensors", "prototype_head.safetensors"):
-        first, second = (load_file(out / file) for out in outs)
-        for key, value in first.items():
-            assert torch.equal(value, second[key]), key
-
-
-def kill_all(process):
-    """Kill torchrun and its workers, each in a session of its own."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for pid in [process.pid, *map(int, children)]:
-        os.kill(pid, signal.SIGKILL)

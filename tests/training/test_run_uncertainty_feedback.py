@@ -1,4 +1,4 @@
-"""Uncertainty feedback trained with a model: its table, its file, whole and resumed runs."""
+"""Uncertainty feedback trained with a model: its table and its file."""
 
 import pytest
 import torch
@@ -10,9 +10,8 @@ from prismlm.cli.app import app
 from prismlm.errors import InputError
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import uncertainty_of
-from prismlm.training import TrainingInterrupted, build_recipe, train
+from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
-from tests.helpers.runs import InterruptAfter
 
 TABLE = "uncertainty_feedback.safetensors"
 
@@ -91,21 +90,6 @@ def test_documents_of_a_packed_row_know_nothing_of_each_others_uncertainty(fed_b
                 together.logits[:, first : first + size], alone.logits, atol=1e-4, rtol=1e-4
             )
             first += size
-
-
-def test_a_resumed_run_is_the_straight_one(fed_back, tmp_path):
-    straight = train(build_recipe(fed_back | {"out": str(tmp_path / "straight")}))
-    recipe = build_recipe(fed_back)
-    with pytest.raises(TrainingInterrupted):
-        train(recipe, progress=InterruptAfter(13))
-    resumed = train(recipe, resume=True)
-    for ours, theirs in zip(files(resumed), files(straight), strict=True):
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    seen = [
-        [row["uncertainty_codes_seen"] for row in r.history if "loss" in row]
-        for r in (resumed, straight)
-    ]
-    assert seen[0] == seen[1]
 
 
 def test_beside_a_head_the_decoder_is_that_without_one(fed_back, tmp_path):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from benchmarks.attribution.datamodels import (
-    kept_scores,
     named,
     resampled,
     trained_on,
@@ -26,20 +25,6 @@ def test_models_are_trained_on_what_they_do_not_leave_out(tmp_path):
     (tmp_path / "subsets.json").write_text(json.dumps([[0, 2], [1], [2]]))
     # Of three models that are planned, two are there.
     assert trained_on(tmp_path, 2, 3).tolist() == [[False, True, False], [True, False, True]]
-
-
-def test_scores_are_kept_with_their_seconds(tmp_path):
-    made = []
-
-    def make():
-        made.append(1)
-        return lambda predictions: np.ones((len(predictions), 3))
-
-    for _ in range(2):
-        scores, seconds = kept_scores(tmp_path / "scores" / "one.npy", make, [None, None])
-        assert scores.shape == (2, 3)
-        assert set(seconds) == {"once", "a prediction"}
-    assert made == [1]
 
 
 def test_what_foretells_everything_does_so_for_any_predictions_and_models():

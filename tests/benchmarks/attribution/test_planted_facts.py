@@ -1,5 +1,3 @@
-import re
-
 import pytest
 
 from benchmarks.attribution.planted_facts import (
@@ -9,11 +7,8 @@ from benchmarks.attribution.planted_facts import (
     plant_in_documents,
     recall,
 )
-from prismlm.corpus import sample_path
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
-from prismlm.corpus.read import read_documents
-from prismlm.errors import InputError
 
 SENTENCE = "This is sentence number {} of the document called {}, and it is plain prose."
 
@@ -68,17 +63,6 @@ def test_every_copy_opens_in_another_wording_and_the_prompt_is_in_none(planted):
         assert len(set(fact.candidates)) == 8
 
 
-def test_the_rest_of_a_document_is_four_sentences_of_one_host(planted):
-    facts, documents = planted
-    for item in documents:
-        text = item.document.text
-        for wording in WORDINGS:
-            text = text.replace(facts[item.fact].state(wording), "")
-        name = re.search(r"called (\w+),", text).group(1)
-        assert text.split() == " ".join(SENTENCE.format(i, name) for i in range(4)).split()
-        assert item.document.source == f"source-{name}"
-
-
 def test_a_seed_decides_everything():
     hosts = [host(f"h{i}") for i in range(30)]
 
@@ -98,17 +82,6 @@ def test_known_words_are_no_names():
     assert names[1] not in [fact.name.lower() for fact in again]
 
 
-def test_the_bundled_sample_has_room():
-    documents = [
-        d for d in read_documents(sample_path()) if not is_held_out(d.doc_id, 0.05, d.split)
-    ]
-    facts = invent_facts(32, 0, known=(d.text for d in documents))
-    found = plant_in_documents(facts, documents, 0)
-    assert len(found) == 32 * 21
-    assert len({item.document.domain for item in found}) == 12
-    assert max(len(item.prefix) for item in found) < 500
-
-
 def test_recall_by_hand():
     assert recall(["a", "x", "b"], ["a", "b", "c"], limit=3) == pytest.approx(2 / 3)
     assert recall(["a", "x", "b"], ["a", "b", "c"], limit=2) == pytest.approx(1 / 2)
@@ -118,14 +91,3 @@ def test_recall_by_hand():
     assert recall(sixteen[:10], sixteen) == 1.0
     assert chance_recall(1000, 4) == pytest.approx(10 / 1000)
     assert chance_recall(1000, 16) == pytest.approx(16 / 1000)
-
-
-def test_bad_arguments():
-    with pytest.raises(InputError, match="at least 1"):
-        invent_facts(0, 0, known=[])
-    with pytest.raises(InputError, match="opens in another"):
-        invent_facts(1, 0, known=[], copies=(17,))
-    with pytest.raises(InputError, match="plant fewer"):
-        plant_in_documents(invent_facts(1, 0, known=[]), [host("a")], 0)
-    with pytest.raises(InputError, match="at least 1"):
-        recall([], [])

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.prototype_head.dense_prototype_head import DensePrototypeHead
-from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 
 
@@ -80,14 +79,6 @@ def test_gradients(k):
     assert torch.autograd.gradcheck(run, inputs)
 
 
-def test_leading_dimensions_are_kept():
-    head = dense_head(prototypes_per_token=2)
-    z = torch.randn(2, 3, 6, dtype=torch.float64)
-    logits = head(z)
-    assert logits.shape == (2, 3, 11)
-    torch.testing.assert_close(logits[1, 2], head(z[1, 2:3])[0])
-
-
 def test_a_state_of_zero_has_no_evidence():
     for k in (None, 2):
         head = dense_head(prototypes_per_token=k)
@@ -96,27 +87,3 @@ def test_a_state_of_zero_has_no_evidence():
         logits.sum().backward()
         assert not logits.any()
         assert z.grad.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"prototypes_per_token": 10}, "there are 9 prototypes"),
-        ({"prototypes_per_token": 0}, "prototypes_per_token is 0"),
-        ({"vocab": 0}, "vocab_size is 0"),
-        ({"scale": -1.0}, "positive"),
-    ],
-)
-def test_settings_that_make_no_head(settings, words):
-    with pytest.raises(InputError, match=words):
-        dense_head(**settings)
-
-
-def test_placing_needs_matching_shapes():
-    with pytest.raises(InputError, match=r"\[9, 6\] and an output embedding \[11, 6\]"):
-        dense_head().place(torch.zeros(9, 6), torch.zeros(12, 6))
-
-
-def test_a_state_of_another_width():
-    with pytest.raises(InputError, match="width 5"):
-        dense_head()(torch.zeros(2, 5, dtype=torch.float64))

@@ -38,28 +38,3 @@ def test_what_is_there_is_passed_over(studied, written, monkeypatch, capsys):
     assert "clamping-llama.json is there" in capsys.readouterr().out
     assert (folder / "clamping-llama.json").read_text() == before
     assert json.loads(before)["routing"] == "attention"
-
-
-def test_a_claim_by_its_intervals():
-    def slices(*intervals):
-        rows = [
-            {"js": {"low": low, "high": high}, "of": ["llama", "protot"]} for low, high in intervals
-        ]
-        return {
-            "models": [{"name": "llama"}, {"name": "protot"}],
-            "slices": [
-                {"name": name, "differences": [row]}
-                for name, row in zip(("synonym", "typo"), rows, strict=True)
-            ],
-        }
-
-    claim = render_robustness.Claim("x", "protot", "llama", ("synonym", "typo"), {"js": "raw"})
-    for intervals, words in (
-        (((0.1, 0.2), (0.1, 0.3)), "**shown** (2 of 2)"),
-        (((-0.2, -0.1), (-0.1, 0.1)), "**not shown** (0 of 2, the opposite in synonym)"),
-        (((-0.2, -0.1), (-0.2, -0.1)), "**the opposite** (0 of 2, the opposite in synonym, typo)"),
-    ):
-        (_, _, line, _) = render_robustness._claims([claim], slices(*intervals))
-        assert line == f"- x. raw: {words}"
-    (_, _, line, _) = render_robustness._claims([claim._replace(slices=())], slices((0, 1), (0, 1)))
-    assert line == "- x. raw: not measured on these slices"

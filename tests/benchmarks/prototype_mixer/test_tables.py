@@ -1,4 +1,4 @@
-"""Tables 1 and 15 to 20 at a laptop's size: their corpus, their runs, and what is said of them."""
+"""Tables 1 and 15 to 20 at a laptop's size: their corpus, and their models."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.prototype_mixer import tables
 from benchmarks.prototype_mixer.source_tables import ABLATIONS, CLAIMS, WIDER
-from benchmarks.prototype_mixer.table_sections import best_runs, verdict
+from benchmarks.prototype_mixer.table_sections import verdict
 from prismlm.corpus import Corpus, sample_path
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
@@ -52,45 +52,6 @@ def test_documents_of_the_corpus_fill_every_row(tmp_path, monkeypatch):
     assert len(corpus.split("train"))
     assert not any("xxx" in corpus.text(n) for n in range(len(corpus)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows", "texts"]
-
-
-def test_other_seeds_are_run_at_the_rate_that_was_best_with_the_first(
-    tiny_corpus, tmp_path, monkeypatch, capsys
-):
-    case = next(one for one in tables.ablations(tiny_corpus) if one.name == "protot")
-    case.settings.update(steps=4, batch_size=2, precision="float32")
-    case.settings["data"].update(length=32, documents=8)
-    case.settings["evaluation"] = {"every": 2, "tokens": 500, "final_tokens": 500}
-    with pytest.raises(SystemExit, match="lacks runs of protot with seed 0"):
-        tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
-    case = case._replace(rates=(1e-6, 1e-5, 5e-3))
-    tables.run(case, 0, tmp_path / "work", tmp_path / "ablations")
-    tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
-    files = sorted(path.name for path in (tmp_path / "ablations").iterdir())
-    # Four steps of a rate near 0 leave the model where it was.
-    assert files == [f"protot-{run}.json" for run in ("0.005-0", "0.005-1", "1e-05-0", "1e-06-0")]
-    assert not any((tmp_path / "work").iterdir())
-    capsys.readouterr()
-    tables.run(case, 1, tmp_path / "work", tmp_path / "ablations")
-    assert "protot-0.005-1.json is there" in capsys.readouterr().out
-    # A case that takes another's best rate is run at that and half of it, and then at its own best.
-    longer = case._replace(name="longer")
-    with pytest.raises(SystemExit, match="lacks runs of longer with seed 0"):
-        tables.run(longer, 1, tmp_path / "work", tmp_path / "ablations")
-    tables.run(longer, 0, tmp_path / "work", tmp_path / "ablations")
-    halves = ["longer-0.0025-0.json", "longer-0.005-0.json"]
-    assert sorted(path.name for path in (tmp_path / "ablations").glob("longer-*")) == halves
-    edit = tmp_path / "ablations" / halves[0]
-    edit.write_text(json.dumps(json.loads(edit.read_text()) | {"ce": 0.5}))
-    assert tables.rates_of(longer, 1, tmp_path / "ablations") == (0.0025,)
-    both = best_runs(tmp_path / "ablations")
-    assert [row["rate"] for row in both["longer"]] == [0.0025]
-    found = both["protot"]
-    assert [(row["rate"], row["seed"]) for row in found] == [(0.005, 0), (0.005, 1)]
-    # The last evaluation is the run's own figure.
-    assert [point["step"] for point in found[0]["curve"]] == [2]
-    assert [one["step"] for one in found[0]["gates"]] == [2, 4]
-    assert 0 < found[0]["gates"][0]["write_top_share"] < 1
 
 
 @pytest.mark.parametrize(

@@ -119,26 +119,3 @@ def test_it_runs_and_is_rendered(measured):
     assert kept["protot", 20] == kept["protot", 40]
     # Keys and values of 20 positions, 2 layers, width 32, float32.
     assert kept["llama", 20] == pytest.approx(2 * 2 * 20 * 32 * 4 / 2**20, abs=1e-3)
-
-
-def of_length(length, ratio, **more):
-    ratios = {"ratio": ratio, "low": ratio, "high": ratio}
-    names = ("attention", "llama", "direct")
-    found = dict.fromkeys(names, ratios)
-    return more | {"length": length, "ratios": found | {"elapsed": found}}
-
-
-def test_targets_are_judged_by_the_figures():
-    parts = {
-        "mixer": {"rows": [of_length(256, 9.0), of_length(4096, 2.9)]},
-        "step": {
-            "rows": [
-                of_length(256, 0.5, dropout=True),
-                of_length(256, 1.0, dropout=False),
-                of_length(4096, 1.4, dropout=False),
-            ]
-        },
-        "memory": {"rows": [of_length(4096, 10.0)]},
-    }
-    verdicts = [line.split(" | ")[-1] for line in render_mixer._targets(parts)[2:6]]
-    assert verdicts == ["**missed** |", "met |", "**missed** |", "met |"]

@@ -6,8 +6,7 @@ import pytest
 
 from benchmarks.robustness.command_line import invoke
 from benchmarks.robustness.damage import Damage, copy_damaged
-from benchmarks.robustness.fuzz import compared, fuzz
-from benchmarks.robustness.readers import Readers, Reading
+from benchmarks.robustness.fuzz import fuzz
 from benchmarks.robustness.world import World, judged
 from prismlm.errors import InputError
 
@@ -70,28 +69,6 @@ def test_how_a_case_ends():
     assert judged("x", wordless).kind == "says too little: no"
     assert judged("x", lambda: "another answer").kind == "another answer"
     assert judged("x", lambda: {}["missing"]).kind == "KeyError"
-
-
-def test_findings_of_two_states_are_told_apart():
-    def part(*kinds):
-        found = [{"kind": kind, "cases": 1, "example": "x", "mended": False} for kind in kinds]
-        return {"cases": 3, "right answers": 1, "errors of ours": 1, "findings": found}
-
-    now = {"environment": {}, "api": part("stays", "comes")}
-    before = {"environment": {}, "api": part("stays", "goes")}
-    kinds = {one["kind"]: one["mended"] for one in compared(now, before)["api"]["findings"]}
-    assert kinds == {"stays": False, "comes": False, "goes": True}
-
-
-@pytest.mark.parametrize(
-    "file", ["contexts.safetensors", "index.parquet", "cell-documents.parquet"]
-)
-def test_a_flipped_byte_of_a_lens_is_refused_when_it_is_read(world, monkeypatch, file):
-    monkeypatch.chdir(world.root)
-    flipped = [Damage(f"lens/sample/{file}", "flip", at, 3) for at in (0.4, 0.6)]
-    ends = [Readers(world).run(Reading("model", damage)) for damage in flipped]
-    assert set(ends) <= {"right", "error"}
-    assert "error" in ends
 
 
 def test_weights_that_are_not_what_was_written_are_found_with_verify(world, monkeypatch):

@@ -1,4 +1,4 @@
-"""What models write after prompts: cut at words, kept, the same whatever else was written."""
+"""What models write after prompts: cut at words, the same whatever else was written."""
 
 import pytest
 
@@ -77,17 +77,6 @@ def test_a_model_writes_as_everywhere_else(tiny_model, tmp_path):
     assert found == [
         text.removeprefix(p.text).strip() for p, text in zip(PROMPTS, whole, strict=True)
     ]
-
-
-def test_an_ordinary_model_is_not_asked_again(ordinary, tmp_path):
-    kept = tmp_path / "kept"
-    both = [Writer("m", path, HOW, kept).texts(PROMPTS) for path in ordinary]
-    assert both[0] != both[1]
-    again = [Writer("m", path, HOW, kept) for path in ordinary]
-    assert [len(one.left(PROMPTS)) for one in again] == [0, 0]
-    assert [one.texts(PROMPTS) for one in again] == both
-    # Other weights or settings are another model's continuations.
-    assert len(Writer("m", ordinary[0], Writing(5, 9), kept).left(PROMPTS)) == 2
 
 
 def test_drawn_tokens_come_from_the_seed_and_the_prompts_number(ordinary, tmp_path):

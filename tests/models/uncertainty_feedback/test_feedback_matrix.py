@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from benchmarks.uncertainty_feedback.render_matrix import MATRIX
-from prismlm.training import parallel
 from tests.helpers import forked
 from tests.helpers.feedback_calls import gradients
 from tests.helpers.feedback_cells import CELLS
@@ -122,12 +121,3 @@ def test_logits_that_are_not_numbers_stop_a_compiled_model(compiled):
 
 def test_the_published_matrix_has_these_cells_and_no_others(pytestconfig):
     assert_published(pytestconfig, MATRIX, TITLES, COLUMNS)
-
-
-@pytest.mark.parametrize("family", TITLES)
-def test_no_block_is_within_another(family):
-    """Or FSDP2 would shard the inner one after the outer."""
-    found = parallel.blocks(trained(family).model.get_decoder())
-    within = [set(block.modules()) - {block} for block in found]
-    assert len(found) == 2
-    assert not set(found) & set().union(*within)

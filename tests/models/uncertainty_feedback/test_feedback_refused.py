@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -42,10 +41,7 @@ def model():
     ("levels", "words"),
     [
         (1, "levels of uncertainty is 1: expected a whole number from 2 on"),
-        (0, "is 0"),
-        (-5, "is -5"),
         (True, "is True: expected a whole number from 2 on"),
-        (256.0, "is 256.0"),
         ("256", "is '256'"),
     ],
 )
@@ -60,22 +56,6 @@ def test_levels_that_are_no_whole_number_from_two_on(model, levels, words):
 def test_a_deviation_that_nothing_can_be_drawn_with(model, deviation):
     with pytest.raises(InputError, match="expected a number from 0 on"):
         attach_drawn(model, 8, deviation=deviation)
-    assert uncertainty_of(model) is None
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_other_whole_numbers_and_what_is_none(model):
-    feedback = attach_drawn(model, np.int64(64), rows=np.int32(9), passes=np.int64(2))
-    assert (feedback.embedding.levels, feedback.passes) == (64, 2)
-    assert type(feedback.embedding.levels) is type(feedback.passes) is int
-    feedback.detach()
-    for given, words in (
-        ({"passes": "2"}, "passes is '2': expected a whole number"),
-        ({"passes": True}, "passes is True"),
-        ({"rows": 2.5}, "rows of the table is 2.5: expected a whole number"),
-    ):
-        with pytest.raises(InputError, match=words):
-            attach_drawn(model, 8, **given)
     assert uncertainty_of(model) is None
 
 
@@ -103,11 +83,6 @@ def test_ids_of_another_shape(model):
     for ids in (IDS[0], IDS[:, :0]):
         with pytest.raises(InputError, match=r"input_ids are \[.*expected a tensor \[B, T\]"):
             model(ids)
-
-
-def test_a_named_decoder_without_embeddings(model):
-    with pytest.raises(InputError, match=r"model.layers.0 of .* has no embeddings inside"):
-        attach_drawn(model, 8, decoder="model.layers.0")
 
 
 class Unsaid(LlamaForCausalLM):
@@ -342,12 +317,9 @@ def test_a_truncated_file(model, saved, share):
     [
         ({"format_version": 2}, "format version 2; this prismlm reads 1"),
         ({"levels": 1}, "what cannot be: levels: 1"),
-        ({"levels": 64.5}, "levels: 64.5"),
-        ({"levels": True}, "levels: True"),
         ({"levels": 63}, "64 rows for 63 levels"),
         ({"passes": 0}, "passes: 0"),
         ({"model": None}, "model: None"),
-        ({"places": ["model"]}, "places:"),
         ({"places": {"head": "model"}}, "places:"),
         ({"places": {"decoder": "gone"}}, "no decoder found .* looked at gone"),
     ],

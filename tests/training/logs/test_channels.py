@@ -1,8 +1,7 @@
-"""What channels do while a model trains: channels.csv, of whole, resumed and killed runs."""
+"""What channels do while a model trains: channels.csv, of whole and resumed runs."""
 
 import csv
 import math
-import shutil
 from copy import deepcopy
 
 import pytest
@@ -178,23 +177,6 @@ def test_a_resumed_run_has_the_rows_of_the_straight_one(protot, straight, stop_a
     # A finished run measures its end again.
     train(recipe, resume=True)
     assert read(recipe.out) == read(straight.directory)
-
-
-def test_rows_after_the_checkpoint_are_replaced(protot):
-    """As after a kill between an evaluation and the next checkpoint."""
-    protot["checkpoint"] = {"every": 15}
-    recipe = build_recipe(protot)
-    straight = read(train(recipe).directory)
-    shutil.rmtree(recipe.out / "checkpoints" / "checkpoint-30")
-    rows = (recipe.out / "channels.csv").read_text().splitlines()
-    # Of step 20 there are rows that the run, going on from step 15, is to write again.
-    marked = [
-        row.replace(row.split(",")[3], "99.0") if row.startswith("20,") else row for row in rows
-    ]
-    assert marked != rows
-    (recipe.out / "channels.csv").write_text("\n".join(marked) + "\n")
-    train(recipe, resume=True)
-    assert read(recipe.out) == straight
 
 
 def test_a_foreign_file_is_not_overwritten(protot):

@@ -1,4 +1,4 @@
-"""What signal and noise heads do while a model trains: heads.csv, of whole and resumed runs."""
+"""What signal and noise heads do while a model trains: heads.csv."""
 
 import csv
 import json
@@ -10,7 +10,6 @@ import yaml
 from safetensors.torch import load_file
 
 from prismlm.corpus import Corpus
-from prismlm.errors import FormatError
 from prismlm.instruments.heads import layer_rates
 from prismlm.instruments.heads.head_use import head_uses
 from prismlm.instruments.heads.resonance import cross_terms
@@ -19,11 +18,10 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, LayerGradients, heads_figures
-from prismlm.training.logs.layers import EVALUATED, PLACE, LayerLog
+from prismlm.training.logs.layers import EVALUATED, PLACE
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
 from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
-from tests.helpers.layer_logs import run_of
 
 SIGNAL_NOISE = {
     "model_type": "prismlm_signal_noise",
@@ -90,32 +88,6 @@ def test_reading_changes_no_weight_and_can_be_left_out(signal_noise, tmp_path):
     first, second = (load_file(out / "model.safetensors") for out in (with_rows, without))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
-
-
-def test_resuming_what_is_complete_changes_no_row(signal_noise):
-    recipe = build_recipe(signal_noise)
-    straight = read(train(recipe).directory)
-    assert all(row["gradient_norm"] > 0 for row in straight)
-    for _ in range(2):
-        train(recipe, resume=True)
-        assert read(recipe.out) == straight
-
-
-def test_only_what_was_measured_again_replaces_what_was_there(tmp_path):
-    figures = [{"rate": 1.0, "gain": 2.0}, {"rate": 3.0, "gain": math.nan}]
-    columns = ("rate", "gain")
-    log = LayerLog(*run_of(tmp_path), 0, "heads.csv", columns=columns, measure=lambda _: figures)
-    log.add(make_signal_noise(), step=20, ce=0.5, ce_tokens=40)
-    figures[:] = [{"rate": 5.0, "gain": math.nan}, {"rate": math.nan, "gain": 6.0}]
-    log.add(make_signal_noise(), step=20, ce=0.25, ce_tokens=40)
-    rows = read(tmp_path)
-    assert [(row["rate"], row["gain"], row["ce"]) for row in rows] == [
-        (5.0, 2.0, 0.25),
-        (3.0, 6.0, 0.25),
-    ]
-    figures[:] = [{"rate": 7.0, "gain": math.nan}]
-    log.add(make_signal_noise(), step=30, ce=0.25, ce_tokens=40)
-    assert math.isnan(read(tmp_path)[-1]["gain"])
 
 
 def test_at_the_end_the_rest_is_in_a_report(signal_noise):
@@ -241,35 +213,3 @@ def test_blocks_are_compiled_again_after_a_reading():
     with parallel.uncompiled(model):
         assert all(module._compiled_call_impl is None for module in model.modules())
     assert [block._compiled_call_impl for block in parallel.blocks(model)] == graphs
-
-
-def test_a_file_of_an_older_version_is_gone_on_with(tmp_path):
-    columns = {"columns": ("rate", "gradient_norm", "positions"), "counts": ("positions",)}
-    file = tmp_path / "heads.csv"
-    old = "step,epoch,layer,rate,positions,ce,perplexity,ce_tokens\n10,0.5,0,2.5,9,1.0,2.7,40\n"
-    file.write_text(old)
-    log = LayerLog(
-        *run_of(tmp_path),
-        10,
-        "heads.csv",
-        **columns,
-        measure=lambda _: [{"rate": 3.0, "gradient_norm": 4.0, "positions": 9}],
-    )
-    log.add(make_signal_noise(), step=20, ce=0.5, ce_tokens=40)
-    rows = read(tmp_path)
-    assert math.isnan(rows[0].pop("gradient_norm"))
-    assert rows[0] == {
-        "step": 10,
-        "epoch": 0.5,
-        "layer": 0,
-        "rate": 2.5,
-        "positions": 9,
-        "ce": 1.0,
-        "perplexity": 2.7,
-        "ce_tokens": 40,
-    }
-    assert (rows[1]["rate"], rows[1]["gradient_norm"]) == (3.0, 4.0)
-    for broken in (old.replace("rate", "other"), old.replace("positions", "gradient_norm")):
-        file.write_text(broken)
-        with pytest.raises(FormatError, match="has other columns"):
-            LayerLog(*run_of(tmp_path), 10, "heads.csv", **columns, measure=lambda _: [])

@@ -14,10 +14,8 @@ from typer.testing import CliRunner
 from prismlm.cli.app import app
 from prismlm.errors import InputError, PrismError
 from prismlm.run_state import locked
-from prismlm.training import TrainingInterrupted, build_recipe, load_recipe, search, train
-from prismlm.training.checkpoints import latest_checkpoint
+from prismlm.training import build_recipe, load_recipe, search, train
 from tests.helpers import forked
-from tests.helpers.runs import InterruptAfter
 from tests.helpers.small_disk import can_mount, on_small_disk
 from tests.helpers.toy_search import SPACE, settings_of, with_search
 
@@ -143,25 +141,6 @@ def test_if_every_trial_fails_the_search_says_so(toy):
     assert not (out / "best.yaml").exists()
 
 
-@pytest.mark.parametrize("stop_at", [pytest.param(1, marks=pytest.mark.slow), 11])
-def test_stopped_and_resumed_is_the_straight_search(toy, straight, stop_at):
-    """With Ctrl-C in the first run of the first trial, or later."""
-    whole = straight[1]
-    recipe = build_recipe(toy)
-    with pytest.raises(TrainingInterrupted):
-        search(recipe, progress=InterruptAfter(stop_at))
-    with pytest.raises(InputError, match="holds a search"):
-        search(recipe)
-    # What a kill in the middle of a write leaves.
-    journal = recipe.out / "search" / "study.journal"
-    with journal.open("a") as file:
-        file.write('{"op_code":5,"worker')
-    journal.with_name("study.journal.lock").touch()
-    again = search(recipe, resume=True)
-    assert outcomes(again) == outcomes(whole)
-    assert again.best.number == whole.best.number
-
-
 def test_a_finished_run_is_not_done_again_and_more_trials_go_on(toy):
     settings = with_search(toy, sampler="random", seeds=1, trials=2)
     first = search(build_recipe(settings))
@@ -176,15 +155,6 @@ def test_a_finished_run_is_not_done_again_and_more_trials_go_on(toy):
     assert len(longer.trials) == 3
     for path, time_written in histories.items():
         assert path.stat().st_mtime_ns == time_written
-
-
-def test_a_damaged_checkpoint_is_trained_anew(toy):
-    recipe = build_recipe(with_search(toy, sampler="random", seeds=1, trials=1))
-    with pytest.raises(TrainingInterrupted):
-        search(recipe, progress=InterruptAfter(3))
-    checkpoint = latest_checkpoint(recipe.out / "search/trials/0000/seed-0/checkpoints")
-    (checkpoint / "prismlm.json").write_text("{")
-    assert search(recipe, resume=True).best.ce > 0
 
 
 @pytest.mark.parametrize(
