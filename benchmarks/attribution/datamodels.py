@@ -21,7 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.attribution.judges.passages import PASSAGE_TOKENS, Method, Prediction
+from benchmarks.attribution.judges.passages import (
+    PASSAGE_TOKENS,
+    Method,
+    Prediction,
+    halves,
+    mean_with_error,
+)
 from benchmarks.attribution.judges.retraining import linear_datamodeling
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
@@ -32,7 +38,6 @@ from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Setting, read_positions
 from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.model_bank import open_bank, read_predictions
-from benchmarks.attribution.search_choices import halves, mean_with_error
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.explain.positions import SAME_TOKEN, TEMPERATURE

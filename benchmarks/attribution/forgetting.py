@@ -18,10 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 from transformers import PreTrainedModel
 
-from benchmarks.attribution.judges.passages import PassageBank, Prediction, best
+from benchmarks.attribution.judges.passages import PassageBank, Prediction, best, mean_with_error
 from benchmarks.attribution.judges.retraining import forgetting
 from benchmarks.attribution.model_bank import open_bank, read_predictions
-from benchmarks.attribution.search_choices import mean_with_error
 from benchmarks.attribution.small_models import SmallTraining, log_probabilities
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options

@@ -1,14 +1,11 @@
 """Every method before the judges that need no retraining, on the model with planted facts.
 
     python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1
-    python -m benchmarks.attribution.search_choices planted
-    python -m benchmarks.attribution.judge_planted planted --choices choices.json
+    python -m benchmarks.attribution.judge_planted planted
 
 Planted facts by recall of their documents, held-out predictions by tail-patch, held-out documents
-by the share that falls on their own domain. Evidence by position has the choices that were best on
-one half of the questions; figures are of the other half, and of all for methods without choices.
+by the share that falls on their own domain, on all questions and on either half of them.
 Each method has a file of its own, which keeps what judges said of it that are not asked again.
-What is free in ``explain`` is chosen the same way, by ``search_text_before.py``.
 """
 
 from __future__ import annotations
@@ -22,8 +19,15 @@ import numpy as np
 
 from benchmarks.attribution.judges.passage_domains import passage_domain_share
 from benchmarks.attribution.judges.passage_recall import document_recall
-from benchmarks.attribution.judges.passages import Method, Prediction, answer_scores
-from benchmarks.attribution.judges.tail_patch import PatchGains
+from benchmarks.attribution.judges.passages import (
+    Method,
+    Prediction,
+    answer_scores,
+    best,
+    halves,
+    mean_with_error,
+)
+from benchmarks.attribution.judges.tail_patch import PatchGains, tail_patch
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.explain import (
@@ -32,21 +36,13 @@ from benchmarks.attribution.methods.explain import (
     with_random_states,
 )
 from benchmarks.attribution.methods.nearest import NearestStates
-from benchmarks.attribution.methods.setting import Setting
+from benchmarks.attribution.methods.setting import Setting, planted_setting
 from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.questions import (
     document_predictions,
     fact_questions,
+    held_out_predictions,
     twin_recall,
-)
-from benchmarks.attribution.search_choices import (
-    NAMED,
-    described,
-    gain,
-    halves,
-    mean_with_error,
-    patch_predictions,
-    planted_setting,
 )
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
@@ -55,13 +51,18 @@ from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
 
 JUDGES = ("recall", "domains", "patch")
+NAMED = 10
+PREDICTIONS = 100
+# In which a target's log-odds are looked at beside its own.
+CONTEXTS = 16
+# What a search found best by tail-patch.
+BEST = Choices(0.5, doubt=1.0, cells=16, signed=True)
 
 
 def main() -> None:
     """Judge, and write what was found after every method."""
     parser = script_options(__doc__, RESULTS / "attribution")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
-    parser.add_argument("--choices", type=Path, required=True, help="what search_choices.py wrote")
     parser.add_argument("--judges", nargs="+", choices=JUDGES, default=JUDGES)
     parser.add_argument("--methods", nargs="+", help="some of them; all if left out")
     parser.add_argument("--documents", type=int, default=220, help="held out, for their domains")
@@ -69,13 +70,12 @@ def main() -> None:
     arguments = parser.parse_args()
     setting = planted_setting(arguments.planted)
     facts = read_json(arguments.planted / "facts.json")["facts"]
-    choices = Choices(**read_json(arguments.choices)["tail_patch"]["best"])
     arguments.out.mkdir(exist_ok=True)
     lens = find_lens(arguments.planted / "model", None)
     assert lens is not None, "the model has no lens"
     meta = read_meta(lens)
     assert meta.cells is not None, "the lens has no cells"
-    every = {n: (lambda m=m: m) for n, m in methods(setting, choices, arguments.seed).items()}
+    every = {n: (lambda m=m: m) for n, m in methods(setting, arguments.seed).items()}
     every |= explained(setting, Cells(lens, meta.cells), arguments.seed)
     for name, make in every.items():
         if arguments.methods and name not in arguments.methods:
@@ -96,7 +96,7 @@ def main() -> None:
         print(f"wrote {path}", flush=True)
 
 
-def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
+def methods(setting: Setting, seed: int) -> dict[str, Method]:
     """Return every method by its name on the page."""
     bank = setting.bank
     return {
@@ -107,7 +107,7 @@ def methods(setting: Setting, choices: Choices, seed: int) -> dict[str, Method]:
         "same token at random": SameToken(setting, counted=False, seed=seed),
         "count of the token": SameToken(setting, counted=True),
         "same token, nearest": NearestStates(setting, same_token=True),
-        "evidence by position": EvidenceByPosition(setting, choices),
+        "evidence by position": EvidenceByPosition(setting, BEST),
     }
 
 
@@ -207,6 +207,30 @@ def patched(setting: Setting, method: Method, seed: int) -> dict[str, Any]:
         "gains": gains.gain.tolist(),
         "specifics": gains.specific.tolist(),
     }
+
+
+def patch_predictions(setting: Setting, seed: int) -> tuple[list[Prediction], list[np.ndarray]]:
+    """Return held-out predictions, and contexts of others for the specific gain."""
+    corpus, count = setting.bank.corpus, PREDICTIONS + CONTEXTS
+    drawn = held_out_predictions(setting.model, corpus, count, seed)
+    return drawn[:-CONTEXTS], [prediction.ids for prediction in drawn[-CONTEXTS:]]
+
+
+def gain(
+    setting: Setting,
+    method: Method,
+    predictions: Sequence[Prediction],
+    contexts: Sequence[np.ndarray],
+) -> PatchGains:
+    """Return the tail-patch of a method's ten best passages for each prediction."""
+    named = best(method(predictions), NAMED)
+    passages = [[setting.bank.tokens(passage) for passage in row] for row in named.tolist()]
+    return tail_patch(setting.model, predictions, passages, contexts=contexts)
+
+
+def described(gains: PatchGains) -> dict[str, Any]:
+    """Return the means of both gains, with their errors."""
+    return {"gain": mean_with_error(gains.gain), "specific": mean_with_error(gains.specific)}
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.attribution.judges.passages import mean_with_error
 from benchmarks.attribution.model_bank import open_bank
-from benchmarks.attribution.search_choices import mean_with_error
 from benchmarks.attribution.small_models import SmallTraining
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options

@@ -1,7 +1,7 @@
 """Plant invented facts in the bundled sample, train on it and index it: what the judges ask.
 
     python -m benchmarks.attribution.planted_model planted
-    python -m benchmarks.attribution.judge_planted planted --choices choices.json
+    python -m benchmarks.attribution.judge_planted planted
 
 A part that is there already is kept, so a stopped run goes on from its last whole part, training
 from its last checkpoint.

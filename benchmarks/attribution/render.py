@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attribution.planted_facts import COPIES
-from benchmarks.attribution.tables_of_choices import left_open, text_before
 from benchmarks.shared.pages import (
     page_options,
     publish,
-    read_result,
     read_results,
     runs_made,
     table_head,
@@ -49,20 +47,11 @@ def main() -> int:
         read_results(given.results / name, "attribution.judge_planted")
         for name in ("attribution", "attribution_wordings")
     )
-    choices = read_result(given.results / "attribution_choices.json", "attribution.search_choices")
-    before = read_result(
-        given.results / "attribution_text_before.json", "attribution.search_text_before"
-    )
-    page = render(found, worded, choices, before)
+    page = render(found, worded)
     return publish({given.results / "attribution.md": page}, check=given.check)
 
 
-def render(
-    found: list[dict[str, Any]],
-    worded: list[dict[str, Any]],
-    choices: dict[str, Any],
-    before: dict[str, Any],
-) -> str:
+def render(found: list[dict[str, Any]], worded: list[dict[str, Any]]) -> str:
     """Return the page."""
     methods = {one["name"]: one for one in found}
     lines = [
@@ -94,10 +83,6 @@ def render(
         "",
         *_domains(methods),
         "",
-        *text_before(before),
-        "",
-        *left_open(choices),
-        "",
         "## Coded states",
         "",
         "States are kept in int8; `--codes pq` takes a quarter of the bytes, and its cosines are "
@@ -109,20 +94,14 @@ def render(
 
 
 def _head(runs: list[dict[str, Any]]) -> list[str]:
-    judge = "    python -m benchmarks.attribution.judge_planted planted --choices CHOICES"
     return [
         "# What attribution is worth",
         "",
-        "Generated from `attribution/`, `attribution_wordings/`, `attribution_choices.json` and "
-        "`attribution_text_before.json` by "
-        "`python -m benchmarks.attribution.render`; the JSON by, with CHOICES for the latter,",
+        "Generated from `attribution/` and `attribution_wordings/` by "
+        "`python -m benchmarks.attribution.render`; the JSON by",
         "",
         "    python -m benchmarks.attribution.planted_model planted --facts 32 --epochs 1 --seed 1",
-        "    python -m benchmarks.attribution.search_choices planted",
-        "    python -m benchmarks.attribution.search_choices planted --patch",
-        "    python -m benchmarks.attribution.model_bank planted bank",
-        "    python -m benchmarks.attribution.search_text_before planted --bank bank",
-        judge,
+        "    python -m benchmarks.attribution.judge_planted planted",
         "",
         runs_made(runs),
         "",
@@ -249,7 +228,7 @@ def _worded(methods: dict[str, Any]) -> list[str]:
         "",
         "    python -m benchmarks.attribution.planted_model worded --facts 16 --seed 1 --epochs 1 "
         '--told plain described "other style"',
-        "    python -m benchmarks.attribution.judge_planted worded --choices CHOICES "
+        "    python -m benchmarks.attribution.judge_planted worded "
         "--judges recall --out docs/results/attribution_wordings",
         "",
         *table_head(f"| method | {' | '.join(TOLD)} |"),

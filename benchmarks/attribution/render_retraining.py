@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.attribution.search_choices import mean_with_error
+from benchmarks.attribution.judges.passages import mean_with_error
 from benchmarks.attribution.tables_of_lds import (
     MEANING,
     PRODUCT,

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attribution.forgetting import kept_trainings
-from benchmarks.attribution.judge_planted import recalled
-from benchmarks.attribution.judges.passages import answer_scores, best
+from benchmarks.attribution.judge_planted import NAMED, recalled
+from benchmarks.attribution.judges.passages import answer_scores, best, mean_with_error
 from benchmarks.attribution.judges.retraining import forgetting
 from benchmarks.attribution.judges.tail_patch import tail_patch
 from benchmarks.attribution.lora_teaching import first_trained
 from benchmarks.attribution.questions import fact_questions, held_out_predictions
-from benchmarks.attribution.search_choices import NAMED, mean_with_error
 from benchmarks.attribution.smollm2_setting import (
     TAUGHT,
     first_tokens,

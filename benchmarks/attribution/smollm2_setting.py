@@ -12,9 +12,8 @@ from benchmarks.attribution.judge_planted import explained, methods
 from benchmarks.attribution.judges.passages import Method, PassageBank, Prediction
 from benchmarks.attribution.lora_teaching import LoraTeaching
 from benchmarks.attribution.methods.evidence import Choices
-from benchmarks.attribution.methods.setting import Setting
+from benchmarks.attribution.methods.setting import Setting, model_setting
 from benchmarks.attribution.questions import fact_questions
-from benchmarks.attribution.search_choices import model_setting
 from prismlm.corpus import Corpus
 from prismlm.files import read_json
 from prismlm.index.cells import Cells

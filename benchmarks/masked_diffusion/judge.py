@@ -19,9 +19,16 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from benchmarks.attribution.judge_planted import NAMED
 from benchmarks.attribution.judges.passage_domains import passage_domain_share
 from benchmarks.attribution.judges.passage_recall import document_recall
-from benchmarks.attribution.judges.passages import Method, PassageBank, Prediction, answer_scores
+from benchmarks.attribution.judges.passages import (
+    Method,
+    PassageBank,
+    Prediction,
+    answer_scores,
+    mean_with_error,
+)
 from benchmarks.attribution.methods.at_random import AtRandom, SameToken
 from benchmarks.attribution.methods.evidence import Choices, EvidenceByPosition
 from benchmarks.attribution.methods.explain import Explained, with_random_states
@@ -29,7 +36,6 @@ from benchmarks.attribution.methods.nearest import NearestStates
 from benchmarks.attribution.methods.setting import Setting
 from benchmarks.attribution.methods.words import ByWords
 from benchmarks.attribution.questions import twin_recall
-from benchmarks.attribution.search_choices import NAMED, mean_with_error
 from benchmarks.masked_diffusion.facts import FACTS_FILE, QUESTIONS, asked
 from benchmarks.masked_diffusion.model import (
     MaskedDiffusionLM,

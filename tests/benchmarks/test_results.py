@@ -28,7 +28,7 @@ def ends(path, monkeypatch, *words):
 
 
 def test_every_folder_of_benchmarks_that_writes_a_page_is_found():
-    assert len(RENDERERS) == 36
+    assert len(RENDERERS) == 35
 
 
 @of_every_renderer
@@ -51,7 +51,7 @@ def test_no_page_is_rendered_without_its_json(path, words, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("renderer", "missing"),
     [
-        ("attribution/render", "attribution_choices.json"),
+        ("attribution/render", "attribution_wordings"),
         ("attribution/render_retraining", "attribution_bergson.json"),
         ("attribution/render_retraining", "attribution_removed.json"),
         ("attribution/render_retraining", "attribution_forgetting.json"),

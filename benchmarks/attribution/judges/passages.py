@@ -177,3 +177,15 @@ def answer_scores(
     for row, (number, by) in enumerate(zip(question.tolist(), factor.tolist(), strict=True)):
         joined[number] += np.float32(by) * scores[row]
     return joined
+
+
+def halves(count: int, seed: int) -> np.ndarray:
+    """Return whether each question is of the half that choices are made on, bool [count]."""
+    order = np.random.default_rng(seed).permutation(count)
+    return order < count // 2
+
+
+def mean_with_error(values: np.ndarray) -> dict[str, float]:
+    """Return the mean and its standard error."""
+    error = float(values.std(ddof=1) / np.sqrt(len(values)))
+    return {"mean": float(values.mean()), "error": error}

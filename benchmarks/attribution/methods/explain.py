@@ -41,27 +41,19 @@ class Explained:
     Args:
         setting: whose model is asked, and whose passages are scored.
         cells: of a lens of the same model and documents.
-        temperature: T.
         shuffled: a seed makes it a control: every prototype is given another one's cell.
         alone: every prediction as if no text stood before it.
-        before: how the text before counts, ρ, C and h.
-        same_token: B, how many times a position counts whose token is the last before the
-            prediction.
     """
 
     def __init__(
         self,
         setting: Setting,
         cells: Cells,
-        temperature: float = TEMPERATURE,
         *,
         shuffled: int | None = None,
         alone: bool = False,
-        before: tuple[float, float, float] = (STRAY, CONCENTRATION, SPAN),
-        same_token: float = SAME_TOKEN,
     ) -> None:
-        self.setting, self.cells, self.temperature = setting, cells, temperature
-        self.alone, self.before, self.same_token = alone, before, same_token
+        self.setting, self.cells, self.alone = setting, cells, alone
         self.order, self.head = torch.arange(setting.head.num_prototypes), setting.head
         if shuffled is not None:
             generator = torch.Generator().manual_seed(shuffled)
@@ -90,9 +82,9 @@ class Explained:
                 one,
                 self.cells,
                 self.head,
-                DocumentsSoFar(self.cells, *self.before),
-                temperature=self.temperature,
-                same_token=self.same_token,
+                DocumentsSoFar(self.cells, STRAY, CONCENTRATION, SPAN),
+                temperature=TEMPERATURE,
+                same_token=SAME_TOKEN,
             )
             for one in tables
         ]

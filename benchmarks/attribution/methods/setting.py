@@ -17,9 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
-from prismlm.corpus import document_windows, window_batches
+from prismlm.corpus import Corpus, document_windows, window_batches
 from prismlm.explain.prediction import split_predictions
+from prismlm.files import read_json
 from prismlm.layers import PrototypeHead
+from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -247,3 +249,21 @@ def kept_positions(
         for name, file in zip(names, files, strict=True):
             np.save(file, getattr(read, name))
     return Positions(*(np.load(file) for file in files))
+
+
+def planted_setting(planted: Path) -> Setting:
+    """Open the planted model, and read the positions of its training text unless they are there."""
+    window = int(read_json(planted / "model" / "training.json")["recipe"]["data"]["length"])
+    corpus = Corpus.open(planted / "corpus")
+    return model_setting(planted / "model", corpus, window, planted / "positions")
+
+
+def model_setting(directory: Path, corpus: Corpus, window: int, kept: Path) -> Setting:
+    """Open a model with its head, and read the positions of a corpus unless they are ``kept``."""
+    checkpoint = load_checkpoint(directory)
+    bank = PassageBank.of(corpus, corpus.split("train"))
+    model, head, logit_map = checkpoint.model, checkpoint.sidecar.head, checkpoint.sidecar.logit_map
+    positions = kept_positions(
+        kept, model, head, logit_map, bank, window=window, stride=window * 3 // 4
+    )
+    return Setting(model, checkpoint.tokenizer, head, logit_map, bank, positions, window)

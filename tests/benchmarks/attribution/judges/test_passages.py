@@ -8,6 +8,8 @@ from benchmarks.attribution.judges.passages import (
     answer_predictions,
     answer_scores,
     best,
+    halves,
+    mean_with_error,
 )
 from prismlm.errors import InputError
 
@@ -81,3 +83,17 @@ def test_bad_banks():
         PassageBank.of(corpus(5), np.array([0]), tokens=0)
     with pytest.raises(InputError, match="ascending"):
         PassageBank.beginnings(corpus(5, 3), np.array([1, 0]))
+
+
+def test_halves_are_drawn_by_seed():
+    first = halves(9, seed=1)
+    assert first.sum() == 4
+    assert np.array_equal(first, halves(9, seed=1))
+    assert not np.array_equal(first, halves(9, seed=2))
+
+
+def test_mean_with_its_error():
+    found = mean_with_error(np.array([1.0, 3.0, 5.0, 7.0]))
+    assert found["mean"] == 4
+    # Of a sample the variance is 20 / 3, of a mean of four a quarter of that.
+    assert found["error"] == pytest.approx(np.sqrt(20 / 12))
