@@ -70,5 +70,5 @@ def methods_of(given: argparse.Namespace, setting: Setting, name: str) -> dict[s
     assert lens is not None, "the model has no lens"
     meta = read_meta(lens)
     assert meta.cells is not None, "the lens has no cells"
-    makers = explained(setting, Cells(lens, meta.cells), given.seed)
+    makers = explained(setting, Cells(lens, meta.cells))
     return methods(setting, Choices(), given.seed) | {n: make() for n, make in makers.items()}
