@@ -11,7 +11,6 @@ import numpy as np
 from benchmarks.attribution.judge_planted import explained, methods
 from benchmarks.attribution.judges.passages import Method, PassageBank, Prediction
 from benchmarks.attribution.lora_teaching import LoraTeaching
-from benchmarks.attribution.methods.evidence import Choices
 from benchmarks.attribution.methods.setting import Setting, model_setting
 from benchmarks.attribution.questions import fact_questions
 from prismlm.corpus import Corpus
@@ -70,5 +69,5 @@ def methods_of(given: argparse.Namespace, setting: Setting, name: str) -> dict[s
     assert lens is not None, "the model has no lens"
     meta = read_meta(lens)
     assert meta.cells is not None, "the lens has no cells"
-    makers = explained(setting, Cells(lens, meta.cells))
-    return methods(setting, Choices(), given.seed) | {n: make() for n, make in makers.items()}
+    makers = explained(setting, Cells(lens, meta.cells), given.seed)
+    return methods(setting, given.seed) | {n: make() for n, make in makers.items()}
