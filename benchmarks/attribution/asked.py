@@ -85,7 +85,7 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
     for one in questions(half):
         trace = lm.explain(asked(one["question"]), generate=ANSWERED)
         answer = answer_of(trace)
-        row = {**one, "answer": answer, "support": trace.support and trace.support.to_dict()}
+        row = {**one, "answer": answer, "support": trace.support and trace.support.level}
         if one["set"] == "answered":
             row["rank"] = {
                 order: search.rank(order, trace, f"{one['question']} {answer}", one["id"])

@@ -47,10 +47,10 @@ def render(result: dict[str, Any]) -> str:
     answered = [row for row in rows if row["set"] == "answered"]
     right = _share(answered, lambda row: row["states_the_facts"])
     first = {order: _share(answered, lambda row, o=order: row["rank"][o] == 1) for order in ORDERS}
-    strong = _share(answered, lambda row: row["support"]["level"] == "strong")
+    strong = _share(answered, lambda row: row["support"] == "strong")
     none = _share(
         [row for row in rows if row["set"] in ("heldout", "foreign")],
-        lambda row: row["support"]["level"] == "none",
+        lambda row: row["support"] == "none",
     )
     shown = {
         order: [one for row in result["ten"] if _answerable(row) for one in row["passages"][order]]
@@ -94,7 +94,8 @@ def render(result: dict[str, Any]) -> str:
         "",
         "Ten more questions: six that a pair answers, two that a plain text answers and two "
         "that nothing in the corpus does. Of five passages each, so many are about the answer's "
-        "own subject:",
+        "own subject. The corpus has few texts on each subject, so that no order can show "
+        "five:",
         "",
         *table_head(f"| question | answer | support | {' | '.join(NAMED.values())} |"),
     ]
@@ -115,7 +116,7 @@ def _answerable(row: dict[str, Any]) -> bool:
 
 
 def _level(row: dict[str, Any]) -> str:
-    return row["support"]["level"] if row["support"] else "none"
+    return row["support"] or "none"
 
 
 def _share(rows: Sequence[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> str:
