@@ -38,6 +38,11 @@ def render(result: dict[str, Any], answers: dict[str, int]) -> str:
     lines = [
         "# Edits of the demo's model",
         "",
+        f"**A clamped prototype's words show in {_of(clamps, 'edited', answers)} texts (control "
+        f"{_of(clamps, 'control', answers)}, without an edit {_of(clamps, 'plain', answers)}); a "
+        f"strengthened category shows in {_of(groups, 'edited', answers)} (control "
+        f"{_of(groups, 'control', answers)}, without an edit {_of(groups, 'plain', answers)}).**",
+        "",
         "Generated from `edits.json` and `edits_answers.jsonl` by "
         "`python -m benchmarks.edits.render`; the JSON by",
         "",
@@ -107,6 +112,10 @@ def table(rows: list[dict[str, Any]], answers: dict[str, int]) -> list[str]:
 def average(rows: list[dict[str, Any]], key: str) -> float:
     """Return the mean of a figure over texts."""
     return mean(row[key] for row in rows)
+
+
+def _of(rows: list[dict[str, Any]], kind: str, answers: dict[str, int]) -> str:
+    return recognised([row for row in rows if row["kind"] == kind], answers)
 
 
 def recognised(rows: list[dict[str, Any]], answers: dict[str, int]) -> str:
