@@ -65,7 +65,7 @@ def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split,
     shown = " ".join(prism("explain", copy, TEXT, "--html", page).stdout.split())
     assert ("was trained" in shown or "trained on this" in shown) == (above is not None)
     assert above is None or above in shown
-    fact = f"<dt>trained on it</dt><dd>{said}</dd>"
+    fact = f"<dt>Trained on it</dt><dd>{said}</dd>"
     assert (fact in page.read_text(encoding="utf-8")) == (trained is not None)
     assert f"model trained on them: {said}\n" in prism("inspect", copy).stdout
     assert json.loads(prism("inspect", copy, "--json").stdout)["split"] == split

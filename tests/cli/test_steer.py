@@ -132,7 +132,7 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         ((TEXT,), "--prototype, --category and --document, got none"),
         ((TEXT, "--prototype", 7, "--edit", "scale"), "give --strength"),
         ((TEXT, "--prototype", 7, "--generate", 0), "found by writing"),
-        (("--prototype", 7, "--file", "missing.txt"), "give --strength"),
+        (("--prototype", 7, "--file", "missing.txt"), "cannot be read"),
         ((TEXT, "--prototype", 192, "--strength", 0.5), "no prototype 192: expected 0 to 191"),
         ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction of Clamp is 1.5"),
         ((TEXT, "--prototype", 7, "--strength", 0), "use Ablate"),
@@ -166,7 +166,7 @@ def test_a_clamp_of_what_raises_nothing_is_refused(refused, tiny_model, lm, tmp_
     tensors["prototypes"][use.id] = 0
     save_file(tensors, path)
     message = refused("steer", directory, TEXT, "--prototype", use.id, "--strength", 0.5)
-    assert f"prototype {use.id} cannot be clamped here" in message
+    assert f"prototype {use.id} cannot be clamped" in message
 
 
 def test_a_prototype_that_is_not_active_is_said_to_be_so_beside_those_that_are(

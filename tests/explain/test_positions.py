@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import prismlm
-from prismlm.explain import positions
+from prismlm.explain import passages, positions
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.passages import GAP, LONGEST
 from prismlm.explain.positions import (
@@ -113,6 +113,7 @@ def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, m
     monkeypatch.setattr(lm.head, "weights", weights)
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(positions, "LEAST", 0.0)
+    monkeypatch.setattr(passages, "token_weights", lambda rates, _: np.ones(len(rates)))
     table = lm.explain(text, generate=4).table
     expected, unplaced = naive(lm, table, everything)
     found = attribute(table, lm.lens)

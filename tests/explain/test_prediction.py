@@ -99,13 +99,13 @@ def test_generation_is_the_models_own_and_seeded(lm):
 
 
 def test_shares_of_a_slice_use_the_slice_alone(trace):
-    total = trace.table.total
+    total = trace[:].attribution().total
     halves = [trace[:8], trace[8:]]
     whole = {i.key: i.share * total for i in trace[:].sources("domain").items}
     summed = {}
     for half in halves:
         for item in half.sources("domain").items:
-            summed[item.key] = summed.get(item.key, 0) + item.share * half.table.total
+            summed[item.key] = summed.get(item.key, 0) + item.share * half.attribution().total
     assert summed == pytest.approx(whole, rel=1e-5)
 
 

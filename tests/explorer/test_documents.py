@@ -154,7 +154,7 @@ def test_a_corpus_of_no_known_domain_gives_prompts_of_its_own(served, browser):
     with visited(browser, served) as page:
         page.click(f".x-try:has-text('{LONG_ID}')")
         page.wait_for_selector(".x-exports")
-        assert page.inner_text(".x-answer .p-text").startswith(words)
+        assert page.text_content(".x-answer .p-text").strip().startswith(words)
         assert page.locator(".x-held .p-bars").count() == 0
 
 

@@ -73,7 +73,7 @@ def test_shares_alone_know_no_text_before(tiny_model):
     assert told.sum() == pytest.approx(1 - trace.sources("domain").unattributed)
     parts = [attribute(trace.table.apart(slice(t, t + 1)), trace.lens) for t in range(len(trace))]
     placed = sum(float(part.places.value.sum()) for part in parts)
-    assert alone.sum() == pytest.approx(placed / trace.table.total)
+    assert alone.sum() == pytest.approx(placed / trace.attribution().total)
     assert np.abs(told - alone).max() > 1e-3
     # The first prediction has nothing before it.
     told, alone = (way(trace[:1], names) for way in (domains.shares_of, domains.shares_alone))

@@ -18,7 +18,8 @@ def test_every_run_is_a_recipe_and_another_one():
     arms = TRAIN | SWEEP
     assert len({uncertainty_feedback.slug(name) for name in arms}) == len(TRAIN) + len(SWEEP)
     recipes = [uncertainty_feedback.recipe_of(arm, "c", 0) for arm in arms.values()]
-    assert len({json.dumps(recipe) for recipe in recipes}) == len(recipes)
+    # One is the control of another, on its corpus.
+    assert len({json.dumps(recipe) for recipe in recipes}) == len(recipes) - 1
     for recipe in recipes:
         built = build_recipe(recipe | {"out": "o"})
         assert built.uncertainty_feedback.enabled == ("uncertainty_feedback" in recipe)

@@ -69,7 +69,7 @@ export const shares = (group) => {
   return make("section", null, make("h3", null, heading[group.by]), list);
 };
 // Items under a heading, or that there are none; each with a number before what is in it.
-const listed = (kind, title, note, items, none) => make("section", kind, make("h3", null, title), note && make("p", "p-note", note),
+const listed = (kind, title, note, items, none, level = "h3") => make("section", kind, make(level, null, title), note && make("p", "p-note", note),
   items.length ? make("ol", null, ...items) : make("p", "p-note", none));
 const numbered = (number, ...parts) => make("li", null, make("span", "p-number", number), make("div", null, ...parts));
 const placed = (data, entry, said = null) => {
@@ -254,8 +254,8 @@ export const unpacked = ({ prototypes, places, documents }) => ({
 export const wholeText = (data, support) => {
   const { documents: list, shares: groups, verbatim: words, against: opposed } = data.whole;
   const parts = [
-    listed("p-documents p-grouped", "Documents and passages", "Each document with its share of the evidence for this answer.", grouped(data, list), "No document was found."),
-    make("section", null, make("h3", null, "Shares"), make("p", "p-note", "How the evidence divides. The line on a bar is the share of the whole corpus; × 3 means three times that share."),
+    listed("p-documents p-grouped", "Documents and passages", "Each document with its share of the evidence for this answer.", grouped(data, list), "No document was found.", "h2"),
+    make("section", null, make("h2", null, "Shares"), make("p", "p-note", "How the evidence divides. The line on a bar is the share of the whole corpus; × 3 means three times that share."),
       make("div", "p-shares", ...groups.map(shares))),
     ...(opposed ? [against(data, opposed)] : []), ...(words ? [verbatim(words)] : [])];
   return support === "none" ? [make("details", "p-nearest", make("summary", null, "Show the nearest passages anyway"), ...parts)] : parts;
