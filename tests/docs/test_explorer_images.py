@@ -126,6 +126,7 @@ def test_ask_token_by_token(picture):
         page.click(".p-tokens > summary")
         page.locator(".x-column").nth(20).click()
         page.wait_for_selector(".p-aside .p-passage")
+        assert page.locator(".x-column").count() == 40
         page.evaluate("scrollTo(0, document.querySelector('.p-tokens').offsetTop - 60)")
 
 

@@ -82,7 +82,7 @@ def test_weights_are_the_equations(lm, everything, predicted_by_place, text, ste
     found = module.OppositionAttribution(lm.explain(text, generate=4)[steps].table, lm, lm.lens)
     # Of all passages, which have all been read again, shares sum to 1.
     assert sum(p.share for p in found.passages(EVERYTHING)) == pytest.approx(1)
-    rivals, got = found.rivals, {}
+    rivals, got = found.rivals._replace(probability=found.known), {}
     for place, weight in zip(rivals.place.tolist(), rivals.weight.tolist(), strict=True):
         got[place] = got.get(place, 0.0) + weight
     assert len(expected) > 50

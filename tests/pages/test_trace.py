@@ -169,7 +169,7 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
         assert marked == [passage.text[begin:end] for begin, end in passage.also]
     assert any(passage.also for passage in passages)
     for shown, passage in zip(whole["against"], trace.against(4), strict=True):
-        assert shown["share"] == pytest.approx(passage.share, rel=1e-3)
+        assert shown["share"] == pytest.approx(passage.share, rel=1e-5)
         assert shown["predicted"] == visible(passage.predicted)
         assert shown["probability"] == pytest.approx(passage.probability, rel=1e-5)
         *words, document, position = shared["places"][shown["place"]]

@@ -88,9 +88,7 @@ def explain(
 ) -> None:
     """Show what an answer, or each prediction along a text, relies on, and where it comes from."""
     read = (model, lens, None if file == STDIN else file)
-    check_outputs(html, parquet, inputs=read, overwrite=overwrite)
-    check_ending(html, ".html")
-    check_ending(parquet, ".parquet")
+    _check_outputs(html, parquet, read, overwrite=overwrite)
     given = _texts(model, text, file, lines)
     texts = [put(one, chat, system) if isinstance(one, str) else one for one in given]
     span, table = _span(tokens), tokens is not None
@@ -116,6 +114,14 @@ def explain(
     _write(chosen, html, parquet, against)
     if as_json:
         _print_json(chosen, shown)
+
+
+def _check_outputs(
+    html: Path | None, parquet: Path | None, read: tuple[Any, ...], *, overwrite: bool
+) -> None:
+    check_outputs(html, parquet, inputs=read, overwrite=overwrite)
+    check_ending(html, ".html")
+    check_ending(parquet, ".parquet")
 
 
 def _print_json(traces: list[Trace], shown: Shown) -> None:

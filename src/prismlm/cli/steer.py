@@ -108,16 +108,14 @@ def steer(
         raise InputError("give --strength S: over many prompts there is no one to find it for.")
     lm = load(model, lens=lens)
     how: dict[str, Any] = {"only": cast("Only | None", only), "seed": seed}
-    sampling = {"generate": generate, "temperature": temperature, "draws": draws}
+    drawn = {"generate": generate, "temperature": temperature}
     if file is None:
         from prismlm.edits.steering import steer as write
         from prismlm.edits.strength import strongest
 
         if strength is None and edits and isinstance(edits[0], (Clamp, Group)):
-            drawn = {"generate": generate, "temperature": temperature, "seed": seed}
-            edits[0] = strongest(lm, prompts[0], edits[0], **drawn)
-
-        result = write(lm, prompts[0], edits, **how, **sampling)
+            edits[0] = strongest(lm, prompts[0], edits[0], **drawn, seed=seed)
+        result = write(lm, prompts[0], edits, **how, **drawn, draws=draws)
     else:
         from prismlm.cli.progress import ConsoleReporter
         from prismlm.edits.steering_effects import measure_effects

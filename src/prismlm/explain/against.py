@@ -143,7 +143,8 @@ class OppositionAttribution:
         self.cells, self.corpus = lens.cells, lens.corpus
         self.tokens = table.targets.numpy()
         self.rivals = candidates(table, lm, lens, lens.cells)
-        self.read = np.zeros(len(self.rivals.place), dtype=bool)
+        # What the model gave where it was read again.
+        self.known = np.full(len(self.rivals.place), np.nan, dtype=np.float32)
         self.window = _windows_of(self.rivals.place, lens, self.cells, self.corpus.prefix)[1]
 
     def passages(self, limit: int, where: Where | None = None) -> list[Passage]:
@@ -152,28 +153,39 @@ class OppositionAttribution:
         More are read than are shown, by their estimates, and with them every candidate that comes
         before one of them in its window.
         """
-        place = self.rivals.place
-        wanted = self.read.copy()
-        for passage in self._of(np.ones_like(wanted)).passages(round(READ * limit), where):
-            wanted |= abs(place + 1 - passage.position) < passage.length
-        last = np.full(len(place), -1)
-        np.maximum.at(last, self.window[wanted], place[wanted])
-        wanted |= place <= last[self.window]
-        new = np.flatnonzero(wanted & ~self.read)
-        self.rivals.probability[new] = probabilities_at(
+        chosen = self._chosen(limit, where)
+        # A filter changes no share, so these are of the same weight with it and without.
+        counted = chosen if where is None else self._chosen(limit, None)
+        new = np.flatnonzero((chosen | counted) & np.isnan(self.known))
+        self.known[new] = probabilities_at(
             self.lm,
             self.lens,
             self.cells,
             self.corpus,
-            place[new],
+            self.rivals.place[new],
             self.tokens[self.rivals.prediction[new]],
         )
-        self.read |= wanted
-        return self._of(self.read).passages(limit, where)
+        total = self._with_readings(counted).weight.sum()
+        return self._of(self._with_readings(chosen), chosen, total).passages(limit, where)
 
-    def _of(self, chosen: np.ndarray) -> ReadAgain:
+    def _chosen(self, limit: int, where: Where | None) -> np.ndarray:
+        """Return which candidates are read, by estimates alone: not by what was asked before."""
+        place = self.rivals.place
+        wanted = np.zeros(len(place), dtype=bool)
+        estimated = self._of(self.rivals, ~wanted, self.rivals.weight.sum())
+        for passage in estimated.passages(round(READ * limit), where):
+            wanted |= abs(place + 1 - passage.position) < passage.length
+        last = np.full(len(place), -1)
+        np.maximum.at(last, self.window[wanted], place[wanted])
+        return wanted | (place <= last[self.window])
+
+    def _with_readings(self, read: np.ndarray) -> Rivals:
+        probability = np.where(read, self.known, self.rivals.probability)
+        return self.rivals._replace(probability=probability)
+
+    def _of(self, rivals: Rivals, chosen: np.ndarray, total: float) -> ReadAgain:
         """Return what some of the candidates come to."""
-        some = self.rivals.where(chosen)
+        some = rivals.where(chosen)
         weight, first = some.weight, np.flatnonzero(np.diff(some.place, prepend=-1))
         # Of a place that speaks against several predictions, the weightiest comes last.
         order = np.lexsort((weight, some.place))
@@ -189,7 +201,7 @@ class OppositionAttribution:
             nearest=nearest_of(some.cosine, some.prediction, len(self.table.states)),
             tokens=self.tokens,
             lm=self.lm,
-            candidates=float(self.rivals.weight.sum()),
+            candidates=float(total),
             predicted=self.tokens[some.prediction[best]],
             probability=some.probability[best],
         )

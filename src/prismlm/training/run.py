@@ -140,11 +140,7 @@ def train(
         if on_warning is not None and (warning := many_passes(prepared)):
             on_warning(warning)
         trainer, logs = _train(prepared, stop, progress)
-        tokens = recipe.evaluation.final_tokens
-        there = int(prepared.corpus.lengths[prepared.corpus.split("heldout")].sum())
-        shown = progress.task("measuring quality", min(tokens, there), "tokens")
-        with _reporting_divergence(trainer, recipe.out), shown as task:
-            quality = trainer.measure(prepared.heldout.counted(tokens, task))
+        quality = _measured(prepared, trainer, progress)
         for log in logs:
             step, ce, ce_tokens = trainer.state.global_step, quality.ce, quality.tokens
             log.add(prepared.model.model, step=step, ce=ce, ce_tokens=ce_tokens)
@@ -161,6 +157,16 @@ def train(
         tokens=trainer.meter.tokens,
         unigram_ce=unigram_ce(prepared.corpus),
     )
+
+
+def _measured(prepared: Prepared, trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
+    """Return the figures of the model at the end, on held-out text."""
+    recipe, corpus = prepared.recipe, prepared.corpus
+    tokens = recipe.evaluation.final_tokens
+    there = int(corpus.lengths[corpus.split("heldout")].sum())
+    shown = progress.task("measuring quality", min(tokens, there), "tokens")
+    with _reporting_divergence(trainer, recipe.out), shown as task:
+        return trainer.measure(prepared.heldout.counted(tokens, task))
 
 
 def _train(
