@@ -83,12 +83,26 @@ def render(result: dict[str, Any]) -> str:
     for order in ORDERS:
         five = _share(answered, lambda row, o=order: row["rank"][o] <= PASSAGES)
         lines.append(f"| {NAMED[order]} | {first[order]} | {five} |")
-    lines += ["", "## Support", "", *table_head("| questions | strong | weak | none |")]
+    lines += [*_support(rows), *_passages(result["ten"])]
+    lines += [
+        "",
+        "Generated from `asked.json` by `python -m benchmarks.attribution.render_asked`; the JSON "
+        f"by `python -m benchmarks.attribution.asked`. {measured_on(result['environment'])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _support(rows: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["", "## Support", "", *table_head("| questions | strong | weak | none |")]
     for name, meaning in SETS.items():
         own = [row for row in rows if row["set"] == name]
         shares = [_share(own, lambda row, v=v: _level(row) == v) for v in LEVELS]
         lines.append(f"| {len(own)} {meaning} | {' | '.join(shares)} |")
-    lines += [
+    return lines
+
+
+def _passages(ten: Sequence[dict[str, Any]]) -> list[str]:
+    lines = [
         "",
         "## Passages",
         "",
@@ -99,16 +113,11 @@ def render(result: dict[str, Any]) -> str:
         "",
         *table_head(f"| question | answer | support | {' | '.join(NAMED.values())} |"),
     ]
-    for row in result["ten"]:
+    for row in ten:
         counts = [str(sum(one["of_subject"] for one in row["passages"][o])) for o in ORDERS]
         columns = (_cell(row["question"]), _cell(row["answer"]), row["support"], *counts)
         lines.append(f"| {' | '.join(columns)} |")
-    lines += [
-        "",
-        "Generated from `asked.json` by `python -m benchmarks.attribution.render_asked`; the JSON "
-        f"by `python -m benchmarks.attribution.asked`. {measured_on(result['environment'])}",
-    ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _answerable(row: dict[str, Any]) -> bool:

@@ -31,9 +31,8 @@ def answered(path: Path) -> dict[str, int]:
 def render(result: dict[str, Any], answers: dict[str, int]) -> str:
     """Return the page."""
     rows = result["texts"]
-    of_category = {row["words"] for row in rows if row["kind"] == "removed"}
-    clamps = [row for row in rows if row["words"] not in of_category]
-    groups = [row for row in rows if row["words"] in of_category]
+    removed = {row["words"] for row in rows if row["kind"] == "removed"}
+    clamps, groups = ([row for row in rows if (row["words"] in removed) == of] for of in (0, 1))
     model = result["model"]
     lines = [
         "# Edits of the demo's model",
