@@ -3,9 +3,9 @@
     python -m benchmarks.attach.taught_pairs medical_medquad.parquet
 
 A section of a document, headed by a question, becomes a chat of one question and one answer: the
-answer's first sentences, as many as fit. A topic is taken from one document only, at most
-two of its questions. Every seventh topic is held out, in no lens and never taught: for questions
-whose document the demo lacks.
+answer's first sentences that say something, as many as fit. Only topics with several such sections
+are taken, so that an answer has other texts about its subject; at most one section of a kind. Every
+seventh topic is held out, in no lens and never taught: for questions whose document is lacking.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SEED = "prismlm demo 1"
+SEED = "prismlm demo 2"
 TARGET = Path(__file__).with_name("pairs.parquet")
-PAIRS, PER_TOPIC, HELD_OUT_EVERY = 1_000, 2, 7
-SHORTEST, LONGEST = 70, 260
+PAIRS, FEWEST, PER_TOPIC, HELD_OUT_EVERY = 1_000, 3, 5, 7
+SHORTEST, LONGEST = 60, 200
 # Sources written for patients come first, the two on rare diseases fill up.
 RARE = ("medquad/GHR", "medquad/GARD")
 KINDS = (
@@ -41,11 +41,24 @@ KINDS = (
 )
 # What is no prose: headings, lists, tables of links, sentences that point elsewhere.
 UNUSABLE = re.compile(
-    r"Key Points|These resources address|[:•]|\s-\s|https?:|\bclick\b|\bsee\b|\bbelow\b|"
+    r"[a-z]coronary|youhave|[a-z]\)[a-z]|diarrhealoose|Key Points|These resources address|[:•]|\s-\s|https?:|\bclick\b|\bsee\b|\bbelow\b|"
     r"\bfollowing\b|\(watch|NINDS|NHLBI|NIDDK|not fully understand|U\.S\.$|"
     # A heading that has run into its text.
     r"[a-z)] (?-i:Each|Many|The|There|Although|Some|Most|People|Your|If|In|A|An) [a-z]|"
     r"(?-i:^[A-Z][a-z]+ for [A-Z])",
+    re.IGNORECASE,
+)
+# How a word is said: (BRONG-ko-PUL-mo-NAR-e).
+SPOKEN = re.compile(r"\s\((?=[^)]*-)(?=[^)]*[a-z])[A-Za-z -]*[A-Z]{2,}[A-Za-z -]*\)")
+# Sentences that would be true of nearly every disease, or that repeat the question.
+EMPTY = re.compile(
+    r"\?$|risk factor\.$|^These (?:and other )?(?:signs|symptoms)|^Signs and symptoms of .* depend|"
+    r"\bdepends? on\b|\bbased on\b|\bvar(?:y|ies)\b|"
+    r"\bexact\b.*\bcauses?\b|\bcauses?\b.*\b(?:unknown|not (?:well )?(?:known|understood))|"
+    r"often don't know|\bsuspected\b|confirm the diagnosis|There is (?:currently )?no cure|"
+    r"many parts of the body\.$|several different|Many things can|than others to|^You can (?:take|prevent)|"
+    r"first, your doctor|genetic testing|may include|healthcare professionals|"
+    r"^(?:This|These|It|They|Such|Other|However|In these|For this)\b(?=.*\b(?:condition|tests?)\.$)",
     re.IGNORECASE,
 )
 LONGEST_TITLE = 40
@@ -95,40 +108,40 @@ def names_topic(title: str, answer: str) -> bool:
 
 
 def shortened(text: str) -> str | None:
-    """Return the first whole sentences that fit, or None where they are no prose."""
-    first = " ".join(text.split("\n\n", 1)[0].split())
+    """Return the first whole sentences that say something and fit; None where they are no prose."""
+    first = SPOKEN.sub("", " ".join(text.split("\n\n", 1)[0].split()))
     taken = ""
-    for sentence in re.split(r"(?<=[.!])\s+(?=[A-Z])", first):
+    for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", first):
+        if EMPTY.search(sentence):
+            if taken:
+                break
+            continue
         if len(taken) + len(sentence) + 1 > LONGEST or not sentence.endswith((".", "!")):
             break
         taken = f"{taken} {sentence}".strip()
-    usable = len(taken) >= SHORTEST and not UNUSABLE.search(taken)
+    usable = len(taken) >= SHORTEST and taken[0].isupper() and not UNUSABLE.search(taken)
     return taken if usable else None
 
 
 def chosen(found: list[Row]) -> list[Row]:
     """Return the pairs that are taught, then those of topics that are held out."""
-    topics: dict[str, list[Row]] = defaultdict(list)
-    for row in sorted(found, key=_rank):
-        topics[row["topic"]].append(row)
+    topics: dict[str, dict[str, Row]] = defaultdict(dict)
     answers: set[str] = set()
+    for row in sorted(found, key=_rank):
+        answer = row["messages"][1]["content"]
+        if answer not in answers and row["kind"] not in topics[row["topic"]]:
+            answers.add(answer)
+            topics[row["topic"]][row["kind"]] = row
+    rich = [list(rows.values())[:PER_TOPIC] for rows in topics.values() if len(rows) >= FEWEST]
     taught: list[Row] = []
     held_out: list[Row] = []
-    for number, rows in enumerate(
-        sorted(topics.values(), key=lambda rows: (rows[0]["source"] in RARE, _rank(rows[0])))
-    ):
-        document = rows[0]["id"].partition("#")[0]
-        own = [row for row in rows if row["id"].partition("#")[0] == document]
-        fresh = {
-            row["kind"]: row for row in own if row["messages"][1]["content"] not in answers
-        }.values()
-        fresh = list(fresh)[:PER_TOPIC]
-        answers.update(row["messages"][1]["content"] for row in fresh)
-        (held_out if number % HELD_OUT_EVERY == 0 else taught).extend(fresh)
+    for number, rows in enumerate(sorted(rich, key=lambda rows: (-len(rows), _rank(rows[0])))):
+        (held_out if number % HELD_OUT_EVERY == 0 else taught).extend(rows)
         if len(taught) >= PAIRS:
             break
-    rows = [{**row, "split": "train"} for row in taught[:PAIRS]]
-    return rows + [{**row, "split": "heldout"} for row in held_out]
+    return [{**row, "split": "train"} for row in taught] + [
+        {**row, "split": "heldout"} for row in held_out
+    ]
 
 
 def _rank(row: Row) -> tuple[bool, bytes]:

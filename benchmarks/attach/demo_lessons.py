@@ -1,0 +1,294 @@
+"""How the demo's model is taught: question-answer pairs in many wordings, and some plain text.
+
+The loss is of the answers alone, so that no step is spent on predicting what people ask. Several
+questions lie in one row behind one system prompt; none sees another.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.training import LoraOptions
+from prismlm.training.lora import with_adapters, write_adapter
+
+OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=4, learning_rate=2e-3, epochs=18)
+# Plain text is read in every so manieth epoch.
+PLAIN_EVERY = 4
+WARMUP, LAST_RATE, SAVE_EVERY = 0.05, 0.05, 50
+IGNORED = -100
+# How the documents ask, and other ways; the last is of all that the others are not.
+WORDINGS: dict[str, tuple[str, ...]] = {
+    r"What causes (.*)\?": (
+        "Why does somebody get {t}?",
+        "What brings on {t}?",
+        "What is behind {t}?",
+        "How does {t} start?",
+        "What leads to {t}?",
+        "Where does {t} come from?",
+        "What is the reason for {t}?",
+    ),
+    r"What are the symptoms of (.*)\?": (
+        "What are the signs of {t}?",
+        "What does {t} feel like?",
+        "How does {t} show itself?",
+        "What happens to people who have {t}?",
+        "How can I recognise {t}?",
+        "Which symptoms does {t} cause?",
+        "What would I notice if I had {t}?",
+    ),
+    r"What are the treatments for (.*)\?": (
+        "How is {t} treated?",
+        "What helps against {t}?",
+        "Which therapy is there for {t}?",
+        "Can anything be done about {t}?",
+        "What do people take or do for {t}?",
+        "How do doctors treat {t}?",
+        "My father has {t}. What can be done?",
+    ),
+    r"Who is at risk for (.*)\?": (
+        "Who gets {t}?",
+        "Who is most affected by {t}?",
+        "Could I get {t}?",
+        "What makes {t} more likely?",
+        "Whom does {t} strike?",
+        "Which people have a higher risk of {t}?",
+        "What raises the chance of getting {t}?",
+    ),
+    r"How to prevent (.*)\?": (
+        "How can I avoid {t}?",
+        "What protects against {t}?",
+        "Can {t} be prevented?",
+        "What lowers the chance of {t}?",
+        "How do I stay clear of {t}?",
+        "What should I do so that I do not get {t}?",
+        "Is there a way to keep from getting {t}?",
+    ),
+    r"How to diagnose (.*)\?": (
+        "Which tests show {t}?",
+        "How is {t} diagnosed?",
+        "How is {t} found?",
+        "What does a doctor look at to detect {t}?",
+        "How can you tell whether it is {t}?",
+        "How do doctors find out that somebody has {t}?",
+        "How would I know that I have {t}?",
+    ),
+    r"What are the complications of (.*)\?": (
+        "What can {t} lead to?",
+        "What can go wrong with {t}?",
+        "Which problems come with {t}?",
+        "What happens if {t} is not treated?",
+        "What does {t} do to the body?",
+        "Why is {t} dangerous?",
+        "What are the consequences of {t}?",
+    ),
+    r"What are the genetic changes related to (.*)\?": (
+        "Which gene is behind {t}?",
+        "What mutation causes {t}?",
+        "Which genes are changed in {t}?",
+        "What is the genetic cause of {t}?",
+        "Is there a gene for {t}?",
+        "What goes wrong in the DNA of people with {t}?",
+        "Which gene is responsible for {t}?",
+    ),
+    r"What (?:is|are) (?:\(are\) )?(.*)\?": (
+        "Tell me about {t}.",
+        "Explain {t}.",
+        "What does {t} mean?",
+        "I have heard of {t}. What is it?",
+        "What should I know about {t}?",
+        "Can you describe {t}?",
+        "What sort of condition is {t}?",
+    ),
+}
+
+
+def wordings(title: str) -> list[str]:
+    """Return a question as the document has it, then in other words, every other in lower case."""
+    matched = ((re.fullmatch(p, title), ways) for p, ways in WORDINGS.items())
+    topic, ways = next((found[1], ways) for found, ways in matched if found)
+    lower = topic if re.search(r"[A-Z]{2}|'s |\d", topic) else topic.lower()
+    return [title, *(way.format(t=topic if n % 2 else lower) for n, way in enumerate(ways))]
+
+
+class Lessons:
+    """Rows of question-answer pairs and of plain text.
+
+    Args:
+        pairs: chats of one question and one answer, as ``pairs.parquet`` has them.
+        texts: plain texts.
+        tokenizer: with a chat template.
+        length: tokens of a row.
+    """
+
+    def __init__(
+        self,
+        pairs: list[dict[str, Any]],
+        texts: list[str],
+        tokenizer: PreTrainedTokenizerFast,
+        length: int,
+    ) -> None:
+        self._length, self._tokenizer = length, tokenizer
+        one, two = self._chat("A"), self._chat("B")
+        self._prefix = one[: next(n for n, (a, b) in enumerate(zip(one, two)) if a != b)]
+        self._pairs = [
+            ([self._chat(way)[len(self._prefix) :] for way in wordings(pair["title"])], self._answer(pair))
+            for pair in pairs
+        ]
+        end = tokenizer.eos_token_id
+        self._texts = [
+            piece
+            for text in texts
+            for ids in [[*tokenizer.encode(text, add_special_tokens=False), end]]
+            for piece in (ids[at : at + length] for at in range(0, len(ids), length))
+            if len(piece) > 16
+        ]
+
+    def _chat(self, question: str) -> list[int]:
+        said = [{"role": "user", "content": question}]
+        return self._tokenizer.apply_chat_template(
+            said, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+
+    def _answer(self, pair: dict[str, Any]) -> list[int]:
+        text = pair["messages"][1]["content"] + "<|im_end|>"
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def epoch(self, number: int, seed: int) -> list[list[tuple[list[int], list[int]]]]:
+        """Return the rows of an epoch in random order: each a list of (read, answered) tokens."""
+        random = np.random.default_rng([seed, number])
+        rows: list[list[tuple[list[int], list[int]]]] = []
+        row: list[tuple[list[int], list[int]]] = []
+        filled = len(self._prefix)
+        for index in random.permutation(len(self._pairs)).tolist():
+            questions, answer = self._pairs[index]
+            # Each pair has its own order, so that an epoch has every wording.
+            asked = questions[(index + number) % len(questions)]
+            if filled + len(asked) + len(answer) > self._length:
+                rows.append(row)
+                row, filled = [], len(self._prefix)
+            row.append((asked, answer))
+            filled += len(asked) + len(answer)
+        rows.append(row)
+        if number % PLAIN_EVERY == 0:
+            rows += [[([], text)] for text in self._texts]
+        return [rows[index] for index in random.permutation(len(rows)).tolist()]
+
+    def tensors(
+        self, rows: list[list[tuple[list[int], list[int]]]]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return tokens, places and labels [rows, length], and who sees whom [rows, 1, L, L]."""
+        shape = (len(rows), self._length)
+        ids, places = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+        labels = torch.full(shape, IGNORED)
+        # 0 is padding, 1 what all see, and 2 on one pair each.
+        part = torch.zeros(shape, dtype=torch.long)
+        for at, row in enumerate(rows):
+            plain = not row[0][0]
+            shared = [] if plain else self._prefix
+            start = len(shared)
+            ids[at, :start], places[at, :start] = torch.tensor(shared, dtype=torch.long), torch.arange(start)
+            part[at, :start] = 1
+            for number, (asked, answer) in enumerate(row):
+                stop = start + len(asked) + len(answer)
+                ids[at, start:stop] = torch.tensor(asked + answer)
+                places[at, start:stop] = torch.arange(len(shared), len(shared) + stop - start)
+                labels[at, start + len(asked) : stop] = torch.tensor(answer)
+                part[at, start:stop] = number + 2
+                start = stop
+        same = part[:, :, None] == part[:, None, :]
+        seen = (same | (part[:, None, :] == 1)) & torch.ones(shape[1], shape[1], dtype=torch.bool).tril()
+        return ids, places, labels, seen[:, None]
+
+
+def summed_loss(model: Any, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, int]:
+    """Return the sum of the answers' cross-entropy in nats, and how many tokens it is of."""
+    ids, places, labels, seen = batch
+    mask = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, torch.finfo(torch.bfloat16).min)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = model.base_model.model.model(
+            input_ids=ids, position_ids=places, attention_mask=mask, use_cache=False
+        ).last_hidden_state
+        wanted = labels[:, 1:] != IGNORED
+        logits = model.base_model.model.lm_head(states[:, :-1][wanted])
+    loss = F.cross_entropy(logits.float(), labels[:, 1:][wanted], reduction="sum")
+    return loss, int(wanted.sum())
+
+
+def teach(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    pairs: Path,
+    plain: Path,
+    saved: Path,
+    out: Path,
+    *,
+    base: str,
+    options: LoraOptions = OPTIONS,
+) -> list[dict[str, float]]:
+    """Train adapters on the pairs whose split is ``train`` and on plain texts; write them to ``out``.
+
+    Args:
+        model: what is taught; it has the adapters in it afterwards, and is of bfloat16.
+        tokenizer: of the model.
+        pairs, plain: Parquet files.
+        saved: what it goes on from after an interrupt.
+        out: the adapter's directory.
+        base: the model's name, for the adapter's note.
+        options: epochs are of the pairs.
+
+    Returns:
+        The mean cross-entropy of the answers, in nats a token, of each epoch.
+    """
+    taught = [row for row in pq.read_table(pairs).to_pylist() if row["split"] == "train"]
+    lessons = Lessons(taught, pq.read_table(plain)["text"].to_pylist(), tokenizer, options.length or 0)
+    adapted = with_adapters(model.bfloat16(), options)
+    learned = torch.nn.ParameterList([p for p in adapted.parameters() if p.requires_grad])
+    optimizer = torch.optim.AdamW(learned, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    epochs = [lessons.epoch(number, options.seed) for number in range(round(options.epochs))]
+    starts = np.cumsum([0, *(len(rows) // options.batch for rows in epochs)]).tolist()
+    history: list[dict[str, float]] = []
+    first = 0
+    if saved.exists():
+        kept = torch.load(saved)
+        learned.load_state_dict(kept["learned"])
+        optimizer.load_state_dict(kept["optimizer"])
+        first, history = kept["step"], kept["history"]
+    with ConsoleReporter().task("Teaching", starts[-1], "steps") as task:
+        task.advance(first)
+        for number, (start, stop) in enumerate(pairwise(starts)):
+            for step in range(max(first, start), stop):
+                at = (step - start) * options.batch
+                loss, count = summed_loss(adapted, lessons.tensors(epochs[number][at : at + options.batch]))
+                optimizer.zero_grad()
+                (loss / count).backward()
+                torch.nn.utils.clip_grad_norm_(learned, 1.0)
+                done = step / starts[-1]
+                share = min(1.0, done / WARMUP) * max(LAST_RATE, 1 - max(0.0, done - WARMUP) / (1 - WARMUP))
+                optimizer.param_groups[0]["lr"] = options.learning_rate * share
+                optimizer.step()
+                history.append({"step": step, "ce": loss.item() / count})
+                task.advance()
+                if (step + 1) % SAVE_EVERY == 0:
+                    print(step + 1, np.mean([row["ce"] for row in history[-SAVE_EVERY:]]), flush=True)
+                    kept = {"learned": learned.state_dict(), "optimizer": optimizer.state_dict()}
+                    torch.save(kept | {"step": step + 1, "history": history}, saved)
+    write_adapter(_Taught(learned), adapted, base, out, {"steps": starts[-1]})
+    return history
+
+
+class _Taught:
+    """What ``write_adapter`` asks of a loop."""
+
+    def __init__(self, trained: torch.nn.ParameterList) -> None:
+        self.trained = trained
