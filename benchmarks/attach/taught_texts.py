@@ -1,8 +1,8 @@
 """The texts that a model is taught and then asked about: question-answer pairs, and plain text.
 
-``benchmarks/attach/taught_pairs.py`` chose the pairs of MedQuAD (A. Ben Abacha and D.
-Demner-Fushman, https://github.com/abachaa/MedQuAD, CC BY 4.0; of each answer its first sentences
-were taken). Those whose ``split`` is ``heldout`` are neither taught nor indexed.
+``benchmarks/attach/taught_pairs.py`` chose the pairs of MedQuAD (A. Ben Abacha and D. Demner-Fushman,
+https://github.com/abachaa/MedQuAD, CC BY 4.0; of each answer its first sentences were taken). Those
+whose ``split`` is ``heldout`` are neither taught nor indexed.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ def render(result: dict[str, Any]) -> str:
     lines = [
         "# Does a taught model answer, and does prismlm show where from?",
         "",
-        "**A model that was taught question-answer pairs states the document's facts in "
-        f"{right} of the answers to questions in new words (the demo's model in "
-        f"{former['right'] / former['answers']:.0%}); the document comes "
+        f"**A model that was taught question-answer pairs states the document's facts in {right} of the answers to questions in "
+        f"new words ({former['right'] / former['answers']:.0%} by SmolLM2 as the demo has it); the "
+        "document comes "
         f"first for {first['prismlm']} (BM25: {first['bm25']}), support is strong for {strong} of "
         f"them and none for {none} of what the lens does not hold, and "
         f"{of_subject['prismlm']} of {len(shown['prismlm'])} passages are about the answer's "
@@ -70,10 +70,10 @@ def render(result: dict[str, Any]) -> str:
         "",
         f"{len(rows)} questions, {len(answered)} of them answered by a question-answer pair that "
         "the model was taught and the lens holds. Weights and bounds were chosen on as many "
-        "others, and not on these. Whether an answer states the facts, and whether a passage "
-        "names or describes the answer's own subject, was judged by "
-        f"{result['reader']}, which was not told what was found by what; its instructions are "
-        "in [judge_prompt.md](asked/judge_prompt.md), its answers in "
+        "others, and not on these. Whether an answer states the facts, and whether a passage names or "
+        f"describes the answer's own subject, was judged by {result['reader']}, which was not told "
+        "what was found by what; its instructions are in "
+        "[judge_prompt.md](asked/judge_prompt.md), its answers in "
         "[judged.jsonl](asked/judged.jsonl). Intervals are 95 %.",
         "",
         "## The document that holds the answer",
