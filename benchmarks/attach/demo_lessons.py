@@ -22,7 +22,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.training import LoraOptions
 from prismlm.training.lora import with_adapters, write_adapter
 
-OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=4, learning_rate=2e-3, epochs=18)
+OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=16)
 # Plain text is read in every so manieth epoch.
 PLAIN_EVERY = 4
 WARMUP, LAST_RATE, SAVE_EVERY = 0.05, 0.05, 50
@@ -140,9 +140,12 @@ class Lessons:
     ) -> None:
         self._length, self._tokenizer = length, tokenizer
         one, two = self._chat("A"), self._chat("B")
-        self._prefix = one[: next(n for n, (a, b) in enumerate(zip(one, two)) if a != b)]
+        self._prefix = one[: next(n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)]
         self._pairs = [
-            ([self._chat(way)[len(self._prefix) :] for way in wordings(pair["title"])], self._answer(pair))
+            (
+                [self._chat(way)[len(self._prefix) :] for way in wordings(pair["title"])],
+                self._answer(pair),
+            )
             for pair in pairs
         ]
         end = tokenizer.eos_token_id
@@ -197,7 +200,10 @@ class Lessons:
             plain = not row[0][0]
             shared = [] if plain else self._prefix
             start = len(shared)
-            ids[at, :start], places[at, :start] = torch.tensor(shared, dtype=torch.long), torch.arange(start)
+            ids[at, :start], places[at, :start] = (
+                torch.tensor(shared, dtype=torch.long),
+                torch.arange(start),
+            )
             part[at, :start] = 1
             for number, (asked, answer) in enumerate(row):
                 stop = start + len(asked) + len(answer)
@@ -207,14 +213,18 @@ class Lessons:
                 part[at, start:stop] = number + 2
                 start = stop
         same = part[:, :, None] == part[:, None, :]
-        seen = (same | (part[:, None, :] == 1)) & torch.ones(shape[1], shape[1], dtype=torch.bool).tril()
+        seen = (same | (part[:, None, :] == 1)) & torch.ones(
+            shape[1], shape[1], dtype=torch.bool
+        ).tril()
         return ids, places, labels, seen[:, None]
 
 
 def summed_loss(model: Any, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, int]:
     """Return the sum of the answers' cross-entropy in nats, and how many tokens it is of."""
     ids, places, labels, seen = batch
-    mask = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(~seen, torch.finfo(torch.bfloat16).min)
+    mask = torch.zeros(seen.shape, dtype=torch.bfloat16).masked_fill(
+        ~seen, torch.finfo(torch.bfloat16).min
+    )
     with torch.autocast("cpu", torch.bfloat16):
         states = model.base_model.model.model(
             input_ids=ids, position_ids=places, attention_mask=mask, use_cache=False
@@ -251,10 +261,14 @@ def teach(
         The mean cross-entropy of the answers, in nats a token, of each epoch.
     """
     taught = [row for row in pq.read_table(pairs).to_pylist() if row["split"] == "train"]
-    lessons = Lessons(taught, pq.read_table(plain)["text"].to_pylist(), tokenizer, options.length or 0)
+    lessons = Lessons(
+        taught, pq.read_table(plain)["text"].to_pylist(), tokenizer, options.length or 0
+    )
     adapted = with_adapters(model.bfloat16(), options)
     learned = torch.nn.ParameterList([p for p in adapted.parameters() if p.requires_grad])
-    optimizer = torch.optim.AdamW(learned, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        learned, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
     epochs = [lessons.epoch(number, options.seed) for number in range(round(options.epochs))]
     starts = np.cumsum([0, *(len(rows) // options.batch for rows in epochs)]).tolist()
     history: list[dict[str, float]] = []
@@ -269,18 +283,24 @@ def teach(
         for number, (start, stop) in enumerate(pairwise(starts)):
             for step in range(max(first, start), stop):
                 at = (step - start) * options.batch
-                loss, count = summed_loss(adapted, lessons.tensors(epochs[number][at : at + options.batch]))
+                loss, count = summed_loss(
+                    adapted, lessons.tensors(epochs[number][at : at + options.batch])
+                )
                 optimizer.zero_grad()
                 (loss / count).backward()
                 torch.nn.utils.clip_grad_norm_(learned, 1.0)
                 done = step / starts[-1]
-                share = min(1.0, done / WARMUP) * max(LAST_RATE, 1 - max(0.0, done - WARMUP) / (1 - WARMUP))
+                share = min(1.0, done / WARMUP) * max(
+                    LAST_RATE, 1 - max(0.0, done - WARMUP) / (1 - WARMUP)
+                )
                 optimizer.param_groups[0]["lr"] = options.learning_rate * share
                 optimizer.step()
                 history.append({"step": step, "ce": loss.item() / count})
                 task.advance()
                 if (step + 1) % SAVE_EVERY == 0:
-                    print(step + 1, np.mean([row["ce"] for row in history[-SAVE_EVERY:]]), flush=True)
+                    print(
+                        step + 1, np.mean([row["ce"] for row in history[-SAVE_EVERY:]]), flush=True
+                    )
                     kept = {"learned": learned.state_dict(), "optimizer": optimizer.state_dict()}
                     torch.save(kept | {"step": step + 1, "history": history}, saved)
     write_adapter(_Taught(learned), adapted, base, out, {"steps": starts[-1]})

@@ -2,10 +2,11 @@
 
     python -m benchmarks.attach.demo_model --work DIR
 
-fetches SmolLM2-135M-Instruct, fine-tunes it on one in six documents of the bundled sample, attaches
-a head and writes ``src/prismlm/demo/shipped/smollm2.zip``, and the lens's probe beside it. Stopped,
-it goes on where it was. Two CPU cores take some two hours; ``--device cuda`` takes a GPU. With
-``--probe DIR``, a directory that ``prismlm demo`` has made, the probe alone is made anew.
+fetches SmolLM2-135M-Instruct, teaches it the question-answer pairs and some texts of the bundled
+sample (``prismlm/demo/texts.py``), attaches a head, lays its prototypes out and writes
+``src/prismlm/demo/shipped/smollm2.zip``. Stopped, it goes on where it was. Two CPU cores take some
+90 minutes. Names that were given to the prototypes of WORK/model
+since, by ``prismlm label``, are packed when it is run again.
 """
 
 from __future__ import annotations
@@ -14,65 +15,79 @@ import argparse
 import io
 import json
 import os
-import shutil
+import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
+import prismlm
 import prismlm.demo
+from benchmarks.attach.demo_lessons import OPTIONS as LESSONS
+from benchmarks.attach.demo_lessons import teach
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.demo.fetch import fetch
-from prismlm.demo.fetched import ADAPTER, EVERY, LENS, PROBE, SHIPPED
-from prismlm.demo.prompts import documents
+from prismlm.demo.fetched import ADAPTER, LENS, SHIPPED
+from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.files import read_json
 from prismlm.index import layout
-from prismlm.index.probe import PROBE_FILE, Probe
 from prismlm.index.suffixes import CHECKSUMS_FILE
-from prismlm.models.checkpoint import read_checkpoint
+from prismlm.labels.map import map_lens
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
-from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
+from prismlm.training import AttachOptions, FitOptions, attach
 
 WINDOW = 512
 OPTIONS = AttachOptions(
-    fit=FitOptions(prototypes=8192, prototypes_per_token=64, epochs=2.0, weights="fitted"),
+    fit=FitOptions(prototypes=2048, prototypes_per_token=16, epochs=4.0, weights="fitted"),
     window=WINDOW,
     contexts=4,
     codes="pq12",
+    heldout_tokens=3_000,
     keep_states=True,
-    lora=LoraOptions(),
+    lora=LESSONS,
 )
 # The time of every member, so that the same files make the same archive.
 STAMP = (2026, 1, 1, 0, 0, 0)
 # Made anew where it is unpacked, from the cells.
-LEFT_OUT = (layout.CONTEXTS_FILE, CHECKSUMS_FILE, PROBE_FILE)
+LEFT_OUT = (layout.CONTEXTS_FILE, CHECKSUMS_FILE)
 
 
 def main() -> None:
     """Make the archive."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--work", type=Path, help="where everything is built")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--probe", type=Path, help="a directory that prismlm demo made")
+    parser.add_argument("--work", type=Path, required=True, help="where everything is built")
     given = parser.parse_args()
     target = Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED
-    if given.probe is not None:
-        write_probe(given.probe, target.with_name(PROBE))
-        return
     given.work.mkdir(parents=True, exist_ok=True)
     # Names that are noted are then without a path.
     os.chdir(given.work)
     gguf = fetch(Path(), progress=ConsoleReporter())
-    sample = documents(Path("sample.parquet"), EVERY)
-    options = AttachOptions(**{**vars(OPTIONS), "device": given.device})
-    result = attach(str(gguf), [sample], Path("model"), options, progress=ConsoleReporter())
+    # Between fine-tuning and the head; attach has no name for that.
+    sys.modules[attach.__module__].adapt = taught  # pyright: ignore[reportAttributeAccessIssue]
+    texts = [pairs_path(), plain_texts(Path("plain.parquet"))]
+    result = attach(str(gguf), texts, Path("model"), OPTIONS, progress=ConsoleReporter())
+    lm = prismlm.load(result.directory)
+    assert lm.lens is not None
+    if lm.lens.meta.map is None:
+        map_lens(lm.lens, lm.head, progress=ConsoleReporter())
     pack(result.directory, result.lens, target)
-    shutil.copyfile(result.lens / PROBE_FILE, target.with_name(PROBE))
     print(result.quality)
     print(f"{target}: {target.stat().st_size / 1e6:.1f} MB")
+
+
+def taught(
+    model: PreTrainedModel, corpus: Corpus, _: object, saved: Path, out: Path, **how: Any
+) -> list[dict[str, float]]:
+    """Teach the pairs where ``attach`` would fine-tune on the corpus."""
+    tokenizer = corpus.tokenizer
+    return teach(
+        model, tokenizer, pairs_path(), Path("plain.parquet"), saved, out, base=how["base"]
+    )
 
 
 def pack(model: Path, lens: Path, target: Path) -> None:
@@ -92,14 +107,6 @@ def pack(model: Path, lens: Path, target: Path) -> None:
                 zipfile.ZipInfo(name, STAMP), _content(members[name]), zipfile.ZIP_LZMA
             )
     small.unlink()
-
-
-def write_probe(demo: Path, target: Path) -> None:
-    """Write the probe of a demo that is there, as an index of it would."""
-    model, _ = read_checkpoint(demo / "model")
-    probe = Probe.of(model, Corpus.open(demo / "corpus"), "train", WINDOW)
-    probe.save(target.parent)
-    (target.parent / PROBE_FILE).replace(target)
 
 
 def _content(path: Path) -> bytes:

@@ -1,68 +1,137 @@
-"""What the prototypes of the demo's model are called, and the tokens that tell them, made anew.
+"""Names for the prototypes of the demo's model by a language model that reads cards.
 
-    prismlm demo --no-serve --out prismlm-demo
-    python -m benchmarks.attach.demo_names prismlm-demo
+    python -m benchmarks.attach.demo_names cards WORK/model --out FOLDER
+    python -m benchmarks.attach.demo_names names WORK/model --from FOLDER --reader "which model"
 
-The names in prismlm-demo's lens are replaced, and with them those in the archive that ships.
+``cards`` writes ``cards-NN.jsonl``, a card a line, of all prototypes with ten places or more. A
+reader is given ``names_prompt.md`` and one such file, and answers with ``names-NN.jsonl``.
+``names`` puts them into the lens, scored on places of documents that were on no card, and keeps
+the answers as ``docs/results/labels/demo_names.jsonl``. ``demo_model`` then packs them.
 """
 
 from __future__ import annotations
 
-import io
+import argparse
 import json
-import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import pyarrow.parquet as pq
+import numpy as np
 
 import prismlm
-import prismlm.demo
-from benchmarks.attach.demo_model import STAMP
-from benchmarks.shared.options import script_options
-from prismlm.demo.fetched import LENS, SHIPPED
-from prismlm.files import atomic_file, read_json
-from prismlm.index import layout
-from prismlm.index.signatures import signatures_of
-from prismlm.labels.write import SIGNATURE, label_lens, write_columns
+from prismlm.files import json_text
+from prismlm.index.lens import Lens
+from prismlm.labels.categories import CATEGORIES
+from prismlm.labels.embedded import Label
+from prismlm.labels.places import marked
+from prismlm.labels.scores import words_of
+from prismlm.labels.vocabulary import FUNCTION
+from prismlm.labels.write import MIN_PLACES, Made, label_lens, make_labels
+from prismlm.progress import SILENT, Reporter
 
-# What stays as it is in the archive, where it is not known or of another file.
-KEPT = ("prototype", "usage", "nearest_cosine", "x", "y")
+PASSAGES, BEFORE, AFTER, RAISED = 8, 20, 6, 10
+PER_FILE = 120
+KEPT = Path("docs/results/labels/demo_names.jsonl")
+
+
+class ReadNames:
+    """Labels that a reader gave, as :func:`label_lens` takes a labeller."""
+
+    def __init__(self, answers: dict[int, dict[str, Any]], reader: str) -> None:
+        self.answers, self.source = answers, f"language model: {reader}"
+
+    def labels(self, lens: Lens, made: Made, progress: Reporter = SILENT) -> dict[int, Label]:
+        """Return the label of each prototype that was answered for."""
+        return {number: _label(answer) for number, answer in self.answers.items()}
+
+    def report(
+        self, made: Made, labels: Mapping[int, Label], progress: Reporter = SILENT
+    ) -> dict[str, Any]:
+        """Return how many were answered for."""
+        return {"answers": len(self.answers)}
+
+
+def _label(answer: dict[str, Any]) -> Label:
+    words = dict.fromkeys(words_of(answer["description"]))
+    return Label(
+        name=answer["name"],
+        description=answer["description"],
+        category=answer["category"],
+        role=answer["role"],
+        tags=tuple(answer["tags"]),
+        topic=tuple(word for word in words if word.isalnum() and word not in FUNCTION),
+    )
+
+
+def write_cards(lm: prismlm.PrismLM, out: Path) -> int:
+    """Write the cards; return how many there are."""
+    lens = lm.lens
+    assert lens is not None
+    made = make_labels(lens, lm.model)
+    raised = lens.prototypes["top_tokens"].to_pylist()
+    first = np.searchsorted(made.places.cell, np.arange(lens.num_prototypes + 1))
+    cards: list[dict[str, Any]] = []
+    for cell in range(lens.num_prototypes):
+        begin, end = first[cell : cell + 2].tolist()
+        if made.places.size[cell] < MIN_PLACES or begin == end:
+            continue
+        rows = np.unique(np.linspace(begin, end - 1, min(PASSAGES, end - begin)).astype(int))
+        shown = [marked(made.text, made.places, row, BEFORE, AFTER) for row in rows.tolist()]
+        cards.append(
+            {
+                "prototype": cell,
+                "places": int(made.places.size[cell]),
+                "raises": raised[cell][:RAISED],
+                "passages": [{"text": one.text, "next": one.next} for one in shown],
+            }
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    order = np.random.default_rng(0).permutation(len(cards))
+    for number in range(0, len(cards), PER_FILE):
+        lines = (json_text(cards[i]) + "\n" for i in order[number : number + PER_FILE].tolist())
+        path = out / f"cards-{number // PER_FILE:02}.jsonl"
+        path.write_text("".join(lines), encoding="utf-8")
+    return len(cards)
+
+
+def read_answers(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the answers by prototype.
+
+    Raises:
+        ValueError: a line lacks a field, has a category that there is not, or a name too long.
+    """
+    answers: dict[int, dict[str, Any]] = {}
+    for path in sorted(folder.glob("names-*.jsonl")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            answer = json.loads(line)
+            whole = {"prototype", "name", "description", "category", "role", "tags"}
+            if set(answer) != whole or answer["category"] not in CATEGORIES:
+                raise ValueError(f"{path}:{number}: {line}")
+            answers[answer["prototype"]] = answer
+    return answers
 
 
 def main() -> None:
-    """Name the prototypes of a demo, and put the names into the archive."""
-    parser = script_options(__doc__)
-    parser.add_argument("demo", type=Path)
-    lm = prismlm.load(parser.parse_args().demo / "model")
-    lens = lm.lens
-    assert lens is not None
-    assert lens.corpus is not None
-    found = signatures_of(lm.model, lm.head, lens.corpus)
-    columns = {"name": found.names, "top_tokens": found.tokens, "top_values": list(found.values)}
-    sources = [SIGNATURE] * lens.num_prototypes
-    write_columns(lens, columns | {"label_source": sources}, labels=None)
-    label_lens(lens, lm.model)
-    put_into(Path(prismlm.demo.__file__).parent / "shipped" / SHIPPED, lens.path)
-
-
-def put_into(archive: Path, lens: Path) -> None:
-    """Replace the names in an archive by those of a lens; all else stays to the byte."""
-    table = pq.read_table(lens / layout.PROTOTYPES_FILE)
-    with zipfile.ZipFile(archive) as before:
-        members = {name: before.read(name) for name in before.namelist()}
-    names, note = (f"{LENS}/{file}" for file in (layout.PROTOTYPES_FILE, layout.META_FILE))
-    former = pq.read_table(io.BytesIO(members[names]))
-    for column in KEPT:
-        place = table.schema.get_field_index(column)
-        table = table.set_column(place, table.schema.field(place), former[column])
-    written = io.BytesIO()
-    pq.write_table(table, written, compression="none", write_page_checksum=True)
-    labels = read_json(lens / layout.META_FILE)["labels"]
-    members[names] = written.getvalue()
-    members[note] = json.dumps(json.loads(members[note]) | {"labels": labels}).encode()
-    with atomic_file(archive) as temporary, zipfile.ZipFile(temporary, "w") as after:
-        for name in sorted(members):
-            after.writestr(zipfile.ZipInfo(name, STAMP), members[name], zipfile.ZIP_LZMA)
+    """Write cards, or put names in."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("what", choices=("cards", "names"))
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--from", type=Path, dest="folder")
+    parser.add_argument("--reader")
+    given = parser.parse_args()
+    lm = prismlm.load(given.model)
+    if given.what == "cards":
+        print(write_cards(lm, given.out), "cards")
+        return
+    answers = read_answers(given.folder)
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json_text(answers[number]) + "\n" for number in sorted(answers))
+    KEPT.write_text("".join(lines), encoding="utf-8")
+    assert lm.lens is not None
+    names = ReadNames(answers, given.reader)
+    print(label_lens(lm.lens, lm.model, overwrite=True, labeller=names))
 
 
 if __name__ == "__main__":

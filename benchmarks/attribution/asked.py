@@ -1,15 +1,15 @@
-"""Does a taught model answer, do documents hold the answer, is support right? asked.json.
+"""Does the demo's model answer, do its documents hold the answer, is support right? asked.json.
 
     python -m benchmarks.attribution.asked ask MODEL --half report
     python -m benchmarks.attribution.asked sheets --sheets FOLDER [--former answers.jsonl]
     python -m benchmarks.attribution.asked judged --sheets FOLDER --reader "which model"
 
-MODEL is ``benchmarks.attach.taught_model``'s; the questions are ``asked/questions.jsonl``, of
-which one half was for choosing weights and bounds and the other is reported. ``sheets`` writes what
-a reader judges, mixed and without saying by what it was found: answers beside the document that
-holds the answer, of this model and of the demo's, and the passages behind the answers to ten more
-questions, by prismlm, with all tokens counting alike, and by BM25. The reader is
-given ``asked/judge_prompt.md`` and answers a line each; ``judged`` takes that in.
+MODEL is the demo's; the questions are ``asked/questions.jsonl``, of which one half was for
+choosing weights and bounds and the other is reported. ``sheets`` writes what a reader judges, mixed
+and without saying by what it was found: answers beside the document that holds the answer, of this
+model and of the former one, and the passages behind the answers to the demo's own questions, by
+prismlm, with every token and document counting alike, and by BM25. The reader is given
+``asked/judge_prompt.md`` and answers a line each; ``judged`` takes that in.
 """
 
 from __future__ import annotations
@@ -21,34 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 import prismlm
-from benchmarks.attach.taught_texts import PAIRS
 from benchmarks.attribution.retrieval import BM25
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import asked
+from prismlm.demo.prompts import ANSWERED, QUESTIONS
+from prismlm.demo.texts import pairs_path
 from prismlm.explain.passages import PositionAttribution, added_up
 from prismlm.explain.positions import supports_of
 from prismlm.files import json_text, read_json, write_json
 
 FOLDER = RESULTS / "asked"
-PASSAGES, ANSWERED = 5, 64
-# Six that a pair answers, two that a plain text does, two that nothing in the corpus is about.
-QUESTIONS = {
-    "shingles": "Why do people get shingles?",
-    "celiac disease": "What happens if a person with celiac disease eats gluten?",
-    "Lyme disease": "How do people catch Lyme disease?",
-    "sickle cell anemia": "What is wrong with the blood cells in sickle cell anemia?",
-    "gout": "Where in the body does gout hurt?",
-    "tetanus": "How does tetanus get into the body?",
-    "Royal Proclamation": "What was the Royal Proclamation of 1763?",
-    "Pinocchio": "Why did Geppetto sell his coat?",
-    "bicycle tyre": "How do I change a bicycle tyre?",
-    "wine": "Which wine goes well with grilled salmon?",
-}
-ABSENT = ("bicycle tyre", "wine")
+PASSAGES = 5
 ORDERS = ("prismlm", "unweighted", "bm25")
 
 
@@ -93,15 +79,15 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
             }
         rows.append(row)
         print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
-    ten: list[dict[str, Any]] = []
+    demo: list[dict[str, Any]] = []
     for topic, question in QUESTIONS.items():
         trace = lm.explain(asked(question), generate=ANSWERED)
         answer = answer_of(trace)
         found = {order: search.passages(order, trace, f"{question} {answer}") for order in ORDERS}
         level = trace.support and trace.support.level
-        ten.append({"topic": topic, "question": question, "answer": answer, "support": level})
-        ten[-1]["passages"] = found
-    return {"environment": environment(), "half": half, "questions": rows, "ten": ten}
+        demo.append({"topic": topic, "question": question, "answer": answer, "support": level})
+        demo[-1]["passages"] = found
+    return {"environment": environment(), "half": half, "questions": rows, "demo": demo}
 
 
 def answer_of(trace: prismlm.Trace) -> str:
@@ -174,7 +160,9 @@ def _key(*parts: str) -> str:
 
 def answer_items(result: dict[str, Any], former: Path | None) -> dict[str, dict[str, str]]:
     """Return the answers to judge by key, each beside what its document says."""
-    pairs = {row["id"]: row["messages"] for row in pq.read_table(PAIRS).to_pylist()}
+    import pyarrow.parquet as pq
+
+    pairs = {row["id"]: row["messages"] for row in pq.read_table(pairs_path()).to_pylist()}
     rows = [row for row in result["questions"] if row["set"] == "answered"]
     answers = [
         (row["id"], row["question"], row["answer"]) for row in rows + former_answers(rows, former)
@@ -206,7 +194,7 @@ def passage_items(result: dict[str, Any]) -> dict[str, dict[str, str]]:
             "answer": row["answer"],
             "passage": one["text"],
         }
-        for row in result["ten"]
+        for row in result["demo"]
         for order in ORDERS
         for one in row["passages"][order]
     }
@@ -238,7 +226,7 @@ def judged(
     for row in rows:
         row["states_the_facts"] = said[_key(row["question"], row["answer"])]
     before = [said[_key(row["question"], row["answer"])] for row in former_answers(rows, former)]
-    for row in result["ten"]:
+    for row in result["demo"]:
         for order in ORDERS:
             for one in row["passages"][order]:
                 one["of_subject"] = said[_key(row["question"], one["text"])]

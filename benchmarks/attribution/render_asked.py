@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.attribution.asked import ABSENT, ORDERS, PASSAGES
+from benchmarks.attribution.asked import ORDERS, PASSAGES
 from benchmarks.shared.pages import (
     escaped,
     measured_on,
@@ -14,6 +14,7 @@ from benchmarks.shared.pages import (
     read_result,
     table_head,
 )
+from prismlm.demo.prompts import ABSENT
 from prismlm.eval.judging.examination import wilson
 
 SETS = {
@@ -53,15 +54,15 @@ def render(result: dict[str, Any]) -> str:
         lambda row: row["support"] == "none",
     )
     shown = {
-        order: [one for row in result["ten"] if _answerable(row) for one in row["passages"][order]]
+        order: [one for row in result["demo"] if _answerable(row) for one in row["passages"][order]]
         for order in ORDERS
     }
     of_subject = {o: sum(one["of_subject"] for one in shown[o]) for o in ORDERS}
     lines = [
-        "# Does a taught model answer, and does prismlm show where from?",
+        "# Does the demo answer, and does it show where from?",
         "",
-        f"**A model that was taught question-answer pairs states the document's facts in {right} of the answers to questions in "
-        f"new words ({former['right'] / former['answers']:.0%} by SmolLM2 as the demo has it); the "
+        f"**The demo's model states the document's facts in {right} of the answers to questions in "
+        f"new words ({former['right'] / former['answers']:.0%} by the model of before); the "
         "document comes "
         f"first for {first['prismlm']} (BM25: {first['bm25']}), support is strong for {strong} of "
         f"them and none for {none} of what the lens does not hold, and "
@@ -83,7 +84,7 @@ def render(result: dict[str, Any]) -> str:
     for order in ORDERS:
         five = _share(answered, lambda row, o=order: row["rank"][o] <= PASSAGES)
         lines.append(f"| {NAMED[order]} | {first[order]} | {five} |")
-    lines += [*_support(rows), *_passages(result["ten"])]
+    lines += [*_support(rows), *_passages(result["demo"])]
     lines += [
         "",
         "Generated from `asked.json` by `python -m benchmarks.attribution.render_asked`; the JSON "

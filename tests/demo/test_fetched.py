@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,8 +16,9 @@ from prismlm.demo import prompts
 from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import run_fetched
 from prismlm.demo.prompts import QUESTIONS, documents
+from prismlm.demo.texts import pairs_path
 from prismlm.errors import FormatError, InputError
-from prismlm.index.probe import PROBE_FILE
+from prismlm.labels.map import map_lens
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
@@ -25,7 +27,7 @@ pytest.importorskip("gguf")
 pytest.importorskip("faiss")
 module = sys.modules[run_fetched.__module__]
 EVERY = 120
-SHOWN = {domain: QUESTIONS[domain] for domain in ("medicine", "law")}
+SHOWN = dict(list(QUESTIONS.items())[:2])
 OPTIONS = AttachOptions(
     fit=FitOptions(64, 4, epochs=1, batch=128, frequent=300, drawn=50),
     window=64,
@@ -42,15 +44,20 @@ def made(tiny_model, tmp_path_factory):
     work = tmp_path_factory.mktemp("made")
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
     gguf = write_gguf(plain, tiny_model / "tokenizer.json", work / "tiny.gguf", TEMPLATE)
-    result = attach(str(gguf), [documents(work / "sample.parquet", EVERY)], work / "m", OPTIONS)
+    pairs = pq.read_table(pairs_path()).slice(0, 40)
+    pq.write_table(pairs, work / "pairs.parquet")
+    texts = [work / "pairs.parquet", documents(work / "sample.parquet", EVERY)]
+    result = attach(str(gguf), texts, work / "m", OPTIONS)
+    lm = prismlm.load(result.directory)
+    map_lens(lm.lens, lm.head)
     pack(result.directory, result.lens, work / "shipped.zip")
-    return result, gguf, work / "shipped.zip"
+    return result, gguf, texts, work / "shipped.zip"
 
 
 @pytest.fixture
 def shipped(made, monkeypatch):
     """The demo, with these in the place of SmolLM2."""
-    result, gguf, archive = made
+    result, gguf, (pairs, plain), archive = made
     fetched = []
 
     def fetch(out, **_):
@@ -59,11 +66,9 @@ def shipped(made, monkeypatch):
         return Path(shutil.copy(gguf, out / "tiny.gguf"))
 
     monkeypatch.setattr(module, "fetch", fetch)
-    places = archive.with_name("map.npy")
-    np.save(places, np.arange(2 * OPTIONS.fit.prototypes, dtype=np.float32).reshape(-1, 2))
-    there = {module.SHIPPED: archive, module.MAP: places, module.PROBE: result.lens / PROBE_FILE}
-    monkeypatch.setattr(module, "_shipped", there.__getitem__)
-    monkeypatch.setattr(module, "EVERY", EVERY)
+    monkeypatch.setattr(module, "_shipped", {module.SHIPPED: archive}.__getitem__)
+    monkeypatch.setattr(module, "pairs_path", lambda: pairs)
+    monkeypatch.setattr(module, "plain_texts", lambda path: Path(shutil.copy(plain, path)))
     monkeypatch.setattr(prompts, "ANSWERED", 3)
     monkeypatch.setattr(prompts, "QUESTIONS", SHOWN)
     return result, fetched
@@ -90,9 +95,8 @@ def test_what_was_attached_is_put_together_again(shipped, tmp_path):
     assert cosines.min() > 0.7
     np.testing.assert_allclose(here.lens.states.float().norm(dim=1), 1, atol=0.01)
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
-    table = here.lens.prototypes
-    assert table["x"].to_pylist() == list(range(0, 2 * len(table), 2))
-    assert table["y"].to_pylist() == list(range(1, 2 * len(table), 2))
+    for axis in ("x", "y"):
+        assert here.lens.prototypes[axis] == there.lens.prototypes[axis]
     assert here.lens.meta.map["method"] == "umap"
     assert here.lens.meta.labels is not None
     assert here.lens.support == there.lens.support
@@ -121,7 +125,7 @@ def test_a_missing_part_alone_is_put_back(shipped, tmp_path, missing):
 
 
 def test_other_texts_than_the_lens_is_of_are_refused(shipped, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "EVERY", EVERY - 1)
+    monkeypatch.setattr(module, "plain_texts", lambda path: documents(path, EVERY - 1))
     with pytest.raises(FormatError, match="not the ones that its lens was made of"):
         run_fetched(tmp_path / "demo")
 

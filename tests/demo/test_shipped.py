@@ -4,6 +4,7 @@ import json
 import zipfile
 from importlib.resources import files
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,8 +12,8 @@ import pytest
 
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.pieces import BROKEN
-from prismlm.demo.fetched import EVERY, LENS, MAP, SHIPPED
-from prismlm.demo.prompts import documents
+from prismlm.demo.fetched import LENS, SHIPPED
+from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.index import layout
 from prismlm.models.sidecar import META_FILE
 
@@ -36,8 +37,9 @@ def table_of(members, name):
 
 
 def test_the_lens_has_the_texts_that_are_not_held_out_in_their_order(members, tmp_path):
-    sample = pq.read_table(documents(tmp_path / "sample.parquet", EVERY)).to_pylist()
-    read = [row for row in sample if not is_held_out(row["id"], HELDOUT_FRACTION, row["split"])]
+    plain = plain_texts(tmp_path / "plain.parquet")
+    rows = [row for path in (pairs_path(), plain) for row in pq.read_table(path).to_pylist()]
+    read = [row for row in rows if not is_held_out(row["id"], HELDOUT_FRACTION, row["split"])]
     lens = table_of(members, layout.CELL_DOCUMENTS_FILE)
     assert lens["doc_id"].to_pylist() == [row["id"] for row in read]
     for name in ("source", "domain", "license", "title", "url"):
@@ -63,13 +65,17 @@ def test_tokens_that_are_parts_of_characters_have_their_bytes(members):
     assert BROKEN not in shown
 
 
-def test_model_lens_and_map_are_of_one_making(members):
+def test_what_ships_is_small():
+    assert sum(file.stat().st_size for file in Path(str(FOLDER)).iterdir()) < 20_000_000
+
+
+def test_model_and_lens_are_of_one_making(members):
     made = json.loads(members[META_FILE])["provenance"]["attached"]
     lens = json.loads(members[f"{LENS}/{layout.META_FILE}"])
     assert made["read"]["fingerprint"] == lens["corpus"]
     assert lens["documents"] == table_of(members, layout.CELL_DOCUMENTS_FILE).num_rows
-    with FOLDER.joinpath(MAP).open("rb") as file:
-        assert np.load(file).shape == (made["fit.prototypes"], 2)
+    assert table_of(members, layout.PROTOTYPES_FILE).num_rows == made["fit.prototypes"]
+    assert lens["map"]["method"] == "umap"
 
 
 def test_every_prototype_is_in_use(members):

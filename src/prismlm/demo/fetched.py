@@ -1,7 +1,7 @@
 """The demo with a real model: SmolLM2, fetched, with the parts that ship with the package.
 
-They are in one archive: an adapter that fine-tuned it on a sixth of the bundled texts, a prototype
-head, and the lens of those texts. ``benchmarks/attach/demo_model.py`` made it.
+They are in one archive: an adapter that taught it the bundled question-answer pairs and some of the
+bundled texts, a prototype head, and the lens of both. ``benchmarks/attach/demo_model.py`` made it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from safetensors.torch import save_file
 
 import prismlm
@@ -25,25 +24,19 @@ from prismlm.demo.prompts import (
     DemoResult,
     check_claim,
     claim,
-    documents,
     explain_prompts,
     parts_there,
 )
+from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.errors import FormatError, InputError
 from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share
 from prismlm.index import layout, suffixes
 from prismlm.index.cells import Cells
-from prismlm.index.probe import PROBE_FILE
-from prismlm.labels.map import MADE
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter
 
 SHIPPED = "smollm2.zip"
-MAP, PROBE = "smollm2_map.npy", "smollm2_probe.safetensors"
-MADE_MAP = MADE | {"same_category": None, "by_chance": None}
-# One document in so many of the sample was fine-tuned on, and is in the lens.
-EVERY = 6
 ADAPTER, LENS = "adapter", "lens"
 
 
@@ -72,8 +65,10 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
 
 def identity() -> dict[str, Any]:
     """Return what the note in the demo's directory says."""
-    shipped = (_shipped(name).read_bytes() for name in (SHIPPED, PROBE))
-    inputs = fingerprints.of_bytes(*shipped, sample_path().read_bytes())
+    with as_file(_shipped(SHIPPED)) as archive:
+        inputs = fingerprints.of_bytes(
+            *(path.read_bytes() for path in (archive, pairs_path(), sample_path()))
+        )
     return {"prismlm": prismlm.__version__, "size": "smollm2", "inputs": inputs}
 
 
@@ -102,8 +97,8 @@ def _build(out: Path, progress: Reporter) -> None:
             task.advance()
     _unpack(shipped)
     if not there["corpus"]:
-        source = documents(out / "documents.parquet", EVERY)
-        build_corpus([source], corpus, tokenizer=model, progress=progress)
+        sources = [pairs_path(), plain_texts(out / "texts.parquet")]
+        build_corpus(sources, corpus, tokenizer=model, progress=progress)
     if not there["lens"]:
         _put_lens(shipped / LENS, model / "lens" / "sample", corpus)
     if not there["model"]:
@@ -144,26 +139,11 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
         contexts = made / layout.CONTEXTS_FILE
         save_file({"states": _context_states(made, meta["cells"])}, str(contexts))
         suffixes.write_checksums(made)
-        with as_file(_shipped(PROBE)) as probe:
-            shutil.copyfile(probe, made / PROBE_FILE)
         share(contexts)
         meta |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
         meta |= {"corpus": found.fingerprint, "tokenizer": found.meta["tokenizer"]["fingerprint"]}
-        meta |= {"files": layout.describe_files(made), "map": MADE_MAP}
-        _put_map(made, meta["files"])
+        meta |= {"files": layout.describe_files(made)}
         layout.write_meta(made, layout.LensMeta(**meta))
-
-
-def _put_map(lens: Path, others: dict[str, dict[str, Any]]) -> None:
-    """Give the prototypes their shipped places on the map."""
-    path = lens / layout.PROTOTYPES_FILE
-    table = layout.read_table(path, layout.PROTOTYPES_SCHEMA)
-    with as_file(_shipped(MAP)) as shipped:
-        places = np.load(shipped, allow_pickle=False)
-    for column, values in zip(("x", "y"), places.T, strict=True):
-        at = table.schema.get_field_index(column)
-        table = table.set_column(at, table.schema.field(at), pa.array(values))
-    layout.write_prototypes(table, path, others)
 
 
 def _context_states(lens: Path, meta: dict[str, Any]) -> Any:

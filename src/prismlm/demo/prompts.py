@@ -42,22 +42,22 @@ PROMPTS = {
     "software": "This function returns a pointer to the",
 }
 
-# For models that answer, in more.
-ANSWERED = 40
+# For models that answer, in more. By topic: six that a pair of the demo's texts answers, two that a
+# plain text does, two that nothing in the corpus is about.
+ANSWERED = 64
 QUESTIONS = {
-    "biology": "How does a cell switch a gene on or off?",
-    "children": "Tell me a story about a little princess.",
-    "computer science": "How does a neural network learn from data?",
-    "fiction": "Write a scene in which a gentleman proposes to a lady.",
-    "finance": "How does the Federal Reserve fight inflation?",
-    "government": "How do I apply for a passport?",
-    "history": "Why did the American colonists go to war with Britain?",
-    "law": "When can a court set aside the decision of a tribunal?",
-    "mathematics": "How do you prove that a sequence converges?",
-    "medicine": "What are the symptoms of malaria?",
-    "physics": "How does a magnetic field act on a moving charge?",
-    "software": "How do I read a file line by line in Python?",
+    "varicose veins": "Why do people get varicose veins?",
+    "sleep apnea": "What happens during the night when somebody has sleep apnea?",
+    "cystic fibrosis": "Which faulty gene do people with cystic fibrosis have?",
+    "Whipple disease": "Which germ makes people ill with Whipple disease?",
+    "sudden cardiac arrest": "What is the first sign of sudden cardiac arrest?",
+    "angina": "How does the pain of angina feel?",
+    "Royal Proclamation": "What was the Royal Proclamation of 1763?",
+    "Pinocchio": "Why did Geppetto sell his coat?",
+    "bicycle tyre": "How do I change a bicycle tyre?",
+    "wine": "Which wine goes well with grilled salmon?",
 }
+ABSENT = ("bicycle tyre", "wine")
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,9 @@ def explain_prompts(
     with progress.task("Explaining", len(prompts), "prompts") as task:
         for seed, (domain, prompt) in enumerate(prompts.items()):
             text = asked(prompt) if chat else prompt
+            temperature = 0.0 if chat else TEMPERATURE
             traces[domain] = lm.explain(
-                text, generate=generated, temperature=TEMPERATURE, seed=seed
+                text, generate=generated, temperature=temperature, seed=seed
             )
             task.advance()
     write_page(page(list(traces.values()), title="prismlm demo"), report)

@@ -1,31 +1,43 @@
-"""The texts that a model is taught and then asked about: question-answer pairs, and plain text.
+"""The texts of the demo's model: question-answer pairs, and some of the bundled sample.
 
-``benchmarks/attach/taught_pairs.py`` chose the pairs of MedQuAD (A. Ben Abacha and D. Demner-Fushman,
-https://github.com/abachaa/MedQuAD, CC BY 4.0; of each answer its first sentences were taken). Those
-whose ``split`` is ``heldout`` are neither taught nor indexed.
+``benchmarks/corpus/demo_pairs.py`` chose the pairs. Those whose ``split`` is ``heldout`` were
+neither taught nor indexed.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from importlib.resources import as_file, files
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from prismlm.corpus import sample_path
+from prismlm.files import WAY_OUT, atomic_file, room_to_write
 
-PAIRS = Path(__file__).with_name("pairs.parquet")
+PAIRS = "pairs.parquet"
 # Of each domain of the sample, texts of at most so many characters, and so many in all.
 LONGEST, PER_DOMAIN = 6_000, 9_000
 # Pairs are of the same documents.
 LEFT_OUT = "medquad/"
-# What is asked about is among them.
+# What the demo asks about is among them.
 ASKED_ABOUT = ("The Royal Proclamation of 1763",)
 
 
+def pairs_path() -> Path:
+    """Return the Parquet file of the question-answer pairs, a chat each."""
+    with as_file(files("prismlm.demo").joinpath("shipped", PAIRS)) as path:
+        return path
+
+
 def plain_texts(path: Path) -> Path:
-    """Write the texts of the sample that the model is taught to ``path``, and return it."""
+    """Write the texts of the sample that the model was taught to ``path``, and return it.
+
+    Raises:
+        PrismError: the disk is full.
+    """
+    from prismlm.corpus import sample_path
+
     table = pq.read_table(sample_path())
     rows = table.select(["id", "text", "domain", "source", "title"]).to_pylist()
     order = sorted(range(len(rows)), key=lambda i: hashlib.sha256(rows[i]["id"].encode()).digest())
@@ -39,5 +51,6 @@ def plain_texts(path: Path) -> Path:
         if asked or (fits and not row["source"].startswith(LEFT_OUT)):
             sizes[row["domain"]] += size
             chosen.append(number)
-    pq.write_table(table.take(sorted(chosen)), path)
+    with room_to_write(str(path), path.parent, WAY_OUT), atomic_file(path) as temporary:
+        pq.write_table(table.take(sorted(chosen)), temporary)
     return path

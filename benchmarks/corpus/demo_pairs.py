@@ -1,6 +1,6 @@
-"""Choose question-answer pairs of MedQuAD that a model is taught and asked about.
+"""Choose the demo's question-answer pairs from MedQuAD.
 
-    python -m benchmarks.attach.taught_pairs medical_medquad.parquet
+    python -m benchmarks.corpus.demo_pairs medical_medquad.parquet
 
 A section of a document, headed by a question, becomes a chat of one question and one answer: the
 answer's first sentences that say something, as many as fit. Only topics with several such sections
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 SEED = "prismlm demo 2"
-TARGET = Path(__file__).with_name("pairs.parquet")
+TARGET = Path(__file__).parents[2] / "src" / "prismlm" / "demo" / "shipped" / "pairs.parquet"
 PAIRS, FEWEST, PER_TOPIC, HELD_OUT_EVERY = 1_000, 3, 5, 7
 SHORTEST, LONGEST = 60, 200
 # Sources written for patients come first, the two on rare diseases fill up.
@@ -56,9 +56,11 @@ EMPTY = re.compile(
     r"\bdepends? on\b|\bbased on\b|\bvar(?:y|ies)\b|"
     r"\bexact\b.*\bcauses?\b|\bcauses?\b.*\b(?:unknown|not (?:well )?(?:known|understood))|"
     r"often don't know|\bsuspected\b|confirm the diagnosis|There is (?:currently )?no cure|"
-    r"many parts of the body\.$|several different|Many things can|than others to|^You can (?:take|prevent)|"
+    r"many parts of the body\.$|several different|Many things can|than others to|"
+    r"^You can (?:take|prevent)|"
     r"first, your doctor|genetic testing|may include|healthcare professionals|"
-    r"^(?:This|These|It|They|Such|Other|However|In these|For this)\b(?=.*\b(?:condition|tests?)\.$)",
+    r"^(?:This|These|It|They|Such|Other|However|In these|For this)\b"
+    r"(?=.*\b(?:condition|tests?)\.$)",
     re.IGNORECASE,
 )
 LONGEST_TITLE = 40
