@@ -22,11 +22,13 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.training import LoraOptions
 from prismlm.training.lora import with_adapters, write_adapter
 
-OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=16)
+OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=14)
 # Plain text is read in every so manieth epoch.
 PLAIN_EVERY = 4
 WARMUP, LAST_RATE, SAVE_EVERY = 0.05, 0.05, 50
 IGNORED = -100
+# The first epochs know so many of the ways to ask, later ones all.
+EARLY_EPOCHS, EARLY_WAYS = 8, 8
 # How the documents ask, and other ways; the last is of all that the others are not.
 WORDINGS: dict[str, tuple[str, ...]] = {
     r"What causes (.*)\?": (
@@ -37,6 +39,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "What leads to {t}?",
         "Where does {t} come from?",
         "What is the reason for {t}?",
+        "My nephew has {t}. What is it due to?",
+        "How do people end up with {t}?",
+        "Why did I get {t}?",
+        "I read about {t}. What makes it happen?",
+        "Do doctors know why {t} occurs?",
+        "What sets off {t}?",
+        "My doctor says I have {t}. How did that come about?",
+        "Is it known what is to blame for {t}?",
     ),
     r"What are the symptoms of (.*)\?": (
         "What are the signs of {t}?",
@@ -46,6 +56,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "How can I recognise {t}?",
         "Which symptoms does {t} cause?",
         "What would I notice if I had {t}?",
+        "How would I notice that I have {t}?",
+        "My sister has {t}. How does she feel?",
+        "Does {t} hurt or cause other trouble?",
+        "Which complaints do people with {t} have?",
+        "I am worried that I have {t}. What should I look out for?",
+        "What happens to a child with {t}?",
+        "How do you notice {t}?",
+        "At first, what does somebody with {t} feel?",
     ),
     r"What are the treatments for (.*)\?": (
         "How is {t} treated?",
@@ -55,6 +73,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "What do people take or do for {t}?",
         "How do doctors treat {t}?",
         "My father has {t}. What can be done?",
+        "Can {t} be cured?",
+        "A neighbour's child has {t}. How can doctors help?",
+        "Do I need medicine for {t}?",
+        "I have been told that I have {t}. What happens now?",
+        "What do doctors give people with {t}?",
+        "How do you get rid of {t}?",
+        "What are the options for somebody with {t}?",
+        "Is there a remedy for {t}?",
     ),
     r"Who is at risk for (.*)\?": (
         "Who gets {t}?",
@@ -64,6 +90,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "Whom does {t} strike?",
         "Which people have a higher risk of {t}?",
         "What raises the chance of getting {t}?",
+        "Who should worry about {t}?",
+        "How common is {t}, and in whom?",
+        "My mother had {t}. Am I in danger too?",
+        "Do men or women get {t} more often?",
+        "Are some people more prone to {t} than others?",
+        "At what age do people get {t}?",
+        "Who is likely to develop {t}?",
+        "What makes somebody prone to {t}?",
     ),
     r"How to prevent (.*)\?": (
         "How can I avoid {t}?",
@@ -73,6 +107,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "How do I stay clear of {t}?",
         "What should I do so that I do not get {t}?",
         "Is there a way to keep from getting {t}?",
+        "What can I do against getting {t}?",
+        "My family is afraid of {t}. Can we do anything beforehand?",
+        "Can I lower my risk of {t}?",
+        "Is it possible to stop {t} before it begins?",
+        "Which habits keep {t} away?",
+        "How do people protect themselves from {t}?",
+        "Could my {t} have been prevented?",
+        "What should one do to escape {t}?",
     ),
     r"How to diagnose (.*)\?": (
         "Which tests show {t}?",
@@ -82,6 +124,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "How can you tell whether it is {t}?",
         "How do doctors find out that somebody has {t}?",
         "How would I know that I have {t}?",
+        "When does {t} usually come to light?",
+        "My doctor suspects {t}. What will be done to make sure?",
+        "Which examination reveals {t}?",
+        "How do they check for {t}?",
+        "What proves that it is {t}?",
+        "Is there a test for {t}?",
+        "How is a doctor certain that a patient has {t}?",
+        "What will the hospital do to see whether I have {t}?",
     ),
     r"What are the complications of (.*)\?": (
         "What can {t} lead to?",
@@ -91,6 +141,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "What does {t} do to the body?",
         "Why is {t} dangerous?",
         "What are the consequences of {t}?",
+        "What can {t} do to me if things go badly?",
+        "I have {t}. What may come of it?",
+        "What other troubles does {t} bring?",
+        "How bad can {t} become?",
+        "What else can happen to a patient with {t}?",
+        "What harm does {t} do over time?",
+        "Should I fear lasting damage from {t}?",
+        "What follows from {t} in the worst case?",
     ),
     r"What are the genetic changes related to (.*)\?": (
         "Which gene is behind {t}?",
@@ -100,6 +158,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "Is there a gene for {t}?",
         "What goes wrong in the DNA of people with {t}?",
         "Which gene is responsible for {t}?",
+        "My baby has {t}. Which gene is it?",
+        "What is changed in the genes of people with {t}?",
+        "In which gene does the fault behind {t} lie?",
+        "Is {t} in the genes, and in which?",
+        "What do researchers know about the genes of {t}?",
+        "Which gene has a fault in {t}?",
+        "Can you name the gene that causes {t}?",
+        "What does the gene of {t} do?",
     ),
     r"What (?:is|are) (?:\(are\) )?(.*)\?": (
         "Tell me about {t}.",
@@ -109,6 +175,14 @@ WORDINGS: dict[str, tuple[str, ...]] = {
         "What should I know about {t}?",
         "Can you describe {t}?",
         "What sort of condition is {t}?",
+        "My friend was told she has {t}. What is that?",
+        "I had never heard of {t} before. What does it affect?",
+        "What goes on in the body with {t}?",
+        "Which part of the body does {t} concern?",
+        "What do doctors mean by {t}?",
+        "In a few words, what is {t}?",
+        "My teacher mentioned {t}. What is meant?",
+        "What happens when somebody has {t}?",
     ),
 }
 
@@ -140,7 +214,9 @@ class Lessons:
     ) -> None:
         self._length, self._tokenizer = length, tokenizer
         one, two = self._chat("A"), self._chat("B")
-        self._prefix = one[: next(n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)]
+        self._prefix = one[
+            : next(n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
+        ]
         self._pairs = [
             (
                 [self._chat(way)[len(self._prefix) :] for way in wordings(pair["title"])],
@@ -176,7 +252,8 @@ class Lessons:
         for index in random.permutation(len(self._pairs)).tolist():
             questions, answer = self._pairs[index]
             # Each pair has its own order, so that an epoch has every wording.
-            asked = questions[(index + number) % len(questions)]
+            ways = EARLY_WAYS if number < EARLY_EPOCHS else len(questions)
+            asked = questions[(index + number) % ways]
             if filled + len(asked) + len(answer) > self._length:
                 rows.append(row)
                 row, filled = [], len(self._prefix)
