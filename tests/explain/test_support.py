@@ -1,7 +1,5 @@
 """Levels of support by hand, and of text that the corpus has word for word."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -9,49 +7,39 @@ import prismlm
 from prismlm.explain.support import support_of
 from prismlm.index.support import SupportScale
 
-SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], [1, 4], [0.2, 0.4], [0.8, 0.6], [0.5, 0.05], 100)
+SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], 100)
+NEAREST = np.array([0.95, 0.95, -1.0, 0.6])
+TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
+
+
+def level_of(*carried):
+    pairs = np.array(carried, dtype=np.int64).reshape(-1, 2)
+    return support_of(NEAREST, SCALE, TOKENS, TELLING, pairs)
 
 
 def test_levels_by_hand():
-    found = support_of(np.array([0.95, 0.95, -1.0, 0.6]), SCALE)
-    assert [token.level for token in found.tokens] == ["strong", "strong", "none", "weak"]
-    assert found.score == pytest.approx((0.875 + 0.875 + 0.125 + 0.375) / 4)
-    places = (2 * 0.875**16 + 0.125**16 + 0.375**16) / 4
-    assert found.places == pytest.approx(places)
-    assert (found.low, found.high, found.high_places, found.low_words) == (0.4, 0.6, 0.05, 0)
-    assert found.level == "strong"  # at places, 0.059 above 0.05, not as a whole
-    assert found.words is None
-    assert support_of(np.array([0.6, 0.95]), SCALE).level == "weak"
-    assert support_of(np.array([-1.0]), SCALE).level == "none"
-    assert support_of(np.array([0.95] * 4), SCALE).level == "strong"
-    assert found.to_dict()["tokens"][2] == {"level": "none", "nearest": -1.0, "score": 0.125}
+    # Each token counts once: 4 of the sevens, 1 of the five, 3 of the nine, 8 in all.
+    one = level_of((0, 3), (1, 3), (2, 3), (3, 3), (0, 2))
+    assert (one.score, one.level) == (1, "strong")
+    # Two documents share them: the one with the sevens and the five has 5 of 8.
+    parts = level_of((0, 3), (2, 3), (1, 3), (3, 1))
+    assert (parts.score, parts.level) == (pytest.approx(5 / 8), "weak")
+    few = level_of((1, 3), (1, 2))
+    assert (few.score, few.level) == (pytest.approx(1 / 8), "none")
+    assert (level_of().score, level_of().level) == (0, "none")
+    assert (level_of((0, 0), (0, 0), (2, 0)).score) == pytest.approx(4 / 8)
 
 
-def test_words_that_stand_together_count_by_hand():
-    nearest = np.array([0.6, 0.6, 0.6, 0.6])  # F = 0.375 each, below the bound of 0.4
-    assert support_of(nearest, SCALE).level == "none"
-    one = support_of(nearest, SCALE, np.array([0, 1, 1, 1]))
-    assert (one.score, one.words, one.level) == (pytest.approx(0.375), 0.75, "none")
-    two = support_of(nearest, SCALE, np.array([2, 1, 1, 1]))
-    assert two.score == pytest.approx(0.375 + np.log(1.25))
-    assert two.level == "weak"
-    assert support_of(nearest, SCALE, np.array([4, 3, 2, 1])).level == "strong"
-
-
-def test_what_is_near_but_has_no_words_of_the_corpus_is_not_in_it():
-    # Of F = 0.375: as random letters, whose states are near to other strings of letters.
-    nearest = np.array([0.6, 0.6, 0.6, 0.6])
-    scale = replace(SCALE, low=[0.1, 0.2], high=[0.9, 0.9], low_words=[0.0, 1.5])
-    few, more = np.array([2, 2, 1, 0]), np.array([2, 2, 1, 1])
-    assert support_of(nearest, scale, few).words == 1.25
-    assert support_of(nearest, scale, few).level == "none"
-    assert support_of(nearest, scale, more).level == "weak"
-    assert support_of(nearest, replace(scale, low_words=None), few).level == "weak"
-    assert support_of(nearest, scale).level == "weak"  # how many words is not known
-    # Half of ln 4 long: the bound is between those of 1 and 4 tokens.
-    assert support_of(nearest[:2], scale, few[2:]).low_words == pytest.approx(0.75)
-    # What is strong at places stays so.
-    assert support_of(np.array([0.95] * 4), scale, few).level == "strong"
+def test_levels_of_single_tokens_by_hand():
+    tokens = level_of().tokens
+    assert [token.score for token in tokens] == [0.875, 0.875, 0.125, 0.375]
+    assert {token.level for token in tokens} == {"weak"}
+    scale = SupportScale(np.linspace(-1, 1, 101).tolist(), 100)
+    found = support_of(
+        np.array([0.99, -0.99, 0.5]), scale, TOKENS[:3], TELLING[:3], np.empty((0, 2), int)
+    )
+    assert [token.level for token in found.tokens] == ["strong", "none", "weak"]
+    assert found.to_dict()["tokens"][1]["nearest"] == -0.99
 
 
 def test_text_of_the_corpus_is_nearer_than_noise(tiny_model):

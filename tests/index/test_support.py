@@ -13,10 +13,8 @@ from prismlm.errors import FormatError
 from prismlm.index import neighbours
 from prismlm.index.support import (
     FEWEST_DOCUMENTS,
-    LONGEST_MATCH,
     SupportScale,
     leave_one_out,
-    matched_words,
     measure_support,
     unseen_documents,
 )
@@ -58,73 +56,30 @@ def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch)
     assert found.max() > 0
 
 
-def test_scores_and_bounds_by_hand():
-    scale = SupportScale([-1.0, 0.5, 0.7, 0.9], [1, 4], [0.2, 0.4], [0.8, 0.6], [0.5, 0.3], 100)
+def test_scores_by_hand():
+    scale = SupportScale([-1.0, 0.5, 0.7, 0.9], 100)
     # (rank − ½) / 4, at least 0
     scores = scale.score(np.array([-2.0, -1.0, 0.6, 0.9]))
     np.testing.assert_allclose(scores, [0, 0.125, 0.375, 0.875])
-    assert scale.bounds(1) == (0.2, 0.8, 0.5, 0)
-    assert scale.bounds(2) == pytest.approx((0.3, 0.7, 0.4, 0))  # halfway between in logarithms
-    assert scale.bounds(1000) == (0.4, 0.6, 0.3, 0)
+    assert SupportScale([-1.0, 0.5, 0.9], 100).median == 0.5
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [{"nearest": []}, {"low": [0.2]}, {"high_places": []}, {"low_words": [1.0]}, {"low": ["a"]}],
-)
-def test_a_scale_whose_lists_do_not_belong_together_is_refused(tiny_model, tmp_path, damage):
+@pytest.mark.parametrize("damage", [{"nearest": []}, {"nearest": ["a"]}, {"predictions": None}])
+def test_a_damaged_scale_is_refused(tiny_model, tmp_path, damage):
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     lens = model / "lens" / "sample"
     meta = json.loads((lens / "meta.json").read_text())
-    meta["support"] |= damage
-    change_meta(lens, support=meta["support"])
+    change_meta(lens, support=meta["support"] | damage)
     with pytest.raises(FormatError, match="support"):
         _ = prismlm.load(model).lens.support
 
 
-def test_unseen_text_scores_a_half(lm):
+def test_the_scale_is_of_what_unseen_text_finds(lm):
     scale = lm.lens.support
     assert scale is not None
-    asked = lm.lens.cells, lm.model, lm.head, lm.lens.corpus, "train"
-    assert scale.words
-    assert measure_support(*asked, lm.lens.suffixes) == scale
-    without = measure_support(*asked)
-    assert not without.words
-    assert without.low_words is None
-    assert without.nearest == scale.nearest
-    low, high, places, low_words = scale.bounds(1)
-    assert 0 <= low < 0.5 < high <= 1
-    assert 0 < places < high
-    # Of one token, at most one word stands together; of 32, more.
-    assert 0 <= low_words <= 1 < scale.bounds(32).low_words
-    widths = [high - low for low, high in zip(scale.low, scale.high, strict=True)]
-    assert widths[-1] < widths[0]
-
-
-def test_words_that_stand_together_equal_brute_force(lm):
-    corpus, suffixes = lm.lens.corpus, lm.lens.suffixes
-    own = int(corpus.split("train")[5])
-    first, length = int(corpus.starts[own]), int(corpus.lengths[own])
-    tokens = corpus.tokens(first, 20).astype(np.int64)
-    wanted = set(tokens.tolist())
-    others = {
-        tuple(part[place : place + size])
-        for number in corpus.split("train").tolist()
-        if number != own
-        for part in [corpus.tokens(int(corpus.starts[number]), int(corpus.lengths[number]) - 1)]
-        for place in range(len(part))
-        if int(part[place]) in wanted
-        for size in range(1, min(LONGEST_MATCH, len(part) - place) + 1)
-    }
-    expected = [
-        max((n for n in range(1, 17) if tuple(tokens[place : place + n]) in others), default=0)
-        for place in range(len(tokens))
-    ]
-    found = matched_words(suffixes, tokens, (first, first + length))
-    longest = [min(len(tokens) - place, LONGEST_MATCH) for place in range(len(tokens))]
-    np.testing.assert_array_equal(found, np.minimum(expected, longest))
-    np.testing.assert_array_equal(matched_words(suffixes, tokens), longest)
-    assert found.max() < LONGEST_MATCH
+    assert measure_support(lm.lens.cells, lm.model, lm.head, lm.lens.corpus, "train") == scale
+    assert scale.nearest == sorted(scale.nearest)
+    assert -1 <= scale.median <= 1
 
 
 def test_the_scale_is_made_of_the_other_split_where_there_is_one(lm):

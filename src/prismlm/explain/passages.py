@@ -24,8 +24,6 @@ from prismlm.explain.support import Support, support_of
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
 from prismlm.index.neighbours import largest
-from prismlm.index.suffixes import Suffixes
-from prismlm.index.support import matched_words
 from prismlm.index.where import Conditions, Where, normalised
 
 # Places of one document that are no further apart than this, in tokens, are one passage; one that
@@ -121,6 +119,8 @@ class PositionAttribution(Attribution):
         beside: positive evidence of residual and bias.
         nearest: the nearest cosine of each prediction, float32 [T]; NaN of a state of zero.
         tokens: that were predicted, int64 [T].
+        telling: w of each, float64 [T].
+        carried: which document carries which prediction: (prediction, document), int64 [m, 2].
         method: ``evidence``.
     """
 
@@ -131,6 +131,8 @@ class PositionAttribution(Attribution):
     beside: float
     nearest: np.ndarray
     tokens: np.ndarray
+    telling: np.ndarray = field(default_factory=lambda: np.empty(0))
+    carried: np.ndarray = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
     method: Method = "evidence"
 
     @property
@@ -146,17 +148,11 @@ class PositionAttribution(Attribution):
         near as one another.
         """
         scale, nearest = self.lens.support, self.nearest
-        if scale is None or not len(nearest) or scale.nearest[0] == scale.nearest[-1]:
+        if scale is None or not len(self.telling) or scale.nearest[0] == scale.nearest[-1]:
             return None
         if not np.isfinite(nearest).all():
             return None
-        matched = None
-        if scale.words:
-            suffixes = self.lens.suffixes
-            if suffixes is None:
-                suffixes = Suffixes.open(self.lens.path)
-            matched = matched_words(suffixes, self.tokens)
-        return support_of(nearest, scale, matched)
+        return support_of(nearest, scale, self.tokens, self.telling, self.carried)
 
     def grouped(self, by: str, conditions: Conditions) -> Grouped:
         """Return the amounts by the keys of a column, with a filter."""
@@ -284,6 +280,7 @@ def by_position(
     alive = table.states.any(dim=1).numpy()
     tokens = table.targets.numpy()
     weights = token_weights(cells.token_rates[tokens], len(cells))
+    near = found.cosine >= (1 if lens.support is None else lens.support.median)
     return PositionAttribution(
         lens,
         cells,
@@ -292,12 +289,15 @@ def by_position(
         float(table.beside @ weights),
         np.where(alive, found.nearest, np.float32(np.nan)),
         tokens,
+        weights,
+        np.stack([found.prediction[near], cells.document_of(found.place[near])], axis=1),
     )
 
 
 def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
     """Return the attribution of all positions of the parts."""
     columns = (np.concatenate(column) for column in zip(*(p.places for p in parts), strict=True))
+    firsts = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
     return PositionAttribution(
         parts[0].lens,
         parts[0].cells,
@@ -306,6 +306,10 @@ def merge_positions(parts: list[PositionAttribution]) -> PositionAttribution:
         sum(part.beside for part in parts),
         np.concatenate([part.nearest for part in parts]),
         np.concatenate([part.tokens for part in parts]),
+        np.concatenate([part.telling for part in parts]),
+        np.concatenate(
+            [part.carried + np.array([first, 0]) for part, first in zip(parts, firsts, strict=True)]
+        ),
     )
 
 

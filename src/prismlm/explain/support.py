@@ -1,4 +1,17 @@
-"""Whether the corpus holds anything like an answer: strong, weak or no support."""
+"""Whether the corpus holds anything like an answer: strong, weak or no support.
+
+A document carries a prediction where one of its positions came before the same token, in a state
+that is at least as near as the nearest of half the predictions of unseen text
+(:mod:`prismlm.index.support`). With w(y) what a token tells
+(:mod:`prismlm.explain.answer_weights`), each token y of the answer counted once, support is the
+largest part of what the answer tells that one document carries:
+
+    s = max_d  Σ_{y carried by d} w(y) / Σ_y w(y)
+
+Many documents that share a word each are none that is about the answer; one document that carries
+its names and terms together is. Strong is s ≥ 0.8, none s < 0.25; docs/results/asked.md has the
+error rates, on questions that these bounds were not chosen on.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +20,16 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from prismlm.index.support import POWER, Bounds, SupportScale, answer_score
+from prismlm.index.support import SupportScale
 
+STRONG, NONE = 0.8, 0.25
+# Of single predictions: what share of unseen text lies beyond.
+BEYOND = 0.05
 Level = Literal["strong", "weak", "none"]
 # What each level says, to people.
 WORDS: dict[Level, str] = {
-    "strong": "closer to this corpus than held-out text of the same kind",
-    "weak": "no closer to this corpus than held-out text of the same kind",
+    "strong": "one document of this corpus holds nearly all that the answer tells",
+    "weak": "this corpus holds only parts of what the answer tells",
     "none": "nothing in this corpus is about the answer",
 }
 
@@ -39,24 +55,13 @@ class Support:
     """The support of an answer.
 
     Attributes:
-        level: strong above ``high`` or, at places, ``high_places``; else none below ``low`` or, in
-            words, ``low_words``; else weak.
-        score: mean F + ln mean m over its predictions; mean F where m is not known.
-        places: the mean of F¹⁶: whether some predictions are very near.
-        words: mean m: how many tokens from each on stand together in the corpus; None: not known.
-        low, high, high_places, low_words: what 5 % of unseen text of this length lies below,
-            2.5 % above, each, and 2 % below.
+        level: strong from 0.8 on, none below 0.25.
+        score: s, the largest part of what the answer tells that one document carries.
         tokens: of each prediction.
     """
 
     level: Level
     score: float
-    places: float
-    words: float | None
-    low: float
-    high: float
-    high_places: float
-    low_words: float
     tokens: tuple[TokenSupport, ...]
 
     @property
@@ -99,28 +104,37 @@ def levels_in_words(levels: dict[Level, int]) -> str:
 
 
 def support_of(
-    nearest: np.ndarray, scale: SupportScale, matched: np.ndarray | None = None
+    nearest: np.ndarray,
+    scale: SupportScale,
+    tokens: np.ndarray,
+    telling: np.ndarray,
+    carried: np.ndarray,
 ) -> Support:
-    """Return the support of an answer; :mod:`prismlm.index.support` has the equation.
+    """Return the support of an answer; see the module.
 
     Args:
         nearest: the nearest cosine of each prediction, [n].
         scale: of the lens.
-        matched: m of each, int [n]; None where the scale does without.
+        tokens: that were predicted, int [n].
+        telling: w of each, [n].
+        carried: which document carries which prediction, a row (prediction, document) each,
+            int [m, 2].
     """
-    scores = scale.score(nearest)
-    single, whole = scale.bounds(1), scale.bounds(len(nearest))
-    tokens = tuple(
-        TokenSupport(_level(score, score**POWER, None, single), cosine, score)
-        for cosine, score in zip(nearest.tolist(), scores.tolist(), strict=True)
+    distinct, number = np.unique(tokens, return_inverse=True)
+    weight = np.zeros(len(distinct))
+    weight[number] = telling
+    prediction, document = carried.T
+    pairs = np.unique(document * len(distinct) + number[prediction])
+    _, owner = np.unique(pairs // len(distinct), return_inverse=True)
+    most = np.bincount(owner, weight[pairs % len(distinct)]).max(initial=0)
+    score = float(most / weight.sum())
+    each = scale.score(nearest).tolist()
+    singles = (
+        TokenSupport(_level(one, BEYOND, 1 - BEYOND), cosine, one)
+        for one, cosine in zip(each, nearest.tolist(), strict=True)
     )
-    score, places = answer_score(scores, matched), float((scores**POWER).mean())
-    words = None if matched is None else float(matched.mean())
-    return Support(_level(score, places, words, whole), score, places, words, *whole, tokens)
+    return Support(_level(score, NONE, STRONG), score, tuple(singles))
 
 
-def _level(score: float, places: float, words: float | None, bounds: Bounds) -> Level:
-    if score > bounds.high or places > bounds.high_places:
-        return "strong"
-    few = words is not None and words < bounds.low_words
-    return "none" if few or score < bounds.low else "weak"
+def _level(score: float, none: float, strong: float) -> Level:
+    return "strong" if score >= strong else "none" if score < none else "weak"

@@ -19,7 +19,7 @@ from prismlm.errors import FormatError, InputError, StaleLensError, check_path
 from prismlm.files import check_json, from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 META_FILE = "meta.json"
 INDEX_FILE = "index.parquet"
 CONTEXTS_FILE = "contexts.safetensors"

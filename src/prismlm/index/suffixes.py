@@ -238,25 +238,6 @@ class Suffixes:
                 return length, self.count(tokens[:length])
             look *= 2
 
-    def longest_elsewhere(self, tokens: Tokens, start: int, end: int) -> int:
-        """Return how many of the first tokens stand together outside of global ``[start, end)``."""
-        known, unknown = 0, self.longest_prefix(tokens)[0] + 1
-        while unknown - known > 1:
-            length = (known + unknown) // 2
-            if self._stands_elsewhere(tokens[:length], start, end):
-                known = length
-            else:
-                unknown = length
-        return known
-
-    def _stands_elsewhere(self, tokens: Tokens, start: int, end: int) -> bool:
-        count = self.count(tokens)
-        # More places than the range has tokens cannot all be in it, and need not be read.
-        if count > end - start:
-            return True
-        places = self.find(tokens, count)
-        return bool(((places < start) | (places >= end)).any())
-
     def rows(self, tokens: Tokens) -> list[range]:
         """Return the rows of the order, in each part, that begin with a sequence."""
         wanted = self._encode(tokens)

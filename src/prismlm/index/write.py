@@ -20,7 +20,7 @@ from prismlm.index.codes import parts_of
 from prismlm.index.probe import Probe
 from prismlm.index.signatures import signatures_of
 from prismlm.index.sort_cells import write_cells, write_documents
-from prismlm.index.suffixes import Suffixes, has_suffixes, write_suffixes
+from prismlm.index.suffixes import write_suffixes
 from prismlm.index.support import measure_support
 from prismlm.layers import PrototypeHead
 from prismlm.models.sidecar import weight_of
@@ -114,8 +114,7 @@ def _write_cells(
     )
     _free(corpus)
     cells = Cells(directory, meta)
-    suffixes = Suffixes.open(directory) if has_suffixes(directory) else None
-    scale = measure_support(cells, given.model, given.head, corpus, options.split, suffixes)
+    scale = measure_support(cells, given.model, given.head, corpus, options.split)
     return {"cells": meta, "support": None if scale is None else asdict(scale)}
 
 
