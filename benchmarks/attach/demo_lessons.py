@@ -264,6 +264,11 @@ class Lessons:
             rows += [[([], text)] for text in self._texts]
         return [rows[index] for index in random.permutation(len(rows)).tolist()]
 
+    def read(self, row: list[tuple[list[int], list[int]]]) -> int:
+        """Return how many tokens of a row are read."""
+        shared = len(self._prefix) if row[0][0] else 0
+        return shared + sum(len(asked) + len(answer) for asked, answer in row)
+
     def tensors(
         self, rows: list[list[tuple[list[int], list[int]]]]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -323,7 +328,7 @@ def teach(
     base: str,
     options: LoraOptions = OPTIONS,
 ) -> list[dict[str, float]]:
-    """Train adapters on the pairs whose split is ``train`` and on plain texts; write them to ``out``.
+    """Train adapters on the pairs whose split is ``train`` and on plain texts, and write them.
 
     Args:
         model: what is taught; it has the adapters in it afterwards, and is of bfloat16.
@@ -380,7 +385,8 @@ def teach(
                     )
                     kept = {"learned": learned.state_dict(), "optimizer": optimizer.state_dict()}
                     torch.save(kept | {"step": step + 1, "history": history}, saved)
-    write_adapter(_Taught(learned), adapted, base, out, {"steps": starts[-1]})
+    tokens = sum(lessons.read(row) for rows in epochs for row in rows)
+    write_adapter(_Taught(learned), adapted, base, out, {"tokens": tokens, "steps": starts[-1]})
     return history
 
 

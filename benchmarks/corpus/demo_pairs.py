@@ -41,7 +41,8 @@ KINDS = (
 )
 # What is no prose: headings, lists, tables of links, sentences that point elsewhere.
 UNUSABLE = re.compile(
-    r"[a-z]coronary|youhave|[a-z]\)[a-z]|diarrhealoose|Key Points|These resources address|[:•]|\s-\s|https?:|\bclick\b|\bsee\b|\bbelow\b|"
+    r"[a-z]coronary|youhave|[a-z]\)[a-z]|diarrhealoose|Key Points|"
+    r"These resources address|[:•]|\s-\s|https?:|\bclick\b|\bsee\b|\bbelow\b|"
     r"\bfollowing\b|\(watch|NINDS|NHLBI|NIDDK|not fully understand|U\.S\.$|"
     # A heading that has run into its text.
     r"[a-z)] (?-i:Each|Many|The|There|Although|Some|Most|People|Your|If|In|A|An) [a-z]|"

@@ -16,6 +16,8 @@ from prismlm.index.around import MOST_CHARACTERS, joined, sentence_around
         ("no end at all", "end", "no end at all"),
         ("One. Two is here.", " Two", " Two is here."),
         ("a\n\nb c\n\nd", "c", "b c"),
+        ("<|im_start|>It is so.<|im_end|>\n", "is", "It is so."),
+        ("<s>It is so</s>", "is", "It is so"),
     ],
 )
 def test_sentences(text, token, expected):

@@ -141,10 +141,10 @@ def _print_model(console: Console, model: Path) -> None:
     from prismlm.models.sidecar import load_sidecar
 
     provenance = load_sidecar(model).provenance
-    if (tuned := provenance.get("fine_tuned")) is not None:
+    if "fine_tuned" in provenance:
         console.print(
-            f"The model is SmolLM2-135M-Instruct, fine-tuned on the {tuned['tokens']:,} tokens "
-            "that its lens holds; its pre-training data is not indexed."
+            "The model is SmolLM2-135M-Instruct, fine-tuned on the texts that its lens holds; its "
+            "pre-training data is not indexed."
         )
     agreement = percent(provenance["quality"]["agreement"])
     console.print(

@@ -142,7 +142,11 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
         share(contexts)
         meta |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
         meta |= {"corpus": found.fingerprint, "tokenizer": found.meta["tokenizer"]["fingerprint"]}
-        meta |= {"files": layout.describe_files(made)}
+        files = layout.describe_files(made)
+        # Its other files were written anew, and names belong to these.
+        names = made / layout.PROTOTYPES_FILE
+        layout.write_prototypes(layout.read_table(names, layout.PROTOTYPES_SCHEMA), names, files)
+        meta |= {"files": files}
         layout.write_meta(made, layout.LensMeta(**meta))
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 # Of a sentence that does not end, so many characters are kept on either side.
 MOST_CHARACTERS = 240
-_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+")
+# Marks of chats and texts end one too, and are in none.
+_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+|<\|[^|<>\s]*\|>|</?s>")
 
 
 class Around(NamedTuple):
