@@ -99,6 +99,9 @@ def _run(
     from prismlm.explain.audit_files import audit_files
     from prismlm.pages.audit import audit_page
 
+    for _ in reader:
+        # A row that cannot be used is named now, and not after what the model makes of those above.
+        pass
     pages = [] if html is None else [html]
     reporter = ConsoleReporter()
     with (
