@@ -89,11 +89,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=2_000, help="of each part")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--part", choices=PARTS, action="append", help="others stay as they are")
     parser.add_argument("--before", type=Path, help="JSON of the same cases on another state")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    value: dict[str, Any] = {"environment": environment(), "seed": options.seed}
+    kept = json.loads(options.out.read_text()) if options.part and options.out.is_file() else {}
+    value: dict[str, Any] = kept | {"environment": environment(), "seed": options.seed}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         world = World(Path(directory) / "world")
         for part in options.part or PARTS:

@@ -133,12 +133,11 @@ def _rounding(found: dict[str, Any]) -> list[str]:
 
 
 def _fuzzing(found: dict[str, Any]) -> list[str]:
-    cases = max(found[part]["cases"] for part in PARTS if part in found)
     lines = [
         "## Random inputs",
         "",
-        f"Written by `python -m benchmarks.robustness.fuzz --cases {cases} --seed "
-        f"{found['seed']}`. A case ends in a right answer or in an "
+        "Written by `python -m benchmarks.robustness.fuzz --part PART --cases N --seed "
+        f"{found['seed']}`, N as in the table. A case ends in a right answer or in an "
         "error that says what is wrong and how to mend it; anything else is a finding: another "
         "exception, a wrong answer, or a file changed that was not named as output.",
         "",
