@@ -27,6 +27,9 @@ from pathlib import Path
 
 import pytest
 
+# What a helper asserts is shown with its values, as what a test asserts is.
+pytest.register_assert_rewrite("tests.helpers")
+
 Making = Callable[[Path], Path]
 
 

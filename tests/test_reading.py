@@ -196,8 +196,8 @@ def test_a_token_without_an_embedding_is_told_of_the_model(directory: Path, tmp_
     for way in (lm.explain, lm.generate):
         with pytest.raises(InputError, match=said):
             way("Once <NEW2> upon")
-    with pytest.raises(InputError, match=said):
-        list(read_texts(lm, [Document("a", "Once <NEW2> upon")], TextOptions(64, 32)))
+    with pytest.raises(InputError, match=f"the text 'one' has the token {said}"):
+        list(read_texts(lm, [Document("one", "Once <NEW2> upon")], TextOptions(64, 32)))
     model, _, sidecar = load_checkpoint(tmp_path / "model")
     options = IndexOptions(contexts=2, window=32, stride=16)
     for name in ("a", "b"):

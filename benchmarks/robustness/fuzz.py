@@ -89,17 +89,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=2_000, help="of each part")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--part", choices=PARTS, action="append", help="others stay as they are")
     parser.add_argument("--before", type=Path, help="JSON of the same cases on another state")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    value: dict[str, Any] = {"environment": environment(), "seed": options.seed}
+    kept = options.part and options.out.is_file()
+    value: dict[str, Any] = json.loads(options.out.read_text()) if kept else {}
+    how = {"environment": environment(), "seed": options.seed}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         world = World(Path(directory) / "world")
         for part in options.part or PARTS:
             begun = time.monotonic()
             found = fuzz(part, world, options.cases, options.seed)
-            value[part] = found.to_json(time.monotonic() - begun)
+            value[part] = how | found.to_json(time.monotonic() - begun)
             print(part, *found.findings[:3], sep="\n")
     if options.before is not None:
         value |= compared(value, json.loads(options.before.read_text()))
@@ -108,7 +110,7 @@ def main() -> None:
 
 def compared(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """Return each part with the findings of both states: mended are those of the one before."""
-    found: dict[str, Any] = {"environment before": before["environment"]}
+    found: dict[str, Any] = {}
     for part in PARTS:
         if part not in now or part not in before:
             continue
@@ -116,7 +118,7 @@ def compared(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
         gone = [one | {"mended": True} for one in before[part]["findings"]
                 if one["kind"] not in kinds]  # fmt: skip
         left = now[part]["findings"]
-        counts = {"right answers", "errors of ours", "cases"}
+        counts = {"right answers", "errors of ours", "cases", "environment"}
         earlier = {name: before[part][name] for name in sorted(counts)}
         found[part] = now[part] | {"before": earlier, "findings": left + gone}
     return found

@@ -11,6 +11,7 @@ from benchmarks.shared.pages import (
     page_options,
     publish,
     read_result,
+    runs_made,
     table_head,
 )
 from prismlm.files import read_json
@@ -133,18 +134,19 @@ def _rounding(found: dict[str, Any]) -> list[str]:
 
 
 def _fuzzing(found: dict[str, Any]) -> list[str]:
-    cases = max(found[part]["cases"] for part in PARTS if part in found)
     lines = [
         "## Random inputs",
         "",
-        f"Written by `python -m benchmarks.robustness.fuzz --cases {cases} --seed "
-        f"{found['seed']}`. A case ends in a right answer or in an "
+        "Written by `python -m benchmarks.robustness.fuzz --part PART --cases N --seed SEED`, with "
+        "the numbers of the table. A case ends in a right answer or in an "
         "error that says what is wrong and how to mend it; anything else is a finding: another "
         "exception, a wrong answer, or a file changed that was not named as output.",
         "",
-        measured_on(found["environment"]),
+        runs_made([found[part]["environment"] for part in PARTS if part in found]),
         "",
-        *table_head("| | cases | right answers | errors that say what is wrong | findings |"),
+        *table_head(
+            "| | seed | cases | right answers | errors that say what is wrong | findings |"
+        ),
     ]
     findings: list[tuple[str, dict[str, Any]]] = []
     for part, name in PARTS.items():
@@ -154,8 +156,8 @@ def _fuzzing(found: dict[str, Any]) -> list[str]:
         left = [one for one in of["findings"] if not one.get("mended")]
         findings += [(name, one) for one in of["findings"]]
         lines.append(
-            f"| {name} | {of['cases']:,} | {of['right answers']:,} | {of['errors of ours']:,} | "
-            f"{sum(one['cases'] for one in left):,} |"
+            f"| {name} | {of['seed']} | {of['cases']:,} | {of['right answers']:,} | "
+            f"{of['errors of ours']:,} | {sum(one['cases'] for one in left):,} |"
         )
     if findings:
         compared = any("mended" in one for _, one in findings)

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.shared.over_seeds import spread
 from benchmarks.shared.pages import ranged
-from benchmarks.uncertainty_feedback.measure import SWEEP, TRAIN
+from benchmarks.uncertainty_feedback.measure import LITERAL, SWEEP, TRAIN
 from benchmarks.uncertainty_feedback.validation import NEUTRAL, OWN, PLAIN, PREVIOUS, SHUFFLED
 
 Row = dict[str, Any]
@@ -19,7 +19,7 @@ def by_arm(runs: list[Row]) -> Arms:
     arms: Arms = defaultdict(dict)
     for row in runs:
         arms[row["arm"]][row["seed"]] = row
-    order = [*TRAIN, *SWEEP]
+    order = list(TRAIN | SWEEP | LITERAL)
     ranked = sorted(arms, key=lambda name: order.index(name) if name in order else len(order))
     return {name: dict(sorted(arms[name].items())) for name in ranked}
 
@@ -51,13 +51,6 @@ def loss(row: Row) -> float:
 def losses(arms: Arms, name: str) -> dict[int, float]:
     """Return an arm's losses by seed."""
     return {seed: loss(row) for seed, row in arms.get(name, {}).items()}
-
-
-def same_windows(row: Row, other: Row) -> bool:
-    """Say whether two models were judged on the same held-out windows."""
-    counts = ("windows", "documents", "tokens")
-    each = [[one["validation"]["all"][name] for name in counts] for one in (row, other)]
-    return each[0] == each[1]
 
 
 def short(name: str) -> str:

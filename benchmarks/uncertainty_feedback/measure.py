@@ -3,13 +3,15 @@
     python -m benchmarks.signal_noise_attention.measure stories corpus TEXTS.parquet …
     python -m benchmarks.uncertainty_feedback.measure stories train --seed 0        # and 1, 2
     python -m benchmarks.uncertainty_feedback.measure stories levels --seed 0       # and 1, 2
+    python -m benchmarks.uncertainty_feedback.measure stories literal --seed 0 \\
+        --out docs/results/uncertainty_literal                                      # and 1, 2
     python -m benchmarks.uncertainty_feedback.render
 
 Every model sees the same rows in the same order for as many steps, with the same peak rate, and
 begins with the weights of the same seed: those of signal/noise attention, so that the runs
 without feedback can be compared with the ones there. The control is trained with the table and
-the codes of two passes, but permuted over all positions of a batch; *previous batch* is trained as
-the source's pseudo-code is read literally, with the codes of the batch before.
+the codes of two passes, but permuted over all positions of a batch. ``literal`` trains as the
+source's pseudo-code is read literally, with the codes of the batch before, and its control.
 
 One JSON file per run in docs/results/uncertainty_feedback/. A run whose file is there is not run
 again, and one that was cut short goes on from its last checkpoint in ``--work``, where the trained
@@ -63,15 +65,11 @@ def interpolated(levels: int, **more: Any) -> Settings:
     return fed(levels, rows=INTERPOLATED, **more)
 
 
-AGAIN = "no feedback, rebuilt corpus"
-"""The control of *previous batch*, which is of the corpus built anew: the same tokens for both."""
 TRAIN: dict[str, Arm] = {
     "no feedback": Arm("LLaMA", None),
     "two passes": Arm("LLaMA", fed()),
     "shuffled": Arm("LLaMA", fed(signal="shuffled")),
     "one pass": Arm("LLaMA", fed(passes=1)),
-    "previous batch": Arm("LLaMA", fed(passes=1, signal="previous_batch")),
-    AGAIN: Arm("LLaMA", None),
     "ProtoT, no feedback": Arm("ProtoT", None),
     "ProtoT, two passes": Arm("ProtoT", fed()),
     "ProtoT, shuffled": Arm("ProtoT", fed(signal="shuffled")),
@@ -88,7 +86,11 @@ SWEEP: dict[str, Arm] = {
     "256 levels": Arm("LLaMA", fed(256)),
     "256 levels, interpolated": Arm("LLaMA", interpolated(256)),
 }
-PARTS = {"train": TRAIN, "levels": SWEEP}
+LITERAL: dict[str, Arm] = {
+    "no feedback": TRAIN["no feedback"],
+    "previous batch": Arm("LLaMA", fed(passes=1, signal="previous_batch")),
+}
+PARTS = {"train": TRAIN, "levels": SWEEP, "literal": LITERAL}
 
 
 def slug(arm: str) -> str:
@@ -102,7 +104,7 @@ def main() -> None:
     parser = training_options(
         __doc__, PARTS, work="uncertainty-runs", out=RESULTS / "uncertainty_feedback"
     )
-    parser.add_argument("--only", nargs="*", help=f"of {', '.join([*TRAIN, *SWEEP])!r}")
+    parser.add_argument("--only", nargs="*", help=f"of {', '.join(TRAIN | SWEEP | LITERAL)!r}")
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

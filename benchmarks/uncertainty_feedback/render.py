@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.shared.over_seeds import HOW, Claim, answers, spread
 from benchmarks.shared.pages import (
@@ -19,25 +17,22 @@ from benchmarks.shared.pages import (
 from benchmarks.uncertainty_feedback.arms import (
     Arms,
     Row,
-    a_run,
     by_arm,
     loss,
     losses,
-    same_windows,
     seeds_of,
     short,
     signal_of,
 )
 from benchmarks.uncertainty_feedback.checks import rendered as checked
 from benchmarks.uncertainty_feedback.costs import overhead
-from benchmarks.uncertainty_feedback.measure import AGAIN
 from benchmarks.uncertainty_feedback.signals import (
     as_the_source_trains,
     fed_others,
     levels_visited,
     recursion,
 )
-from benchmarks.uncertainty_feedback.validation import PLAIN, PREVIOUS
+from benchmarks.uncertainty_feedback.validation import PLAIN
 
 OVERHEAD = "uncertainty_overhead.json"
 CUDA = "uncertainty_overhead_cuda.json"
@@ -66,15 +61,17 @@ def main() -> int:
         read_results(results / "uncertainty_feedback", f"{by}.measure"),
         read_timings(results, (OVERHEAD, CUDA), f"{by}.overhead"),
         read_results(results / "uncertainty_checks", f"{by}.checks"),
+        read_results(results / "uncertainty_literal", f"{by}.measure"),
     )
     return publish({results / "uncertainty_feedback.md": page}, check=given.check)
 
 
-def _json(path: Path) -> Row:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def render(runs: list[Row], timings: dict[str, Row], checks: Sequence[Row] = ()) -> str:
+def render(
+    runs: list[Row],
+    timings: dict[str, Row],
+    checks: Sequence[Row] = (),
+    literal: Sequence[Row] = (),
+) -> str:
     """Return the page."""
     lines = [
         "# Uncertainty feedback: with and without it, and what it costs",
@@ -83,6 +80,8 @@ def render(runs: list[Row], timings: dict[str, Row], checks: Sequence[Row] = ())
         "",
         "    python -m benchmarks.uncertainty_feedback.measure stories train --seed 0   # 1, 2",
         "    python -m benchmarks.uncertainty_feedback.measure stories levels --seed 0  # 1, 2",
+        "    python -m benchmarks.uncertainty_feedback.measure stories literal --seed 0 \\",
+        "        --out docs/results/uncertainty_literal                             # 1, 2",
         "    python -m benchmarks.uncertainty_feedback.checks uncertainty-runs",
         "    python -m benchmarks.uncertainty_feedback.overhead --threads 1 --batch 2 --length 512",
         "",
@@ -94,10 +93,10 @@ def render(runs: list[Row], timings: dict[str, Row], checks: Sequence[Row] = ())
             *_trained(arms),
             *fed_others(arms),
             *recursion(arms),
-            *as_the_source_trains(arms),
+            *(as_the_source_trains(by_arm(list(literal))) if literal else []),
             *levels_visited(arms),
         ]
-        lines += [runs_made([row["environment"] for row in runs]), ""]
+        lines += [runs_made([row["environment"] for row in [*runs, *literal]]), ""]
     if checks:
         lines += [*checked(list(checks)), measured_on(checks[-1]["environment"]), ""]
     for name, timing in timings.items():
@@ -194,7 +193,7 @@ def _trained(arms: Arms) -> list[str]:
     for name, found in arms.items():
         some = next(iter(found.values()))
         base = arms.get(_base(some), {})
-        both = [s for s in found if s in base and same_windows(found[s], base[s])]
+        both = [s for s in found if s in base]
         apart = [loss(found[seed]) - loss(base[seed]) for seed in both]
         # A run that was cut short knows the time of its last part alone.
         whole = [s for s in both if not (found[s]["resumed"] or base[s]["resumed"])]
@@ -209,24 +208,10 @@ def _trained(arms: Arms) -> list[str]:
             spread(times, ".2f") if times else "",
         ]
         lines.append(f"| {some['backbone']} | {short(name)} | {' | '.join(cells)} |")
-    others = [
-        f"{short(name)}: {counted['tokens']:,} tokens of {counted['documents']} documents"
-        for name, found in arms.items()
-        if not same_windows(some := a_run(found), first)
-        for counted in [some["validation"]["all"]]
-    ]
-    if others:
-        lines += [
-            "",
-            "Trained on as many tokens of the same text, and judged on other held-out windows, so "
-            f"compared with one another alone: {'; '.join(others)}.",
-        ]
     return [*lines, ""]
 
 
 def _base(row: Row) -> str:
-    if signal_of(row) == PREVIOUS:
-        return AGAIN
     return "no feedback" if row["backbone"] == "LLaMA" else f"{row['backbone']}, no feedback"
 
 

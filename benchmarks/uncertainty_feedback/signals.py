@@ -14,12 +14,11 @@ from benchmarks.uncertainty_feedback.arms import (
     interval,
     loss,
     losses,
-    same_windows,
     seeds_of,
     short,
     signal_of,
 )
-from benchmarks.uncertainty_feedback.measure import AGAIN
+from benchmarks.uncertainty_feedback.measure import LITERAL
 from benchmarks.uncertainty_feedback.validation import (
     NEUTRAL,
     OWN,
@@ -116,25 +115,8 @@ def recursion(arms: Arms) -> list[str]:
 
 def as_the_source_trains(arms: Arms) -> list[str]:
     """Return the section on the source's pseudo-code, which feeds the codes of another batch."""
-    rows = {
-        seed: row
-        for arm in arms.values()
-        for seed, row in arm.items()
-        if signal_of(row) == PREVIOUS
-    }
-    if not rows:
-        return []
-    found = {seed: row["validation"] for seed, row in rows.items()}
-    every = {seed: row["all"]["losses"] for seed, row in found.items()}
-    written = {
-        seed: row["sample"]["losses"][RECURSION] - row["sample"]["losses"][PREVIOUS]
-        for seed, row in found.items()
-    }
-    plain = {
-        seed: loss(row)
-        for seed, row in arms.get(AGAIN, {}).items()
-        if seed in rows and same_windows(rows[seed], row)
-    }
+    plain, rows = (arms.get(name, {}) for name in LITERAL)
+    columns = ["seed", PLAIN, PREVIOUS, "difference", ZERO, NEUTRAL, OWN, "generating"]
     lines = [
         "## As the source's pseudo-code trains",
         "",
@@ -142,25 +124,22 @@ def as_the_source_trains(arms: Arms) -> list[str]:
         "which are of other texts, and in generation a token the code of the prediction before it. "
         "Arm *previous batch*: one row for each of 65,536 codes, drawn, one pass. Nats per token "
         "by what the trained model is fed; *generating* is the difference that feeding it its own "
-        "codes token by token makes, on the sample of the section before. The corpus was built "
-        "anew for this arm, with as many documents and tokens and another fingerprint, so that its "
-        "only control is a model without feedback that was trained on that one too: "
-        + (f"*{AGAIN}*." if plain else "there is none yet, and no difference can be given."),
+        "codes token by token makes, on the sample of the section before. For this arm and "
+        f"*{PLAIN}* here the corpus was built anew, with as many documents and tokens and another "
+        "fingerprint: they are compared with each other, and not with the tables above.",
         "",
-        *table_head(
-            f"| seed | {PREVIOUS} | less {AGAIN} | {ZERO} | {NEUTRAL} | {OWN} | generating |"
-        ),
+        *table_head(f"| {' | '.join(columns)} |"),
     ]
-    for seed, fed in every.items():
-        apart = f"{fed[PREVIOUS] - plain[seed]:+.4f}" if seed in plain else ""
+    for seed in sorted(plain.keys() & rows.keys()):
+        fed, sample = (rows[seed]["validation"][part]["losses"] for part in ("all", "sample"))
+        base = loss(plain[seed])
         rest = [f"{fed[signal]:.4f}" for signal in (ZERO, NEUTRAL, OWN)]
-        cells = [f"{fed[PREVIOUS]:.4f}", apart, *rest, f"{written[seed]:+.4f}"]
-        lines.append(f"| {seed} | {' | '.join(cells)} |")
-    if plain:
-        words = "Lower loss with the codes of the previous batch than without feedback"
-        own = {seed: fed[PREVIOUS] for seed, fed in every.items() if seed in plain}
-        lines += ["", *lines_of([Claim(words, own, plain)])]
-    return [*lines, ""]
+        cells = [f"{base:.4f}", f"{fed[PREVIOUS]:.4f}", f"{fed[PREVIOUS] - base:+.4f}", *rest]
+        written = f"{sample[RECURSION] - sample[PREVIOUS]:+.4f}"
+        lines.append(f"| {seed} | {' | '.join(cells)} | {written} |")
+    words = "Lower loss with the codes of the previous batch than without feedback"
+    claim = Claim(words, losses(arms, PREVIOUS), losses(arms, PLAIN))
+    return [*lines, "", *lines_of([claim]), ""]
 
 
 def levels_visited(arms: Arms) -> list[str]:

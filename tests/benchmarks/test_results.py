@@ -65,6 +65,7 @@ def test_no_page_is_rendered_without_its_json(path, words, tmp_path, monkeypatch
         ("signal_noise_attention/render", "signal_noise_readings"),
         ("signal_noise_attention/render", "stories.json"),
         ("uncertainty_feedback/render", "uncertainty_checks"),
+        ("uncertainty_feedback/render", "uncertainty_literal"),
         ("uncertainty_feedback/render", "uncertainty_overhead.json"),
     ],
 )

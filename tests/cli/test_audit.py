@@ -11,7 +11,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
+from torch.nn.modules.module import register_module_forward_pre_hook
+from typer.testing import CliRunner
 
+from prismlm.cli.app import app
 from prismlm.explain.audit_files import ROWS_AT_ONCE
 from tests.helpers import forked
 from tests.helpers.lens_meta import change_meta
@@ -58,6 +61,25 @@ def wait_for(process: forked.Forked, found) -> None:
         assert process.poll() is None, process.communicate(timeout=1)[1]
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_a_row_that_cannot_be_used_is_named_before_the_model_reads_any(tiny_model, tmp_path):
+    path, passes = tmp_path / "texts.jsonl", []
+    bad = {"id": "bad", "text": 3}
+    hook = register_module_forward_pre_hook(lambda module, _: passes.append(module))
+    try:
+        made = []
+        for rows in ([bad, *TEXTS], [*TEXTS, bad]):
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            result = CliRunner().invoke(app, ["audit", str(tiny_model), str(path)])
+            assert result.exit_code == 2
+            assert "the text is a number" in result.output
+            made.append(len(passes))
+            passes.clear()
+    finally:
+        hook.remove()
+    # Those of opening the model.
+    assert made[0] == made[1] > 0
 
 
 def test_every_report(prism, tiny_model, texts, out):

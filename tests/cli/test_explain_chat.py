@@ -71,6 +71,20 @@ def test_files_of_chats_are_explained_and_audited_by_their_answers(prism, model,
     assert found["texts"][0]["opening"] == QUESTION
 
 
+def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_counted(
+    prism, model, chats, tmp_path
+):
+    asked_again = [*CHAT, {"role": "user", "content": QUESTION}]
+    rows = [{"id": f"{n}", "messages": one} for n, one in enumerate([CHAT[:-1], CHAT, asked_again])]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, alone = (
+        json.loads(done(prism("audit", model, file, "--json"))) for file in (path, chats)
+    )
+    assert found["left_out"] == {"chat without an answer": 2}
+    assert [found[name] for name in ("texts", "predictions")] == [1, alone["predictions"]]
+
+
 def test_a_corpus_is_built_of_chats(prism, model, chats, tmp_path):
     arguments = ("corpus", "build", chats, "--out", tmp_path / "c", "--tokenizer", model)
     json.loads(done(prism(*arguments, "--dry-run", "--json")))

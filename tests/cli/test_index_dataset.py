@@ -13,8 +13,6 @@ from prismlm.corpus import Corpus
 from prismlm.index.layout import read_meta
 from tests.helpers import forked
 
-pytest.importorskip("datasets")
-
 
 @pytest.fixture(scope="module")
 def folder(tiny_corpus, tmp_path_factory) -> Path:

@@ -1,5 +1,6 @@
 """Hugging Face datasets, from local copies: no test needs a network."""
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -7,7 +8,6 @@ import pytest
 from prismlm.corpus import Columns, HubDataset, build_corpus
 from prismlm.errors import InputError
 
-datasets = pytest.importorskip("datasets")
 ROWS = [
     {"body": f"Document {i} says {i * i}.", "licence": "CC0" if i % 2 else None} for i in range(40)
 ]

@@ -66,7 +66,6 @@ def test_tokens_of_packed_and_plain_files_are_those_of_the_corpus(
 
 
 def test_a_stream_that_does_not_say_how_much_it_holds(tiny_corpus, tmp_path, monkeypatch):
-    pytest.importorskip("datasets")
     write_jsonl(tmp_path / "t.jsonl", [{"text": f"{n} a line " * 40} for n in range(900)])
     monkeypatch.setattr(module, "READING_SECONDS", 0.0)
     found = estimate_build(

@@ -13,7 +13,6 @@ from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
 from prismlm.errors import FormatError, InputError, Interrupted
 from tests.helpers import forked
 
-pytest.importorskip("datasets")
 SHARD = 4000
 COLUMNS = Columns(text="body", license="licence")
 # Every seventh is empty and skipped.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -130,6 +131,14 @@ def _byte_width(corpus: Corpus, token: int) -> int:
 def test_an_excerpt_stays_within_a_document(corpus: Corpus) -> None:
     with pytest.raises(InputError, match="within one document"):
         corpus.excerpt(int(corpus.starts[1]) - 1, 2)
+
+
+def test_what_is_no_corpus_is_told_how_to_become_one(tmp_path: Path) -> None:
+    text, nowhere = tmp_path / "a.txt", tmp_path / "nowhere"
+    text.write_text("Text.")
+    for path, made in ((text, f"{text} --out DIR"), (nowhere, f"INPUT --out {nowhere}")):
+        with pytest.raises(InputError, match=re.escape(f"prismlm corpus build {made}")):
+            Corpus.open(path)
 
 
 def test_a_pickle_opens_the_directory_again(corpus: Corpus) -> None:

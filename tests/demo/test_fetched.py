@@ -23,8 +23,6 @@ from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
 
-pytest.importorskip("gguf")
-pytest.importorskip("faiss")
 module = sys.modules[run_fetched.__module__]
 EVERY = 120
 SHOWN = dict(list(QUESTIONS.items())[:2])

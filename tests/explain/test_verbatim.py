@@ -13,8 +13,6 @@ from prismlm.explain.verbatim import VerbatimSpan, verbatim_spans
 from prismlm.index.suffixes import Suffixes, write_suffixes
 from tests.helpers.token_corpus import TokenCorpus
 
-pytest.importorskip("pydivsufsort")
-
 TEXTS = (
     "the heart pumps blood through the body",
     "the old heart pumps blood",

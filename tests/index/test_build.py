@@ -250,10 +250,10 @@ def test_mass_equals_brute_force(lens, expected):
     for row in table:
         key = tuple(row[name] for name in layout.GROUP_COLUMNS)
         counts, sums = mass[key]
-        differing += abs(row["tokens"] - counts[row["prototype"]].item())
-        assert row["activation_sum"] == pytest.approx(
-            sums[row["prototype"]].item(), rel=1e-3, abs=1.0
-        )
+        off = abs(row["tokens"] - counts[row["prototype"]].item())
+        differing += off
+        if not off:
+            assert row["activation_sum"] == pytest.approx(sums[row["prototype"]].item(), rel=1e-4)
     total = sum(counts.sum().item() for counts, _ in mass.values())
     assert sum(row["tokens"] for row in table) == total
     # Float32 rounding may swap the k-th with the next prototype; one use in 20,000 at most.

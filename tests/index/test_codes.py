@@ -12,8 +12,6 @@ from prismlm.index.cells import Cells
 from prismlm.index.codes import PARTS, ProductCodes, check_codes, parts_of
 from tests.index.test_cells import flip, random_records, write
 
-pytest.importorskip("faiss")
-
 
 def unit_states(count, width, seed=0):
     generator = torch.Generator().manual_seed(seed)

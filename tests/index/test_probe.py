@@ -41,7 +41,8 @@ def test_a_decoder_of_our_own_and_its_copy_in_half_precision(corpus, preset):
 
 
 def test_an_adapter_counts_where_it_is_on(corpus):
-    peft = pytest.importorskip("peft")
+    import peft
+
     model = families.build("llama")
     probe = probe_of(model, corpus)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))

@@ -29,13 +29,8 @@ END = 2
 DOCUMENTS = [[5, 6, 7, 5, 6], [6, 7, 8], [], [5, 6, 7, 5, 6, 9]]
 
 
-@pytest.fixture(scope="module")
-def sorter():
-    pytest.importorskip("pydivsufsort")
-
-
 @pytest.fixture
-def written(sorter, tmp_path):
+def written(tmp_path):
     write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
     return tmp_path
 
@@ -44,7 +39,7 @@ documents = st.lists(st.lists(st.sampled_from([0, 1, 3, 300]), max_size=12), min
 
 
 @given(documents, documents, st.sampled_from(["uint16", "uint32"]), st.sampled_from([1, 9, 99]))
-def test_every_sequence_is_found_where_it_stands(sorter, texts, asked, dtype, part):
+def test_every_sequence_is_found_where_it_stands(texts, asked, dtype, part):
     corpus = TokenCorpus(texts, END, dtype, held_out=range(1, len(texts), 3))
     with TemporaryDirectory() as directory, patch.object(module, "PART", part):
         write_suffixes(Path(directory), corpus, "train")
@@ -88,7 +83,7 @@ def test_tokens_that_cannot_be_stored_stand_nowhere(written, token):
 
 
 @pytest.mark.parametrize("large", [255, 256, 2**16, 2**24, 2**31])
-def test_tokens_of_any_width(sorter, tmp_path, large):
+def test_tokens_of_any_width(tmp_path, large):
     corpus = TokenCorpus([[1, large, large + 1], [large, 1]], 0, "uint32")
     write_suffixes(tmp_path, corpus, "all")
     suffixes = Suffixes.open(tmp_path)
@@ -96,7 +91,7 @@ def test_tokens_of_any_width(sorter, tmp_path, large):
     assert suffixes.count([large, large + 1]) == suffixes.count([large, 1]) == 1
 
 
-def test_a_long_text_is_found_to_its_end(sorter, tmp_path):
+def test_a_long_text_is_found_to_its_end(tmp_path):
     text = np.random.default_rng(0).integers(1, 4, 300).tolist()
     write_suffixes(tmp_path, TokenCorpus([text]), "all")
     suffixes = Suffixes.open(tmp_path)
@@ -105,7 +100,7 @@ def test_a_long_text_is_found_to_its_end(sorter, tmp_path):
     assert suffixes.longest_prefix([*text[:100], 9])[0] == 100
 
 
-def test_pieces_and_runs_change_no_byte(sorter, tmp_path, monkeypatch):
+def test_pieces_and_runs_change_no_byte(tmp_path, monkeypatch):
     corpus = TokenCorpus(DOCUMENTS, END)
     write_suffixes(tmp_path, corpus, "all")
     before = {name: (tmp_path / name).read_bytes() for name in FILES}
@@ -132,13 +127,13 @@ def test_places_of_eight_bytes(written, monkeypatch):
     assert Suffixes.open(written).find([5, 6, 7], 9).tolist() == [0, 11]
 
 
-def test_documents_without_text(sorter, tmp_path):
+def test_documents_without_text(tmp_path):
     write_suffixes(tmp_path, TokenCorpus([[], []], END), "all")
     suffixes = Suffixes.open(tmp_path)
     assert (len(suffixes), suffixes.count([5]), suffixes.longest_prefix([5])) == (0, 0, (0, 0))
 
 
-def test_an_empty_split_is_refused(sorter, tmp_path):
+def test_an_empty_split_is_refused(tmp_path):
     with pytest.raises(InputError, match="no documents in its heldout split"):
         write_suffixes(tmp_path, TokenCorpus(DOCUMENTS), "heldout")
 
@@ -152,7 +147,7 @@ def built(tmp_path_factory):
 
 
 @pytest.mark.parametrize("split", ["train", "heldout", "all"])
-def test_the_lens_needs_the_corpus_no_more(sorter, built, tmp_path, split):
+def test_the_lens_needs_the_corpus_no_more(built, tmp_path, split):
     corpus = Corpus.open(shutil.copytree(built, tmp_path / "corpus"))
     (tmp_path / "lens").mkdir()
     write_suffixes(tmp_path / "lens", corpus, split)

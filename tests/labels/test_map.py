@@ -71,7 +71,6 @@ def test_a_page_opens_at_a_prototype_worth_seeing(tiny_model, tmp_path):
 
 @pytest.mark.slow
 def test_a_lens_gets_its_map(tiny_model, tmp_path):
-    pytest.importorskip("umap")
     directory = shutil.copytree(tiny_model, tmp_path / "model")
     lm = prismlm.load(directory)
     found = map_lens(lm.lens, lm.head)

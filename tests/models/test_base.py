@@ -103,7 +103,6 @@ def test_a_snapshot_in_the_cache_of_the_hub_is_links_and_is_read(tiny_model, tmp
 
 
 def test_a_gguf_file_becomes_the_same_model(tiny_model, tmp_path):
-    pytest.importorskip("gguf")
     model = AutoModelForCausalLM.from_pretrained(tiny_model).eval()
     path = write_gguf(model, tiny_model / "tokenizer.json", tmp_path / "tiny.gguf")
     converted = placed(path, tmp_path / "out").eval()
@@ -117,7 +116,6 @@ def test_a_gguf_file_becomes_the_same_model(tiny_model, tmp_path):
 
 
 def test_a_gguf_file_that_is_cut_off(tiny_model, tmp_path):
-    pytest.importorskip("gguf")
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     path = write_gguf(model, tiny_model / "tokenizer.json", tmp_path / "tiny.gguf")
     os.truncate(path, path.stat().st_size // 2)

@@ -4,14 +4,10 @@ from itertools import combinations
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import AttentionMap, Head
-
-pytest.importorskip("matplotlib")
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-
 from prismlm.pages.attention_plots import maps_figure
 
 WORDS = (

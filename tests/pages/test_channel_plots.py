@@ -10,11 +10,7 @@ import torch
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels.build_report import ReportOptions, channel_report
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
-
-matplotlib = pytest.importorskip("matplotlib")
-
-from prismlm.pages.channel_plots import (  # noqa: E402
+from prismlm.pages.channel_plots import (
     curves_figure,
     figures,
     half_life_figure,
@@ -23,6 +19,7 @@ from prismlm.pages.channel_plots import (  # noqa: E402
     metrics_figure,
     most_written,
 )
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
 OPTIONS = ReportOptions(kept=4, tokens=7, max_lag=2, shuffles=9)
 # Twice the tokens of a row, so that curves take several rows.

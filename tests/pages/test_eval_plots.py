@@ -2,8 +2,6 @@ import pytest
 
 from prismlm.eval.accuracy import mean_figures, task_figures
 
-pytest.importorskip("matplotlib")
-
 
 def test_bars_and_band_by_hand():
     from prismlm.pages.eval_plots import accuracy_figure

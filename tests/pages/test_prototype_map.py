@@ -24,7 +24,8 @@ def page(tiny_model, tmp_path_factory):
 
 
 def test_a_person_looks_around(page):
-    playwright = pytest.importorskip("playwright.sync_api")
+    from playwright import sync_api as playwright
+
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     assert chromium, "this test needs chromium"
     path, lens = page

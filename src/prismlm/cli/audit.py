@@ -76,7 +76,8 @@ def audit(
         check_ending(path, ending)
     conditions = parse_where(where or [])
     columns = Columns(text=text_column, id=id_column)
-    reader = DocumentReader(list(files), columns, skip_bad_rows=skip_bad_rows)
+    how: dict[str, Any] = {"skip_bad_rows": skip_bad_rows, "answered_chats": "last"}
+    reader = DocumentReader(list(files), columns, **how)
     lm = load(model, lens=lens)
     reader.tokenizer = lm.tokenizer
     options = text_options([lm], window, stride, method)  # pyright: ignore[reportArgumentType]
@@ -99,6 +100,9 @@ def _run(
     from prismlm.explain.audit_files import audit_files
     from prismlm.pages.audit import audit_page
 
+    for _ in reader:
+        # A row that cannot be used is named now, and not after what the model makes of those above.
+        pass
     pages = [] if html is None else [html]
     reporter = ConsoleReporter()
     with (

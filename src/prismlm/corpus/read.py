@@ -13,7 +13,7 @@ from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -82,7 +82,8 @@ class DocumentReader:
         skip_bad_rows: leave out rows that cannot be used (JSON that is not valid, a text that is
             not a string, an id that was there before …). Otherwise they are refused, all of them
             at once; None: so too, and the message names no option.
-        answered_chats: leave out chats that no answer of the assistant is in.
+        answered_chats: leave out chats that no answer of the assistant is in; ``"last"``: those
+            that do not end in one.
 
     Raises:
         InputError: a path does not exist or has an unknown extension, a directory holds nothing to
@@ -96,7 +97,7 @@ class DocumentReader:
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         skip_bad_rows: bool | None = None,
-        answered_chats: bool = False,
+        answered_chats: bool | Literal["last"] = False,
     ) -> None:
         self._prepare(columns, tokenizer, skip_bad_rows, answered_chats)
         named = [paths] if isinstance(paths, (str, os.PathLike)) else paths
@@ -118,7 +119,7 @@ class DocumentReader:
         columns: Columns | None,
         tokenizer: PreTrainedTokenizerBase | None,
         skip_bad_rows: bool | None,
-        answered_chats: bool,
+        answered_chats: bool | Literal["last"],
     ) -> None:
         self.files: list[InputFile] = []
         self.unread: Counter[str] = Counter()
@@ -199,7 +200,8 @@ class DocumentReader:
         if not document.text or document.text.isspace():
             return NO_TEXT
         chat = document.messages if self._answered_chats else None
-        if chat is not None and all(one["role"] != ASSISTANT for one in chat):
+        whole = slice(-1 if self._answered_chats == "last" else 0, None)
+        if chat is not None and all(one["role"] != ASSISTANT for one in chat[whole]):
             return NO_ANSWER
         if seen.add(document.doc_id):
             return None

@@ -67,9 +67,11 @@ class Corpus:
         """
         directory = check_path("the corpus", path)
         if not directory.is_dir():
+            # What is there is what a corpus is built of.
+            made = f"{directory} --out DIR" if directory.exists() else f"INPUT --out {directory}"
             raise InputError(
                 f"{directory} is not a directory. Expected a corpus; build one with: "
-                f"prismlm corpus build INPUT --out {directory}"
+                f"prismlm corpus build {made}"
             )
         if not layout.is_corpus(directory):
             raise FormatError(f"{directory} is not a corpus: it has no {layout.META_FILE}.")

@@ -154,7 +154,7 @@ def document_ids(lm: PrismLM, document: Document) -> list[int]:
         ids = encode_chat(lm.tokenizer, document.messages)
     else:
         ids = encode_text(lm.tokenizer, document.text)
-    check_embedded(lm.model, lm.tokenizer, ids, lm.path)
+    check_embedded(lm.model, lm.tokenizer, ids, lm.path, f"the text {document.doc_id!r}")
     return ids
 
 

@@ -278,6 +278,7 @@ def check_embedded(
     tokenizer: PreTrainedTokenizerBase,
     ids: Sequence[int],
     path: Path | str,
+    text: str = "the text",
 ) -> None:
     """Raise InputError for a token that the tokenizer knows and the model has no embedding for."""
     weight = model.get_input_embeddings().weight
@@ -286,7 +287,7 @@ def check_embedded(
     if largest >= len(weight):
         token = tokenizer.convert_ids_to_tokens(largest)
         raise InputError(
-            f"the text has the token {token!r} ({largest}), which the tokenizer of the model "
+            f"{text} has the token {token!r} ({largest}), which the tokenizer of the model "
             f"{path} knows, and the model embeds {len(weight)} tokens. Embed all that the "
             "tokenizer has, with model.resize_token_embeddings(len(tokenizer)), and train what was "
             "added, or give a text without it."

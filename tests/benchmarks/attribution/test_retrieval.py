@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import pytest
 import torch
 
 import prismlm
@@ -36,8 +35,7 @@ def test_nearest_cosines_are_those_of_every_position(tiny_model, tiny_corpus):
         lm.model, corpus, documents, states, window=512, stride=384, tokens_per_batch=2048
     )
     whole = [lm.explain(corpus.text(int(d))).table.states for d in documents]
-    if max(corpus.lengths[documents]) > 512:
-        pytest.skip("a document is longer than a window")
+    assert max(corpus.lengths[documents]) <= 512, "a document is longer than a window"
     expected = torch.stack([(states @ z.T).amax(1) for z in whole], 1)
     np.testing.assert_allclose(found, expected, atol=1e-4)
     # Each state stands in its own document.

@@ -11,7 +11,6 @@ def test_drawn_prototypes_are_in_groups():
     prototypes, groups = drawn(240, 1600, 4)
     nearest = nearest_prototypes(prototypes)
     assert near(nearest.indices, groups) > 0.8
-    pytest.importorskip("umap")
     same, chance = group_neighbours(laid_out(prototypes, nearest), groups)
     assert same > 0.8
     assert chance < 0.3

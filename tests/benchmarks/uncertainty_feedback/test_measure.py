@@ -9,17 +9,18 @@ from benchmarks.uncertainty_feedback import checks as uncertainty_checks
 from benchmarks.uncertainty_feedback import measure as uncertainty_feedback
 from benchmarks.uncertainty_feedback import render as render_uncertainty_feedback
 from benchmarks.uncertainty_feedback import validation as uncertainty_validation
-from benchmarks.uncertainty_feedback.measure import SWEEP, TRAIN, Arm, fed
+from benchmarks.uncertainty_feedback.measure import LITERAL, SWEEP, TRAIN, Arm, fed
 from prismlm.training import build_recipe
 from tests.benchmarks.scripts import run
 
 
 def test_every_run_is_a_recipe_and_another_one():
-    arms = TRAIN | SWEEP
-    assert len({uncertainty_feedback.slug(name) for name in arms}) == len(TRAIN) + len(SWEEP)
+    arms = TRAIN | SWEEP | LITERAL
+    assert len({uncertainty_feedback.slug(name) for name in arms}) == len(arms)
+    # Each part trains its own, but for the control that two have.
+    assert len(arms) == sum(map(len, uncertainty_feedback.PARTS.values())) - 1
     recipes = [uncertainty_feedback.recipe_of(arm, "c", 0) for arm in arms.values()]
-    # One is the control of another, on its corpus.
-    assert len({json.dumps(recipe) for recipe in recipes}) == len(recipes) - 1
+    assert len({json.dumps(recipe) for recipe in recipes}) == len(recipes)
     for recipe in recipes:
         built = build_recipe(recipe | {"out": "o"})
         assert built.uncertainty_feedback.enabled == ("uncertainty_feedback" in recipe)

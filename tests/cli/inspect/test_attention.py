@@ -68,7 +68,6 @@ def test_json_is_the_maps(prism, directory):
 
 
 def test_a_picture_of_a_hugging_face_model(prism, llama, tmp_path):
-    pytest.importorskip("matplotlib")
     out = tmp_path / "maps.png"
     result = prism(*COMMAND, llama, "The river carries", "--head", 2, "--out", out)
     assert result.returncode == 0, result.stderr

@@ -93,7 +93,6 @@ def test_a_llama_has_heads_and_can_stand_beside(prism, directory, llama):
 
 
 def test_plots_are_written(prism, directory, llama, tmp_path):
-    pytest.importorskip("matplotlib")
     out = tmp_path / "plots"
     result = prism(*COMMAND, directory, *FEW, "--beside", llama, "--out", out, "--format", "png")
     assert result.returncode == 0, result.stderr

@@ -193,9 +193,8 @@ def test_a_foreign_file_is_not_overwritten(protot):
 
 
 def test_tensorboard_draws_them(protot):
-    event_accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator"
-    )
+    from tensorboard.backend.event_processing import event_accumulator
+
     protot["logging"]["tensorboard"] = True
     recipe = build_recipe(protot)
     with pytest.raises(TrainingInterrupted):
