@@ -21,7 +21,7 @@ from prismlm.edits.steering_effects import (
     perplexity_cost,
     summarise,
 )
-from prismlm.edits.strength import MOST_CLAMPED, REPEATED, STEPS, repetition, strongest
+from prismlm.edits.strength import MOST, REPEATED, STEPS, repetition, strongest
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
 from prismlm.index.signatures import signature_ids, top_signatures
@@ -195,6 +195,7 @@ def test_the_control_by_hand():
         (Ablate(3),),
         (Scale(3, 2.0), Scale(17, 0.5), Scale(22, 0.0)),
         (Group(-1.0, prototypes=frozenset(range(9))),),
+        (Group(0.5, prototypes=frozenset(range(9))),),
         (Clamp(30, 0.4), Ablate(3)),
     ],
     ids=str,
@@ -211,6 +212,9 @@ def test_the_control_gives_every_change_to_a_prototype_of_equal_activation(edits
     # The prototypes are more than the width, so changes are read off one at a time.
     rank = {p: n for n, p in enumerate(order.tolist())}
     edited, clamped = set(made.prototypes.tolist()), 30
+    difference = changes.after - changes.before
+    raised = any(isinstance(edit, Group) and edit.strength > 0 for edit in edits)
+    rows = made.shown(range(head.num_prototypes)) if raised else head.prototypes
     for n in range(len(z)):
         row = zip(
             changes.routing.indices[n].tolist(),
@@ -219,17 +223,17 @@ def test_the_control_gives_every_change_to_a_prototype_of_equal_activation(edits
         )
         active = {i: a for i, a in row if a > 0}
         free = {i: a for i, a in active.items() if i not in edited}
-        delta = dict(zip(made.prototypes.tolist(), changes.difference[n].tolist(), strict=True))
+        delta = dict(zip(made.prototypes.tolist(), difference[n].tolist(), strict=True))
         expected, taken = z[n].clone(), set()
         for i in [i for i in active if i in edited - {clamped} and delta[i] != 0]:
             allowed = [j for j in free if j not in taken] or list(free)
             near = sorted(allowed, key=lambda j, i=i: abs(active[j] - active[i]))[:NEAREST]
             receiver = min(near, key=lambda j: rank[j])
             taken.add(receiver)
-            expected += delta[i] * head.prototypes[receiver]
+            expected += delta[i] * rows[receiver]
         inactive = [j for j in order.tolist() if j not in edited and j not in active]
         if clamped in delta:
-            expected += delta[clamped] * made.shown(torch.tensor(inactive[:1]))[0]
+            expected += delta[clamped] * made.shown(inactive[:1])[0]
         torch.testing.assert_close(state[n], expected, atol=1e-5, rtol=1e-5)
         if not any(delta.values()):
             assert torch.equal(state[n], z[n])
@@ -408,12 +412,12 @@ def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
         with lm.edit(edit):
             text = lm.write(ids, 30, 0.0, 0)[0, ids.shape[1] :].tolist()
         assert written.repeated == pytest.approx(repetition(text) - plain)
-        assert edit.fraction <= MOST_CLAMPED
-        if edit.fraction > MOST_CLAMPED / STEPS:
+        assert edit.fraction <= MOST
+        if edit.fraction > MOST / STEPS:
             assert written.repeated <= REPEATED
             assert not written.repeats
-        above = Clamp(prototype, edit.fraction + MOST_CLAMPED / STEPS)
-        if above.fraction < MOST_CLAMPED:
+        above = Clamp(prototype, edit.fraction + MOST / STEPS)
+        if above.fraction < MOST:
             stronger = steer(lm, TEXT, [above], generate=30, draws=0)
             assert stronger.repeats
             assert any("begins to repeat" in line for line in cautions(stronger))
