@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from prismlm.edits.steering_effects import (
 from prismlm.edits.strength import MOST, REPEATED, STEPS, repetition, strongest
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
-from prismlm.index.signatures import signature_ids, top_signatures
+from prismlm.index.signatures import signature_ids, tokens_of_group, top_signatures
 from prismlm.labels.write import write_columns
 from prismlm.models.seam import capture
 from tests.helpers.edit_models import Flat, make_head, plan
@@ -134,6 +135,26 @@ def test_categories(labelled):
     assert all(token.leading_after.category != "Even" for token in tokens)
     with pytest.raises(InputError, match=r"it has Even, Fives\. Did you mean 'Even'"):
         labelled.edit(Group(1.0, category="even"))
+
+
+def test_a_strengthened_category_raises_the_tokens_that_tell_it(labelled):
+    categories = labelled.lens.categories
+    fives, even = ([i for i, c in enumerate(categories) if c == one] for one in ("Fives", "Even"))
+    told = tokens_of_group(labelled, fives)
+    cards = labelled.lens.prototypes["top_tokens"].to_pylist()
+    listed = Counter(token for i in fives for token in cards[i])
+    everywhere = Counter(token for card in cards for token in card)
+    for token in told:
+        text = token_alone(labelled.tokenizer, token)
+        assert listed[text] / everywhere[text] > len(fives) / len(cards)
+    ids = torch.tensor([labelled.tokenizer(TEXT)["input_ids"]])
+    masses = []
+    for edit in (Group(0.4, category="Fives"), Group(0.4, prototypes=frozenset(even))):
+        with labelled.edit(edit):
+            masses.append(log_probabilities(labelled, ids)[:, told].logsumexp(1).mean())
+    plain = log_probabilities(labelled, ids)[:, told].logsumexp(1).mean()
+    assert masses[0] > plain + 0.5
+    assert masses[0] > masses[1] + 0.5
 
 
 def test_a_category_before_there_are_any(lm):
