@@ -3,7 +3,7 @@
     prismlm demo --no-serve --out prismlm-demo
     python -m benchmarks.edits.measure prismlm-demo/model
 
-Ten prototypes and six categories are taken by rule. What a reader is given, edits_texts.jsonl,
+Ten prototypes and ten categories are taken by rule. What a reader is given, edits_texts.jsonl,
 says of each text nothing but an id; reading_prompt.md is how it is asked, and edits_answers.jsonl,
 beside the others, what it answers.
 """
@@ -25,15 +25,17 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import Messages, asked
 from prismlm.edits.plan import plan_for
-from prismlm.edits.steering import carried, steered_predictions
-from prismlm.edits.strength import repetition, strongest
+from prismlm.edits.steering import SteeredPredictions, carried, steered_predictions
+from prismlm.edits.strength import MOST, REPEATED, STEPS, repetition, strongest
 from prismlm.edits.values import Clamp, Group
 from prismlm.files import read_json, write_json
 from prismlm.index.lens import Lens
 from prismlm.index.signatures import different_words
 
-PROTOTYPES, CATEGORIES, OFFERED = 10, 6, 10
-CHOICES, LETTERS, LIKE, TRIED = 4, 4, 50, 3
+PROTOTYPES, CATEGORIES = 10, 10
+CHOICES, LETTERS, LIKE = 4, 4, 50
+# A token of a category: so many times as often there as in all cells, and so often at all.
+LIFT, SEEN = 2, 3
 
 Prompt = str | Messages
 
@@ -59,16 +61,17 @@ def main() -> None:
     prompts: list[Prompt] = [*listed["texts"]]
     prompts += [asked(one) for one in listed["questions"] if lm.tokenizer.chat_template]
     draw = np.random.default_rng(0)
-    moving = moving_prompts(lm, lm.lens, prompts, given)
+    leading, words = leading_prompts(lm, lm.lens, prompts, given), category_words(lm.lens)
     rows: list[dict[str, Any]] = []
-    for subjects in (
-        [*prototypes(lm.lens, draw, prompts[: given.prompts])],
-        [*categories(lm.lens, draw, moving)],
-    ):
+    clamped = [*prototypes(lm.lens, draw, prompts[: given.prompts])]
+    for subjects in (clamped, [*categories(lm.lens, draw, leading)]):
         for subject in subjects:
             print(subject.words, flush=True)
             others = [one.words for one in subjects if one.words != subject.words]
-            for row in (row for one in subject.prompts for row in written(lm, subject, one, given)):
+            own = words.get(subject.words)
+            for row in (
+                row for one in subject.prompts for row in written(lm, subject, one, given, own)
+            ):
                 choices = [subject.words, *draw.choice(others, CHOICES - 1, replace=False).tolist()]
                 rows.append(row | {"words": subject.words, "choices": choices})
                 draw.shuffle(choices)
@@ -77,8 +80,8 @@ def main() -> None:
     rows.sort(key=lambda row: row["id"])
     head = {"prototypes": lm.head.num_prototypes, "per_token": lm.head.prototypes_per_token}
     setting = {"model": head, "prompts": given.prompts, "tokens": given.tokens}
-    shown_moving = {name: [shown(one) for one in some] for name, some in moving.items()}
-    found = {"environment": environment(), **setting, "moving": shown_moving, "texts": rows}
+    curve = repetition_curve(lm, clamped, given)
+    found = {"environment": environment(), **setting, "curve": curve, "texts": rows}
     write_json(given.out, found)
     blind = ({key: row[key] for key in ("id", "text", "choices")} for row in rows)
     lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in blind)
@@ -128,7 +131,7 @@ def prototypes(lens: Lens, draw: np.random.Generator, prompts: list[Prompt]) -> 
 
 
 def categories(
-    lens: Lens, draw: np.random.Generator, moving: dict[str, list[Prompt]]
+    lens: Lens, draw: np.random.Generator, leading: dict[str, list[Prompt]]
 ) -> Iterator[Subject]:
     """Yield the most used categories: added, taken out, and as many random prototypes added."""
     for category, members in list(ranked(lens).items())[:CATEGORIES]:
@@ -139,50 +142,100 @@ def categories(
             "control": Group(1.0, prototypes=frozenset(random)),
             "removed": Group(-1.0, category=category),
         }
-        yield Subject(category, moving[category], edits)
+        yield Subject(category, leading[category], edits)
 
 
 @torch.no_grad()
-def moving_prompts(
+def leading_prompts(
     lm: prismlm.PrismLM, lens: Lens, prompts: list[Prompt], given: Any
 ) -> dict[str, list[Prompt]]:
-    """Return of each of the most used categories the prompts at which it moves the text.
+    """Return for each of the most used categories the prompts at which it carries most.
 
-    In the order of the share that it carries there of the evidence for the top tokens, those whose
-    text is another one with the category taken out.
+    In the order of its share of the evidence for the top tokens of the text written there.
     """
-    ids = [lm.encode(one, given.tokens) for one in prompts]
-    plain = [lm.write(one, given.tokens, 0.0, 0) for one in ids]
-    read = [
-        steered_predictions(lm, plan_for(lm, []), text, [], one.shape[1] - 1)
-        for one, text in zip(ids, plain, strict=True)
-    ]
+    read: list[SteeredPredictions] = []
+    for prompt in prompts:
+        ids = lm.encode(prompt, given.tokens)
+        text = lm.write(ids, given.tokens, 0.0, 0)
+        read.append(steered_predictions(lm, plan_for(lm, []), text, [], ids.shape[1] - 1))
     found: dict[str, list[Prompt]] = {}
-    for category, members in list(ranked(lens).items())[:OFFERED]:
+    for category, members in list(ranked(lens).items())[:CATEGORIES]:
         order = np.argsort([-carried(lm, one, members) for one in read], kind="stable").tolist()
-        moved: list[int] = []
-        with lm.edit(Group(-1.0, category=category)):
-            for n in order[: TRIED * given.prompts]:
-                if len(moved) < given.prompts:
-                    text = lm.write(ids[n], given.tokens, 0.0, 0)
-                    moved += [] if torch.equal(text, plain[n]) else [n]
-        found[category] = [prompts[n] for n in moved or order[:1]]
-        print(f"{category}: {len(moved)} prompts move", flush=True)
+        found[category] = [prompts[n] for n in order[: given.prompts]]
     return found
+
+
+def category_words(lens: Lens) -> dict[str, set[int]]:
+    """Return the tokens that come next in a category's cells more often than usual.
+
+    ``LIFT`` times as often as in all cells, and ``SEEN`` times at least. Cards, which an edit acts
+    by, have no part in it.
+    """
+    assert lens.cells is not None
+    keys, starts = lens.cells.keys_and_starts
+    size = np.diff(np.append(starts, lens.cells.meta.rows))
+    cell, token = np.divmod(keys, lens.cells.meta.vocabulary)
+    everywhere = np.bincount(token, size)
+    words = {}
+    for category, members in list(ranked(lens).items())[:CATEGORIES]:
+        own = np.isin(cell, members)
+        here = np.bincount(token[own], size[own], len(everywhere))
+        more = here / here.sum() >= LIFT * everywhere / everywhere.sum()
+        words[category] = set(np.flatnonzero(more & (here >= SEEN)).tolist())
+    return words
+
+
+@torch.no_grad()
+def repetition_curve(
+    lm: prismlm.PrismLM, subjects: list[Subject], given: Any
+) -> list[dict[str, float]]:
+    """Return what each step of strength adds to the share of repeated 3-grams, a mean over clamps.
+
+    Of the texts of each subject's first prompt.
+    """
+    added: list[list[float]] = [[] for _ in range(STEPS)]
+    for subject in subjects:
+        ids, clamp = lm.encode(subject.prompts[0], given.tokens), subject.edits["edited"]
+        assert isinstance(clamp, Clamp)
+        texts = [lm.write(ids, given.tokens, 0.0, 0)]
+        for step in range(1, STEPS + 1):
+            with lm.edit(replace(clamp, fraction=MOST * step / STEPS)):
+                texts.append(lm.write(ids, given.tokens, 0.0, 0))
+        plain, *edited = (repetition(text[0, ids.shape[1] :].tolist()) for text in texts)
+        for values, repeated in zip(added, edited, strict=True):
+            values.append(repeated - plain)
+    return [
+        {
+            "strength": MOST * step / STEPS,
+            "repeated": float(np.mean(values)),
+            "within": float(np.mean(np.array(values) <= REPEATED)),
+        }
+        for step, values in enumerate(added, start=1)
+    ]
 
 
 @torch.no_grad()
 def written(
-    lm: prismlm.PrismLM, subject: Subject, prompt: Prompt, given: Any
+    lm: prismlm.PrismLM, subject: Subject, prompt: Prompt, given: Any, words: set[int] | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a text without edits and one under each of them, with what the edit did.
+
+    Of a category, also the share of the text's tokens that are ``words`` of it.
 
     The strength is found for the subject, and the control has the same.
     """
     ids = lm.encode(prompt, given.tokens)
     start = ids.shape[1]
     plain = lm.write(ids, given.tokens, 0.0, 0)[0, start:].tolist()
-    yield {"kind": "plain", "text": shown(prompt) + lm.words(torch.tensor(plain))}
+
+    def row(kind: str, tokens: list[int]) -> dict[str, Any]:
+        found = {"kind": kind, "prompt": shown(prompt)}
+        found["text"] = found["prompt"] + lm.words(torch.tensor(tokens))
+        if words is None:
+            return found
+        return found | {"telling": sum(one in words for one in tokens) / max(1, len(tokens))}
+
+    yield row("plain", plain)
     strength = 0.0
     for kind, edit in subject.edits.items():
         if kind == "edited":
@@ -196,9 +249,7 @@ def written(
         after = full[0, start:].tolist()
         read = steered_predictions(lm, plan_for(lm, [edit]), full, [], start - 1)
         kl = F.kl_div(read.after, read.before, reduction="none", log_target=True).sum(1)
-        yield {
-            "kind": kind,
-            "text": shown(prompt) + lm.words(full[0, start:]),
+        yield row(kind, after) | {
             "strength": strength,
             "repeated": repetition(after) - repetition(plain),
             "kl": float(kl[: len(after)].mean()),

@@ -38,9 +38,9 @@ def render(result: dict[str, Any], answers: dict[str, int]) -> str:
         "# Edits of the demo's model",
         "",
         f"**A clamped prototype's words show in {_of(clamps, 'edited', answers)} texts (control "
-        f"{_of(clamps, 'control', answers)}, without an edit {_of(clamps, 'plain', answers)}); a "
-        f"strengthened category shows in {_of(groups, 'edited', answers)} (control "
-        f"{_of(groups, 'control', answers)}, without an edit {_of(groups, 'plain', answers)}).**",
+        f"{_of(clamps, 'control', answers)}, without an edit {_of(clamps, 'plain', answers)}); "
+        f"under a strengthened category {telling(groups, 'edited')} of the tokens are words of it "
+        f"(control {telling(groups, 'control')}, without an edit {telling(groups, 'plain')}).**",
         "",
         "Generated from `edits.json` and `edits_answers.jsonl` by "
         "`python -m benchmarks.edits.render`; the JSON by",
@@ -71,23 +71,73 @@ def render(result: dict[str, Any], answers: dict[str, int]) -> str:
         "",
         *table(clamps, answers),
         "",
-        "## Six categories",
+        "## How strong before a text repeats itself",
         "",
-        "Those with the most used prototypes: what the active members give is added, or taken out "
-        "(*removed*, at −100 %).",
+        "The same clamps at every step of the search, of each subject's first prompt: *repeated* "
+        "as above, a mean over the subjects, and the share of texts in which it stays within the "
+        "limit.",
+        "",
+        "| strength | repeated | within |",
+        "|---|---|---|",
+        *(
+            f"| {one['strength']:.0%} | {one['repeated']:+.1%} | {one['within']:.0%} |"
+            for one in result["curve"]
+        ),
+        "",
+        "## Ten categories",
+        "",
+        "Those with the most used prototypes, at the prompts of a fixed list where they carry most "
+        "of the evidence: the tokens that tell the category are raised, or all that its members "
+        "give is taken out (*removed*, at −100 %). *Words*: share of tokens that come next "
+        "in the category's cells at least twice as often as in all cells; they do not depend on "
+        "the cards, by which the edit acts. *More*: texts with more of them than "
+        "the text without an edit.",
+        "",
+        *words_table(groups),
         "",
         *table(groups, answers),
         "",
         "## Prompts at which a category moves the text",
         "",
-        "Of a fixed list, by the share of the evidence that the category carries there.",
-        "",
         *(
-            f"- {escaped(name)}: " + " · ".join(map(escaped, found))
-            for name, found in result["moving"].items()
+            f"- {escaped(name)}: " + (" · ".join(map(escaped, moved)) or "none of those tried")
+            for name in names_of(groups)
+            for moved in [moving(groups, name)]
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def names_of(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the subjects of some rows, in the order of the alphabet."""
+    return sorted({row["words"] for row in rows})
+
+
+def telling(rows: list[dict[str, Any]], kind: str) -> str:
+    """Return the share of the tokens of texts that are words of their category."""
+    return f"{average([row for row in rows if row['kind'] == kind], 'telling'):.1%}"
+
+
+def moving(rows: list[dict[str, Any]], name: str) -> list[str]:
+    """Return the prompts at which an edit of a category brings more of its words."""
+    own = [row for row in rows if row["words"] == name]
+    plain = {row["prompt"]: row["telling"] for row in own if row["kind"] == "plain"}
+    edited = [row for row in own if row["kind"] == "edited"]
+    return [row["prompt"] for row in edited if row["telling"] > plain[row["prompt"]]]
+
+
+def words_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return how many words of it a category's texts have, a row for each and one for all."""
+    lines = ["| category | words: edited | control | without an edit | removed | more |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name in [*names_of(rows), None]:
+        own = [row for row in rows if name in (None, row["words"])]
+        cells = [telling(own, kind) for kind in ("edited", "control", "plain", "removed")]
+        more = sum(len(moving(rows, one)) for one in names_of(own))
+        texts = sum(row["kind"] == "edited" for row in own)
+        label = escaped(name) if name else "**all**"
+        lines.append(f"| {label} | {' | '.join(cells)} | {more} of {texts} |")
+    return lines
 
 
 def table(rows: list[dict[str, Any]], answers: dict[str, int]) -> list[str]:
@@ -95,7 +145,7 @@ def table(rows: list[dict[str, Any]], answers: dict[str, int]) -> list[str]:
     kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
     read = "".join(f" recognised: {KINDS[kind]} |" for kind in kinds)
     head = f"| subject | strength |{read} repeated | control | KL | control | changed | control |"
-    names = list(dict.fromkeys(row["words"] for row in sorted(rows, key=lambda row: row["words"])))
+    names = names_of(rows)
     lines = [head, "|" + "---|" * (head.count("|") - 1)]
     for name in [*names, None]:
         own = [row for row in rows if name in (None, row["words"])]

@@ -107,6 +107,34 @@ def test_a_language_model_names_and_judges(prism, asked):
     assert "\x1b[31m" not in made.stdout + made.stderr
 
 
+def test_names_in_another_language_are_said_to_tell_nothing_by_their_words(prism, asked):
+    foreign = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
+
+    def answer(request, number):
+        return {key: foreign.get(key, value) for key, value in good(request).items()}
+
+    with ChatServer(answer) as server:
+        given = ["--endpoint", server.url, "--endpoint-model", "foreign", "--prototypes", "30"]
+        made = prism("label", asked, *given, "--overwrite")
+    assert made.returncode == 0, made.stderr
+    assert "30 named by the endpoint" in made.stdout
+    assert "another language than the corpus" in " ".join(made.stdout.split())
+
+
+def test_an_endpoint_that_names_nothing_leaves_the_lens_as_it_was(prism, asked):
+    before = files(asked)
+
+    def answer(request, number):
+        return good(request) | {"name": " "}
+
+    with ChatServer(answer) as server:
+        given = ["--endpoint", server.url, "--endpoint-model", "silent", "--prototypes", "30"]
+        done = prism("label", asked, *given, "--overwrite")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "empty or out of range" in done.stderr
+    assert {path: files(asked)[path] for path in before} == before
+
+
 def test_a_server_that_is_down_is_told(prism, asked):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

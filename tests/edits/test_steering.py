@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -21,10 +22,10 @@ from prismlm.edits.steering_effects import (
     perplexity_cost,
     summarise,
 )
-from prismlm.edits.strength import MOST_CLAMPED, REPEATED, STEPS, repetition, strongest
+from prismlm.edits.strength import MOST, REPEATED, STEPS, repetition, strongest
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
-from prismlm.index.signatures import signature_ids, top_signatures
+from prismlm.index.signatures import signature_ids, tokens_of_group, top_signatures
 from prismlm.labels.write import write_columns
 from prismlm.models.seam import capture
 from tests.helpers.edit_models import Flat, make_head, plan
@@ -136,6 +137,26 @@ def test_categories(labelled):
         labelled.edit(Group(1.0, category="even"))
 
 
+def test_a_strengthened_category_raises_the_tokens_that_tell_it(labelled):
+    categories = labelled.lens.categories
+    fives, even = ([i for i, c in enumerate(categories) if c == one] for one in ("Fives", "Even"))
+    told = tokens_of_group(labelled, fives)
+    cards = labelled.lens.prototypes["top_tokens"].to_pylist()
+    listed = Counter(token for i in fives for token in cards[i])
+    everywhere = Counter(token for card in cards for token in card)
+    for token in told:
+        text = token_alone(labelled.tokenizer, token)
+        assert listed[text] / everywhere[text] > len(fives) / len(cards)
+    ids = torch.tensor([labelled.tokenizer(TEXT)["input_ids"]])
+    masses = []
+    for edit in (Group(0.4, category="Fives"), Group(0.4, prototypes=frozenset(even))):
+        with labelled.edit(edit):
+            masses.append(log_probabilities(labelled, ids)[:, told].logsumexp(1).mean())
+    plain = log_probabilities(labelled, ids)[:, told].logsumexp(1).mean()
+    assert masses[0] > plain + 0.5
+    assert masses[0] > masses[1] + 0.5
+
+
 def test_a_category_before_there_are_any(lm):
     with pytest.raises(InputError, match="no categories yet"):
         lm.edit(Group(1.0, category="Law"))
@@ -195,6 +216,7 @@ def test_the_control_by_hand():
         (Ablate(3),),
         (Scale(3, 2.0), Scale(17, 0.5), Scale(22, 0.0)),
         (Group(-1.0, prototypes=frozenset(range(9))),),
+        (Group(0.5, prototypes=frozenset(range(9))),),
         (Clamp(30, 0.4), Ablate(3)),
     ],
     ids=str,
@@ -211,6 +233,9 @@ def test_the_control_gives_every_change_to_a_prototype_of_equal_activation(edits
     # The prototypes are more than the width, so changes are read off one at a time.
     rank = {p: n for n, p in enumerate(order.tolist())}
     edited, clamped = set(made.prototypes.tolist()), 30
+    difference = changes.after - changes.before
+    raised = any(isinstance(edit, Group) and edit.strength > 0 for edit in edits)
+    rows = made.shown(range(head.num_prototypes)) if raised else head.prototypes
     for n in range(len(z)):
         row = zip(
             changes.routing.indices[n].tolist(),
@@ -219,17 +244,17 @@ def test_the_control_gives_every_change_to_a_prototype_of_equal_activation(edits
         )
         active = {i: a for i, a in row if a > 0}
         free = {i: a for i, a in active.items() if i not in edited}
-        delta = dict(zip(made.prototypes.tolist(), changes.difference[n].tolist(), strict=True))
+        delta = dict(zip(made.prototypes.tolist(), difference[n].tolist(), strict=True))
         expected, taken = z[n].clone(), set()
         for i in [i for i in active if i in edited - {clamped} and delta[i] != 0]:
             allowed = [j for j in free if j not in taken] or list(free)
             near = sorted(allowed, key=lambda j, i=i: abs(active[j] - active[i]))[:NEAREST]
             receiver = min(near, key=lambda j: rank[j])
             taken.add(receiver)
-            expected += delta[i] * head.prototypes[receiver]
+            expected += delta[i] * rows[receiver]
         inactive = [j for j in order.tolist() if j not in edited and j not in active]
         if clamped in delta:
-            expected += delta[clamped] * made.shown(torch.tensor(inactive[:1]))[0]
+            expected += delta[clamped] * made.shown(inactive[:1])[0]
         torch.testing.assert_close(state[n], expected, atol=1e-5, rtol=1e-5)
         if not any(delta.values()):
             assert torch.equal(state[n], z[n])
@@ -408,12 +433,12 @@ def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
         with lm.edit(edit):
             text = lm.write(ids, 30, 0.0, 0)[0, ids.shape[1] :].tolist()
         assert written.repeated == pytest.approx(repetition(text) - plain)
-        assert edit.fraction <= MOST_CLAMPED
-        if edit.fraction > MOST_CLAMPED / STEPS:
+        assert edit.fraction <= MOST
+        if edit.fraction > MOST / STEPS:
             assert written.repeated <= REPEATED
             assert not written.repeats
-        above = Clamp(prototype, edit.fraction + MOST_CLAMPED / STEPS)
-        if above.fraction < MOST_CLAMPED:
+        above = Clamp(prototype, edit.fraction + MOST / STEPS)
+        if above.fraction < MOST:
             stronger = steer(lm, TEXT, [above], generate=30, draws=0)
             assert stronger.repeats
             assert any("begins to repeat" in line for line in cautions(stronger))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prismlm import Ablate, Clamp, Group, Scale
-from prismlm.edits.plan import shown_part
+from prismlm.edits.plan import part_for, shown_part
 from prismlm.edits.scope import applied
 from prismlm.errors import InputError
 from prismlm.models.seam import LogitMap, capture
@@ -44,7 +44,8 @@ def edited(z, *edits, head=None, scale=1.0, **options):
         (Ablate(1), [3.0, 0.8]),
         (Scale(0, 3.0), [5.4, 4.0]),
         (Scale(0, 0.0), [1.8, 4.0]),
-        (Group(1.0, prototypes={0, 1}), [4.2, 7.2]),
+        # Together (1.2, 3.2), which raises token 2 the most, by 4.4; what the cards list is all.
+        (Group(0.5, prototypes={0, 1}), [3 + 1.2 * 2.5 / 4.4, 4 + 3.2 * 2.5 / 4.4]),
         (Group(-1.0, prototypes={0, 1}), [1.8, 0.8]),
         (Group(-0.5, prototypes={1, 2}), [3.0, 2.4]),
         # Logits 3, 4, 7, −6: the top has the evidence 7 − 2. The signature of 2 is (1, −1, 0, 5),
@@ -127,6 +128,32 @@ def test_the_part_that_a_card_shows_moves_other_logits_least():
         other = moved + weight @ (0.1 * torch.randn(32, generator=generator) @ free)
         torch.testing.assert_close(other[listed], moved[listed], atol=1e-3, rtol=1e-3)
         assert other.square().mean() > moved.square().mean()
+
+
+def test_a_group_gives_its_tokens_a_share_of_the_top_evidence():
+    generator = torch.Generator().manual_seed(4)
+    weight, head = torch.randn(90, 24, generator=generator), make_head()
+    z = torch.randn(60, head.width, generator=generator)
+    members = range(3, 6)
+    made = plan(Flat(weight), head, Group(0.3, prototypes=members))
+    told = made.telling(tuple(members))
+    assert 3 * 10 >= len(told) > 10
+    before, _ = dense_activations(head, z)
+    part = part_for(weight, head.prototypes[3:6], told)
+    together = before[:, 3:6] @ part
+    moved = (made.apply(z) - z) @ weight.T
+    logits = z @ weight.T
+    raised = (together @ weight[told].T).max(1).values > 0
+    assert 0 < int(raised.sum()) < len(z)
+    most = moved[:, told].max(1).values
+    evidence = logits.max(1).values - logits.mean(1)
+    torch.testing.assert_close(most[raised], 0.3 * evidence[raised], atol=1e-4, rtol=1e-4)
+    assert torch.equal(made.apply(z)[~raised], z[~raised])
+    # Fewer tokens than dimensions get what the prototypes give them, and others less than that.
+    told = told[:12]
+    part, whole = part_for(weight, head.prototypes[3:6], told), head.prototypes[3:6] @ weight.T
+    torch.testing.assert_close(part @ weight[told].T, whole[:, told], atol=1e-4, rtol=1e-4)
+    assert (part @ weight.T).square().mean() < 0.8 * whole.square().mean()
 
 
 def test_a_group_reaches_all_its_active_members():
@@ -238,8 +265,8 @@ def test_half_precision_is_edited_in_float32_and_rounded_once():
         (lambda: Scale("4", 1.0), "is '4': expected a whole number"),
         (lambda: Clamp(0, 0.0), "use Ablate"),
         (lambda: Clamp(0, 1.01), "at most 1"),
-        (lambda: Group(-1.2, category="law"), "−1 (−100 %) to 1 (+100 %)"),
-        (lambda: Group(float("nan"), category="law"), "−1 (−100 %)"),
+        (lambda: Group(-1.2, category="law"), "−1 (taken out) to 1"),
+        (lambda: Group(float("nan"), category="law"), "−1 (taken out)"),
         (lambda: Group(0.5), "exactly one"),
         (lambda: Group(0.5, category="law", prototypes={1}), "exactly one"),
         (lambda: Group(0.5, prototypes=()), "no prototypes"),

@@ -46,6 +46,9 @@ def spot(page, number, count):
 def opened(page, query=""):
     page.evaluate(f"location.hash = '#/map{query}'")
     page.locator(".x-over").wait_for()
+    few = page.get_by_role("button", name="Few places")
+    if few.get_attribute("aria-pressed") == "false":
+        few.click()
 
 
 def lassoed(page, corners):
@@ -64,6 +67,7 @@ def test_places_are_those_of_the_lens(served, lm):
     for name in ("x", "y"):
         assert data[name] == pytest.approx(table[name].to_pylist(), abs=1e-3)
     assert data["leading"] == lm.lens.leading.tolist()
+    assert data["listed"] == (lm.lens.cell_sizes >= 10).tolist()
     assert data["names"] == [marks_shown(name) for name in lm.lens.names]
     named = [data["categories"][number]["name"] for number in data["category"]]
     assert named == lm.lens.categories
@@ -133,10 +137,14 @@ def test_a_lasso_shows_what_an_area_has(page, lm):
         (right + half, below + half),
         (left - half, below + half),
     ]
+    page.get_by_role("button", name="Few places").click()
     lassoed(page, corners)
     side = page.locator(".x-side")
+    inside = [17, 18, 19, 17 + ACROSS, 18 + ACROSS, 19 + ACROSS]
+    assert side.locator(".x-found").count() == int(lm.lens.listed[inside].sum())
+    page.get_by_role("button", name="Few places").click()
+    lassoed(page, corners)
     assert side.locator("h2").inner_text() == "6 prototypes"
-    inside = {17, 18, 19, 17 + ACROSS, 18 + ACROSS, 19 + ACROSS}
     names = [row.inner_text() for row in side.locator(".x-found").all()]
     assert sorted(names) == sorted(f"word{i} → next{i}" for i in inside)
     bar = side.locator(".p-bars li", has_text=CATEGORIES[1])

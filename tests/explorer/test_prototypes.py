@@ -20,18 +20,18 @@ def served(named):
 
 def test_a_search_finds_names_tokens_and_contexts(served, lm):
     lens = lm.lens
-    assert [one["id"] for one in served.json("GET", "/api/prototypes?query=word117")["items"]] == [
-        117
-    ]
+    assert [
+        one["id"] for one in served.json("GET", "/api/prototypes?query=word117&all=1")["items"]
+    ] == [117]
     context = next(one for one in lens.index.to_pylist() if one["after"])
     words = sorted(context["after"].split(), key=len)[-2:]
-    found = served.json("GET", f"/api/prototypes?query={'+'.join(words)}&limit=500")
+    found = served.json("GET", f"/api/prototypes?query={'+'.join(words)}&limit=500&all=1")
     assert context["prototype"] in [one["id"] for one in found["items"]]
     assert served.json("GET", "/api/prototypes?query=nosuchwordanywhere")["total"] == 0
 
 
 def test_of_what_is_found_names_come_first(served, lm):
-    found = served.json("GET", "/api/prototypes?query=word1&limit=500")["items"]
+    found = served.json("GET", "/api/prototypes?query=word1&limit=500&all=1")["items"]
     named = ["word1" in one["name"] for one in found]
     assert named == sorted(named, reverse=True)
     assert any(named)
@@ -44,11 +44,11 @@ def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_
     with Served(prismlm.load(directory)) as server:
         assert server.json("GET", "/api/model")["lens"]["map"] is False
         assert server.ask("GET", "/api/map")[0] == 422
-        assert server.json("GET", "/api/prototypes?query=word117")["total"] == 0
+        assert server.json("GET", "/api/prototypes?query=word117&all=1")["total"] == 0
         name_by_hand(prismlm.load(directory))
         assert server.json("GET", "/api/model")["lens"]["map"] is True
         assert "word117 → next117" in server.json("GET", "/api/map")["names"]
-        assert server.json("GET", "/api/prototypes?query=word117")["items"][0]["id"] == 117
+        assert server.json("GET", "/api/prototypes?query=word117&all=1")["items"][0]["id"] == 117
         lens = prismlm.load(directory).lens
         layout.write_meta(lens.path, replace(lens.meta, tokens=1, map=None))
         said = server.refused("GET", "/api/model", expected=409)
@@ -57,17 +57,23 @@ def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_
 
 def test_filters_orders_and_the_place_of_one(served, lm):
     count = lm.lens.num_prototypes
-    both = served.json("GET", "/api/prototypes?sort=id&at=117&limit=1")
+    both = served.json("GET", "/api/prototypes?sort=id&at=117&limit=1&all=1")
     assert (both["total"], both["place"]) == (count, 117)
     assert both["categories"] == dict.fromkeys(CATEGORIES, count // 2)
-    odd = served.json("GET", "/api/prototypes?category=Morphology&sort=id&at=117&first=58&limit=1")
+    asked = "/api/prototypes?category=Morphology&all=1"
+    odd = served.json("GET", f"{asked}&sort=id&at=117&first=58&limit=1")
     assert (odd["total"], odd["matching"], odd["place"]) == (count // 2, count, 58)
     assert odd["items"][0]["id"] == 117
-    assert served.json("GET", "/api/prototypes?category=Morphology&at=0")["place"] is None
+    assert served.json("GET", f"{asked}&at=0")["place"] is None
     for sort, figure in (("text", "positions"), ("usage", "usage")):
-        items = served.json("GET", f"/api/prototypes?limit=500&sort={sort}")["items"]
+        items = served.json("GET", f"/api/prototypes?limit=500&sort={sort}&all=1")["items"]
         figures = [one[figure] for one in items]
         assert figures == sorted(figures, reverse=True)
+    # Those of few places are not listed unless they are asked for.
+    few = [one["id"] for one in items if one["positions"] < 10]
+    usual = served.json("GET", f"/api/prototypes?limit=500&sort=usage&at={few[0]}")
+    assert usual["items"] == [one for one in items if one["positions"] >= 10]
+    assert (usual["total"], usual["place"]) == (count - len(few), None)
 
 
 def test_a_person_pages_and_shares_what_is_seen(page, lm):
@@ -75,6 +81,7 @@ def test_a_person_pages_and_shares_what_is_seen(page, lm):
     page.evaluate("location.hash = '#/prototypes/0'")
     card.locator("h2").wait_for()
     assert card.locator("h2").inner_text() == marks_shown(HOSTILE)
+    page.get_by_label("of few places too").check()
     # A space that is typed stays: a second word may follow.
     page.get_by_label("Search names").fill("word1 ")
     page.wait_for_url(re.compile("q=word1&|q=word1$"))

@@ -4,7 +4,9 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import yaml
@@ -31,6 +33,21 @@ class InterruptAfter:
 
     def note(self, text):
         self.text = text
+
+
+class Recorded:
+    """A reporter that keeps how much each task did, and was to do."""
+
+    def __init__(self):
+        self.totals, self.done = {}, {}
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        self.totals[description], self.done[description] = total, 0
+        yield SimpleNamespace(advance=partial(self._advance, description), note=lambda text: None)
+
+    def _advance(self, description, amount=1):
+        self.done[description] += amount
 
 
 def weights(directory):

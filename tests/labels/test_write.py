@@ -9,9 +9,11 @@ import pytest
 import prismlm
 from prismlm.errors import InputError, PrismError
 from prismlm.index import layout
+from prismlm.index.support import measure_support
 from prismlm.labels.map import map_lens
 from prismlm.labels.write import label_lens
 from tests.helpers.lens_meta import change_meta
+from tests.helpers.runs import Recorded
 
 FILLED = ("description", "category", "role", "tags", "label_score")
 
@@ -38,6 +40,18 @@ def test_columns_that_were_empty_are_filled_and_the_others_stay(labelled):
     changed = {p.name for p in lens.path.iterdir() if before.get(p.name) != p.read_bytes()}
     assert changed == {layout.PROTOTYPES_FILE, layout.META_FILE}
     layout.check_files(lens.path, lens.meta)
+
+
+def test_naming_and_scoring_show_how_far_they_are(tiny_model, tmp_path):
+    lm = prismlm.load(shutil.copytree(tiny_model, tmp_path / "model"))
+    shown = Recorded()
+    label_lens(lm.lens, lm.model, progress=shown)
+    assert set(shown.done) == {"Reading places", "Naming prototypes", "Scoring names"}
+    assert shown.done == shown.totals
+    assert shown.totals["Naming prototypes"] == lm.lens.num_prototypes
+    corpus = lm.lens.corpus
+    measure_support(lm.lens.cells, lm.model, lm.head, corpus, "train", progress=shown)
+    assert shown.done["Measuring support"] == shown.totals["Measuring support"] > 1
 
 
 def test_the_names_tell_more_than_shuffled_ones(labelled):

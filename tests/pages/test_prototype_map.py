@@ -48,6 +48,8 @@ def test_a_person_looks_around(page):
         assert tab.locator(".m-card h2").inner_text() == marks_shown(HOSTILE)
         assert tab.title() == "Prototypes"
         assert tab.locator(".m-card h2 bdi").count() == 1
+        assert tab.locator(".m-count").inner_text() == f"{lens.listed.sum()} of 192"
+        tab.get_by_role("button", name="also those of fewer than ten places").click()
         assert tab.locator(".m-count").inner_text() == "192 of 192"
         # One category put away leaves half of the prototypes.
         tab.get_by_role("button", name="Morphology").click()

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from prismlm.labels.by_endpoint import EndpointLabeller
     from prismlm.labels.write import Labelling
 
+# Of names that say nothing a half is right by chance.
+SAYS_NOTHING = 0.55
 SHOWN = 12
 SCORERS = ("words", "endpoint")
 
@@ -147,6 +149,14 @@ def _print_asked(asked: dict[str, Any]) -> None:
                 f"{name} by the endpoint {one['mean']:.0%}, with shuffled names "
                 f"{one['shuffled']:.0%} ({one['scored']:,} names)"
             )
+    own = [one["mean"] for one in scores["own"].values() if one is not None]
+    if own and max(own) < SAYS_NOTHING:
+        console.print(
+            "By their words alone these names do not tell where a prototype fires: they may be in "
+            "another language than the corpus. Judge them with --scorer endpoint, or run `prismlm "
+            "label --overwrite` without an endpoint.",
+            style="yellow",
+        )
 
 
 def _print(found: Labelling) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from prismlm.edits.values import Ablate, Clamp, Edit, Group, Only, Scale, members_of
 from prismlm.errors import InputError, check_choice
 from prismlm.index.opened_model import OpenedModel
-from prismlm.index.signatures import signature_ids
+from prismlm.index.signatures import signature_ids, tokens_of_group
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops.edits import activations_of, move
@@ -23,6 +23,20 @@ from prismlm.ops.prototype_head import Routing, reconstruct
 ROWS = 16_384
 
 
+class Step(NamedTuple):
+    """What one edit, or all that only scale, change in N states.
+
+    Attributes:
+        change: α′ − α of the edited prototypes, [N, E].
+        rows: what one unit of it adds to a state, [E, d].
+        raising: the edit that raises; None for those that scale what is there.
+    """
+
+    change: Tensor
+    rows: Tensor
+    raising: Clamp | Group | None
+
+
 class Changes(NamedTuple):
     """What edits do to N states: E edited prototypes, k routed.
 
@@ -30,21 +44,18 @@ class Changes(NamedTuple):
         routing: of the unedited states.
         before: activations of the edited prototypes, [N, E].
         after: their activations α′, [N, E].
+        steps: what makes one of the other; the first is of all edits that scale.
     """
 
     routing: Routing
     before: Tensor
     after: Tensor
-
-    @property
-    def difference(self) -> Tensor:
-        """α′ − α, [N, E]."""
-        return self.after - self.before
+    steps: tuple[Step, ...]
 
     @property
     def touched(self) -> Tensor:
         """States in which an activation changes, bool [N]."""
-        return (self.difference != 0).any(1)
+        return torch.stack([(step.change != 0).any(1) for step in self.steps]).any(0)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class Plan:
         head: the prototype head.
         logit_map: what the model does after its output embedding.
         listed: the tokens that a prototype's card lists, the first ones first.
+        telling: the tokens that tell a group from other prototypes.
         edits: each with the prototypes it acts on.
         only: ``"prototypes"`` drops the residual, ``"residual"`` drops the prototypes.
     """
@@ -64,6 +76,7 @@ class Plan:
     head: PrototypeHead
     logit_map: LogitMap
     listed: Callable[[int], list[int]]
+    telling: Callable[[tuple[int, ...]], list[int]]
     edits: tuple[tuple[Edit, tuple[int, ...]], ...] = ()
     only: Only | None = None
 
@@ -97,25 +110,41 @@ class Plan:
         return torch.tensor(ids, dtype=torch.int64, device=self.head.prototypes.device)
 
     @cached_property
-    def clamped(self) -> Tensor:
-        """Which of the edited prototypes are clamped, bool [E]."""
-        held = {edit.prototype for edit, _ in self.edits if isinstance(edit, Clamp)}
-        return torch.tensor([i in held for i in self.prototypes.tolist()], dtype=torch.bool)
+    def rows(self) -> dict[Clamp | Group, Tensor]:
+        """What one unit of activation adds to a state under each edit that raises, [E, d]."""
+        found: dict[Clamp | Group, Tensor] = {}
+        for edit, members in self.edits:
+            if raises(edit):
+                rows = torch.zeros_like(self._own)
+                chosen = self._columns(members)
+                part = self.shown(members) if isinstance(edit, Clamp) else self._told(edit, chosen)
+                rows[chosen] = part.to(rows.dtype)
+                found[edit] = rows
+        return found
 
     @cached_property
-    def rows(self) -> Tensor:
-        """What one unit of activation of each edited prototype adds to a state, [E, d]."""
-        rows = self.head.prototypes[self.prototypes].detach().clone()
-        chosen = self.prototypes[self.clamped]
-        rows[self.clamped] = self.shown(chosen).to(rows.dtype)
-        return rows
+    def _own(self) -> Tensor:
+        return self.head.prototypes[self.prototypes].detach()
 
-    def shown(self, prototypes: Tensor) -> Tensor:
-        """Return :func:`shown_part` of prototypes [n], [n, d]."""
+    @cached_property
+    def _tokens(self) -> dict[Group, list[int]]:
+        groups = ((edit, members) for edit, members in self.edits if isinstance(edit, Group))
+        return {edit: self.telling(members) for edit, members in groups if raises(edit)}
+
+    def _columns(self, members: Sequence[int]) -> Tensor:
+        chosen = self.prototypes
+        return torch.searchsorted(chosen, torch.tensor(members, device=chosen.device))
+
+    def _told(self, edit: Group, columns: Tensor) -> Tensor:
+        weight = cast("Tensor", self.embedding.weight)
+        return part_for(weight, self._own[columns].float(), self._tokens[edit])
+
+    def shown(self, prototypes: Iterable[int]) -> Tensor:
+        """Return :func:`shown_part` of prototypes, [n, d]."""
         weight = cast("Tensor", self.embedding.weight)
         rows = [
             shown_part(weight, self.head.prototypes[i].detach().float(), self.listed(i))
-            for i in prototypes.tolist()
+            for i in prototypes
         ]
         return torch.stack(rows) if rows else self.head.prototypes[:0]
 
@@ -135,40 +164,57 @@ class Plan:
 
     def edited(self, z: Tensor, changes: Changes) -> Tensor:
         """Return z′ [N, d] of states and what changes in them; z itself where nothing does."""
-        difference = changes.difference
         if self.only is None:
-            return move(z, self._rows(z), difference) if bool(difference.any()) else z
+            return self._moved(z, changes) if bool(changes.touched.any()) else z
         mixture = reconstruct(changes.routing, self.head.prototypes)
         if self.only == "residual":
             return (z.to(mixture.dtype) - mixture).to(z.dtype)
-        return move(mixture, self._rows(mixture), difference).to(z.dtype)
+        return self._moved(mixture, changes).to(z.dtype)
+
+    @staticmethod
+    def _moved(z: Tensor, changes: Changes) -> Tensor:
+        rows = torch.cat([step.rows for step in changes.steps])
+        change = torch.cat([step.change for step in changes.steps], 1)
+        return move(z, rows.to(torch.promote_types(z.dtype, rows.dtype)), change)
 
     def changes(self, z: Tensor) -> Changes:
         """Return what the edits change in states [N, d]."""
         routing = self.head(z).routing
-        count, chosen = self.head.num_prototypes, self.prototypes
-        before = activations_of(routing.indices, routing.activations, chosen, count)
-        after = before.clone()
+        before = activations_of(
+            routing.indices, routing.activations, self.prototypes, self.head.num_prototypes
+        )
+        now, scaled, raised = before, torch.zeros_like(before), []
         for edit, members in self.edits:
-            columns = torch.searchsorted(chosen, torch.tensor(members, device=chosen.device))
-            if isinstance(edit, Clamp):
-                after[:, columns] = self._held(edit, z)[:, None]
+            columns, after = self._columns(members), now.clone()
+            if raises(edit):
+                after[:, columns] = self._held(edit, z, now)[:, columns]
+                raised.append(Step(after - now, self.rows[edit], edit))
             else:
-                factor = 0.0 if isinstance(edit, Ablate) else _factor(edit)
-                after[:, columns] = factor * after[:, columns]
-        return Changes(routing, before, after)
+                after[:, columns] *= 0.0 if isinstance(edit, Ablate) else _factor(edit)
+                scaled += after - now
+            now = after
+        return Changes(routing, before, now, (Step(scaled, self._own, None), *raised))
 
-    def _held(self, edit: Clamp, z: Tensor) -> Tensor:
-        """Return the activation that a clamp holds in each state, [N]."""
+    def _held(self, edit: Clamp | Group, z: Tensor, now: Tensor) -> Tensor:
+        """Return the activations that a clamp or a group holds in each state, [N, E]."""
         # forward itself, not the module: its hooks would edit the logits that are to be unedited.
         logits = self.logit_map.before_softcap(self.embedding.forward(z).float())
-        target = cast("Tensor", self.embedding.weight)[self.listed(edit.prototype)[0]].float()
-        # The part that the card shows gives it what the prototype does.
-        given = self.logit_map.scale * (target @ self.head.prototypes[edit.prototype].float())
-        return edit.fraction * (logits.max(-1).values - logits.mean(-1)) / given
+        evidence = logits.max(-1).values - logits.mean(-1)
+        weight = cast("Tensor", self.embedding.weight)
+        if isinstance(edit, Clamp):
+            target = weight[self.listed(edit.prototype)[0]].float()
+            # The part that the card shows gives it what the prototype does.
+            given = self.logit_map.scale * (target @ self.head.prototypes[edit.prototype].float())
+            return (edit.fraction * evidence / given)[:, None].expand_as(now)
+        told = weight[self._tokens[edit]].float()
+        given = self.logit_map.scale * (now @ self.rows[edit] @ told.T).max(1).values
+        more = torch.where(given > 0, edit.strength * evidence / given, 0)
+        return now * (1 + more[:, None])
 
-    def _rows(self, like: Tensor) -> Tensor:
-        return self.rows.to(torch.promote_types(like.dtype, self.rows.dtype))
+
+def raises(edit: Edit) -> TypeGuard[Clamp | Group]:
+    """Return whether an edit raises tokens, and does not just scale what prototypes give."""
+    return isinstance(edit, Clamp) or (isinstance(edit, Group) and edit.strength > 0)
 
 
 def _factor(edit: Scale | Group) -> float:
@@ -196,20 +242,33 @@ def shown_part(weight: Tensor, prototype: Tensor, listed: Sequence[int]) -> Tens
     given = own @ prototype
     if float(given[0]) <= 0:
         return torch.zeros_like(prototype)
-    rows = own[given > 0]
-    moved = torch.linalg.solve(_energy(weight), rows.T)
-    wanted = given[given > 0].clamp_max(given[0])
-    part = moved @ (torch.linalg.pinv(rows @ moved, rtol=1e-5) @ wanted)
-    return part * (given[0] / (rows[0] @ part))
+    kept = given > 0
+    part = _least(weight, own[kept], given[None, kept].clamp_max(given[0]))[0]
+    return part * (given[0] / (own[0] @ part))
+
+
+def part_for(weight: Tensor, prototypes: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Return the parts of prototypes [n, d] that give tokens what they give, and others least.
+
+    As :func:`shown_part`, by least squares where there are more tokens than dimensions.
+    """
+    own = weight.detach()[list(tokens)].float()
+    return _least(weight, own, prototypes @ own.T)
+
+
+def _least(weight: Tensor, own: Tensor, wanted: Tensor) -> Tensor:
+    """Return x [n, d] with own · x = wanted [n, u] of which xᵀ (M + λI) x is the smallest."""
+    moved = torch.cholesky_solve(own.T, _energy(weight))
+    return wanted @ torch.linalg.pinv(own @ moved, rtol=1e-5).T @ moved.T
 
 
 @lru_cache(maxsize=2)
 def _energy(weight: Tensor) -> Tensor:
-    """Return M + λI [d, d], M from at most ``ROWS`` rows of W, evenly spaced."""
+    """Return the Cholesky factor of M + λI [d, d], M from at most ``ROWS`` rows, evenly spaced."""
     sampled = weight.detach()[:: -(-len(weight) // ROWS)].float()
     energy = sampled.T @ sampled / len(sampled)
     energy.diagonal().add_(1e-3 * energy.diagonal().mean())
-    return energy
+    return torch.linalg.cholesky(energy)
 
 
 def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -> Plan:
@@ -232,12 +291,16 @@ def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -
         head,
         lm.logit_map,
         lru_cache(maxsize=None)(lambda prototype: signature_ids(lm, [prototype])[0]),
+        lru_cache(maxsize=None)(lambda members: tokens_of_group(lm, members)),
         tuple(members),
         only,
     )
-    for prototype in plan.prototypes[plan.clamped & ~plan.rows.any(1).cpu()].tolist():
+    for edit in (one for one, _ in members if isinstance(one, Clamp)):
+        if bool(plan.rows[edit].any()):
+            continue
         raise InputError(
-            f"prototype {prototype} cannot be clamped: it does not raise the first token of its "
-            "card, so no activation gives that a positive contribution. Clamp another prototype."
+            f"prototype {edit.prototype} cannot be clamped: it does not raise the first token of "
+            "its card, so no activation gives that a positive contribution. Clamp another "
+            "prototype."
         )
     return plan

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import pieces_of
-from prismlm.edits.plan import Changes, Plan, plan_for
+from prismlm.edits.plan import Changes, Plan, Step, plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.strength import REPEATED, repetition
-from prismlm.edits.values import Edit, Only
+from prismlm.edits.values import Clamp, Edit, Only
 from prismlm.errors import InputError, check_whole
 from prismlm.index.opened_model import OpenedModel
 from prismlm.models.seam import capture
@@ -73,13 +73,31 @@ def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Ten
         changes: what the plan changes in them.
         order: prototypes in random order, int64 [K].
     """
-    order = order.to(z.device)
-    moved = gather_sum(*_to_active(plan, changes, order), plan.head.prototypes)
-    for chosen, change, clamped in _to_inactive(plan, changes, order):
-        unique, place = chosen.unique(return_inverse=True)
-        rows = plan.shown(unique) if clamped else plan.head.prototypes[unique]
-        moved = moved + change[:, None] * rows[place]
+    order, bank = order.to(z.device), plan.head.prototypes
+    moved, taken = torch.zeros_like(z, dtype=bank.dtype), 0
+    for step in changes.steps:
+        change = step.change
+        if not bool(change.any()):
+            continue
+        if not isinstance(step.raising, Clamp):
+            chosen, received = _to_active(plan, changes, change, order)
+            unique, place = chosen.unique(return_inverse=True)
+            moved = moved + gather_sum(place, received, _rows(plan, unique, step))
+            change = change * _alone(plan, changes)[:, None]
+        inactive = _to_inactive(plan, changes, change, order, taken)
+        taken += len(inactive)
+        for chosen, received in inactive:
+            unique, place = chosen.unique(return_inverse=True)
+            moved = moved + received[:, None] * _rows(plan, unique, step)[place]
     return torch.where(changes.touched[:, None], (z.to(moved.dtype) + moved).to(z.dtype), z)
+
+
+def _rows(plan: Plan, prototypes: Tensor, step: Step) -> Tensor:
+    return (
+        plan.head.prototypes[prototypes]
+        if step.raising is None
+        else plan.shown(prototypes.tolist())
+    )
 
 
 def _edited(plan: Plan, like: Tensor) -> Tensor:
@@ -88,15 +106,25 @@ def _edited(plan: Plan, like: Tensor) -> Tensor:
     return edited
 
 
-def _to_active(plan: Plan, changes: Changes, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the routed prototypes and the change that each takes over, [N, k] both."""
+def _alone(plan: Plan, changes: Changes) -> Tensor:
+    """Return the states in which no prototype is active but those edited, bool [N]."""
+    indices, activations = changes.routing.indices, changes.routing.activations
+    return ~((activations > 0) & ~_edited(plan, indices)[indices]).any(1)
+
+
+def _to_active(
+    plan: Plan, changes: Changes, change: Tensor, order: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the routed prototypes and the change that each takes over, [N, k] both.
+
+    Prototypes that take over nothing are given as the first of all.
+    """
     indices, activations = changes.routing.indices, changes.routing.activations
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device)
     is_edited = _edited(plan, order)[indices]
     column = torch.searchsorted(plan.prototypes, indices).clamp_max(len(plan.prototypes) - 1)
-    change = (changes.difference * ~plan.clamped).gather(1, column)
-    change = change * (is_edited & (activations > 0))
+    change = change.gather(1, column) * (is_edited & (activations > 0))
     free = ~is_edited & (activations > 0)
     taken = torch.zeros_like(free)
     received = torch.zeros_like(change)
@@ -112,32 +140,31 @@ def _to_active(plan: Plan, changes: Changes, order: Tensor) -> tuple[Tensor, Ten
         moving = change[:, slot, None] * free.any(1, keepdim=True)
         received.scatter_add_(1, receiver, moving)
         taken.scatter_(1, receiver, taken.gather(1, receiver) | (moving != 0))
-    return indices, received
+    return torch.where(received != 0, indices, 0), received
 
 
-def _to_inactive(plan: Plan, changes: Changes, order: Tensor) -> list[tuple[Tensor, Tensor, bool]]:
-    """Return, per edited prototype that needs one, an inactive prototype and its change, [N].
+def _to_inactive(
+    plan: Plan, changes: Changes, change: Tensor, order: Tensor, taken: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Return, per edited prototype that changes, an inactive prototype and its change, [N].
 
-    And whether it was clamped.
+    The first ``taken`` of those that are inactive are left out.
     """
     indices, activations = changes.routing.indices, changes.routing.activations
     edited = _edited(plan, order)
-    nobody = ~((activations > 0) & ~edited[indices]).any(1)
-    change = changes.difference * (plan.clamped | nobody[:, None])
     columns = change.any(0).nonzero()[:, 0].tolist()
     if not columns:
         return []
-    candidates = order[~edited[order]][: indices.shape[1] + len(columns)]
+    candidates = order[~edited[order]][: indices.shape[1] + taken + len(columns)]
     if not len(candidates):
         return []
     used = (indices[:, :, None] == candidates) & (activations > 0)[:, :, None]
     # Each column in need takes the next of the candidates that are not active at the position.
     places = (~used.any(1)).cumsum(1)
-    found: list[tuple[Tensor, Tensor, bool]] = []
-    for number, column in enumerate(columns, start=1):
-        first = (places >= number).int().argmax(1)
-        found.append((candidates[first], change[:, column], bool(plan.clamped[column])))
-    return found
+    return [
+        (candidates[(places >= number).int().argmax(1)], change[:, column])
+        for number, column in enumerate(columns, start=taken + 1)
+    ]
 
 
 @dataclass(frozen=True)
@@ -326,7 +353,7 @@ def steer(
         draws=len(orders),
         repeated=written - plain,
         active=None
-        if bool(plan.clamped.any()) or plan.only
+        if plan.only or any(isinstance(edit, Clamp) for edit, _ in plan.edits)
         else carried(lm, predictions, plan.prototypes.tolist()),
     )
 
@@ -399,7 +426,7 @@ def _tokens(
             control=sum(controls) / len(controls) if controls else None,
             leading_before=_leading(lm, active, row),
             leading_after=_leading(lm, after, row),
-            changed=float(changes.difference[t].abs().sum()),
+            changed=float((changes.after - changes.before)[t].abs().sum()),
         )
 
 

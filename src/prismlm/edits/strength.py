@@ -3,7 +3,8 @@
     R(s) = r(text under strength s) − r(text without the edit)
     r    = share of a text's 3-grams of tokens that occurred before in it
 
-The strength taken is the largest of eight steps up to the edit's most that has R(s) ≤ ``REPEATED``.
+The strength taken is the largest of eight steps up to ``MOST``, or to −1 for a group that is taken
+out, that has R(s) ≤ ``REPEATED``.
 Repetition grows with the strength, so three texts are written to find it.
 """
 
@@ -25,7 +26,7 @@ REPEATED = 0.1
 NGRAM = 3
 STEPS = 8
 # Evidence lies some 15 nats below the top: at 0.8 of that hardly any text is left.
-MOST_CLAMPED = 0.8
+MOST = 0.8
 
 
 def repetition(tokens: Sequence[int]) -> float:
@@ -80,5 +81,5 @@ def strongest(
 
 def _at(edit: Clamp | Group, share: float) -> Clamp | Group:
     if isinstance(edit, Clamp):
-        return replace(edit, fraction=MOST_CLAMPED * share)
-    return replace(edit, strength=-share if edit.strength < 0 else share)
+        return replace(edit, fraction=MOST * share)
+    return replace(edit, strength=-share if edit.strength < 0 else MOST * share)

@@ -102,14 +102,19 @@ class Clamp:
 
 @dataclass(frozen=True)
 class Group:
-    """Add or subtract a fraction of what a set of prototypes contributes together.
+    """Strengthen or take out what a set of prototypes contributes together.
 
-        z′ = z + strength · Σ_{i in set} α_i p_i
+        z′ = z + strength · Σ_{i in set} α_i p_i                            strength ≤ 0
+        z′ = z + strength · (ℓ[top] − ℓ̄) / (scale · max_v (W D)[v]) · D     strength > 0
+        D  = Σ_{i in set} α_i p̂_i
 
-    which is their signatures τ W p_i, weighted by their cosines and added up, times the strength.
+    p̂_i is the part of p_i that raises the tokens that tell the set from other prototypes, see
+    :func:`prismlm.index.signatures.tokens_of_group` and :func:`prismlm.edits.plan.part_for`; the
+    largest is over those tokens, and ℓ is as for :class:`Clamp`. Where no member is active, or
+    they raise none of the tokens, nothing changes.
 
     Attributes:
-        strength: −1 (−100 %, removed) to +1 (+100 %, doubled).
+        strength: −1 (taken out) to 1 (the token that the set raises most gets as much as the top).
         category: all prototypes that the lens gives this category, or
         prototypes: these, or
         document: those whose kept contexts in the lens are in this document.
@@ -124,7 +129,7 @@ class Group:
     document: str | None = None
 
     def __post_init__(self) -> None:
-        expected = "−1 (−100 %) to 1 (+100 %)"
+        expected = "−1 (taken out) to 1 (as much as the top token has)"
         check_number("the strength of Group", self.strength, expected, lambda s: -1 <= s <= 1)
         if sum(x is not None for x in (self.category, self.prototypes, self.document)) != 1:
             raise InputError("Group needs exactly one of category, prototypes and document.")

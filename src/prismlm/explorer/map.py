@@ -53,6 +53,7 @@ def _columns(session: Session) -> dict[str, Any]:
         "category": [-1 if name is None else numbers[name] for name in lens.categories],
         "names": lens.names,
         "leading": lens.leading.tolist(),
+        "listed": lens.listed.tolist(),
         "categories": [{"name": name, "colour": colour(name)} for name in names],
         "regions": regions(lens),
     }

@@ -34,12 +34,13 @@ def routes(session: Session) -> APIRouter:
         first: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=500)] = SHOWN,
         at: Annotated[int | None, Query(ge=0)] = None,
+        everything: Annotated[bool, Query(alias="all")] = False,
     ) -> dict[str, Any]:
         # The first search would wait for all contexts to be read: they are, once a list is shown.
         catalogue = known()
         if not catalogue.read:
             later.add_task(lambda: catalogue.words)
-        matching = catalogue.search(query, sort)
+        matching = catalogue.search(query, sort, everything)
         found = catalogue.of_category(matching, category)
         rows = [_row(catalogue.row(number)) for number in found[first : first + limit].tolist()]
         places = [] if at is None else np.flatnonzero(found == at).tolist()

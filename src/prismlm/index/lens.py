@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Whose passages are asked for again and again: those of one answer share documents.
 DOCUMENTS_KEPT = 64
+# What fewer places have in common is chance: such prototypes get no name, and lists leave them out.
+MIN_PLACES = 10
 
 
 def identity_of(path: Path) -> tuple[int, ...] | None:
@@ -193,6 +195,15 @@ class Lens:
     def cell_sizes(self) -> np.ndarray | None:
         """At how many positions each prototype is the nearest, int64 [K]; None without cells."""
         return None if self.cells is None else self.cells.sizes(self.num_prototypes)
+
+    @cached_property
+    def listed(self) -> np.ndarray:
+        """Which prototypes lists show by default, bool [K]: those of ``MIN_PLACES`` or more.
+
+        Fewer places do not say what a prototype is. In a lens without cells, all are listed.
+        """
+        sizes = self.cell_sizes
+        return np.ones(self.num_prototypes, bool) if sizes is None else sizes >= MIN_PLACES
 
     @read_once
     def leading(self) -> np.ndarray:

@@ -6,6 +6,8 @@ this raises more than the signatures of the other prototypes do.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,6 +34,8 @@ TOKENS_AT_ONCE = 2**20
 # Tokens looked at for each one wanted: a word may be there with a space, a capital.
 WAYS = 4
 LISTED = 10
+# Tokens that stand for a group of prototypes.
+TELLING = 128
 MOST_WORDS = 3
 LINE, BLANK = "↵", "␣"
 
@@ -80,6 +84,27 @@ def signature_ids(lm: OpenedModel, prototypes: Sequence[int]) -> list[list[int]]
         [max(ids[text], key=lambda token: float(weight[token] @ bank[i])) for text in texts]
         for i, texts in zip(prototypes, listed, strict=True)
     ]
+
+
+def tokens_of_group(lm: OpenedModel, prototypes: Sequence[int]) -> list[int]:
+    """Return the tokens that tell a group of prototypes from the others, the most telling first.
+
+        n_G(v) ln(n_G(v) K / n(v) |G|)
+
+    with n the number of cards that list v, of all and of the group; at most ``TELLING``, of those
+    that the group's cards list more often than all do. Without a lens there are no other cards,
+    and those listed most are returned.
+    """
+    ids = [one for own in signature_ids(lm, prototypes) for one in own]
+    own = Counter(ids)
+    if lm.lens is not None:
+        cards = lm.lens.prototypes["top_tokens"]
+        everywhere = Counter(cards.combine_chunks().flatten().to_pylist())
+        expected = len(prototypes) / len(cards)
+        texts = {v: token_alone(lm.tokenizer, v) for v in own}
+        gains = {v: n * math.log(n / expected / everywhere[texts[v]]) for v, n in own.items()}
+        own = Counter({v: gain for v, gain in gains.items() if gain > 0}) or own
+    return [v for v, _ in own.most_common(TELLING)]
 
 
 @lru_cache(maxsize=1)

@@ -26,6 +26,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -72,6 +73,7 @@ def measure_support(
     head: PrototypeHead,
     corpus: Corpus,
     split: Split,
+    progress: Reporter = SILENT,
 ) -> SupportScale | None:
     """Measure the scale on stretches of 32 predictions of 160 documents that the cells lack.
 
@@ -81,15 +83,18 @@ def measure_support(
         head: its prototype head.
         corpus: that the cells are of.
         split: which documents of it.
+        progress: shows stretches read.
 
     Returns:
         The scale, or None where there is too little text to measure it.
     """
     stretches = calibration_stretches(corpus, split)
     found: list[np.ndarray] = []
-    for first in range(0, len(stretches), READ_TOGETHER):
-        part = stretches[first : first + READ_TOGETHER]
-        found += leave_one_out(cells, model, head, corpus, part)
+    with progress.task("Measuring support", len(stretches), "stretches") as task:
+        for first in range(0, len(stretches), READ_TOGETHER):
+            part = stretches[first : first + READ_TOGETHER]
+            found += leave_one_out(cells, model, head, corpus, part)
+            task.advance(len(part))
     if not found:
         return None
     nearest = np.concatenate(found)

@@ -114,7 +114,7 @@ def _write_cells(
     )
     _free(corpus)
     cells = Cells(directory, meta)
-    scale = measure_support(cells, given.model, given.head, corpus, options.split)
+    scale = measure_support(cells, given.model, given.head, corpus, options.split, progress)
     return {"cells": meta, "support": None if scale is None else asdict(scale)}
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import check_whole
 from prismlm.files import json_text
-from prismlm.index.lens import Lens
+from prismlm.index.lens import MIN_PLACES, Lens
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.labels.categories import CATEGORIES
 from prismlm.labels.embedded import NAME_LENGTH, Label
@@ -27,7 +27,7 @@ from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.labels.places import marked
 from prismlm.labels.scores import PASSAGE, draw_passages, words_of
 from prismlm.labels.vocabulary import FUNCTION
-from prismlm.labels.write import MIN_PLACES, SEED, Made, accuracy
+from prismlm.labels.write import SEED, Made, accuracy
 from prismlm.progress import SILENT, Reporter
 
 # Passages on a card, and tokens of each before and after the place.

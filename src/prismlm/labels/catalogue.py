@@ -137,12 +137,15 @@ class Catalogue:
             "id": np.arange(len(rows)),
         }
 
-    def search(self, query: str, sort: Sort) -> np.ndarray:
+    def search(self, query: str, sort: Sort, everything: bool = False) -> np.ndarray:
         """Return the prototypes whose text has every word of a query, in an order, int64.
+
+        Those that :attr:`Lens.listed` leaves out only with ``everything``.
 
         Of an order by a figure, those come first whose name has the words.
         """
         words, order = query.lower().split(), self.orders[sort]
+        order = order if everything else order[self.lens.listed[order]]
         if not words:
             return order
         found = order[self._having(self.words, words)[order]]

@@ -38,6 +38,7 @@ from prismlm.labels.places import (
     words_near,
 )
 from prismlm.labels.vocabulary import FUNCTION, kind_rates, role
+from prismlm.progress import SILENT, Reporter
 
 # A side of a name tells something from this share of the places on.
 LEAST_SHARE, LEAST_SIDE = 0.05, 0.15
@@ -91,6 +92,7 @@ def embedded_labels(
     subject_words: sparse.csr_matrix,
     raised: Sequence[Sequence[str]],
     weigh: Weigh | None = None,
+    progress: Reporter = SILENT,
 ) -> list[Label | None]:
     """Name every cell from its places; None for one without any.
 
@@ -101,9 +103,15 @@ def embedded_labels(
         subject_words: by :func:`~prismlm.labels.categories.subject_words`.
         raised: tokens that each prototype raises, the most telling first.
         weigh: says which words come first, by default :func:`telling`.
+        progress: shows prototypes named.
     """
     found = _Statistics(text, places, cells, subject_words, raised, weigh or telling)
-    return [found.label(cell) if found.count[cell] else None for cell in range(len(places.size))]
+    labels: list[Label | None] = []
+    with progress.task("Naming prototypes", len(places.size), "prototypes") as task:
+        for cell in range(len(places.size)):
+            labels.append(found.label(cell) if found.count[cell] else None)
+            task.advance()
+    return labels
 
 
 class _Statistics:

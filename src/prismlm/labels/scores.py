@@ -22,6 +22,7 @@ import numpy as np
 from prismlm.index.signatures import LINE
 from prismlm.labels.embedded import Label
 from prismlm.labels.places import Places, Text
+from prismlm.progress import SILENT, Reporter
 
 # Passages of each kind a label is asked about, at most, and below which it is not scored.
 MOST, LEAST = 16, 3
@@ -58,7 +59,11 @@ class Drawn(NamedTuple):
 
 
 def score_labels(
-    labels: Sequence[Label | None], text: Text, places: Places, seed: int = 0
+    labels: Sequence[Label | None],
+    text: Text,
+    places: Places,
+    seed: int = 0,
+    progress: Reporter = SILENT,
 ) -> Scores:
     """Score labels on places that they were not made of.
 
@@ -67,6 +72,7 @@ def score_labels(
         text: the corpus.
         places: of documents that named none of them.
         seed: draws the places of other prototypes, and whose label is taken for the control.
+        progress: shows labels scored, each twice.
     """
     asked, owner = draw_passages(labels, places, seed)
     # Words that a label's name and description have of their own.
@@ -76,12 +82,14 @@ def score_labels(
         if label is not None
     }
     found = np.full((4, len(labels)), np.nan)
-    for kind, passages in enumerate(_passages(text, places, asked)):
-        rarity = _rarity(list(passages.values()))
-        for cell, (firing, others) in asked.items():
-            seen = [passages[row] for row in [*firing, *others]]
-            for shuffled, own in enumerate((cell, owner[cell])):
-                found[kind + 2 * shuffled, cell] = _accuracy(words[own], seen, rarity)
+    with progress.task("Scoring names", 2 * len(asked), "names") as task:
+        for kind, passages in enumerate(_passages(text, places, asked)):
+            rarity = _rarity(list(passages.values()))
+            for cell, (firing, others) in asked.items():
+                seen = [passages[row] for row in [*firing, *others]]
+                for shuffled, own in enumerate((cell, owner[cell])):
+                    found[kind + 2 * shuffled, cell] = _accuracy(words[own], seen, rarity)
+                task.advance()
     return Scores(*found)
 
 

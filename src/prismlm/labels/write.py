@@ -19,7 +19,7 @@ from prismlm.files import (
     room_to_write,
 )
 from prismlm.index import layout
-from prismlm.index.lens import Lens
+from prismlm.index.lens import MIN_PLACES, Lens
 from prismlm.labels.categories import CATEGORIES, subject_words
 from prismlm.labels.embedded import Label, Weigh, embedded_labels
 from prismlm.labels.places import Places, Text, sample_places
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 EMBEDDED, SIGNATURE = "embedded", "signature"
 # Places of a cell that are looked at; documents whose places name nothing, but score the names.
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
-# A reader of fewer places names chance; such prototypes stay unnamed.
-MIN_PLACES = 10
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def label_lens(
                 label if size >= MIN_PLACES else None
                 for label, size in zip(labels, sizes, strict=True)
             ]
-        scores = score_labels(labels, made.text, made.held_out, SEED)
+        scores = score_labels(labels, made.text, made.held_out, SEED, progress)
         found = _labelling(made._replace(labels=labels), scores)
         source = EMBEDDED
         if labeller is not None:
@@ -225,7 +223,7 @@ def make_labels(
     cells, corpus = lens.cells, lens.corpus
     assert cells is not None
     assert corpus is not None
-    with progress.task("Naming prototypes", 3, "steps") as task:
+    with progress.task("Reading places", 3, "steps") as task:
         weight = weight_of(model).detach()
         vocabulary = Vocabulary(corpus.tokenizer, len(weight))
         text = Text(corpus, vocabulary)
@@ -238,9 +236,9 @@ def make_labels(
         held &= elsewhere[places.cell]
         task.advance()
         subjects = subject_words(weight, vocabulary)
-        raised = lens.prototypes["top_tokens"].to_pylist()
-        labels = embedded_labels(text, places.of(~held), cells, subjects, raised, weigh)
         task.advance()
+    raised = lens.prototypes["top_tokens"].to_pylist()
+    labels = embedded_labels(text, places.of(~held), cells, subjects, raised, weigh, progress)
     shown, documents = places.of(~drawn[places.document]), (int((~drawn).sum()), int(drawn.sum()))
     return Made(labels, text, shown, places.of(held), documents)
 

@@ -77,6 +77,7 @@ def _row(lens: Lens, row: dict[str, Any], place: int) -> dict[str, Any]:
         "tags": row["tags"] or [],
         "usage": row["usage"],
         "place": place,
+        "listed": bool(lens.listed[row["prototype"]]),
         "score": row["label_score"],
         "tokens": [
             [token, round(value, 2)]

@@ -8,10 +8,14 @@ from prismlm.labels.catalogue import Catalogue
 
 def test_a_list_and_a_card(prism, refused, tiny_model):
     lens = prismlm.load(tiny_model).lens
-    listed = json.loads(
-        prism("inspect", "prototypes", tiny_model, "--limit", "500", "--json").stdout
-    )
+    asked = ["inspect", "prototypes", tiny_model, "--limit", "500"]
+    listed = json.loads(prism(*asked, "--all", "--json").stdout)
     assert listed["total"] == lens.num_prototypes
+    few = int((lens.cell_sizes < 10).sum())
+    usual = json.loads(prism(*asked, "--json").stdout)
+    assert usual["total"] == lens.num_prototypes - few
+    assert usual["items"] == [one for one in listed["items"] if one["positions"] >= 10]
+    assert ("fewer than 10 places are not listed: --all" in prism(*asked).stdout) == (few > 0)
     sizes = [one["positions"] for one in listed["items"]]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == lens.meta.cells["rows"]
@@ -33,7 +37,7 @@ def test_every_word_of_a_search_is_in_what_is_found(tiny_model):
     catalogue = Catalogue(prismlm.load(tiny_model).lens)
     context = next(one for one in catalogue.card(3)["contexts"] if len(one["before"].split()) > 3)
     words = " ".join(context["before"].split()[-3:-1])
-    found = catalogue.search(words.upper(), "id").tolist()
+    found = catalogue.search(words.upper(), "id", everything=True).tolist()
     assert 3 in found
     assert found == sorted(found)
     texts = catalogue.texts()

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from prismlm.cli.options import Json, Lens, Model, choice, load_with_lens, number, option
+from prismlm.cli.options import Json, Lens, Model, choice, flag, load_with_lens, number, option
 from prismlm.cli.output import console_for_reading, plain, print_json, table_of
 from prismlm.errors import InputError, suggest
 
@@ -27,6 +27,9 @@ def prototypes(
     category: Annotated[str | None, option("NAME", "Only those of a category.")] = None,
     sort: Annotated[str, choice("BY", BY, SORTS)] = "text",
     limit: Annotated[int, number("N", "Prototypes listed.", 1)] = 20,
+    everything: Annotated[
+        bool, flag("--all", "Also those that are nearest at fewer than ten positions.")
+    ] = False,
     lens: Lens = None,
     as_json: Json = False,
 ) -> None:
@@ -46,15 +49,17 @@ def prototypes(
             f"{', '.join(known) or 'none, since `prismlm label` has not named them'}."
             f"{suggest(category, known)}"
         )
-    found = catalogue.of_category(catalogue.search(search, cast("Sort", sort)), category or "")
+    matching = catalogue.search(search, cast("Sort", sort), everything=True)
+    whole = catalogue.of_category(matching, category or "")
+    found = whole if everything else whole[opened.listed[whole]]
     rows = [catalogue.row(one) for one in found[:limit].tolist()]
     if as_json:
         print_json({"total": len(found), "items": rows})
     else:
-        _print_list(console_for_reading(), rows, len(found))
+        _print_list(console_for_reading(), rows, len(found), len(whole) - len(found))
 
 
-def _print_list(console: Console, rows: list[dict[str, Any]], total: int) -> None:
+def _print_list(console: Console, rows: list[dict[str, Any]], total: int, few: int) -> None:
     table = table_of("*prototype", "name", "category", "*nearest at", "*used at", "*name tells")
     for column in table.columns[1:3]:
         column.no_wrap = False
@@ -71,6 +76,12 @@ def _print_list(console: Console, rows: list[dict[str, Any]], total: int) -> Non
     console.print(table)
     if total > len(rows):
         console.print(f"… {total - len(rows):,} more: --limit N", style="dim")
+    if few:
+        from prismlm.index.lens import MIN_PLACES
+
+        console.print(
+            f"{few:,} with fewer than {MIN_PLACES} places are not listed: --all", style="dim"
+        )
 
 
 def _print_card(console: Console, card: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ export const meaning = ({ prototype, category, strength }) => {
   const size = strength === null ? "as much as the text allows before it repeats itself" : `${Math.abs(strength)} %`;
   if (prototype === null) {
     return strength === null || strength > 0
-      ? `Adds ${strength === 100 ? "once more" : `${size} of`} what the category's active prototypes give.`
+      ? `Raises the category's own tokens that its active prototypes raise, ${strength === null ? size : `to ${size} of the unedited top logit`}.`
       : `Takes out ${strength === -100 ? "all" : size} of what the category's active prototypes give.`;
   }
   if (strength === null) return "Holds what the prototype gives to the first token of its card as high as the text allows before it repeats itself (clamp).";

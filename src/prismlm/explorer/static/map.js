@@ -16,9 +16,9 @@ const KEYS = "Map of prototypes; arrow keys go to the next one, plus and minus z
 
 /** What is chosen (-1: none), the category that alone is shown, buttons that are pressed, the path of the last answer,
  * what is said, and what stands beside: those found by the lasso, a card, or why there is none.
- * @typedef {{ chosen: number, category: string, lassoing: boolean, pathed: boolean, trail: { id: number, text: string }[], said: string,
+ * @typedef {{ chosen: number, category: string, few: boolean, lassoing: boolean, pathed: boolean, trail: { id: number, text: string }[], said: string,
  *   side: { found?: number[], one?: any, failed?: unknown } }} State */
-const state = signal(/** @type {State} */ ({ chosen: -1, category: "", lassoing: false, pathed: false, trail: [], said: "", side: {} }));
+const state = signal(/** @type {State} */ ({ chosen: -1, category: "", few: false, lassoing: false, pathed: false, trail: [], said: "", side: {} }));
 
 /** What is drawn: the prototypes, on which canvas, and from where it is seen. `line` is the lasso's, in the plane;
  * a `kind` is the number of a category, the last that of those without.
@@ -53,10 +53,11 @@ const pathOf = (answer, many) => {
 };
 
 /** @param {Ui} ui @param {State} now */
-const page = (ui, { category, lassoing, pathed, trail, said, side }, categories) => html`
+const page = (ui, { category, few, lassoing, pathed, trail, said, side }, categories) => html`
 <div class="prismlm x-tools"><div class="x-row">
     ${pressable("Lasso", lassoing, () => change(state, { lassoing: !lassoing }), "Draw around prototypes; with a mouse, hold Shift")}
     ${trail.length ? pressable("Path of the last answer", pathed, () => change(state, { pathed: !pathed })) : nothing}
+    ${ui.data.listed.every(Boolean) ? nothing : pressable("Few places", few, () => { change(state, { few: !few }); restyle(ui); }, "Also those of fewer than ten places")}
     <button type="button" @click=${() => ui.seen.fit()}>All of it</button><button type="button" @click=${() => emptied(ui)}>Clear</button>
     <span class="p-note" role="status">${said}</span></div>
   <div class="x-chips" role="group" aria-label="Categories">${categories.map((one) => chip(ui, one, category))}</div></div>
@@ -84,7 +85,7 @@ const made = (root, data, shared) => {
   const kinds = data.category.map((number) => (number < 0 ? categories.length : number));
   const ui = /** @type {Ui} */ ({
     root, data, kinds, state, dark: matchMedia("(prefers-color-scheme: dark)"), line: null, hovered: -1, waiting: false, sized: false,
-    visible: (i) => !state.value.category || categories[kinds[i]]?.name === state.value.category,
+    visible: (i) => (state.value.few || data.listed[i]) && (!state.value.category || categories[kinds[i]]?.name === state.value.category),
   });
   draw(root, () => page(ui, state.value, shared.model.categories));
   const canvas = ui.canvas = /** @type {HTMLCanvasElement} */ (root.querySelector(".x-over")), plot = /** @type {HTMLElement} */ (root.querySelector(".x-plot"));

@@ -13,11 +13,11 @@ const SORTS = { text: "most text", usage: "most used", score: "best named", name
 
 /** What is asked for and was found: `total` prototypes in a list of which `chosen` is looked at, `counts` of them by category among `matching`
  * in all; what came of the list by page and of cards by prototype, or why it did not; and the rows of the list that are in sight.
- * @typedef {{ query: string, category: string, sort: string }} Asked
+ * @typedef {{ query: string, category: string, sort: string, all: boolean }} Asked
  * @typedef {{ asked: Asked, typed: string, total: number, matching: number, counts: Record<string, number>, chosen: number, first: number, last: number,
  *   pages: Map<number, any[] | Error>, cards: Map<number, any>, failed: unknown }} State */
 const NONE = { total: 0, matching: 0, items: [], categories: {} };
-const state = signal(/** @type {State} */ ({ asked: { query: "", category: "", sort: "text" }, typed: "", total: 0, matching: 0, counts: {},
+const state = signal(/** @type {State} */ ({ asked: { query: "", category: "", sort: "text", all: false }, typed: "", total: 0, matching: 0, counts: {},
   chosen: 0, first: 0, last: -1, pages: new Map(), cards: new Map(), failed: null }));
 /** The place of the view and what all views share; the number of the last search, and what waits for more letters.
  * @type {{ root: HTMLElement, shared: any } | null} */
@@ -25,7 +25,7 @@ let frame = null;
 let asking = 0, waiting = 0;
 
 export const show = async (root, at, shared) => {
-  const asked = { query: at.query.get("q") ?? "", category: at.query.get("category") ?? "", sort: at.query.get("sort") ?? "text" };
+  const asked = { query: at.query.get("q") ?? "", category: at.query.get("category") ?? "", sort: at.query.get("sort") ?? "text", all: at.query.has("all") };
   if (!(asked.sort in SORTS)) asked.sort = "text";
   const number = /^\d+$/.test(at.path[1] ?? "") ? +at.path[1] : null;
   // Nothing is asked for by the link in the bar: the view stays as it was left.
@@ -55,6 +55,7 @@ const page = (now, model) => html`
     <input class="x-search" type="search" placeholder="Search names, tokens, texts" aria-label="Search names, tokens and texts of prototypes"
       .value=${now.typed} @input=${(event) => typed(event.target.value)}>
     ${field("sort by", html`<select @change=${(event) => void again({ sort: event.target.value })}>${options(Object.entries(SORTS), now.asked.sort)}</select>`)}
+    <label><input type="checkbox" .checked=${now.asked.all} @change=${(event) => void again({ all: event.target.checked })}> of few places too</label>
     <span class="p-note p-number" role="status">${count(now.total)} of ${count(model.prototypes)}</span></div>
   <div class="x-chips" role="group" aria-label="Categories">${chips(now, model.categories)}</div></div>
 <div class="x-carousel">
@@ -131,7 +132,7 @@ const missing = (now) => {
 };
 
 const fetched = (asked, first, extra = {}) =>
-  api(`/prototypes?${new URLSearchParams({ ...asked, first: String(first), limit: String(PAGE), ...extra })}`);
+  api(`/prototypes?${new URLSearchParams({ ...asked, all: String(asked.all), first: String(first), limit: String(PAGE), ...extra })}`);
 
 /** The number of the prototype that is looked at, once that is known. */
 const looked = () => {
@@ -141,12 +142,13 @@ const looked = () => {
 
 /** Say the command: of the first of a search all that it found, of others the card. */
 const tell = () => {
-  const { asked: { query, category, sort }, chosen } = state.value, number = looked();
+  const { asked: { query, category, sort, all }, chosen } = state.value, number = looked();
   const words = ["prismlm", "inspect", "prototypes", frame?.shared.model.path];
   if (number !== undefined && (chosen > 0 || !(query || category))) { frame?.shared.command([...words, number]); return; }
   if (query) words.push("--search", query);
   if (category) words.push("--category", category);
   if (sort !== "text") words.push("--sort", sort);
+  if (all) words.push("--all");
   frame?.shared.command(words);
 };
 
@@ -154,9 +156,9 @@ const tell = () => {
 const link = () => {
   // Whoever went to another view meanwhile keeps that one's address.
   if (!frame?.root.isConnected) return;
-  const { query, category, sort } = state.value.asked, number = looked();
+  const { query, category, sort, all } = state.value.asked, number = looked();
   tell();
-  history.replaceState(null, "", address(number === undefined ? "prototypes" : `prototypes/${number}`, { q: query, category, sort: sort === "text" ? "" : sort }));
+  history.replaceState(null, "", address(number === undefined ? "prototypes" : `prototypes/${number}`, { q: query, category, sort: sort === "text" ? "" : sort, all: all ? 1 : null }));
 };
 
 /** Look at a place of the list; what did not come is asked for again. */
@@ -184,7 +186,7 @@ const open = async (asked, number) => {
     const found = await fetched(asked, 0, number === null ? {} : { at: String(number) });
     if (own !== asking) return;
     if (number !== null && found.place === null) {
-      if (asked.query || asked.category) return await open({ ...asked, query: "", category: "" }, number);
+      if (asked.query || asked.category || !asked.all) return await open({ ...asked, query: "", category: "", all: true }, number);
       throw new Error(`There is no prototype ${number}: they are numbered 0 to ${count(found.total - 1)}.`);
     }
     begin(found, null);

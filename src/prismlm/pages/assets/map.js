@@ -8,9 +8,9 @@ const texts = prototypes.map((p, i) =>
   `#${i} ${p.name} ${p.about} ${p.tokens.map((t) => t[0]).join(" ")} ${p.contexts.map((c) => c.slice(0, 3).join("")).join(" ")}`.toLowerCase());
 
 /** What is looked at: categories, what the search found (null: all), and prototypes by number (-1: none).
- * @type {{ shown: Set<number>, found: Set<number> | null, chosen: number, hovered: number, drawing: boolean }} */
-const state = { shown: new Set(categories.keys()), found: null, chosen: -1, hovered: -1, drawing: false };
-const visible = (i) => state.shown.has(prototypes[i].category) && (state.found === null || state.found.has(i));
+ * @type {{ shown: Set<number>, found: Set<number> | null, few: boolean, chosen: number, hovered: number, drawing: boolean }} */
+const state = { shown: new Set(categories.keys()), found: null, few: false, chosen: -1, hovered: -1, drawing: false };
+const visible = (i) => (state.few || prototypes[i].listed) && state.shown.has(prototypes[i].category) && (state.found === null || state.found.has(i));
 
 const draw = () => {
   state.drawing = false;
@@ -82,6 +82,15 @@ const keyOf = ([name, colour], c) => {
   return key;
 };
 
+/** The button that shows the prototypes of few places too. */
+const fewOf = () => {
+  const key = make("button", "m-key", "also those of fewer than ten places");
+  key.type = "button";
+  key.setAttribute("aria-pressed", "false");
+  key.addEventListener("click", () => { state.few = !state.few; key.setAttribute("aria-pressed", String(state.few)); list(); redraw(); });
+  return key;
+};
+
 const searched = () => {
   const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
   state.found = words.length ? new Set(texts.keys().filter((i) => words.every((w) => texts[i].includes(w)))) : null;
@@ -92,6 +101,7 @@ const searched = () => {
 
 const seen = plane(canvas, prototypes.map((p) => p.x), prototypes.map((p) => p.y), { visible, choose, redraw, hover, chosen: () => state.chosen });
 root.querySelector(".m-legend").append(...categories.map(keyOf));
+if (prototypes.some((p) => !p.listed)) root.querySelector(".m-tools").append(fewOf());
 search.addEventListener("input", searched);
 dark.addEventListener("change", redraw);
 addEventListener("resize", redraw);
