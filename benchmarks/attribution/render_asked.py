@@ -72,7 +72,7 @@ def render(result: dict[str, Any]) -> str:
         f"{len(rows)} questions, {len(answered)} of them answered by a question-answer pair that "
         "the model was taught and the lens holds. Weights and bounds were chosen on as many "
         "others, and not on these. Whether an answer states the facts, and whether a passage names "
-        f"or describes the answer's own subject, was judged by {result['reader']}, which was not told "
+        f"or describes its subject, was judged by {result['reader']}, which was not told "
         "what was found by what; its instructions are in "
         "[judge_prompt.md](asked/judge_prompt.md), its answers in "
         "[judged.jsonl](asked/judged.jsonl). Intervals are 95 %.",
