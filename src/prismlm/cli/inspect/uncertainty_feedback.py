@@ -100,9 +100,9 @@ def uncertainty_feedback(
     report = instrument.inspect_uncertainty_feedback(
         opened, tokenizer, sample, checks, name=name, options=options, progress=progress
     )
-    from prismlm.cli.printing.uncertainty_feedback import print_uncertainty_feedback
+    from prismlm.cli.printing.tables import print_report
 
-    print_json(report.to_dict()) if as_json else print_uncertainty_feedback(report)
+    print_json(report.to_dict()) if as_json else print_report(report)
 
 
 def _sample(
@@ -140,8 +140,7 @@ def _length(path: Path, model: PreTrainedModel) -> int:
 
 
 def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Signal:
-    from prismlm.instruments.uncertainty_feedback import Signal
-    from prismlm.instruments.uncertainty_feedback.signal import feedback_of
+    from prismlm.instruments.uncertainty_feedback import Signal, feedback_of
 
     # One pass has the same code everywhere, which says nothing.
     own = max(2, feedback_of(model).passes)
