@@ -294,7 +294,7 @@ def least_denominators() -> dict[tuple[str, Scaling], tuple[Row, Row | None]]:
 
 def _resonating(found: Row) -> str:
     value = f"{found['value']:.3g}" if found["value"] else "0"
-    return f"{value} ({found['pair']})"
+    return f"{value} ({found['n']}:{found['m']})"
 
 
 def length(models: dict[str, list[Row]]) -> list[str]:

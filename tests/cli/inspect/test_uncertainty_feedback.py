@@ -87,7 +87,7 @@ def test_on_a_terminal(prism, gpt2):
     assert "…" not in result.stdout
     assert "\x1b" not in result.stdout
     for part in ("kind passes", "shuffled", "Prefill against token by token", "matched",
-                 "own signal", "shuffled codes", "After a planted wrong token", "next entropy",
+                 "own signal", "shuffled codes", "After a planted wrong token", "entropy",
                  "Findings", "effect"):  # fmt: skip
         assert part in " ".join(result.stdout.split()), part
 
@@ -122,15 +122,6 @@ def test_texts_from_files_and_from_the_command_line(prism, gpt2, corpus, tmp_pat
     assert found["tokens"] == sample.tokens
     few = document_sample(documents, tokenizer, texts=2, tokens=5, seed=1)
     assert [len(text) for text in few.texts] == [5, 5]
-
-
-def test_a_dry_run_reads_little_and_says_what_it_would_take(prism, gpt2):
-    asked = ("--split", "all", "--dry-run")
-    result = prism(*COMMAND, gpt2, *asked)
-    assert result.returncode == 0, result.stderr
-    assert "about" in result.stdout
-    value = json.loads(prism(*COMMAND, gpt2, *asked, "--check", "ablation", "--json").stdout)
-    assert (value["checks"], value["passes"], value["steps"]) == (["ablation"], 9, 0)
 
 
 def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):

@@ -57,7 +57,9 @@ def show(console: Console, table: Table) -> None:
             heading = "\n".join(
                 wrap(heading, max(map(cell_len, cells[-1])), break_long_words=False)
             )
-        grid.add_column(heading, justify="left" if text else "right", no_wrap=not text)
+        grid.add_column(
+            heading, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        )
     for row in zip(*cells, strict=True):
         grid.add_row(*map(Text, row))
     console.print(grid)

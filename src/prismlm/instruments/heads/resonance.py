@@ -63,8 +63,7 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
         "Cross terms of signal and noise heads, means over layers",
         {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
          "noise_noise": ".3g", "normalised": ".4f", "position.normalised": ".4f",
-         "denominator.value": ".2g", "denominator.pair": "", "later_denominator.value": ".2g",
-         "later_denominator.pair": ""},
+         "denominator.value": ".2g", "later_denominator.value": ".2g"},
         tuple(_each_ratio(states, length, order)),
         {"length": length, "order": order},
     )  # fmt: skip
@@ -94,8 +93,7 @@ def denominators(
 
 
 def _least(signal: Tensor, noise: Tensor, order: int) -> Row:
-    value, n, m = smallest_denominator(signal, noise, order)
-    return {"value": value, "n": n, "m": m, "pair": f"{n}:{m}"}
+    return dict(zip(("value", "n", "m"), smallest_denominator(signal, noise, order), strict=True))
 
 
 def pair_ratios(size: int, base: float, ratio: float, scaling: Scaling) -> list[float]:

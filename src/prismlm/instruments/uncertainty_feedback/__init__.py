@@ -1,7 +1,6 @@
 """Whether a model uses the uncertainty that is fed back to it: the checks of PRISMA."""
 
 from prismlm.instruments.uncertainty_feedback.report import (
-    estimate_inspection,
     inspect_uncertainty_feedback,
 )
 from prismlm.instruments.uncertainty_feedback.signal import (
@@ -19,7 +18,6 @@ __all__ = [
     "Signal",
     "corpus_sample",
     "document_sample",
-    "estimate_inspection",
     "feedback_of",
     "inspect_uncertainty_feedback",
 ]

@@ -1,4 +1,4 @@
-"""All checks of a model's uncertainty signal: which can be done, what they take, what they find."""
+"""All checks of a model's uncertainty signal: which can be done, and what they find."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError, check_choice
 from prismlm.instruments.results import Report, Table
 from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER, attention_probe
-from prismlm.instruments.uncertainty_feedback.hedging import PROMPT, SIGNALS, hedging, prompts_of
+from prismlm.instruments.uncertainty_feedback.hedging import PROMPT, hedging
 from prismlm.instruments.uncertainty_feedback.losses import ablation, mistakes, prefill_gap
 from prismlm.instruments.uncertainty_feedback.probe import code_probe
 from prismlm.instruments.uncertainty_feedback.signal import (
@@ -24,11 +23,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     evaluating_feedback,
     feedback_of,
     longer_than,
-    neutral_codes,
     own_codes,
-    recursion,
-    replay,
-    text_batches,
 )
 from prismlm.models.attention import attention_layers
 from prismlm.models.positions import learned_positions
@@ -36,10 +31,6 @@ from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-# Of a pass that holds attention weights or hidden states, against one that does not.
-HELD = 2
-STEPS_MEASURED = 4
 
 
 class Check(NamedTuple):
@@ -49,27 +40,20 @@ class Check(NamedTuple):
         do: what it does.
         texts: the fewest that it needs.
         tokens: the fewest of each; of mistakes by the steps after one.
-        passes: over how often it reads all texts at once, own codes apart.
     """
 
     do: Callable[[Reading], Table]
     texts: int
     tokens: int
-    passes: Callable[[InspectOptions], int]
-
-
-def _mistaken_passes(options: InspectOptions) -> int:
-    own = options.signal.passes - 1 if options.signal.kind == "passes" else 0
-    return 2 + options.mistakes * (4 + own)
 
 
 CHECKS = {
-    "ablation": Check(ablation, 4, 2, lambda options: 3 + options.permutations),
-    "prefill": Check(prefill_gap, 4, 2, lambda options: 1 + options.passes),
-    "attention": Check(attention_probe, 8, LEAST_LATER + 2, lambda _: 2 * HELD),
-    "hedging": Check(hedging, 4, 2, lambda _: 0),
-    "mistakes": Check(mistakes, 4, DEFAULTS.steps + 2, _mistaken_passes),
-    "probe": Check(code_probe, 6, 2, lambda _: 2 * HELD),
+    "ablation": Check(ablation, 4, 2),
+    "prefill": Check(prefill_gap, 4, 2),
+    "attention": Check(attention_probe, 8, LEAST_LATER + 2),
+    "hedging": Check(hedging, 4, 2),
+    "mistakes": Check(mistakes, 4, DEFAULTS.steps + 2),
+    "probe": Check(code_probe, 6, 2),
 }
 
 
@@ -193,49 +177,3 @@ def _missing(model: PreTrainedModel) -> dict[str, str]:
         except InputError as error:
             found |= dict.fromkeys(checks, str(error))
     return found
-
-
-def estimate_inspection(
-    model: PreTrainedModel,
-    sample: Sample,
-    checks: Sequence[str] = (),
-    options: InspectOptions = DEFAULTS,
-) -> Cost:
-    """Return what :func:`inspect_uncertainty_feedback` would take, measured on the first texts.
-
-    The figures are the ``checks``, ``texts`` and ``tokens`` of all of them, ``passes`` over all
-    texts, and ``steps``: single tokens from a cache, of all batches one after the other.
-
-    Raises:
-        InputError: likewise.
-    """
-    planned, _ = checks_for(model, sample, checks, options)
-    texts = sample.texts
-    grouped = list(text_batches(model, texts))
-    first = [texts[number] for number in grouped[0]]
-    starts = [text[:STEPS_MEASURED] for text in first]
-    codes = neutral_codes(first, feedback_of(model).embedding.levels)
-    scale = sample.tokens / sum(map(len, first))
-    pass_seconds = seconds_of(lambda: replay(model, first, codes), warm=False) * scale
-    passes = sum(CHECKS[check].passes(options) for check in planned)
-    steps = 0
-    along = sum(len(texts[numbers[0]]) for numbers in grouped)
-    if options.signal.kind == "recursion":
-        steps += along * (1 + options.mistakes * ("mistakes" in planned))
-    else:
-        passes += options.signal.passes - 1
-    steps += along * ("prefill" in planned)
-    if "hedging" in planned:
-        steps += len(SIGNALS) * options.tokens * len(list(text_batches(model, prompts_of(texts))))
-    # A model without a cache has no such step.
-    step_seconds = 0.0
-    if steps:
-        step_seconds = seconds_of(lambda: recursion(model, starts), warm=False) / len(starts[0])
-    figures = {
-        "checks": planned,
-        "texts": len(texts),
-        "tokens": sample.tokens,
-        "passes": passes,
-        "steps": steps,
-    }
-    return Cost(passes * pass_seconds + steps * step_seconds, peak_memory(), 0, figures)
