@@ -130,10 +130,10 @@ def as_json(value: Any) -> Any:
 
 
 def figure_at(row: Row, name: str) -> Any:
-    """Return a figure of a row; ``after.whole`` is one inside another."""
+    """Return a figure of a row; ``after.whole`` is one inside another, as ``gain.value`` may be."""
     value: Any = row
     for part in name.split("."):
-        value = value.get(part) if value else None
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
     return value
 
 

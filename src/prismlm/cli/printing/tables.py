@@ -52,7 +52,7 @@ def show(console: Console, table: Table) -> None:
             continue
         cells.append([plain(text_of(value, table.columns[name])) for value in found])
         text = all(isinstance(value, str) for value in found)
-        heading = name.replace("_", " ").replace(".", " ")
+        heading = name.removesuffix(".value").replace("_", " ").replace(".", " ")
         if not text:
             heading = "\n".join(
                 wrap(heading, max(map(cell_len, cells[-1])), break_long_words=False)
@@ -63,7 +63,8 @@ def show(console: Console, table: Table) -> None:
     for row in zip(*cells, strict=True):
         grid.add_row(*map(Text, row))
     console.print(grid)
-    console.print(_facts(table.facts), style="dim")
+    if table.facts:
+        console.print(_facts(table.facts), style="dim")
     console.print()
 
 
@@ -79,9 +80,15 @@ def _facts(facts: Row) -> str:
 def _fact(value: Any) -> str:
     found = as_json(value)
     if isinstance(found, Mapping):
-        return "(" + ", ".join(f"{name} {_fact(inner)}" for name, inner in found.items()) + ")"
+        return (
+            "("
+            + ", ".join(f"{name.replace('_', ' ')} {_fact(inner)}" for name, inner in found.items())
+            + ")"
+        )
     if isinstance(found, list):
         return ", ".join(map(_fact, found)) or "none"
-    if isinstance(found, int) and not isinstance(found, bool):
+    if isinstance(found, bool):
+        return "yes" if found else "no"
+    if isinstance(found, int):
         return count(found)
     return text_of(found, ".4g") if isinstance(found, float) else plain(str(found or "none"))

@@ -73,8 +73,8 @@ def code_probe(reading: Reading) -> Table:
     known = codes_used > 1 and np.isfinite([best["code"].value, best["shuffled"].value]).all()
     return Table(
         f"The code read from hidden states: R² on {len(tested)} texts",
-        {"layer": "", "depth": ".2f", "code": ".3f", "shuffled": "+.3f", "without": "+.3f",
-         "added": "+.3f", "next_entropy": "+.3f"},
+        {"layer": "", "depth": ".2f", "code": ".3f", "shuffled.value": "+.3f",
+         "without.value": "+.3f", "added": "+.3f", "next_entropy.value": "+.3f"},
         rows,
         {
             "fitted_on": len(fitted),
