@@ -195,20 +195,24 @@ def units(given: Any) -> dict[str, Any]:
     report = read_report(
         given.model, given.of, corpus=given.corpus, tokens=given.tokens, units=given.units
     )
-    value = report.to_dict()
-    drawn = np.random.default_rng(0).choice(len(value["units"]), DRAWN, replace=False)
-    by_mark = sum(one.theme.startswith("“") for one in report.judged if one is not None)
+    rows, figures = report["units"].rows, {}
+    for row in report["figures"].rows:
+        interval = row["difference"]
+        ends = {"difference": interval.value, "low": interval.low, "high": interval.high}
+        figures[row["figure"]] = {k: v for k, v in row.items() if k != "figure"} | ends
+    drawn = np.random.default_rng(0).choice(len(rows), DRAWN, replace=False)
+    by_mark = sum(row.get("theme", "").startswith("“") for row in rows)
     return {
         "called": given.called,
         "said": given.said,
         "of": given.of,
-        "judge": report.judge,
-        "units": len(value["units"]),
-        "left_out": report.left_out,
+        "judge": report.facts["judge"],
+        "units": len(rows),
+        "left_out": report.facts["left_out_units"],
         "of_marked_words": by_mark,
-        "documents": float(np.mean(report.documents)),
-        "figures": value["figures"],
-        "drawn": [value["units"][i] for i in sorted(drawn.tolist())],
+        "documents": float(np.mean([row["documents"] for row in rows])),
+        "figures": figures,
+        "drawn": [rows[i] for i in sorted(drawn.tolist())],
         "environment": environment(),
     }
 

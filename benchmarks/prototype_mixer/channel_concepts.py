@@ -15,9 +15,8 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import effects_on
 from prismlm.instruments.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
-from prismlm.instruments.channels.chance import rank_sum_p
 from prismlm.instruments.channels.concepts import EMERGES, rank_channels
-from prismlm.instruments.channels.effect_table import INTERVENTIONS
+from prismlm.instruments.channels.effects import INTERVENTIONS, rank_sum_p
 from prismlm.instruments.channels.token_gates import TokenGates, WordForms, continuing, token_gates
 from prismlm.models.decoders.mixers import half_lives
 
@@ -104,7 +103,7 @@ def put_to_the_test(
         "half_life": float(half_lives(loaded.model)[concept.layer][concept.channel]),
         "controls": [list(c) for c in table.controls[concept.layer, concept.channel]],
         "baseline": float(table.baseline.median()),
-        "effects": [asdict(s) | {"beats_controls": s.beats_controls} for s in table.summaries()],
+        "effects": [_effect(row) for row in table.summary().rows],
     }
 
 
@@ -179,19 +178,16 @@ def _word_row(
     own = replace(gates, words={word: gates.words[_word(name, word)] for word in forms.forms})
     try:
         found = rank_channels(own, loaded.tokenizer, forms, seed=settings.seed)
-        row["found"] = asdict(found.best) | {
-            "occurrences": sum(found.words.values()),
-            "others_mean": found.others_mean,
-            "others_deviation": found.others_deviation,
-            "shuffled_mean": found.shuffled_mean,
-            "shuffled_deviation": found.shuffled_deviation,
-            "p": found.p,
-            "emerges": found.p < EMERGES,
-        }
+        best = found.rows[0]
+        kept = ("others_mean", "others_deviation", "shuffled_mean", "shuffled_deviation", "p")
+        row["found"] = best | {name: found[name] for name in kept} | {
+            "occurrences": sum(found["words"].values()),
+            "emerges": found["p"] < EMERGES,
+        }  # fmt: skip
         table = effects_on(
             loaded.model,
             probes,
-            [(found.best.layer, found.best.channel)],
+            [(best["layer"], best["channel"])],
             controls=settings.controls,
             interventions=(TESTED,),
             minimum_probability=settings.minimum_probability,
@@ -200,6 +196,13 @@ def _word_row(
     except InputError as error:
         row["said"] = str(error)
         return row
-    (summary,) = table.summaries()
-    row["effect"] = asdict(summary) | {"beats_controls": summary.beats_controls}
+    row["effect"] = _effect(table.summary().rows[0])
     return row
+
+
+def _effect(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a summary with its interval as a pair, or None."""
+    ends = row["low"], row["high"]
+    left_out = ("low", "high", "largest_control")
+    kept = {name: value for name, value in row.items() if name not in left_out}
+    return kept | {"interval": None if ends[0] is None else ends}

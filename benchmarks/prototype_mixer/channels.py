@@ -32,7 +32,7 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.files import write_json
-from prismlm.instruments.channels.layer_metrics import measure_layers
+from prismlm.instruments.channels.metrics import measure_layers
 from prismlm.instruments.channels.token_gates import token_gates
 from prismlm.instruments.channels.top_sequences import rank_sequences
 from prismlm.models.checkpoint import read_checkpoint
@@ -91,8 +91,7 @@ def study(models: list[Loaded], corpus: Corpus, settings: Settings) -> dict[str,
         "models": [words_in(loaded, concepts, train, heldout, settings) for loaded in models],
         "locality": locality(first, best),
         "measures": {
-            kind: [asdict(layer) for layer in measure_layers(first.model, heldout, kind)]
-            for kind in ("write", "read")
+            kind: list(measure_layers(first.model, heldout, kind)) for kind in ("write", "read")
         },
         "lags": lags(first, corpus, settings),
     }

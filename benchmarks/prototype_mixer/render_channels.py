@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.shared.pages import measured_on, page_options, publish, read_result, table_head
-from prismlm.instruments.channels.effect_table import SHORT, cell, channel_name, interval_text
+from prismlm.instruments.channels.effects import SHORT, channel_name
 
 ORDINALS = ("shortest", "second", "third", "longest")
 
@@ -91,7 +91,7 @@ def _concepts(value: dict[str, Any]) -> list[str]:
 def _concept_row(concept: dict[str, Any], tested: str) -> str:
     effect = _effect(concept, tested)
     sizes = effect["control_sizes"]
-    words = ", ".join(cell(word["text"].strip()) for word in concept["words"])
+    words = ", ".join(_cell(word["text"].strip()) for word in concept["words"])
     return (
         f"| {channel_name((concept['layer'], concept['channel']))} | {words} | "
         f"{concept['half_life']:.1f} | {concept['difference']:.2f} | {effect['cases']} | "
@@ -171,7 +171,7 @@ def _models(value: dict[str, Any]) -> list[str]:
 
 def _model_row(model: str, row: dict[str, Any]) -> str:
     found, effect = row["found"], row["effect"]
-    cells = [f"{cell(row['name'])}{' (bundled)' if row['bundled'] else ''}", f"`{model}`"]
+    cells = [f"{_cell(row['name'])}{' (bundled)' if row['bundled'] else ''}", f"`{model}`"]
     if found is None:
         cells += ["–"] * 5
     else:
@@ -227,7 +227,7 @@ def _unselected(channels: list[dict[str, Any]], seed: int) -> list[str]:
         ]
         for sequence in row["sequences"]:
             before, token, after = (
-                cell(" ".join(sequence[key].split())) for key in ("before", "token", "after")
+                _cell(" ".join(sequence[key].split())) for key in ("before", "token", "after")
             )
             lines.append(
                 f"- {sequence['total']:.1f} over {sequence['length']} tokens: "
@@ -324,6 +324,16 @@ def _code(text: str) -> str:
 def _plain(text: str) -> str:
     """Return text that Markdown does not read as marks."""
     return "".join(f"\\{letter}" if letter in "*_<>[]`#$" else letter for letter in text)
+
+
+def _cell(text: str) -> str:
+    """Return text that a Markdown table takes as it is."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """Return an interval's ends, or a dash."""
+    return "–" if interval is None else f"{interval[0]:+.2f} to {interval[1]:+.2f}"
 
 
 if __name__ == "__main__":

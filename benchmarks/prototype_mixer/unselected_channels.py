@@ -16,7 +16,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import ReportOptions, channel_report
 from prismlm.instruments.channels.concepts import EMERGES
-from prismlm.instruments.channels.locality import quartiles, repetition
+from prismlm.instruments.channels.metrics import quartiles, repetition
 from prismlm.instruments.channels.token_gates import TokenGates
 from prismlm.instruments.channels.top_sequences import TopSequences, sequences_of
 from prismlm.models.decoders.mixers import half_lives
@@ -84,7 +84,7 @@ def locality(loaded: Loaded, best: dict[int, TopSequences]) -> dict[str, Any]:
     try:
         return {
             "spearman": asdict(spearman(lives.double().numpy(), scores.numpy())),
-            "quartiles": _finite(asdict(quartiles(lives, scores))),
+            "quartiles": _finite(quartiles(lives, scores)),
             "said": None,
         }
     except InputError as error:

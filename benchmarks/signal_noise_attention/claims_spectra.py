@@ -10,13 +10,7 @@ from benchmarks.shared.over_seeds import Answer, Claim, Figures, answers, lines_
 from benchmarks.shared.pages import table_head
 from benchmarks.signal_noise_attention.figures import DEFAULT, OTHERS, mean
 from benchmarks.signal_noise_attention.measure import OWN, VOCABULARY
-from prismlm.instruments.heads.resonance import (
-    ORDER,
-    RATIOS,
-    Denominator,
-    denominators,
-    pair_ratios,
-)
+from prismlm.instruments.heads.resonance import ORDER, RATIOS, denominators, pair_ratios
 from prismlm.models.presets import build_config
 from prismlm.ops.signal_noise_attention import SCALINGS, Scaling
 
@@ -288,7 +282,7 @@ def _ratios_of_pairs() -> list[str]:
     return lines
 
 
-def least_denominators() -> dict[tuple[str, Scaling], tuple[Denominator, Denominator | None]]:
+def least_denominators() -> dict[tuple[str, Scaling], tuple[Row, Row | None]]:
     """Return the small denominators of the models here by ratio and by what it scales."""
     config: Any = build_config(OWN, VOCABULARY, 0)
     return {
@@ -298,9 +292,9 @@ def least_denominators() -> dict[tuple[str, Scaling], tuple[Denominator, Denomin
     }
 
 
-def _resonating(found: Denominator) -> str:
-    value = f"{found.value:.3g}" if found.value else "0"
-    return f"{value} ({found.n}:{found.m})"
+def _resonating(found: Row) -> str:
+    value = f"{found['value']:.3g}" if found["value"] else "0"
+    return f"{value} ({found['n']}:{found['m']})"
 
 
 def length(models: dict[str, list[Row]]) -> list[str]:

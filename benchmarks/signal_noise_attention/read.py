@@ -26,7 +26,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from benchmarks.signal_noise_attention.measure import LENGTH, VARIANTS, Run, describe
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
-from prismlm.files import finite, write_json
+from prismlm.files import write_json
 from prismlm.instruments.heads import (
     SpectraOptions,
     head_report,
@@ -35,8 +35,9 @@ from prismlm.instruments.heads import (
     spectra_report,
 )
 from prismlm.instruments.heads.role_cases import load_role_cases
-from prismlm.instruments.heads.roles import score_to_dict, search_roles, untrained
+from prismlm.instruments.heads.roles import search_roles, untrained
 from prismlm.instruments.heads.states import AttentionStates, read_states
+from prismlm.instruments.results import Report, as_json
 from prismlm.models.checkpoint import read_checkpoint
 
 HEAD_TOKENS = 100_000
@@ -75,7 +76,7 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
     """
     model, tokenizer = read_checkpoint(directory)
     heldout = Sequences(corpus, "heldout", length=LENGTH, max_tokens=HEAD_TOKENS)
-    heads = head_report(model, heldout, name=directory.name).to_dict()
+    heads = _heads(head_report(model, heldout, name=directory.name))
     options = SpectraOptions(context=None, trained_length=LENGTH)
     plain = model.config.model_type != "prismlm_signal_noise"
     learned = model.config.model_type == "gpt2"
@@ -83,9 +84,9 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
     spectra = (
         {}
         if learned
-        else spectra_report(
-            model, heldout, name=directory.name, options=options, loss_only=plain
-        ).to_dict()
+        else _spectra(
+            spectra_report(model, heldout, name=directory.name, options=options, loss_only=plain)
+        )
     )
     for report in (heads, spectra):
         if report:
@@ -101,18 +102,36 @@ def read(directory: Path, corpus: Corpus, seed: int) -> dict[str, Any]:
         own = read_states(model, heldout.batches())
         random = read_states(untrained(model, seed), heldout.batches())
         row["spectra"]["rates"], rates = rates_at_equal_lengths(own, random)
-        terms = own_cross_terms(random, length=LENGTH).to_dict()
-        row["untrained"] = finite({"rates": rates, "cross_terms": [terms]})
+        terms = own_cross_terms(random, length=LENGTH)
+        row["untrained"] = as_json({"rates": rates, "cross_terms": [terms]})
     return row
+
+
+def _heads(report: Report) -> dict[str, Any]:
+    value = report.to_dict()
+    uniform, *heads = value["heads"].pop("rows")
+    comparison = value["comparison"] and value["comparison"]["rows"]
+    uses = value["heads"] | {"uniform": uniform, "heads": heads}
+    return {"model": report.model, "corpus": value["corpus"], "uses": uses,
+            "comparison": comparison}  # fmt: skip
+
+
+def _spectra(report: Report) -> dict[str, Any]:
+    value = report.to_dict()
+    for name in ("rates", "cross_terms"):
+        value[name] = value[name]["rows"] if name in report.tables else []
+    if value["loss"]:
+        value["loss"]["buckets"] = value["loss"].pop("rows")
+    return value
 
 
 def rates_at_equal_lengths(
     own: Sequence[AttentionStates], random: Sequence[AttentionStates]
 ) -> list[list[dict[str, Any]]]:
     """Return the rates of a model and of random weights, each at the other's steps' lengths too."""
-    lengths = [[rates.step_size for rates in layer_rates(states)] for states in (own, random)]
+    lengths = [[row["step_size"] for row in layer_rates(states).rows] for states in (own, random)]
     return [
-        [finite(rates.to_dict()) for rates in layer_rates(states, lengths=other)]
+        as_json(layer_rates(states, lengths=other).rows)
         for states, other in zip((own, random), reversed(lengths), strict=True)
     ]
 
@@ -123,25 +142,15 @@ def roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int)
     found, control = (
         search_roles(one, tokenizer, cases) for one in (model, untrained(model, seed))
     )
-    random = control.counts()
-    return {
-        "sentences": len(cases),
-        "heads": found.heads,
-        "draws": found.draws,
-        "seed": found.seed,
-        "level": found.level,
+    best = {row["role"]: row for row in reversed(found.rows)}
+    kept = ("heads", "draws", "seed", "level")
+    return {"sentences": len(cases)} | {name: found[name] for name in kept} | {
         "roles": [
-            {
-                "role": finding.role,
-                "sentences": finding.sentences,
-                "words": finding.words,
-                "found": len(finding.beating_controls),
-                "untrained": random[finding.role],
-                "best": score_to_dict(finding.scores[0]) if finding.scores else None,
-            }
-            for finding in found.findings
+            {"role": role, **facts, "untrained": control["roles"][role]["found"],
+             "best": best.get(role)}
+            for role, facts in found["roles"].items()
         ],
-    }
+    }  # fmt: skip
 
 
 def gradient_norms(directory: Path) -> dict[str, float]:

@@ -130,7 +130,7 @@ def _below(found: Row | None) -> bool:
 
 
 def _ablation(report: Row) -> tuple[bool, str]:
-    conditions = {one["signal"]: one for one in report["ablation"]["conditions"]}
+    conditions = {one["signal"]: one for one in report["ablation"]["rows"]}
     change = conditions["shuffled"]["change"]
     return _above(change), _interval(change)
 
@@ -138,7 +138,7 @@ def _ablation(report: Row) -> tuple[bool, str]:
 def _attention(report: Row) -> tuple[bool, str]:
     if report["attention"] is None:
         return False, f"not done: {report['left_out']['attention']}"
-    layers = report["attention"]["layers"]
+    layers = report["attention"]["rows"]
     later = layers[len(layers) // 2 :]
     best = max(later, key=lambda one: one["correlation"])
     more = (one for one in later if one["correlation"] > 0 and one["q"] <= SIGNIFICANT)
@@ -148,20 +148,18 @@ def _attention(report: Row) -> tuple[bool, str]:
 
 
 def _hedging(report: Row) -> tuple[bool, str]:
-    hedging = report["hedging"]
-    words = hedging["fed"]["hedges"] + hedging["bare"]["hedges"]
-    both = _above(hedging["change"]) and _above(hedging["change_against_shuffled"])
-    return both, f"{_interval(hedging['change'])}, {words} words"
+    own, none, shuffled = report["hedging"]["rows"]
+    both = _above(none.get("own_less")) and _above(shuffled.get("own_less"))
+    return both, f"{_interval(none.get('own_less'))}, {own['hedges'] + none['hedges']} words"
 
 
 def _recovery(report: Row) -> tuple[bool, str]:
-    found = report["mistakes"]
-    against = found["loss_against_shuffled"]
-    return _below(found["loss_against_zero"]) and _below(against), _interval(against, "+.3f")
+    _, zero, shuffled = (row.get("own_loss_less") for row in report["mistakes"]["rows"])
+    return _below(zero) and _below(shuffled), _interval(shuffled, "+.3f")
 
 
 def _probe(report: Row) -> tuple[bool, str]:
-    layers = [one for one in report["probe"]["layers"] if one["code"]["value"] is not None]
+    layers = [one for one in report["probe"]["rows"] if one["code"]["value"] is not None]
     if not layers:
         return False, "nothing to compare"
     best = max(layers, key=lambda one: one["code"]["value"])

@@ -10,7 +10,7 @@ from prismlm.corpus import Corpus
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
 from prismlm.instruments.channels import read_channels
-from prismlm.instruments.channels.build_report import channel_report
+from prismlm.instruments.channels.report import channel_report
 from prismlm.instruments.uncertainty_feedback.signal import Signal, own_codes
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap

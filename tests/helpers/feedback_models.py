@@ -10,8 +10,7 @@ from transformers import (
 )
 
 from prismlm.instruments.uncertainty_feedback import InspectOptions
-from prismlm.instruments.uncertainty_feedback.options import Reading
-from prismlm.instruments.uncertainty_feedback.signal import own_codes
+from prismlm.instruments.uncertainty_feedback.signal import Reading, own_codes
 from prismlm.models.decoders.protot import ProtoTConfig
 from tests.helpers.feedback_families import attach_drawn
 

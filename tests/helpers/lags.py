@@ -1,6 +1,6 @@
 """Lags between writing and reading, layer by layer, of a model's gates along a text."""
 
-from prismlm.instruments.channels.lags import LagTally
+from prismlm.instruments.channels.metrics import LagTally
 from prismlm.models.decoders.mixers import chosen_layers, gates_of, mixers_of
 
 

@@ -9,7 +9,7 @@ import torch
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels.build_report import ReportOptions, channel_report
+from prismlm.instruments.channels.report import ReportOptions, channel_report
 from prismlm.pages.channel_plots import (
     curves_figure,
     figures,
@@ -61,11 +61,11 @@ def test_metrics_over_depth_with_a_second_model(report, llama):
         lines = {line.get_label(): line for line in axes.lines}
         for kind in ("write", "read"):
             line = lines[f"{kind} gates of tiny, P = {CHANNELS}"]
-            expected = [getattr(layer.metrics[kind], name) for layer in report.layers]
+            expected = [layer.metrics[kind][name] for layer in report.layers]
             assert line.get_ydata().tolist() == expected
             assert line.get_xdata().tolist() == list(range(LAYERS))
         heads = lines["value heads of llama, P = 4"]
-        expected = [getattr(layer.metrics["values"], name) for layer in llama.layers]
+        expected = [layer.metrics["values"][name] for layer in llama.layers]
         assert heads.get_ydata().tolist() == expected
 
 
@@ -86,7 +86,7 @@ def test_channels_that_decay_alike_can_be_drawn(corpus):
     found = channel_report(model, corpus.tokenizer, Sequences(corpus, "all", 16), options=OPTIONS)
     assert sum(bar.get_height() for bar in half_life_figure(found).axes[0].patches) == CHANNELS
     words = locality_figure(found)._supxlabel.get_text()
-    assert "No ρ: the half-life is one figure" in words
+    assert "no rho: the half-life is one figure" in words
 
 
 def test_locality_has_a_point_for_each_channel_and_the_quartiles_means(report):
@@ -97,9 +97,10 @@ def test_locality_has_a_point_for_each_channel_and_the_quartiles_means(report):
         expected = [[c.half_life, c.repetition] for c in layer.channels]
         assert found.tolist() == pytest.approx(np.array(expected))
     means = [c.get_segments()[0][0][1] for c in axes.collections[LAYERS:]]
-    expected = [mean for mean in report.locality.quartiles.means if not math.isnan(mean)]
+    expected = [row["repetition"] for row in report.locality.rows]
+    expected = [mean for mean in expected if not math.isnan(mean)]
     assert means == pytest.approx(expected)
-    assert "Spearman" in figure._supxlabel.get_text()
+    assert "rho: " in figure._supxlabel.get_text()
 
 
 def test_curves_are_the_gates_over_all_rows(report):

@@ -15,7 +15,7 @@ from prismlm.corpus import build_corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import read_channels
-from prismlm.instruments.channels.build_report import ReportOptions, channel_report
+from prismlm.instruments.channels.report import ReportOptions, channel_report
 from prismlm.pages.channels import channel_page
 from prismlm.pages.channels_data import page_data, quantise_gates
 from prismlm.pages.frame import write_page

@@ -23,7 +23,7 @@ from prismlm.corpus.encode import around_text, encode_text
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import InputError, check_finite
 from prismlm.files import check_room
-from prismlm.instruments.uncertainty_feedback.sample import of_one_length
+from prismlm.instruments.uncertainty_feedback.signal import of_one_length
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.seam import output_embedding

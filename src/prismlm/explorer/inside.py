@@ -14,7 +14,7 @@ from prismlm.explain.attention_maps import AttentionMap, Head, heads_of, read_ma
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import fed_back
 from prismlm.explorer.session import Session, within
-from prismlm.instruments.channels.build_report import channel_report
+from prismlm.instruments.channels import channel_report
 from prismlm.instruments.uncertainty_feedback.signal import recursion
 from prismlm.models.attention import attention_layers
 from prismlm.models.decoders.mixers import has_mixers

@@ -18,11 +18,9 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from prismlm.errors import InputError
 from prismlm.instruments.channels.curves import WordedCurves
-from prismlm.instruments.channels.lags import LagCorrelation
-from prismlm.instruments.channels.layer_metrics import Kind, LayerMetrics
-from prismlm.instruments.channels.locality import Quartiles
+from prismlm.instruments.channels.metrics import Kind, LagCorrelation
 from prismlm.instruments.channels.report import ChannelReport, LayerReport
-from prismlm.instruments.channels.wording import locality_words
+from prismlm.instruments.results import Row, Table, text_of
 from prismlm.pages.trace_data import visible
 
 BLUE, ORANGE, GREEN, INK, GREY = "#0072B2", "#D55E00", "#009E73", "#222222", "#8A8A8A"
@@ -63,8 +61,8 @@ def metrics_figure(report: ChannelReport, beside: ChannelReport | None = None) -
                 found = [layer.metrics[kind] for layer in one.layers if kind in layer.metrics]
                 if found:
                     axes.plot(
-                        [metrics.layer for metrics in found],
-                        [getattr(metrics, name) for metrics in found],
+                        [row["layer"] for row in found],
+                        [row[name] for row in found],
                         linestyle="--" if number else "-",
                         markerfacecolor="white" if number else STYLES[kind]["color"],
                         markersize=5,
@@ -128,8 +126,7 @@ def locality_figure(report: ChannelReport) -> Figure:
             [channel.repetition or 0.0 for channel in layer.channels],
             color=colour, edgecolors="white", linewidths=0.5, s=34, label=f"layer {layer.layer}",
         )  # fmt: skip
-    if locality.quartiles is not None:
-        _quartile_means(axes, locality.quartiles, lives)
+    _quartile_means(axes, locality, lives)
     _dress(
         axes,
         "Do channels of a short half-life keep to few tokens?",
@@ -141,7 +138,7 @@ def locality_figure(report: ChannelReport) -> Figure:
         loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9,
         ncols=1 + len(layers) // LAYERS_IN_A_LEGEND,
     )  # fmt: skip
-    figure.supxlabel("\n".join(locality_words(locality)), x=0.01, ha="left", fontsize=9, color=INK)
+    figure.supxlabel(_facts(locality), x=0.01, ha="left", fontsize=9, color=INK)
     return figure
 
 
@@ -270,8 +267,8 @@ def most_written(worded_curves: WordedCurves) -> tuple[int, int]:
     return best.layer, int(best.write.amax(0).argmax())
 
 
-def _label(report: ChannelReport, kind: Kind, found: list[LayerMetrics]) -> str:
-    widths = sorted({metrics.width for metrics in found})
+def _label(report: ChannelReport, kind: Kind, found: list[Row]) -> str:
+    widths = sorted({row["width"] for row in found})
     count = "–".join(str(width) for width in widths[:: max(1, len(widths) - 1)])
     name = f" of {report.model}" if report.model else ""
     return f"{NAMES[kind]}{name}, P = {count}"
@@ -328,15 +325,24 @@ def _colours(count: int) -> list[str]:
     return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.88, count))]
 
 
-def _quartile_means(axes: Axes, found: Quartiles, lives: np.ndarray) -> None:
-    ends = [float(lives.min()), *found.bounds, float(lives.max())]
-    for number, (mean, left, right) in enumerate(zip(found.means, ends, ends[1:], strict=False)):
-        if math.isnan(mean):
-            continue
-        label = "mean of a quartile" if number == 0 else ""
-        axes.hlines(mean, left, right, color=ORANGE, linewidth=2.6, label=label, zorder=3)
-    for bound in found.bounds:
-        axes.axvline(bound, color=GREY, linewidth=0.7, linestyle=":", zorder=0)
+def _quartile_means(axes: Axes, found: Table, lives: np.ndarray) -> None:
+    left = float(lives.min())
+    for row in found.rows:
+        mean, right = row["repetition"], row["half_life_to"]
+        if not math.isnan(mean):
+            label = "mean of a quartile" if row["quartile"] == 1 else ""
+            axes.hlines(mean, left, right, color=ORANGE, linewidth=2.6, label=label, zorder=3)
+        if row["quartile"] < len(found.rows):
+            axes.axvline(right, color=GREY, linewidth=0.7, linestyle=":", zorder=0)
+        left = right
+
+
+def _facts(found: Table) -> str:
+    """Return a line for each figure of a table as a whole."""
+    return "\n".join(
+        f"{name.replace('_', ' ')}: {text_of(value, '' if isinstance(value, int) else '.3g')}"
+        for name, value in found.facts.items()
+    )
 
 
 def _lags(axes: Axes, found: LagCorrelation) -> None:

@@ -8,7 +8,7 @@ from rich.cells import cell_len
 
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
-from prismlm.instruments.channels.build_report import ReportOptions, channel_report
+from prismlm.instruments.channels.report import ReportOptions, channel_report
 from tests.helpers.mixer_models import (
     CHANNELS,
     LAYERS,
@@ -75,8 +75,8 @@ def test_a_text_alone_reads_no_corpus(prism, directory, tmp_path):
     result = prism(*COMMAND, directory, "--text", TEXT, "--html", page)
     assert result.returncode == 0, result.stderr
     assert result.stderr == f"wrote {page}\n"
-    assert "half-lives" in result.stdout
-    assert "L1 sparsity" not in result.stdout
+    assert "half" in result.stdout
+    assert "sparsity" not in result.stdout
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
@@ -85,7 +85,7 @@ def test_a_llama_has_heads_and_can_stand_beside(prism, directory, llama):
     alone = prism(*COMMAND, llama, *FEW, "--corpus", corpus)
     assert alone.returncode == 0, alone.stderr
     assert "there are no channels" in alone.stdout
-    assert "‖value‖" in alone.stdout
+    assert " values " in alone.stdout
     both = prism(*COMMAND, directory, *FEW, "--layer", 0, "--beside", llama, "--json")
     beside = json.loads(both.stdout)["beside"]
     assert beside["of"] == "heads"

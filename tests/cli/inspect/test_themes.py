@@ -50,13 +50,14 @@ def test_json_holds_every_unit_and_sums(prism, request, of, kind, units):
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     assert (found["of"], found["judge"], found["asked"]) == (of, "words", None)
-    assert len(found["units"]) == len(found["random"]) == units
-    for figure, summary in found["figures"].items():
-        values = [unit[figure] for unit in found["units"]]
+    assert len(found["units"]["rows"]) == len(found["random"]["rows"]) == units
+    for summary in found["figures"]["rows"]:
+        values = [unit[summary["figure"]] for unit in found["units"]["rows"]]
         assert summary["histogram"] == [values.count(i) for i in range(1, 11)]
         assert summary["mean"] == pytest.approx(sum(values) / units)
         assert sum(summary["random_histogram"]) == units
-        assert summary["low"] <= summary["difference"] <= summary["high"]
+        apart = summary["difference"]
+        assert apart["low"] <= apart["value"] <= apart["high"]
 
 
 def test_prototypes_by_an_endpoint_that_answers_some_rubbish(prism, own_model):
@@ -70,15 +71,15 @@ def test_prototypes_by_an_endpoint_that_answers_some_rubbish(prism, own_model):
         found = json.loads(result.stdout)
         asked = len(server.requests)
         # Random sequences are asked about too.
-        assert f"{2 * len(found['units'])} questions of " in result.stderr
+        assert f"{2 * len(found['units']['rows'])} questions of " in result.stderr
         again = json.loads(prism(*COMMAND, own_model, *options, "--json").stdout)
     assert found["judge"] == "endpoint:m [31m"
-    judged = [unit for unit in found["units"] if "theme" in unit]
+    judged = [unit for unit in found["units"]["rows"] if "theme" in unit]
     assert all(unit["theme"] == "tides" for unit in judged)
     assert found["asked"]["requests"] == asked
     # Only what got no answer is asked again.
     assert again["asked"]["requests"] <= 4
-    assert found["figures"]["coverage"]["mean"] == 10
+    assert found["figures"]["rows"][1]["mean"] == 10
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,12 @@ def test_json_is_the_report(prism, gpt2, corpus):
     )
     printed = json.loads(result.stdout)
     assert printed == json.loads(json.dumps(report.to_dict()))
-    assert set(printed["verdicts"]) == set(CHECKS)
+    assert all(printed[check]["rows"] for check in CHECKS)
     assert printed["left_out"] == {}
     assert printed["options"]["signal"] == {"kind": "passes", "passes": 2}
-    assert len(printed["attention"]["layers"]) == 2
-    assert len(printed["probe"]["layers"]) == 3
-    interval = printed["ablation"]["conditions"][0]["change"]
+    assert len(printed["attention"]["rows"]) == 2
+    assert len(printed["probe"]["rows"]) == 3
+    interval = printed["ablation"]["rows"][1]["change"]
     assert interval["low"] <= interval["value"] <= interval["high"]
 
 
@@ -86,10 +86,9 @@ def test_on_a_terminal(prism, gpt2):
     assert max(cell_len(line.rstrip()) for line in result.stdout.splitlines()) <= 100
     assert "…" not in result.stdout
     assert "\x1b" not in result.stdout
-    for part in ("own codes: 2 passes", "shuffled", "Prefill against token by token", "matched",
-                 "own signal", "shuffled codes", "After a planted wrong token", "next entropy",
-                 "differences in percentage points",
-                 "(one model, 12 texts)", "another training seed may say otherwise"):  # fmt: skip
+    for part in ("kind passes", "shuffled", "Prefill against token by token", "matched",
+                 "own signal", "shuffled codes", "After a planted wrong token", "entropy",
+                 "Findings", "effect"):  # fmt: skip
         assert part in " ".join(result.stdout.split()), part
 
 
@@ -99,7 +98,7 @@ def test_a_model_without_attention_has_a_reason_in_its_place(prism, protot):
     assert "No attention: a model of type 'prismlm_protot' has no attention heads" in result.stdout
     asked = ("--check", "attention", "--check", "probe", "--signal", "recursion", "--json")
     found = json.loads(prism(*COMMAND, protot, *FAST, "--split", "all", *asked).stdout)
-    assert set(found["verdicts"]) == {"probe"}
+    assert found["probe"]["rows"]
     assert "no attention heads" in found["left_out"]["attention"]
     assert found["options"]["signal"]["kind"] == "recursion"
 
@@ -123,15 +122,6 @@ def test_texts_from_files_and_from_the_command_line(prism, gpt2, corpus, tmp_pat
     assert found["tokens"] == sample.tokens
     few = document_sample(documents, tokenizer, texts=2, tokens=5, seed=1)
     assert [len(text) for text in few.texts] == [5, 5]
-
-
-def test_a_dry_run_reads_little_and_says_what_it_would_take(prism, gpt2):
-    asked = ("--split", "all", "--dry-run")
-    result = prism(*COMMAND, gpt2, *asked)
-    assert result.returncode == 0, result.stderr
-    assert "about" in result.stdout
-    value = json.loads(prism(*COMMAND, gpt2, *asked, "--check", "ablation", "--json").stdout)
-    assert (value["checks"], value["passes"], value["steps"]) == (["ablation"], 9, 0)
 
 
 def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):

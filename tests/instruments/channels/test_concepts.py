@@ -150,48 +150,47 @@ def test_an_occurrence_of_two_spellings_counts_once(corpus, model, sequences):
         find_channels(model, corpus.tokenizer, words, sequences, shuffles=9, least=5)
         for words in (["old"], ["old", "Old"])
     ]
-    assert found[0].words == found[1].words == {"old": there}
-    assert found[0].ranked == found[1].ranked
+    assert found[0]["words"] == found[1]["words"] == {"old": there}
+    assert found[0].rows == found[1].rows
     assert there > 5
 
 
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     word, other = words[0][0], words[0][1]
     found = find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=99, least=5)
-    best = found.best
-    assert (best.layer, best.channel) == PLACE
+    best = found.rows[0]
+    assert (best["layer"], best["channel"]) == PLACE
     token = corpus.tokenizer(f" {word}")["input_ids"][0]
     rows = list(read_alone(corpus, planted))
     ids = torch.cat([row for row, _ in rows])
     write = torch.cat([layers[0] for _, layers in rows])[:, PLACE[1]]
     # All of these words stand after a space and before another word.
     expected = (write[ids == token].mean() - write.mean()) / write.std(correction=0)
-    assert best.difference == pytest.approx(expected.item(), rel=1e-4)
-    assert best.at_words == pytest.approx(write[ids == token].mean().item(), rel=1e-4)
-    assert best.mean == pytest.approx(write.mean().item(), rel=1e-4)
-    assert found.words == {word: int((ids == token).sum())}
-    rest = torch.cat(found.difference).sort().values[:-1]
-    assert found.others_mean == pytest.approx(rest.mean().item())
-    assert found.others_deviation == pytest.approx(rest.std().item())
-    assert [s.difference for s in found.ranked] == sorted(
-        (s.difference for s in found.ranked), reverse=True
-    )
-    assert found.p == 0.01
-    assert found.shuffled_mean < best.difference
+    assert best["difference"] == pytest.approx(expected.item(), rel=1e-4)
+    assert best["at_words"] == pytest.approx(write[ids == token].mean().item(), rel=1e-4)
+    assert best["mean"] == pytest.approx(write.mean().item(), rel=1e-4)
+    assert found["words"] == {word: int((ids == token).sum())}
+    rest = torch.tensor(found["difference"], dtype=torch.float64).flatten().sort().values[:-1]
+    assert found["others_mean"] == pytest.approx(rest.mean().item())
+    assert found["others_deviation"] == pytest.approx(rest.std().item())
+    ranked = [row["difference"] for row in found.rows]
+    assert ranked == sorted(ranked, reverse=True)
+    assert found["p"] == 0.01
+    assert found["shuffled_mean"] < best["difference"]
     # A gate that never varies does not stand out at any word.
-    assert found.difference[1].tolist() == [0] * CHANNELS
+    assert found["difference"][1] == [0] * CHANNELS
     cases = [Case("c", "The", word), Case("c", "Old", word)]
     again = find_channels(planted, corpus.tokenizer, cases, sequences, shuffles=99, least=5)
-    assert again.ranked == found.ranked
+    assert again.rows == found.rows
     # A word that no channel was made for does not stand out among words.
     weak = find_channels(planted, corpus.tokenizer, [other], sequences, shuffles=99, least=5)
-    assert weak.p > 0.01
+    assert weak["p"] > 0.01
     with pytest.raises(InputError, match=r"occur \d+ times in .* expected at least 100000"):
         find_channels(planted, corpus.tokenizer, [word], sequences, least=100000)
     with pytest.raises(InputError, match="the number of shuffles is 0"):
         find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=0)
     gates = token_gates(planted, sequences, forms := WordForms.of(corpus.tokenizer, [word]))
-    assert rank_channels(gates, corpus.tokenizer, forms, shuffles=99).ranked == found.ranked
+    assert rank_channels(gates, corpus.tokenizer, forms, shuffles=99).rows == found.rows
 
 
 def test_concepts_are_proposed_from_the_gates(corpus, planted, sequences, words):

@@ -1,7 +1,9 @@
-"""Tables of interventions against one forward pass for each cell."""
+"""Tables of interventions against one forward pass for each cell, and exact tests over cases."""
 
 import dataclasses
+import itertools
 import json
+import math
 import statistics
 
 import pyarrow.parquet as pq
@@ -14,8 +16,15 @@ from prismlm.errors import InputError
 from prismlm.instruments.channels import effects, effects_on
 from prismlm.instruments.channels.case_files import Case, Probe
 from prismlm.instruments.channels.concepts import concept_in_model
-from prismlm.instruments.channels.effect_table import INTERVENTIONS, TableOptions
-from prismlm.instruments.channels.effects import draw_controls, target_probabilities
+from prismlm.instruments.channels.effects import (
+    INTERVENTIONS,
+    TableOptions,
+    draw_controls,
+    median_interval,
+    rank_among,
+    rank_sum_p,
+    target_probabilities,
+)
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model, tokens
 
 LENGTHS = (7, 3, 12, 5, 12, 1, 9, 4)
@@ -114,23 +123,21 @@ def test_summaries_by_hand(table):
     )
     assert small.changes(PLACE, "mask_write") == pytest.approx([-50, 50])
     assert small.changes((1, 1), "mask_write", "points") == pytest.approx([2, -15])
-    (summary,) = small.summaries()
-    assert summary.median_relative == pytest.approx(0, abs=1e-9)
-    assert summary.median_points == pytest.approx(5)
-    assert summary.lowered == 0.5
-    assert summary.interval is None
-    assert summary.median_size == pytest.approx(50)
-    assert summary.control_sizes == pytest.approx((2.5, 23.75))
-    assert summary.rank == 1
+    (summary,) = small.summary().rows
+    assert summary["median_relative"] == pytest.approx(0, abs=1e-9)
+    assert summary["median_points"] == pytest.approx(5)
+    assert summary["lowered"] == 0.5
+    assert summary["low"] is summary["high"] is None
+    assert summary["median_size"] == pytest.approx(50)
+    assert summary["control_sizes"] == pytest.approx([2.5, 23.75])
+    assert summary["rank"] == 1
     # The largest of three in both cases: one of the nine ways to rank them.
-    assert summary.p_size == pytest.approx(1 / 9)
+    assert summary["p_size"] == pytest.approx(1 / 9)
     # It falls most in the first and least in the second: ranks 2 and 0, and six ways reach 2.
-    assert summary.p_lowered == pytest.approx(6 / 9)
-    assert not summary.beats_controls
+    assert summary["p_lowered"] == pytest.approx(6 / 9)
+    assert not summary["beats_controls"]
     with pytest.raises(InputError, match="was not measured"):
         small.changes(PLACE, "mask_read")
-    with pytest.raises(InputError, match="'relative' or in 'points'"):
-        small.changes(PLACE, "mask_write", "percent")  # pyright: ignore[reportArgumentType]
 
 
 def test_forms(table, tmp_path):
@@ -218,3 +225,27 @@ def test_cases_become_tokens(corpus):
     assert (*found.probes[0].ids, found.probes[0].target_id) == tuple(ids)
     with pytest.raises(InputError, match="tokens"):
         concept_in_model(model, corpus.tokenizer, [Case("c", context, "zzz")], channels=[(2, 0)])
+
+
+def test_ranks():
+    assert rank_among(2.0, [1.0, 3.0, 2.0]) == 1.5
+    assert rank_among(0.0, [1.0]) == 0
+
+
+@pytest.mark.parametrize(("ranks", "others"), [([2, 1, 2], 2), ([0.5, 3, 1], 3), ([0, 0], 4)])
+def test_the_rank_sum_is_that_of_every_way_to_rank(ranks, others):
+    ways = [sum(way) for way in itertools.product(range(others + 1), repeat=len(ranks))]
+    expected = sum(way >= sum(ranks) for way in ways) / len(ways)
+    assert rank_sum_p(ranks, others) == pytest.approx(expected)
+
+
+def test_with_one_control_it_is_the_sign_test():
+    expected = sum(math.comb(10, k) for k in (8, 9, 10)) / 2**10
+    assert rank_sum_p([1] * 8 + [0] * 2, 1) == pytest.approx(expected)
+
+
+def test_the_median_has_an_interval_from_six_values_on():
+    assert median_interval([3, 1, 2, 5, 4]) is None
+    assert median_interval([6, 1, 2, 5, 4, 3]) == (1, 6)
+    # The textbook's: 20 values, the 6th and the 15th.
+    assert median_interval(range(1, 21)) == (6, 15)

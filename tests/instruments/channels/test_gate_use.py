@@ -9,8 +9,7 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import gate_uses
-from prismlm.instruments.channels.gate_use import GateUse, UseTally
-from prismlm.instruments.channels.layer_metrics import measure_layers
+from prismlm.instruments.channels.metrics import GateUse, UseTally, measure_layers
 from prismlm.models.presets import build_config, build_model
 
 # Two tokens that each use one channel alone and together use both; a third that is undecided.
@@ -86,8 +85,8 @@ def test_over_a_corpus_tokens_weigh_alike_and_padding_nothing(tiny_corpus, group
     for kind in ("write", "read"):
         for layer, metrics in zip(found, measure_layers(model, sequences, kind), strict=True):
             use: GateUse = getattr(layer, kind)
-            assert layer.tokens == metrics.positions
-            assert use.gini == pytest.approx(metrics.gini, rel=1e-6)
+            assert layer.tokens == metrics["positions"]
+            assert use.gini == pytest.approx(metrics["gini"], rel=1e-6)
             assert 1 / size <= use.top_channel_share <= use.top_share <= 1
             assert use.use_gini <= use.gini
-            assert use.top_share == pytest.approx(metrics.sparsity_ratio / size, rel=1e-5)
+            assert use.top_share == pytest.approx(metrics["sparsity_ratio"] / size, rel=1e-5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.lags import LagTally
+from prismlm.instruments.channels.metrics import LagTally
 from tests.helpers.lags import read_write_lags
 from tests.helpers.mixer_models import CHANNELS
 

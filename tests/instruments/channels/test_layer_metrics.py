@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.gate_use import entropy, gini, sparsity_ratio
-from prismlm.instruments.channels.layer_metrics import activations, measure_layers, value_norms
+from prismlm.instruments.channels.metrics import (
+    activations,
+    entropy,
+    gini,
+    measure_layers,
+    sparsity_ratio,
+    value_norms,
+)
 from prismlm.instruments.channels.top_sequences import rank_sequences
 from tests.helpers.mixer_models import LAYERS, make_llama
 
@@ -18,17 +24,17 @@ VOCABULARY = 50
 @pytest.mark.parametrize("kind", ["write", "read"])
 def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
     found = measure_layers(model, sequences, kind, bins=4, sample=200)
-    assert [m.layer for m in found] == list(range(LAYERS))
+    assert [m["layer"] for m in found] == list(range(LAYERS))
     for layer, metrics in enumerate(found):
         gates = torch.cat([getattr(routing[layer], kind)[0] for *_, routing in alone])
-        assert metrics.positions == len(gates)
-        assert metrics.sparsity_ratio == pytest.approx(sparsity_ratio(gates).mean().item(), 1e-4)
-        assert metrics.gini == pytest.approx(gini(gates).mean().item(), 1e-4)
-        assert metrics.entropy == pytest.approx(entropy(gates).mean().item(), 1e-4)
-        assert 0 < metrics.mutual_information <= math.log(4) + 1e-9
+        assert metrics["positions"] == len(gates)
+        assert metrics["sparsity_ratio"] == pytest.approx(sparsity_ratio(gates).mean().item(), 1e-4)
+        assert metrics["gini"] == pytest.approx(gini(gates).mean().item(), 1e-4)
+        assert metrics["entropy"] == pytest.approx(entropy(gates).mean().item(), 1e-4)
+        assert 0 < metrics["mutual_information"] <= math.log(4) + 1e-9
     # What layer 0 writes follows from the token alone.
-    assert found[0].mutual_information > found[2].mutual_information
-    assert found[2].mutual_information_corrected < found[2].mutual_information
+    assert found[0]["mutual_information"] > found[2]["mutual_information"]
+    assert found[2]["mutual_information_corrected"] < found[2]["mutual_information"]
 
 
 def test_heads_of_llama_are_measured_alike(corpus, sequences):
@@ -36,10 +42,10 @@ def test_heads_of_llama_are_measured_alike(corpus, sequences):
     found = measure_layers(llama, sequences, "values", sample=300)
     norms = [activations(llama, batch, "values")[1] for batch in sequences.batches()]
     assert len(found) == 2
-    assert found[1].gini == pytest.approx(gini(torch.cat(norms)).mean().item())
-    assert found[1].positions == corpus.num_tokens
+    assert found[1]["gini"] == pytest.approx(gini(torch.cat(norms)).mean().item())
+    assert found[1]["positions"] == corpus.num_tokens
     # Values of the first layer follow from the token alone: each knows its own bin.
-    assert found[0].mutual_information > found[1].mutual_information
+    assert found[0]["mutual_information"] > found[1]["mutual_information"]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

@@ -13,11 +13,9 @@ from prismlm.errors import FormatError, InputError
 from prismlm.files import finite
 from prismlm.index.training_corpus import training_corpus
 from prismlm.instruments.channels import read_channels
-from prismlm.instruments.channels.build_report import ReportOptions, channel_report
-from prismlm.instruments.channels.layer_metrics import measure_layers
-from prismlm.instruments.channels.locality import quartiles, repetition
+from prismlm.instruments.channels.metrics import measure_layers, quartiles, repetition
+from prismlm.instruments.channels.report import ReportOptions, channel_report
 from prismlm.instruments.channels.top_sequences import rank_sequences, sequences_of
-from prismlm.instruments.channels.wording import locality_words, median_correlation
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.statistics import spearman
@@ -54,8 +52,9 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
         expected = measure_layers(model, sequences, kind)
         assert tuple(layer.metrics[kind] for layer in report.layers) == expected
     metrics = report.layers[1].metrics["write"]
-    assert metrics.width == CHANNELS // groups
-    assert metrics.entropy_share == pytest.approx(metrics.entropy / math.log(CHANNELS // groups))
+    assert metrics["width"] == CHANNELS // groups
+    share = metrics["entropy"] / math.log(CHANNELS // groups)
+    assert metrics["entropy_share"] == pytest.approx(share)
     ranked = rank_sequences(model, sequences, kept=4, tokens=7)
     lags = read_write_lags(model, sequences, max_lag=2, shuffles=9)
     for layer, lives in zip(report.layers, lives_of, strict=True):
@@ -73,9 +72,11 @@ def test_locality_is_over_all_channels(report):
     channels = [channel for layer in report.layers for channel in layer.channels]
     lives = torch.tensor([c.half_life for c in channels], dtype=torch.float64)
     scores = torch.tensor([c.repetition for c in channels], dtype=torch.float64)
-    assert report.locality.correlation == spearman(lives.numpy(), scores.numpy())
-    assert report.locality.correlation.count == LAYERS * CHANNELS
-    assert report.locality.quartiles == quartiles(lives, scores)
+    expected, groups = spearman(lives.numpy(), scores.numpy()), quartiles(lives, scores)
+    facts = (LAYERS * CHANNELS, expected.rho, expected.p, groups["cohens_d"])
+    assert tuple(report.locality.facts.values()) == facts
+    assert [row["repetition"] for row in report.locality.rows] == groups["means"]
+    assert [row["half_life_to"] for row in report.locality.rows[:3]] == groups["bounds"]
 
 
 def test_passages_and_top_tokens_are_the_corpus(corpus, report):
@@ -138,7 +139,7 @@ def test_only_the_layers_asked_for(corpus, model, sequences, report):
     assert one.layers[0].metrics == report.layers[2].metrics
     assert one.layers[0].channels == report.layers[2].channels
     assert [curves.layer for curves in one.text.curves] == [2]
-    assert one.locality.correlation.count == CHANNELS
+    assert one.locality["channels"] == CHANNELS
 
 
 def test_a_text_needs_no_corpus(corpus, model):
@@ -150,7 +151,7 @@ def test_a_text_needs_no_corpus(corpus, model):
     assert (channel.repetition, channel.tokens, channel.sequences) == (None, (), ())
     assert channel.half_life == half_lives(model)[1][0].item()
     assert found.layers[1].metrics == {}
-    assert math.isnan(median_correlation(found.layers[1], 1)[0])
+    assert found.tables == ()
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -160,19 +161,16 @@ def test_channels_that_decay_alike_have_no_correlation_and_the_report_says_why(c
         with torch.no_grad():
             block.mixer.decay_logits.fill_(3.0)
     locality = channel_report(alike, corpus.tokenizer, sequences, options=OPTIONS).locality
-    assert locality.correlation is None
-    assert "the half-life is one figure 18 times" in locality.no_correlation
-    assert locality.quartiles is None
-    assert "decay alike" in locality.no_quartiles
+    assert "the half-life is one figure 18 times" in locality["no_rho"]
+    assert locality.rows == ()
+    assert "decay alike" in locality["no_quartiles"]
 
 
 def test_decays_by_token_leave_out_half_lives_and_nothing_else(corpus, sequences):
     by_token = make_model(len(corpus.tokenizer), decay_mode="token")
     found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
-    assert found.locality.correlation is None
-    assert found.locality.quartiles is None
-    for line in locality_words(found.locality):
-        assert "decays depend on the token" in line
+    assert found.locality.rows == ()
+    assert "decays depend on the token" in found.locality["no_rho"]
     ids = torch.tensor(corpus.tokenizer(TEXT)["input_ids"])
     for mine, other in zip(found.text.curves, read_channels(by_token, ids), strict=True):
         torch.testing.assert_close(mine.memory(1), other.memory(1))
@@ -185,9 +183,10 @@ def test_decays_by_token_leave_out_half_lives_and_nothing_else(corpus, sequences
 
 def test_medians_of_lags(report):
     lags = report.layers[2].lags
-    found = median_correlation(report.layers[2], 1)
-    assert found[0] == torch.median(lags.correlation[:, 3]).item()
-    assert found[2] == torch.median(lags.null_deviation[:, 3]).item()
+    row = report.lags.row(layer=2)
+    assert row["at_lag_1"] == torch.median(lags.correlation[:, 3]).item()
+    assert row["deviation"] == torch.median(lags.null_deviation[:, 3]).item()
+    assert row["clear"] == row["read_first"] + row["at_once"] + row["written_first"]
 
 
 def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
@@ -196,7 +195,7 @@ def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, sequences):
     assert found.of == "heads"
     expected = measure_layers(llama, sequences, "values")
     assert tuple(layer.metrics["values"] for layer in found.layers) == expected
-    assert expected[0].width == 4
+    assert expected[0]["width"] == 4
     assert all(layer.channels == () and layer.lags is None for layer in found.layers)
     assert found.corpus.positions == corpus.num_tokens
     json.dumps(found.to_dict(), allow_nan=False)

@@ -7,7 +7,7 @@ import torch
 
 from prismlm.corpus.windows import WindowBatch
 from prismlm.errors import InputError
-from prismlm.instruments.channels.locality import repetition
+from prismlm.instruments.channels.metrics import repetition
 from prismlm.instruments.channels.top_sequences import (
     candidates,
     empty_ranking,

@@ -3,19 +3,20 @@
 import itertools
 import math
 import random
-from dataclasses import replace
 
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.instruments.heads import HeadFigures, HeadUses, across_models
-from prismlm.instruments.heads.comparison import (
+from prismlm.instruments.heads.use import (
+    FIGURES,
+    across_models,
     compare_groups,
     groups_everywhere_alike,
+    head_uses,
     sign_test,
     stratified_rank_test,
 )
-from prismlm.instruments.heads.head_use import HeadUse, head_uses
+from prismlm.instruments.results import Table
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 
@@ -77,36 +78,22 @@ def test_signs():
     assert sign_test([]) == sign_test([0.0]) == 1
 
 
-def uses_of(distance):
-    """Heads whose distance is given by layer, group and place; all else alike."""
-    heads = tuple(
-        HeadUse(
-            **{
-                **dict.fromkeys(HeadFigures.__dataclass_fields__, 0.5),
-                "distance": distance(layer, group, place),
-                "spectrum": (1.0,),
-            },
-            layer=layer,
-            head=place + 3 * (group == "noise"),
-            group=group,
-        )
-        for layer in (0, 1)
-        for group in ("signal", "noise")
-        for place in range(3)
-    )
-    return HeadUses(10, 1, 10, 2, ((0, 0),), heads[0], heads)
+def uses_of(distance=lambda *_: 1.0, **entropies):
+    """Heads whose distance is given by layer, group and place, entropy by group; all else alike."""
+    alike = dict.fromkeys(FIGURES, 0.5)
+    rows = [alike | {"group": "uniform", "entropy": 4.69}]
+    for layer in (0, 1):
+        for group in ("signal", "noise"):
+            row = alike | {"layer": layer, "group": group, "entropy": entropies.get(group, 0.5)}
+            rows += [row | {"distance": distance(layer, group, place)} for place in range(3)]
+    return Table("", {}, tuple(rows), {"layers": (0, 1)})
 
 
 def test_heads_near_uniform_attention_attend_everywhere_alike():
-    def uses(**entropies):
-        heads = uses_of(lambda *_: 1.0).heads
-        heads = tuple(replace(h, entropy=entropies[h.group]) for h in heads)
-        return HeadUses(10, 1, 10, 2, ((0, 0),), replace(heads[0], entropy=4.69), heads)
-
     # 0.997 of uniform entropy, and one that attends to half of what it sees.
-    found = groups_everywhere_alike(uses(signal=0.997 * 4.69, noise=4.69 - math.log(2)))
+    found = groups_everywhere_alike(uses_of(signal=0.997 * 4.69, noise=4.69 - math.log(2)))
     assert found == {"signal"}
-    assert groups_everywhere_alike(uses(signal=4.5, noise=4.6)) == {"noise"}
+    assert groups_everywhere_alike(uses_of(signal=4.5, noise=4.6)) == {"noise"}
 
 
 def test_untrained_heads_are_beside_uniform_attention_of_the_same_length():
@@ -121,27 +108,31 @@ def test_groups_that_differ_in_one_figure():
     found = compare_groups(
         uses_of(lambda layer, group, k: 10 * layer + k + 5 * (group == "signal"))
     )
-    by_measure = {one.measure: one for one in found}
-    distance = by_measure["distance"]
-    assert distance.effect == 1
-    assert distance.p == pytest.approx(2 / 400)
-    assert (distance.signal_median, distance.noise_median) == (11, 6)
-    assert (distance.layers_above, distance.layers_below) == (2, 0)
-    assert [layer.layer for layer in distance.layers] == [0, 1]
-    assert [layer.p for layer in distance.layers] == pytest.approx([0.1, 0.1])
-    assert [layer.signal_median for layer in distance.layers] == [6, 16]
-    entropy = by_measure["entropy"]
-    assert (entropy.effect, entropy.p) == (0, 1)
+    distance = found.row(measure="distance")
+    assert distance["effect"] == 1
+    assert distance["p"] == pytest.approx(2 / 400)
+    assert (distance["signal_median"], distance["noise_median"]) == (11, 6)
+    assert (distance["layers_above"], distance["layers_below"]) == (2, 0)
+    assert distance["larger"] == "signal"
+    assert [layer["layer"] for layer in distance["layers"]] == [0, 1]
+    assert [layer["p"] for layer in distance["layers"]] == pytest.approx([0.1, 0.1])
+    assert [layer["signal_median"] for layer in distance["layers"]] == [6, 16]
+    entropy = found.row(measure="entropy")
+    assert (entropy["effect"], entropy["p"], entropy["larger"]) == (0, 1, "unclear")
+    # A group that attends to all it sees alike has no reach of its own.
+    reach = compare_groups(uses_of(lambda _, group, k: k + 5 * (group == "signal"), signal=4.69))
+    assert reach.row(measure="distance")["larger"] == "signal, alike"
+    assert reach["attend_everywhere_alike"] == ["signal"]
 
 
 def test_several_models_are_several_observations():
     above = compare_groups(uses_of(lambda layer, group, k: k + 5 * (group == "signal")))
     below = compare_groups(uses_of(lambda layer, group, k: k - 5 * (group == "signal")))
-    found = across_models([above, above, below])[0]
-    assert found.measure == "distance"
-    assert found.effects == (1, 1, -1)
-    assert (found.positive, found.negative, found.p) == (2, 1, 1)
-    assert across_models([above] * 3)[0].p == pytest.approx(0.25)
+    found = across_models([above, above, below]).rows[0]
+    assert found["measure"] == "distance"
+    assert found["effects"] == [1, 1, -1]
+    assert (found["positive"], found["negative"], found["p"]) == (2, 1, 1)
+    assert across_models([above] * 3).rows[0]["p"] == pytest.approx(0.25)
     with pytest.raises(InputError, match="at least one"):
         across_models([])
 
@@ -149,9 +140,8 @@ def test_several_models_are_several_observations():
 def test_of_models():
     batch = make_batch(*random_rows(40, 30))
     found = compare_groups(head_uses(make_signal_noise(), [batch]))
-    assert [(one.signal_heads, one.noise_heads, len(one.layers)) for one in found] == [
-        (4, 4, 2)
-    ] * 7
-    assert all(0 < one.p <= 1 for one in found)
+    assert (found["signal_heads"], found["noise_heads"], found["layers"]) == (4, 4, 2)
+    assert [len(row["layers"]) for row in found.rows] == [2] * 7
+    assert all(0 < row["p"] <= 1 for row in found.rows)
     with pytest.raises(InputError, match="heads are of one kind"):
         compare_groups(head_uses(make_gpt2(), [batch]))

@@ -1,7 +1,6 @@
 """Figures of heads: by hand, and over batches of a corpus."""
 
 import math
-from dataclasses import astuple
 
 import pytest
 import torch
@@ -9,15 +8,19 @@ import torch
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.heads import HeadFigures
-from prismlm.instruments.heads.head_use import AttentionTally, distance_bins, figures_of, head_uses
+from prismlm.instruments.heads.use import (
+    FIGURES,
+    AttentionTally,
+    distance_bins,
+    figures_of,
+    head_uses,
+)
 from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 
 def flat(figures):
-    values = astuple(figures)[:7]
-    return [*values, *figures.spectrum]
+    return [*(figures[name] for name in FIGURES), *figures["spectrum"]]
 
 
 def assert_close(first, second, tolerance=1e-6):
@@ -30,7 +33,7 @@ def figures(weights, least=2):
     tally = AttentionTally(1)
     visible = torch.arange(1, length + 1)[None]
     tally.add(weights[None, None], visible >= least, visible)
-    return HeadFigures(**figures_of(tally, 0, distance_bins(length)))
+    return figures_of(tally, 0, distance_bins(length))
 
 
 def test_bins():
@@ -41,35 +44,35 @@ def test_bins():
 
 def test_a_head_that_looks_at_the_token_before():
     found = figures(torch.eye(6).roll(1, 0).tril())
-    assert found.distance == found.distance_beyond_self == 1
-    assert found.entropy == found.relative_entropy == found.self_share == 0
-    assert found.near_share == 1
+    assert found["distance"] == found["distance_beyond_self"] == 1
+    assert found["entropy"] == found["relative_entropy"] == found["self_share"] == 0
+    assert found["near_share"] == 1
     # Of the queries 1 to 5 only the first looks at token 0.
-    assert found.first_share == pytest.approx(1 / 5)
-    assert found.spectrum == (0, 1, 0, 0, 0)
+    assert found["first_share"] == pytest.approx(1 / 5)
+    assert found["spectrum"] == [0, 1, 0, 0, 0]
 
 
 def test_uniform_attention_by_hand():
     weights = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
     found = figures(weights)
     # Queries 1, 2 and 3 see 2, 3 and 4 tokens, at a mean distance of ½, 1 and 1½.
-    assert found.distance == pytest.approx(1)
+    assert found["distance"] == pytest.approx(1)
     inverse = (1 / 2 + 1 / 3 + 1 / 4) / 3
-    assert found.self_share == found.first_share == pytest.approx(inverse)
-    assert found.distance_beyond_self == pytest.approx(1 / (1 - inverse))
-    assert found.entropy == pytest.approx(math.log(2 * 3 * 4) / 3)
-    assert found.relative_entropy == pytest.approx(1)
+    assert found["self_share"] == found["first_share"] == pytest.approx(inverse)
+    assert found["distance_beyond_self"] == pytest.approx(1 / (1 - inverse))
+    assert found["entropy"] == pytest.approx(math.log(2 * 3 * 4) / 3)
+    assert found["relative_entropy"] == pytest.approx(1)
     expected = [inverse, inverse, (1 / 3 + 1 / 4) / 3, 1 / 4 / 3]
-    assert found.spectrum == pytest.approx(expected)
-    assert found.near_share == pytest.approx(1 - inverse)
+    assert found["spectrum"] == pytest.approx(expected)
+    assert found["near_share"] == pytest.approx(1 - inverse)
     # From 4 visible tokens on the last query alone counts.
-    assert figures(weights, least=4).distance == pytest.approx(1.5)
+    assert figures(weights, least=4)["distance"] == pytest.approx(1.5)
 
 
 def test_a_head_that_sees_only_itself_reaches_nowhere():
     found = figures(torch.eye(5))
-    assert found.self_share == 1
-    assert found.distance == found.distance_beyond_self == found.entropy == 0
+    assert found["self_share"] == 1
+    assert found["distance"] == found["distance_beyond_self"] == found["entropy"] == 0
 
 
 def test_a_model_that_does_not_choose_is_the_uniform_beside_it():
@@ -77,11 +80,12 @@ def test_a_model_that_does_not_choose_is_the_uniform_beside_it():
     for block in model.transformer.h:
         block.attn.c_attn.weight.zero_()
     found = head_uses(model, [make_batch(*random_rows(20, 33))], least_visible=5)
-    assert found.queries == (20 - 4) + (33 - 4)
-    assert (found.tokens, found.windows, len(found.heads)) == (53, 2, 8)
-    for head in found.heads:
-        assert head.group == "attention"
-        assert_close(head, found.uniform)
+    assert found["queries"] == (20 - 4) + (33 - 4)
+    assert (found["tokens"], found["windows"], len(found.rows)) == (53, 2, 9)
+    uniform, *heads = found.rows
+    for head in heads:
+        assert head["group"] == "attention"
+        assert_close(head, uniform)
 
 
 def test_each_head_of_each_layer_is_its_own_weights():
@@ -96,12 +100,11 @@ def test_each_head_of_each_layer_is_its_own_weights():
     for layer in (0, 1):
         for head in range(8):
             expected = figures(kept[layer][0, head], least=3)
-            own = found.heads[8 * layer + head]
+            own = found.rows[1 + 8 * layer + head]
             assert_close(own, expected)
-            assert (own.layer, own.head) == (layer, head)
-            assert own.group == ("signal" if head < 4 else "noise")
-    sums = [sum(head.spectrum) for head in found.heads]
-    assert sums == pytest.approx([1] * 16)
+            assert (own["layer"], own["head"]) == (layer, head)
+            assert own["group"] == ("signal" if head < 4 else "noise")
+    assert [sum(row["spectrum"]) for row in found.rows] == pytest.approx([1] * 17)
 
 
 @pytest.mark.parametrize("make", [make_signal_noise, make_gpt2])
@@ -110,10 +113,9 @@ def test_batches_and_padding_do_not_matter(make):
     rows = random_rows(30, 18, 5, 41)
     whole = head_uses(model, [make_batch(*rows)], least_visible=8)
     parts = head_uses(model, [make_batch(row, width=60) for row in rows[::-1]], least_visible=8)
-    assert parts.queries == whole.queries
-    for one, other in zip(whole.heads, parts.heads, strict=True):
-        assert astuple(one)[:7] == pytest.approx(astuple(other)[:7], abs=1e-5)
-        assert one.spectrum == pytest.approx(other.spectrum[: len(one.spectrum)], abs=1e-5)
+    assert parts["queries"] == whole["queries"]
+    for one, other in zip(whole.rows, parts.rows, strict=True):
+        assert flat(one) == pytest.approx(flat(other)[: len(flat(one))], abs=1e-5)
 
 
 def test_padding_before_a_window_does_not_matter():
@@ -121,18 +123,17 @@ def test_padding_before_a_window_does_not_matter():
     rows = random_rows(30, 18)
     whole = head_uses(model, [make_batch(*rows)], least_visible=8)
     before = head_uses(model, [make_batch(*rows, before=True)], least_visible=8)
-    for one, other in zip(whole.heads, before.heads, strict=True):
+    for one, other in zip(whole.rows, before.rows, strict=True):
         assert_close(one, other, 1e-5)
-    assert_close(whole.uniform, before.uniform)
 
 
 def test_half_precision_costs_no_more_than_its_weights():
     model, batch = make_signal_noise(), make_batch(*random_rows(40))
     exact = head_uses(model, [batch])
     found = head_uses(model.bfloat16(), [batch])
-    for one, other in zip(exact.heads, found.heads, strict=True):
-        assert other.entropy == pytest.approx(one.entropy, rel=0.02)
-        assert sum(other.spectrum) == pytest.approx(1, abs=0.01)
+    for one, other in zip(exact.rows, found.rows, strict=True):
+        assert other["entropy"] == pytest.approx(one["entropy"], rel=0.02)
+        assert sum(other["spectrum"]) == pytest.approx(1, abs=0.01)
 
 
 def test_over_a_corpus_in_evaluation_mode(tiny_corpus):
@@ -142,13 +143,14 @@ def test_over_a_corpus_in_evaluation_mode(tiny_corpus):
     found = head_uses(model, sequences.batches(), layers=[1])
     assert model.training
     assert head_uses(model, sequences.batches(), layers=[1]) == found, "without dropout"
-    assert found.layers == (1,)
-    assert found.tokens >= 1500
-    assert 0 < found.uniform.first_share < 1 / 16
-    assert found.uniform.relative_entropy == pytest.approx(1)
-    for head in found.heads:
-        assert sum(head.spectrum) == pytest.approx(1)
-        assert 0 < head.relative_entropy <= 1
+    assert found["layers"] == (1,)
+    assert found["tokens"] >= 1500
+    uniform, *heads = found.rows
+    assert 0 < uniform["first_share"] < 1 / 16
+    assert uniform["relative_entropy"] == pytest.approx(1)
+    for head in heads:
+        assert sum(head["spectrum"]) == pytest.approx(1)
+        assert 0 < head["relative_entropy"] <= 1
 
 
 def test_what_cannot_be_read_is_refused():

@@ -10,7 +10,7 @@ from prismlm.corpus import Corpus, build_corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.heads import head_report, spectra_report
-from prismlm.instruments.heads.length import (
+from prismlm.instruments.heads.spectra import (
     _short_losses,
     context_edges,
     loss_against_length,
@@ -32,7 +32,7 @@ def test_losses_are_the_models_own(make, monkeypatch):
     losses = token_losses(model, IDS)
     assert losses.shape == (3, 39)
     assert losses.mean().item() == pytest.approx(model(IDS, labels=IDS).loss.item(), abs=1e-5)
-    monkeypatch.setattr("prismlm.instruments.heads.length.LOGIT_ROWS", 7)
+    monkeypatch.setattr("prismlm.instruments.heads.spectra.LOGIT_ROWS", 7)
     assert torch.allclose(token_losses(model, IDS), losses, atol=1e-6)
 
 
@@ -60,9 +60,9 @@ def test_buckets_are_means_over_documents(corpus):
     found = loss_against_length(
         model, corpus, length=96, trained_length=32, documents=5, split="all"
     )
-    assert (found.length, found.trained_length, found.documents) == (96, 32, 5)
-    lows = [bucket.low for bucket in found.buckets]
-    assert [bucket.high + 1 for bucket in found.buckets] == [*lows[1:], 96]
+    assert (found["length"], found["trained_length"], found["documents"]) == (96, 32, 5)
+    lows = [bucket["low"] for bucket in found.rows]
+    assert [bucket["high"] + 1 for bucket in found.rows] == [*lows[1:], 96]
     assert 32 in lows
     # All the documents drawn, read as they are.
     numbers = corpus.split("all")
@@ -73,30 +73,32 @@ def test_buckets_are_means_over_documents(corpus):
     rows = [corpus.tokens(int(corpus.starts[i]), 96).astype(np.int64) for i in drawn]
     ids = torch.from_numpy(np.stack(rows))
     losses, short = token_losses(model, ids), _short_losses(model, ids, 32)
-    for bucket in found.buckets:
-        at = slice(bucket.low - 1, bucket.high)
+    for bucket in found.rows:
+        at = slice(bucket["low"] - 1, bucket["high"])
         means = losses[:, at].mean(1)
-        assert bucket.loss == pytest.approx(means.mean().item())
-        assert bucket.error == pytest.approx(means.std().item() / math.sqrt(5))
-        if bucket.low < 32:
-            assert bucket.difference is None
+        assert bucket["loss"] == pytest.approx(means.mean().item())
+        assert bucket["error"] == pytest.approx(means.std().item() / math.sqrt(5))
+        if bucket["low"] < 32:
+            assert bucket["difference"] is None
             continue
         apart = means - short[:, at].mean(1)
-        assert bucket.short_loss == pytest.approx(short[:, at].mean().item())
-        assert bucket.difference == pytest.approx(apart.mean().item(), abs=1e-9)
-        assert bucket.difference_error == pytest.approx(apart.std().item() / math.sqrt(5), abs=1e-9)
+        assert bucket["short_loss"] == pytest.approx(short[:, at].mean().item())
+        assert bucket["difference"] == pytest.approx(apart.mean().item(), abs=1e-9)
+        assert bucket["difference_error"] == pytest.approx(
+            apart.std().item() / math.sqrt(5), abs=1e-9
+        )
 
 
 def test_without_a_trained_length_there_is_no_control(corpus):
     model = make_signal_noise(len(corpus.tokenizer)).train()
     found = loss_against_length(model, corpus, length=48, documents=1, split="all")
     assert model.training
-    assert all(bucket.difference is None for bucket in found.buckets)
-    assert math.isnan(found.buckets[0].error)
+    assert all(bucket["difference"] is None for bucket in found.rows)
+    assert math.isnan(found.rows[0]["error"])
     longer = loss_against_length(
         model, corpus, length=48, trained_length=48, documents=1, split="all"
     )
-    assert [b.loss for b in longer.buckets] == [b.loss for b in found.buckets]
+    assert [b["loss"] for b in longer.rows] == [b["loss"] for b in found.rows]
 
 
 def test_what_cannot_be_read_is_refused(corpus, tmp_path):

@@ -14,9 +14,8 @@ from prismlm.instruments.heads import (
     read_states_and_heads,
     spectra_report,
 )
-from prismlm.instruments.heads.head_use import head_uses
-from prismlm.instruments.heads.rates import rates_of
-from prismlm.instruments.heads.states import AttentionStates, _hashed, read_states
+from prismlm.instruments.heads.states import AttentionStates, _hashed, rates_of, read_states
+from prismlm.instruments.heads.use import head_uses
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 ROWS = random_rows(30, 18, 25)
@@ -74,33 +73,35 @@ def test_the_draw_lies_evenly():
 
 def test_rates_are_their_formulas():
     model = make_signal_noise()
-    for one, found in zip(states_of(model), layer_rates(states_of(model)), strict=True):
+    for one, found in zip(states_of(model), layer_rates(states_of(model)).rows, strict=True):
         z, steps = one.inputs.double(), one.steps.double()
         weight = one.attention.projection.weight.double()
         u = [weight[4 * h : 4 * h + 4].T for h in range(8)]
 
-        def expected(points, u=u, weight=found.noise_weight):
+        def expected(points, u=u, weight=found["noise_weight"]):
             signal = sum(direct(points @ u[h], 4) for h in range(4))
             noise = sum(direct(points @ u[h], 4) for h in range(4, 8))
             return [direct(points, 16), signal, noise, signal - weight * noise]
 
         def close(rates, points):
-            values = [rates.whole, rates.signal, rates.noise, rates.difference]
-            assert values == pytest.approx(expected(points), rel=1e-6)
+            assert list(rates.values()) == pytest.approx(expected(points), rel=1e-6)
 
         after = z + steps
-        close(found.before, z)
-        close(found.after, after)
-        close(found.scaled, z * (after.norm() / z.norm()))
-        assert found.gain == found.after.difference - found.before.difference
-        assert found.gain_over_scaled == found.after.difference - found.scaled.difference
-        assert found.step_size == pytest.approx(float(steps.norm() / z.norm()))
+        close(found["before"], z)
+        close(found["after"], after)
+        close(found["scaled"], z * (after.norm() / z.norm()))
+        assert found["gain"] == found["after"]["difference"] - found["before"]["difference"]
+        assert (
+            found["gain_over_scaled"]
+            == found["after"]["difference"] - found["scaled"]["difference"]
+        )
+        assert found["step_size"] == pytest.approx(float(steps.norm() / z.norm()))
         s, n = torch.cat(u[:4], 1), torch.cat(u[4:], 1)
         own = float((s.T @ n).norm() / (s.norm() * n.norm()))
-        assert found.incoherence.own == pytest.approx(own)
-        assert found.incoherence.random == pytest.approx(1 / 4, rel=0.15)
-        assert found.incoherence.random_deviation > 0
-        assert found.positions == 73
+        assert found["incoherence"]["own"] == pytest.approx(own)
+        assert found["incoherence"]["random"] == pytest.approx(1 / 4, rel=0.15)
+        assert found["incoherence"]["random_deviation"] > 0
+        assert found["positions"] == 73
 
 
 def test_gains_by_hand():
@@ -112,18 +113,18 @@ def test_gains_by_hand():
     def swaps(seed):
         return torch.randperm(2, generator=torch.Generator().manual_seed(seed)).tolist() == [1, 0]
 
-    (found,) = layer_rates([states], seed=next(seed for seed in range(99) if swaps(seed)))
+    (found,) = layer_rates([states], seed=next(s for s in range(99) if swaps(s))).rows
     # ΔR = R(z₁) − ½ R(z₂): of (1, 0), (0, 1); of (2, 0), (0, 4); of (1, 3), (1, 1).
     before, after = math.log(3) / 4, math.log(9) / 2 - math.log(33) / 4
     shuffled = math.log(5) / 2 - math.log(21) / 4
     # Stretched from √2 to √20: Σ z² = 10 along both.
     scaled = math.log(21) / 4
-    assert found.gain == pytest.approx(after - before)
-    assert found.gain_over_shuffled == pytest.approx(after - shuffled)
-    assert found.gain_over_scaled == pytest.approx(after - scaled)
-    assert found.step_size == pytest.approx(math.sqrt(10 / 2))
-    (same,) = layer_rates([states], seed=next(seed for seed in range(99) if not swaps(seed)))
-    assert same.gain_over_shuffled == 0
+    assert found["gain"] == pytest.approx(after - before)
+    assert found["gain_over_shuffled"] == pytest.approx(after - shuffled)
+    assert found["gain_over_scaled"] == pytest.approx(after - scaled)
+    assert found["step_size"] == pytest.approx(math.sqrt(10 / 2))
+    (same,) = layer_rates([states], seed=next(s for s in range(99) if not swaps(s))).rows
+    assert same["gain_over_shuffled"] == 0
 
 
 def test_states_and_heads_come_from_the_same_passes():
@@ -143,26 +144,25 @@ def test_states_and_heads_come_from_the_same_passes():
 
 def test_a_step_is_read_at_another_length_too():
     states = states_of(make_signal_noise())
-    plain = layer_rates(states)
-    same = layer_rates(states, lengths=[one.step_size for one in plain])
-    double = layer_rates(states, lengths=[2 * one.step_size for one in plain])
+    plain = layer_rates(states).rows
+    same = layer_rates(states, lengths=[one["step_size"] for one in plain]).rows
+    double = layer_rates(states, lengths=[2 * one["step_size"] for one in plain]).rows
     for one, own, longer, state in zip(plain, same, double, states, strict=True):
-        assert (one.resized, one.gain_resized) == (None, None)
-        assert own.gain_resized == pytest.approx(own.gain, rel=1e-9)
+        assert (one.get("resized"), one["gain_resized"]) == (None, None)
+        assert own["gain_resized"] == pytest.approx(own["gain"], rel=1e-9)
         moved = state.inputs.double() + 2 * state.steps.double()
         expected = rates_of(moved, state.dictionary.double(), state.noise_weight)
-        assert longer.resized.difference == pytest.approx(expected.difference, rel=1e-9)
-        assert longer.to_dict()["gain_resized"] == longer.gain_resized
+        assert longer["resized"]["difference"] == pytest.approx(expected["difference"], rel=1e-9)
 
 
 def test_the_gradient_is_that_of_finite_differences():
     model = make_signal_noise()
     one = states_of(model)[0]
-    (found,) = layer_rates([one])
+    (found,) = layer_rates([one]).rows
     z, steps, size = one.inputs.double(), one.steps.double(), 1e-5
 
     def value(points):
-        return rates_of(points, one.dictionary, one.noise_weight).difference
+        return rates_of(points, one.dictionary, one.noise_weight)["difference"]
 
     slope = (value(z + size * steps) - value(z - size * steps)) / (2 * size)
     # slope = gradient · steps = cosine · ‖gradient‖ ‖steps‖.
@@ -172,7 +172,7 @@ def test_the_gradient_is_that_of_finite_differences():
             bump = torch.zeros_like(z)
             bump[i, j] = size
             gradient[i, j] = (value(z + bump) - value(z - bump)) / (2 * size)
-    assert found.gradient_cosine * slope > 0
+    assert found["gradient_cosine"] * slope > 0
     z.requires_grad_()
     from prismlm.ops.dictionaries import subspace_rate
 
@@ -182,18 +182,16 @@ def test_the_gradient_is_that_of_finite_differences():
     rows = slice(0, 73, 24)
     assert torch.allclose(exact[rows], gradient[rows], rtol=1e-4, atol=1e-7)
     norm = float(exact.norm() * steps.norm())
-    assert found.gradient_cosine == pytest.approx(slope / norm, rel=1e-4)
+    assert found["gradient_cosine"] == pytest.approx(slope / norm, rel=1e-4)
 
 
 def test_the_distortion_counts_and_the_seed_only_for_controls():
     states = states_of(make_signal_noise())
-    first, coarse = layer_rates(states)[0], layer_rates(states, distortion=2.0)[0]
-    assert coarse.before.whole < first.before.whole
-    assert coarse.distortion == 2.0
-    other = layer_rates(states, seed=1)[0]
-    assert (other.before, other.after, other.scaled) == (first.before, first.after, first.scaled)
-    assert other.shuffled != first.shuffled
-    assert first.to_dict()["gain_over_shuffled"] == first.gain_over_shuffled
+    first, coarse = (layer_rates(states, distortion=d).rows[0] for d in (0.5, 2.0))
+    assert coarse["before"]["whole"] < first["before"]["whole"]
+    other = layer_rates(states, seed=1).rows[0]
+    assert all(other[name] == first[name] for name in ("before", "after", "scaled"))
+    assert other["shuffled"] != first["shuffled"]
 
 
 def test_over_a_corpus(tiny_corpus):
@@ -222,7 +220,7 @@ def test_over_a_corpus(tiny_corpus):
     states = read_states(model, sequences.batches(), positions=300)
     assert model.training
     assert len(states[0].positions) == 300
-    assert all(math.isfinite(rates.gain) for rates in layer_rates(states))
+    assert all(math.isfinite(rates["gain"]) for rates in layer_rates(states).rows)
 
 
 def test_what_cannot_be_read_is_refused():

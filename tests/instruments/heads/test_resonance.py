@@ -23,10 +23,10 @@ def states_of(**settings):
 
 def test_terms_are_means_over_pairs_of_heads():
     states = states_of()
-    own = cross_terms(states, length=50)[0]
+    own = cross_terms(states, length=50).rows[0]
     assert own_cross_terms(states, length=50) == own
-    assert (own.ratio, own.value, own.scaling) == ("own", math.pi, "base")
-    for one, terms in zip(states, own.layers, strict=True):
+    assert (own["ratio"], own["value"], own["scaling"]) == ("own", math.pi, "base")
+    for one, terms in zip(states, own["layers"], strict=True):
         amplitudes = content_amplitudes(one.projections())
         signal, noise = amplitudes[:4], amplitudes[4:]
         first, second = one.attention.signal_frequencies, one.attention.noise_frequencies
@@ -37,73 +37,79 @@ def test_terms_are_means_over_pairs_of_heads():
         k_sn = mean(signal, noise, first, second)
         k_ss = mean(signal, signal, first, first)
         k_nn = mean(noise, noise, second, second)
-        found = [terms.signal_noise, terms.signal_signal, terms.noise_noise]
+        found = [terms[name] for name in ("signal_noise", "signal_signal", "noise_noise")]
         assert found == pytest.approx([k_sn, k_ss, k_nn])
-        assert terms.normalised == pytest.approx(k_sn / math.sqrt(k_ss * k_nn))
-        assert 0 < terms.normalised <= 1
-    assert own.normalised == pytest.approx(sum(t.normalised for t in own.layers) / 2)
-    assert own.mean("signal_noise") == pytest.approx(sum(t.signal_noise for t in own.layers) / 2)
+        assert terms["normalised"] == pytest.approx(k_sn / math.sqrt(k_ss * k_nn))
+        assert 0 < terms["normalised"] <= 1
+    assert own["normalised"] == pytest.approx(sum(t["normalised"] for t in own["layers"]) / 2)
+    assert own["signal_noise"] == pytest.approx(sum(t["signal_noise"] for t in own["layers"]) / 2)
 
 
 def test_one_row_for_each_ratio_and_scaling():
-    found = cross_terms(states_of(), length=50)
-    names = [(one.ratio, one.scaling) for one in found]
+    found = cross_terms(states_of(), length=50).rows
+    names = [(one["ratio"], one["scaling"]) for one in found]
     assert names == [("own", "base"), *((r, s) for s in ("base", "angle") for r in RATIOS)]
     own, pi = found[0], found[1]
-    assert pi.layers == own.layers
-    assert pi.denominator == own.denominator
+    assert pi["layers"] == own["layers"]
+    assert pi["denominator"] == own["denominator"]
     for one in found:
-        if one.ratio == "1":
+        if one["ratio"] == "1":
             # The same rotations: of frequencies alone the groups are one.
-            assert one.position.normalised == pytest.approx(1)
-            assert (one.denominator.value, one.denominator.n, one.denominator.m) == (0, 1, 1)
-        assert one.position.normalised <= 1 + 1e-12
+            assert one["position"]["normalised"] == pytest.approx(1)
+            assert (
+                one["denominator"]["value"],
+                one["denominator"]["n"],
+                one["denominator"]["m"],
+            ) == (0, 1, 1)
+        assert one["position"]["normalised"] <= 1 + 1e-12
     # Scaling of the base leaves the first pair at 1 radian a position in both groups.
     for one in found[:7]:
-        assert (one.denominator.value, one.denominator.n, one.denominator.m) == (0, 1, 1)
-        assert one.later_denominator is not None
-    base_two = next(one for one in found if (one.ratio, one.scaling) == ("2", "base"))
+        assert (one["denominator"]["value"], one["denominator"]["n"], one["denominator"]["m"]) == (
+            0,
+            1,
+            1,
+        )
+        assert one["later_denominator"] is not None
+    base_two = next(one for one in found if (one["ratio"], one["scaling"]) == ("2", "base"))
     # The second of two pairs: ω_S = 1/√20000, ω_N = 1/√5000, twice as much: n = 2, m = 1.
-    later = base_two.later_denominator
-    assert (later.n, later.m) == (2, 1)
-    assert later.value == 0
-    angle_three = next(one for one in found if (one.ratio, one.scaling) == ("3", "angle"))
+    later = base_two["later_denominator"]
+    assert (later["n"], later["m"]) == (2, 1)
+    assert later["value"] == 0
+    angle_three = next(one for one in found if (one["ratio"], one["scaling"]) == ("3", "angle"))
     # ω_S = 3 and 0.03, ω_N = 1/3 and 1/300: each nine times the other.
-    nearest = angle_three.denominator
-    assert (nearest.value, nearest.n, nearest.m) == (0, 1, 9)
+    nearest = angle_three["denominator"]
+    assert (nearest["value"], nearest["n"], nearest["m"]) == (0, 1, 9)
     below = denominators(4, 10_000.0, 3.0, "angle", order=8)[0]
-    assert below.value == pytest.approx(0.03 - 8 / 300, abs=1e-12)
-    assert (below.n, below.m) == (1, 8)
+    assert below["value"] == pytest.approx(0.03 - 8 / 300, abs=1e-12)
+    assert (below["n"], below["m"]) == (1, 8)
 
 
 def test_exact_resonances_are_not_rounding():
     # 20 dimensions scale 30000 and 10000/3 to −2j/20; at j = 5 one is 9^(−1/2) of the other.
     whole, later = denominators(20, 10_000.0, 3.0, "base")
-    assert (whole.value, whole.n, whole.m) == (0, 1, 1)
+    assert (whole["value"], whole["n"], whole["m"]) == (0, 1, 1)
     assert later is not None
-    assert (later.value, later.n, later.m) == (0, 3, 1)
+    assert (later["value"], later["n"], later["m"]) == (0, 3, 1)
     # What is near is not called exact.
     for scaling in ("base", "angle"):
         _, pi = denominators(20, 10_000.0, math.pi, scaling)
         assert pi is not None
-        assert pi.value > 0
+        assert pi["value"] > 0
     # 22/7 against 1, within the order.
     value, n, m = smallest_denominator(torch.tensor([22 / 7], dtype=torch.float64), ONE, ORDER)
     assert (value, n, m) == (0, 7, 22)
 
 
 def test_the_table_of_a_model_with_scaled_angles():
-    found = cross_terms(states_of(frequency_scaling="angle", frequency_ratio=2.0), length=50)
-    assert (found[0].value, found[0].scaling) == (2.0, "angle")
-    same = next(one for one in found[1:] if (one.ratio, one.scaling) == ("2", "angle"))
-    assert same.layers == found[0].layers
+    found = cross_terms(states_of(frequency_scaling="angle", frequency_ratio=2.0), length=50).rows
+    assert (found[0]["value"], found[0]["scaling"]) == (2.0, "angle")
+    same = next(one for one in found[1:] if (one["ratio"], one["scaling"]) == ("2", "angle"))
+    assert same["layers"] == found[0]["layers"]
 
 
 def test_heads_of_one_pair_have_no_later_one():
-    found = cross_terms(states_of(head_size=2), length=50)
-    assert all(one.later_denominator is None for one in found)
-    assert found[0].to_dict()["later_denominator"] is None
-    assert set(found[0].to_dict()["layers"][0]) >= {"signal_noise", "normalised"}
+    found = cross_terms(states_of(head_size=2), length=50).rows
+    assert all(one["later_denominator"] is None for one in found)
 
 
 def test_wrong_input_says_what_is_wrong():

@@ -18,7 +18,13 @@ from prismlm.instruments.heads.role_cases import (
     role_text,
     word_sums,
 )
-from prismlm.instruments.heads.roles import score_roles, search_roles, untrained
+from prismlm.instruments.heads.roles import (
+    LEVEL,
+    best_of_roles,
+    score_roles,
+    search_roles,
+    untrained,
+)
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 
 LENGTH = 18
@@ -191,23 +197,23 @@ def test_planted_heads_are_found_and_others_are_not():
     texts = sentences()
     heads = [Head(0, n, "signal", n) for n in range(16)]
     search = score_roles(texts, planted(texts), heads)
-    found = {f.role: [score.head.head for score in f.beating_controls] for f in search.findings}
-    assert found == {"subject": [0], "object": [1], "structure": [], "action": []}
-    assert search.counts() == {"subject": 1, "object": 1, "structure": 0, "action": 0}
-    subject = search.findings[0]
-    assert (subject.sentences, subject.words) == (14, 14)
-    best = subject.scores[0]
-    assert best.lift > 2 * best.control
-    assert best.rank == 1
-    assert best.p == 1 / (search.draws + 1)
-    lifts = {score.head.head: score for score in subject.scores}
-    assert lifts[2].lift == pytest.approx(1, abs=1e-4)
-    assert lifts[2].excess == pytest.approx(0, abs=1e-4)
-    assert lifts[2].p == 1
+    found = [(row["role"], row["head"]) for row in search.rows if row["q"] <= LEVEL]
+    assert found == [("subject", 0), ("object", 1)]
+    assert [facts["found"] for facts in search["roles"].values()] == [1, 1, 0, 0]
+    assert search["roles"]["subject"] == {"sentences": 14, "words": 14, "found": 1}
+    best = search.rows[0]
+    assert best["lift"] > 2 * best["control"]
+    assert best["rank"] == 1
+    assert best["p"] == 1 / (search["draws"] + 1)
+    lifts = {row["head"]: row for row in search.rows if row["role"] == "subject"}
+    assert lifts[2]["lift"] == pytest.approx(1, abs=1e-4)
+    assert lifts[2]["excess"] == pytest.approx(0, abs=1e-4)
+    assert lifts[2]["p"] == 1
     # By distance alone: all draws tie in what goes beyond it.
-    assert [lifts[n].rank for n in (3, 4, 5)] == [search.draws + 1] * 3
-    assert search.findings[2].scores == ()
-    assert search.to_dict()["roles"][2]["sentences"] == 0
+    assert [lifts[n]["rank"] for n in (3, 4, 5)] == [search["draws"] + 1] * 3
+    assert search["roles"]["structure"]["sentences"] == 0
+    shown = [row["role"] for row in best_of_roles(search).rows]
+    assert shown == ["subject", "object", "action"]
 
 
 def test_lift_alone_would_find_a_head_that_looks_back_one_token():
@@ -216,10 +222,10 @@ def test_lift_alone_would_find_a_head_that_looks_back_one_token():
         RoleText(t.ids, t.words, {"action": (LENGTH - 5, LENGTH - 4)}, t.row) for t in sentences()
     ]
     previous = [weights[3:4] for weights in planted(sentences())]
-    score = score_roles(texts, previous, [Head(0, 0, "noise", 0)]).findings[3].scores[0]
-    assert score.lift > 1.5 * score.control
-    assert score.excess == pytest.approx(0, abs=1e-3)
-    assert score.q == 1
+    (score,) = score_roles(texts, previous, [Head(0, 0, "noise", 0)]).rows
+    assert score["lift"] > 1.5 * score["control"]
+    assert score["excess"] == pytest.approx(0, abs=1e-3)
+    assert score["q"] == 1
 
 
 def test_few_sentences_find_nothing():
@@ -227,10 +233,10 @@ def test_few_sentences_find_nothing():
     texts = sentences(2)
     heads = [Head(0, n, "signal", n) for n in range(16)]
     search = score_roles(texts, planted(texts), heads)
-    assert search.findings[0].scores[0].lift > 2
+    assert search.rows[0]["lift"] > 2
     # Each of the 16 words is as likely in both sentences.
-    assert search.findings[0].scores[0].p == pytest.approx(1 / 16**2, rel=0.5)
-    assert not any(search.counts().values())
+    assert search.rows[0]["p"] == pytest.approx(1 / 16**2, rel=0.5)
+    assert not any(facts["found"] for facts in search["roles"].values())
 
 
 def test_ranks_are_seeded_and_draws_must_be_enough():
@@ -259,10 +265,9 @@ def test_a_model_is_searched(tokenizer):
     model = SignalNoiseForCausalLM(config).eval()
     cases = load_role_cases()[:3]
     search = search_roles(model, tokenizer, cases, draws=1000)
-    assert search.heads == 8
-    assert [len(finding.scores) for finding in search.findings] == [8] * 4
-    groups = {score.head.group for score in search.findings[0].scores}
-    assert groups == {"signal", "noise"}
+    assert search["heads"] == 8
+    assert len(search.rows) == 4 * 8
+    assert {row["group"] for row in search.rows} == {"signal", "noise"}
     state = torch.get_rng_state()
     other = untrained(model, 5)
     assert torch.equal(state, torch.get_rng_state())

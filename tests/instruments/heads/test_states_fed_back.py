@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prismlm.instruments.heads import read_states_and_heads
-from prismlm.instruments.heads.head_use import head_uses
+from prismlm.instruments.heads.use import head_uses
 from prismlm.ops.signal_noise_attention import attention_weights
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.feedback_models import make_fed_gpt2
@@ -48,10 +48,10 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
         "noise_frequencies": layer.noise_frequencies,
     }
     weights = attention_weights(signal, noise, **frequencies, scale=layer.scale)
-    found = [use.self_share for use in uses.heads if use.layer == 1]
+    found = [use["self_share"] for use in uses.rows if use["layer"] == 1]
     assert found == pytest.approx(self_shares(weights), abs=1e-5)
-    assert uses.queries == 30 - LEAST + 1
-    assert uses.heads != plain_uses.heads
+    assert uses["queries"] == 30 - LEAST + 1
+    assert uses.rows != plain_uses.rows
 
 
 @pytest.mark.parametrize("passes", [1, 2])
@@ -61,7 +61,7 @@ def test_heads_of_other_decoders_too(passes):
     model.set_attn_implementation("eager")
     expected = model(torch.tensor([ROW]), output_attentions=True, use_cache=False).attentions
     for layer, weights in enumerate(expected):
-        found = [use.self_share for use in uses.heads if use.layer == layer]
+        found = [use["self_share"] for use in uses.rows if use["layer"] == layer]
         assert found == pytest.approx(self_shares(weights), abs=1e-5)
 
 

@@ -5,17 +5,14 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import AttentionProbe, CodeProbe, Mistakes, Signal
+from prismlm.instruments.uncertainty_feedback import Signal
 from prismlm.instruments.uncertainty_feedback.attention import (
-    LayerAttention,
     attention_probe,
     matched_ranks,
     received,
 )
-from prismlm.instruments.uncertainty_feedback.mistakes import AfterMistake
-from prismlm.instruments.uncertainty_feedback.probe import LayerProbe
 from prismlm.instruments.uncertainty_feedback.signal import own_codes
-from prismlm.statistics import Interval, spearman
+from prismlm.statistics import spearman
 from tests.helpers.feedback_models import (
     LEVELS,
     make_fed_gpt2,
@@ -55,28 +52,28 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
     codes = own_codes(model, texts, Signal())
     found = attention_probe(reading_of(model, texts, codes), permutations=49)
     # The lower of the middle two of 12, 24, 24, 24, 26, 28, 30, 40.
-    assert (found.length, found.texts, found.left_out) == (24, 7, 1)
-    assert found.positions == 24 - 1 - 8
-    assert len(found.layers) == 2
-    for one in found.layers:
-        assert -1 <= one.correlation <= 1
-        assert 1 / 50 <= one.p <= one.q <= 1
-        assert one.added.value == pytest.approx(one.correlation - one.without)
+    assert (found["length"], found["texts"], found["left_out"]) == (24, 7, 1)
+    assert found["positions"] == 24 - 1 - 8
+    assert len(found.rows) == 2
+    for row in found.rows:
+        assert -1 <= row["correlation"] <= 1
+        assert 1 / 50 <= row["p"] <= row["q"] <= 1
+        assert row["added"].value == pytest.approx(row["correlation"] - row["without"])
     # Texts too short by themselves change nothing, however many they are.
     several = [*texts, *random_texts(*[5] * 20)]
     mixed = attention_probe(reading_of(model, several), permutations=49)
-    assert (mixed.length, mixed.texts, mixed.left_out) == (24, 7, 21)
-    assert mixed.layers == found.layers
+    assert (mixed["length"], mixed["texts"], mixed["left_out"]) == (24, 7, 21)
+    assert mixed.rows == found.rows
     # Cut off is as never read.
     cut = [text[:24] for text in texts if len(text) >= 24]
     cut_codes = tuple(row[:24] for row in codes if len(row) >= 24)
     alike = attention_probe(reading_of(model, cut, cut_codes), permutations=49)
-    assert alike.layers == found.layers
+    assert alike.rows == found.rows
     # With a table of zeros, nothing fed is the same.
     set_table(feedback, torch.zeros(1, 16))
-    for one in attention_probe(reading_of(model, texts, codes), permutations=49).layers:
-        assert one.correlation == one.without
-        assert (one.added.low, one.added.high) == (0, 0)
+    for row in attention_probe(reading_of(model, texts, codes), permutations=49).rows:
+        assert row["correlation"] == row["without"]
+        assert (row["added"].low, row["added"].high) == (0, 0)
 
 
 def test_codes_that_draw_attention_are_found():
@@ -99,20 +96,20 @@ def test_codes_that_draw_attention_are_found():
     codes = tuple(torch.randint(0, LEVELS, (24,), generator=generator) for _ in texts)
     for row in codes:
         row[0] = -1
-    (layer,) = attention_probe(reading_of(model, texts, codes)).layers
-    assert layer.correlation > 0.8
-    assert layer.p == layer.q == 1 / 1000
-    assert layer.matched_top > 2 * layer.matched_bottom
-    assert layer.top > 2 * layer.bottom
-    assert abs(layer.without) < 0.3
-    assert layer.added.above_zero
     found = attention_probe(reading_of(model, texts, codes))
-    assert "the signal itself adds to it in 1" in found.verdict
+    (layer,) = found.rows
+    assert layer["correlation"] > 0.8
+    assert layer["p"] == layer["q"] == 1 / 1000
+    assert layer["matched_top"] > 2 * layer["matched_bottom"]
+    assert layer["top"] > 2 * layer["bottom"]
+    assert abs(layer["without"]) < 0.3
+    assert layer["added"].above_zero
+    assert found.findings[0]["effect"] == "above 0"
     # Turned round, low codes draw it.
     set_table(feedback, table.flip(0))
     turned = attention_probe(reading_of(model, texts, codes))
-    assert turned.layers[0].correlation < -0.8
-    assert turned.verdict.startswith("No later layer")
+    assert turned.rows[0]["correlation"] < -0.8
+    assert turned.findings[0]["effect"] == "may be chance"
 
 
 def test_texts_too_few_for_the_attention_probe():
@@ -123,37 +120,6 @@ def test_texts_too_few_for_the_attention_probe():
     protot, _ = make_fed_protot()
     with pytest.raises(InputError, match="no attention heads to read"):
         attention_probe(reading_of(protot, texts))
-
-
-NONE, MORE = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3)
-
-
-def test_the_layer_that_is_named_is_one_that_is_counted():
-    layers = [
-        LayerAttention(number, 1, 1, 0, 1, 1, correlation, q, q, 0, NONE)
-        for number, (correlation, q) in enumerate([(0, 1), (0, 1), (0.5, 0.2), (0.2, 0.01)])
-    ]
-    verdict = AttentionProbe(9, 30, 20, 0, tuple(layers), 9).verdict
-    assert "1 of 2 later layers" in verdict
-    assert "at most with a rank correlation of +0.200, layer 3" in verdict
-
-
-def test_codes_that_are_all_the_same_are_no_negative_finding():
-    layer = LayerAttention(0, 1, 1, 0, 1, 1, 0.0, 1.0, 1.0, 0, NONE)
-    nothing = "Says nothing: all own codes are the same"
-    assert AttentionProbe(9, 30, 20, 0, (layer,), 1).verdict.startswith(nothing)
-    once = AfterMistake("own", (0.1,), (0.5,), NONE, MORE, None)
-    recovery = Mistakes(9, 4, 0.1, (once,), NONE, NONE, NONE, NONE, 1)
-    assert recovery.verdict.startswith(nothing)
-    nan = Interval(*[float("nan")] * 3)
-    probed = (
-        LayerProbe(0, 0.0, nan, nan, nan, nan, NONE),
-        LayerProbe(1, 1.0, MORE, nan, *[NONE] * 3),
-    )
-    assert CodeProbe(8, 4, 500, 2 / 3, probed, 1).verdict.startswith(nothing)
-    found = CodeProbe(8, 4, 500, 2 / 3, probed, 2)
-    assert found.peak.layer == 1
-    assert found.verdict.startswith("Inconclusive: R² is undefined")
 
 
 def test_ranks_within_positions_by_hand():

@@ -7,11 +7,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import Hedging, HedgingRun, Signal
-from prismlm.instruments.uncertainty_feedback.continuation import continuations, draw_tokens
-from prismlm.instruments.uncertainty_feedback.hedging import hedge_starts, hedges_after, hedging
+from prismlm.instruments.uncertainty_feedback import Signal
+from prismlm.instruments.uncertainty_feedback.hedging import (
+    continuations,
+    draw_tokens,
+    hedge_starts,
+    hedges_after,
+    hedging,
+)
 from prismlm.instruments.uncertainty_feedback.signal import no_codes, own_codes
-from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
     VOCABULARY,
@@ -64,18 +68,21 @@ def test_without_a_signal_both_write_the_same_and_hedge_alike(tokenizer):
     set_table(feedback, torch.zeros(1, 16))
     codes = own_codes(model, texts, Signal())
     found = hedging(reading_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
-    assert found.fed == found.bare == found.shuffled
-    assert found.fed.hedges > 0
-    assert 0 < found.fed.tokens <= 240
-    change = (found.change.value, found.change.low, found.change.high)
-    assert change == pytest.approx((0, 0, 0), abs=1e-15)
-    assert "does not beat both controls" in found.verdict
+    own, *controls = found.rows
+    assert own["hedges"] > 0
+    assert 0 < own["tokens"] <= 240
+    for row in controls:
+        assert all(row[name] == own[name] for name in own if name != "signal")
+        less = row["own_less"]
+        assert (less.value, less.low, less.high) == pytest.approx((0, 0, 0), abs=1e-15)
+    assert [one["effect"] for one in found.findings] == ["may be chance"] * 2
     assert found == hedging(reading_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
     set_table(feedback, 3 * torch.randn(64, 16, generator=torch.Generator().manual_seed(0)))
     other = hedging(reading_of(model, texts, codes, tokenizer, tokens=40, window=4, seed=3))
-    assert other.fed != other.bare
-    assert other.bare == found.bare
-    assert other.shuffled not in (other.fed, other.bare)
+    fed, bare, shuffled = ({**row, "signal": "", "own_less": None} for row in other.rows)
+    assert fed != bare
+    assert bare == {**controls[0], "signal": "", "own_less": None}
+    assert shuffled not in (fed, bare)
     with pytest.raises(InputError, match="has learned an embedding of 64"):
         hedging(reading_of(model, texts, codes, tokenizer, tokens=60))
 
@@ -98,36 +105,13 @@ def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
     texts = random_texts(*[8] * 24)
     codes = own_codes(model, texts, Signal())
     found = hedging(reading_of(model, texts, codes, tokenizer, tokens=40, window=1))
-    assert found.fed.after_high > 2 * found.fed.after_low
-    assert found.bare.hedges > 0
-    assert abs(found.bare.difference.value) < 0.1 * found.fed.difference.value
-    assert found.change.above_zero
-    assert found.shuffled.hedges > 0
-    assert abs(found.shuffled.difference.value) < 0.1 * found.fed.difference.value
-    assert found.change_against_shuffled.above_zero
-    assert found.verdict.startswith("Its signal makes it hedge more after high entropy")
-
-
-UNCLEAR = Interval(0.05, -0.1, 0.2)
-NONE, MORE, LESS = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3), Interval(-0.2, -0.3, -0.1)
-
-
-@pytest.mark.parametrize(
-    ("change", "shuffled", "hedges", "said"),
-    [
-        (MORE, MORE, 4, "Its signal makes it hedge more"),
-        (MORE, NONE, 4, "does not beat both controls"),
-        (NONE, MORE, 4, "does not beat both controls"),
-        (LESS, LESS, 4, "does not beat both controls"),
-        (MORE, UNCLEAR, 4, "hedged more after high entropy than with either control, but that may"),
-        (None, None, 4, "entropies do not differ"),
-        (MORE, None, 4, "entropies do not differ"),
-        (NONE, NONE, 0, "no hedging word was written"),
-    ],
-)
-def test_hedging_must_beat_both_controls(change, shuffled, hedges, said):
-    run = HedgingRun(100, hedges, 50, 0.1, 0.1, NONE)
-    assert said in Hedging(9, 8, 1.0, run, run, run, change, shuffled).verdict
+    own, *controls = found.rows
+    assert own["after_high"] > 2 * own["after_low"]
+    for row in controls:
+        assert row["hedges"] > 0
+        assert abs(row["difference"].value) < 0.1 * own["difference"].value
+        assert row["own_less"].above_zero
+    assert [one["effect"] for one in found.findings] == ["above 0"] * 2
 
 
 def starts(tokenizer, prompt, added):

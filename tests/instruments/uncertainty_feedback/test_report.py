@@ -12,7 +12,7 @@ from prismlm.instruments.uncertainty_feedback import (
     Sample,
     inspect_uncertainty_feedback,
 )
-from prismlm.instruments.uncertainty_feedback.checks import checks_for
+from prismlm.instruments.uncertainty_feedback.report import checks_for
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig
 from tests.helpers.feedback_families import FAMILIES, V, attach_drawn
 from tests.helpers.feedback_models import (
@@ -36,11 +36,13 @@ def test_a_report_has_every_check_or_its_reason(tokenizer):
     found = inspect_uncertainty_feedback(model, tokenizer, sample, name="it", options=FAST)
     assert set(found.left_out) == {"attention"}
     assert "no attention heads" in found.left_out["attention"]
-    assert set(found.verdicts) == {"ablation", "prefill", "hedging", "mistakes", "probe"}
+    assert set(found.tables) == {"ablation", "prefill", "hedging", "mistakes", "probe"}
     value = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert value["attention"] is None
-    assert value["ablation"]["conditions"][2]["signal"] == "shuffled"
-    assert value["verdicts"]["ablation"] == found.ablation.verdict
+    assert value["ablation"]["rows"][3]["signal"] == "shuffled"
+    assert [one["finding"].split(":")[0] for one in value["findings"]] == [
+        "ablation", "prefill", "hedging", "hedging", "mistakes", "mistakes", "probe",
+    ]  # fmt: skip
     again = inspect_uncertainty_feedback(model, tokenizer, sample, name="it", options=FAST)
     assert again.to_dict() == found.to_dict()
 
@@ -60,10 +62,10 @@ def test_every_family_is_read(name, tokenizer):
     options = InspectOptions(permutations=1, passes=1, tokens=4, window=2, mistakes=1)
     found = inspect_uncertainty_feedback(model, tokenizer, sample, options=options)
     assert set(found.left_out) == ({"attention"} if name == "mamba" else set())
-    assert len(found.probe.layers) == 3
-    assert found.prefill.rounding < 1e-3
-    if found.attention is not None:
-        assert len(found.attention.layers) == 2
+    assert len(found["probe"].rows) == 3
+    assert found["prefill"]["rounding"] < 1e-3
+    if "attention" in found.tables:
+        assert len(found["attention"].rows) == 2
 
 
 def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
@@ -78,8 +80,7 @@ def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
     found = inspect_uncertainty_feedback(model, tokenizer, sample, options=FAST)
     assert set(found.left_out) == {"attention", "prefill", "hedging"}
     assert "carries no codes" in found.left_out["hedging"]
-    assert found.ablation is not None
-    assert found.mistakes.texts == 8
+    assert found["mistakes"]["texts"] == 8
 
 
 def test_texts_that_do_not_do_are_named():

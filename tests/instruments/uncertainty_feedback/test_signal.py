@@ -6,10 +6,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from prismlm.errors import InputError
 from prismlm.instruments.uncertainty_feedback import InspectOptions, Signal
-from prismlm.instruments.uncertainty_feedback.ablation import ablation
-from prismlm.instruments.uncertainty_feedback.prefill import prefill_gap
-from prismlm.instruments.uncertainty_feedback.sample import of_one_length
-from prismlm.instruments.uncertainty_feedback.signal import own_codes, permuted, recursion, replay
+from prismlm.instruments.uncertainty_feedback.losses import ablation, prefill_gap
+from prismlm.instruments.uncertainty_feedback.signal import (
+    of_one_length,
+    own_codes,
+    permuted,
+    recursion,
+    replay,
+)
 from prismlm.ops.uncertainty_feedback import naive, quantise
 from tests.helpers.feedback_models import (
     LEVELS,
@@ -59,20 +63,19 @@ def test_codes_of_passes_are_those_that_the_model_takes(passes):
 def test_as_many_passes_as_tokens_are_the_recursion():
     model, _ = make_fed_gpt2()
     gap = prefill_gap(reading_of(model, random_texts(6, 6, 4, 5), passes=6))
-    assert gap.gaps[0].differing > 0.5
-    assert [one.passes for one in gap.gaps] == [1, 2, 3, 4, 5, 6]
-    last = gap.gaps[-1]
-    assert last.differing == last.far == last.distance == 0
-    assert abs(last.loss_change.value) < 1e-6
-    assert last.loss == pytest.approx(gap.loss)
-    assert gap.rounding < 1e-4
-    assert gap.positions == 5 + 5 + 3 + 4
+    assert gap.rows[0]["differing"] > 0.5
+    assert [row["passes"] for row in gap.rows] == [1, 2, 3, 4, 5, 6]
+    last = gap.rows[-1]
+    assert last["differing"] == last["far"] == last["distance"] == 0
+    assert abs(last["loss_change"].value) < 1e-6
+    assert last["loss"] == pytest.approx(gap["loss"])
+    assert gap["rounding"] < 1e-4
+    assert gap["positions"] == 5 + 5 + 3 + 4
     # By hand: one pass is neutral everywhere.
     true = torch.cat([own[1:] for own in recursion(model, random_texts(6, 6, 4, 5))[0]])
     apart = (true - LEVELS // 2).abs().double() / (LEVELS - 1)
-    assert gap.gaps[0].distance == pytest.approx(float(apart.mean()))
-    assert gap.gaps[0].differing == pytest.approx(float((apart > 0).double().mean()))
-    assert "6 passes give 100.0% of positions" in gap.verdict
+    assert gap.rows[0]["distance"] == pytest.approx(float(apart.mean()))
+    assert gap.rows[0]["differing"] == pytest.approx(float((apart > 0).double().mean()))
 
 
 def test_shuffled_codes_are_the_same_codes_at_positions_that_have_one():

@@ -10,10 +10,7 @@ import yaml
 from safetensors.torch import load_file
 
 from prismlm.corpus import Corpus
-from prismlm.instruments.heads import layer_rates
-from prismlm.instruments.heads.head_use import head_uses
-from prismlm.instruments.heads.resonance import cross_terms
-from prismlm.instruments.heads.states import read_states
+from prismlm.instruments.heads import cross_terms, head_uses, layer_rates, read_states
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.training import build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
@@ -53,27 +50,29 @@ def test_the_rows_are_what_the_instruments_say_of_the_saved_model(signal_noise, 
     model, _ = read_checkpoint(result.directory)
     heldout = HeldOut(Corpus.open(tiny_corpus), 32, 0)
     states = read_states(model, heldout.batches(300))
-    rates, terms = layer_rates(states), cross_terms(states, length=32)[0].layers
+    rates, terms = layer_rates(states).rows, cross_terms(states, length=32).rows[0]["layers"]
     uses = head_uses(model, heldout.batches(300))
     for layer, own, row in zip(rates, terms, rows[2:], strict=True):
         found = [row[f"cross_{n}"] for n in ("signal_noise", "signal_signal", "noise_noise")]
-        expected = [own.signal_noise, own.signal_signal, own.noise_noise]
+        expected = [own[name] for name in ("signal_noise", "signal_signal", "noise_noise")]
         assert found == pytest.approx(expected, rel=1e-5)
-        assert row["cross_normalised"] == pytest.approx(own.normalised, rel=1e-5)
+        assert row["cross_normalised"] == pytest.approx(own["normalised"], rel=1e-5)
         assert row["noise_weight"] == pytest.approx(0.1)
-        assert row["difference"] == pytest.approx(layer.before.difference, rel=1e-5)
-        assert row["gain"] == pytest.approx(layer.gain, rel=1e-4)
-        assert row["incoherence"] == pytest.approx(layer.incoherence.own, rel=1e-6)
+        assert row["difference"] == pytest.approx(layer["before"]["difference"], rel=1e-5)
+        assert row["gain"] == pytest.approx(layer["gain"], rel=1e-4)
+        assert row["incoherence"] == pytest.approx(layer["incoherence"]["own"], rel=1e-6)
         noise = [
-            use.entropy for use in uses.heads if (use.layer, use.group) == (layer.layer, "noise")
+            use["entropy"]
+            for use in uses.rows
+            if (use["layer"], use["group"]) == (layer["layer"], "noise")
         ]
         assert len(noise) == 4
         assert row["noise_entropy"] == pytest.approx(sum(noise) / 4, rel=1e-5)
         for name in ("distance", "self_share", "first_share"):
             signal = [
-                getattr(use, name)
-                for use in uses.heads
-                if (use.layer, use.group) == (layer.layer, "signal")
+                use[name]
+                for use in uses.rows
+                if (use["layer"], use["group"]) == (layer["layer"], "signal")
             ]
             assert row[f"signal_{name}"] == pytest.approx(sum(signal) / 4, rel=1e-5)
     assert rows[0]["noise_weight"] < 0.1
@@ -94,13 +93,13 @@ def test_at_the_end_the_rest_is_in_a_report(signal_noise):
     out = train(build_recipe(signal_noise)).directory
     report = json.loads((out / "heads.json").read_text())
     assert report["options"]["trained_length"] == 32
-    assert [len(report[name]) for name in ("rates", "cross_terms")] == [2, 13]
-    own = report["cross_terms"][0]
+    assert [len(report[name]["rows"]) for name in ("rates", "cross_terms")] == [2, 13]
+    own = report["cross_terms"]["rows"][0]
     assert own["ratio"] == "own"
     # Scaling of the base leaves the first pairs of both groups alike.
     assert own["denominator"] == {"value": 0.0, "n": 1, "m": 1}
     assert own["later_denominator"]["value"] > 0
-    buckets = report["loss"]["buckets"]
+    buckets = report["loss"]["rows"]
     assert (buckets[0]["low"], buckets[-1]["high"]) == (1, 63)
     assert all(math.isfinite(bucket["loss"]) for bucket in buckets)
     beyond = [bucket for bucket in buckets if bucket["low"] >= 32]
@@ -176,7 +175,7 @@ def test_a_compiled_model_is_read_as_one_that_is_not(signal_noise, tmp_path):
     report, expected = (
         json.loads((out / "heads.json").read_text()) for out in (compiled, straight)
     )
-    for one, other in zip(report["rates"], expected["rates"], strict=True):
+    for one, other in zip(report["rates"]["rows"], expected["rates"]["rows"], strict=True):
         assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
 
 
@@ -187,9 +186,11 @@ def test_short_rows_are_read_from_queries_that_see_all_of_them(signal_noise, tin
     heldout = HeldOut(Corpus.open(tiny_corpus), 8, 0)
     uses = head_uses(model, heldout.batches(300), least_visible=8)
     for row in read(out)[2:]:
-        noise = [u.entropy for u in uses.heads if (u.layer, u.group) == (row["layer"], "noise")]
+        noise = [
+            u["entropy"] for u in uses.rows if (u["layer"], u["group"]) == (row["layer"], "noise")
+        ]
         assert row["noise_entropy"] == pytest.approx(sum(noise) / 4, rel=1e-5)
-        assert row["attention_tokens"] == uses.tokens
+        assert row["attention_tokens"] == uses["tokens"]
 
 
 def test_where_no_query_sees_enough_the_rest_of_the_row_is_there(signal_noise):

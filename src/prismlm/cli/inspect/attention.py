@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from prismlm.cli.options import Json, Model, Overwrite, flag, number, option
@@ -19,16 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from prismlm.explain.attention_maps import AttentionMap, Head, Link
-    from prismlm.instruments.heads.roles import RoleFinding, RoleSearch
 
 TOKEN_WIDTH = 12
-ROLE_WORDS = {
-    "subject": "whom the sentence is about",
-    "object": "the thing that the last word needs, from the token that predicts that word",
-    "structure": "determiners: a, an, the",
-    "action": "verbs",
-}
-
 Roles = Annotated[
     bool,
     flag(
@@ -123,9 +114,10 @@ def _roles(
     beside_untrained: bool,
     as_json: bool,
 ) -> dict[str, Any]:
+    from prismlm.cli.printing.tables import show
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.heads.role_cases import load_role_cases
-    from prismlm.instruments.heads.roles import search_roles, untrained
+    from prismlm.instruments.heads.roles import best_of_roles, search_roles, untrained
 
     cases = load_role_cases(path)
     options: dict[str, Any] = {"draws": draws, "seed": seed, "progress": ConsoleReporter()}
@@ -134,10 +126,12 @@ def _roles(
     if beside_untrained:
         other = search_roles(untrained(model, seed), tokenizer, cases, heads, **options)
     if not as_json:
-        print_roles(found, other)
+        shown = best_of_roles(found)
+        if other is not None:
+            shown.facts["with_random_weights"] = other["roles"]
+        show(console_for_reading(), shown)
     source = None if path is None else str(path)
-    counts = None if other is None else other.counts()
-    return {"cases": source, **found.to_dict(), "untrained": counts}
+    return {"cases": source, **found.to_dict(), "untrained": other and other["roles"]}
 
 
 def print_maps(maps: Sequence[AttentionMap], top: int) -> None:
@@ -154,55 +148,6 @@ def print_maps(maps: Sequence[AttentionMap], top: int) -> None:
     for one in maps:
         links = Text("   ").join(_link(link, one.tokens) for link in one.strongest(top))
         table.add_row(one.head.title, f"{one.on_itself():.2f}", links)
-    console.print(table)
-
-
-def print_roles(found: RoleSearch, untrained: RoleSearch | None = None) -> None:
-    """Print the heads that look for each role more than for random words, or none.
-
-    Args:
-        found: in the model.
-        untrained: the same search with random weights, of which only the number is shown.
-    """
-    console = console_for_reading()
-    others = {} if untrained is None else untrained.counts()
-    for finding in found.findings:
-        console.print(
-            Text(finding.role, style="bold").append(f"  {ROLE_WORDS[finding.role]}", "dim")
-        )
-        _print_finding(console, finding)
-        if finding.role in others:
-            console.print(f"with random weights: {others[finding.role] or 'none'}")
-        console.print()
-    console.print(
-        f"{found.heads} heads, {found.draws:,} draws; lift: weight on the role's words over "
-        "that of uniform attention; excess: beyond the head's habit at those distances; q: p "
-        f"corrected over all heads and roles, found at {found.level:g} or less.",
-        style="dim",
-    )
-
-
-def _print_finding(console: Console, finding: RoleFinding) -> None:
-    if not finding.scores:
-        console.print("no sentence has it")
-        return
-    if not finding.beating_controls:
-        best = finding.scores[0]
-        console.print(
-            f"none of {len(finding.scores)} heads, in {finding.sentences} sentences, is clear of "
-            f"its controls; nearest {best.head.title}: lift {best.lift:.2f}, controls "
-            f"{best.control:.2f}, q {best.q:.2g}"
-        )
-        return
-    table = table_of("head", "*lift", "*controls", "*excess", "*rank", "*p", "*q")
-    for score in finding.beating_controls:
-        table.add_row(
-            score.head.title,
-            *(f"{figure:.2f}" for figure in (score.lift, score.control, score.excess)),
-            f"{score.rank:,}",
-            f"{score.p:.1g}",
-            f"{score.q:.2g}",
-        )
     console.print(table)
 
 

@@ -114,7 +114,7 @@ def _report(
     **options: Any,
 ) -> ChannelReport:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.channels.build_report import ReportOptions, channel_report
+    from prismlm.instruments.channels import ReportOptions, channel_report
 
     return channel_report(
         model,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from prismlm.cli.inspect.attention import attention
 from prismlm.cli.inspect.channels import channels
-from prismlm.cli.inspect.heads import heads
+from prismlm.cli.inspect.heads import heads, spectra
 from prismlm.cli.inspect.index import index
 from prismlm.cli.inspect.interventions import interventions
 from prismlm.cli.inspect.prototypes import prototypes
-from prismlm.cli.inspect.spectra import spectra
 from prismlm.cli.inspect.themes import themes
 from prismlm.cli.inspect.uncertainty_feedback import uncertainty_feedback
 from prismlm.cli.options import model_first

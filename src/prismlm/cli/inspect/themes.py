@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.text import Text
 
 from prismlm.cli.format import count
 from prismlm.cli.inspect.corpus_to_read import CorpusToRead, open_both
 from prismlm.cli.label import ModelThere, Url
 from prismlm.cli.options import Json, Lens, Model, Split, choice, load_with_lens, number
-from prismlm.cli.output import bar, console_for_reading, fit, plain, print_json, table_of
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Split as SplitName
-    from prismlm.instruments.themes.report import ThemeReport
+    from prismlm.instruments.results import Report
     from prismlm.labels.themes import EndpointJudge
 
 KINDS = ("prototypes", "channels", "heads")
 ANSWERS = ".themes.answers.jsonl"
 SHOWN = 40
-BAR = 16
-THEME_WIDTH, NAME_WIDTH = 48, 22
 
 
 def themes(
@@ -72,7 +70,11 @@ def themes(
     if as_json:
         print_json({**report.to_dict(), "asked": told})
         return
-    print_themes(report)
+    from prismlm.cli.printing.tables import print_report
+
+    tables = {name: report[name] for name in ("figures", "units")}
+    tables["units"] = replace(tables["units"], rows=tables["units"].rows[:SHOWN])
+    print_report(replace(report, tables=tables))
     if told is not None:
         typer.echo(
             f"{told['requests']:,} answers, {told['tokens_in']:,} tokens in, "
@@ -113,11 +115,10 @@ def read_report(
     units: int = 100,
     seed: int = 0,
     judge: EndpointJudge | None = None,
-) -> ThemeReport:
+) -> Report:
     """Return the themes of a model's units, as the command has them."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.themes.report import Kind, theme_report
-    from prismlm.instruments.themes.units import channels_or_heads, prototypes
+    from prismlm.instruments.themes import Kind, channels_or_heads, prototypes, theme_report
 
     given: dict[str, Any] = {
         "name": path.resolve().name,
@@ -137,48 +138,3 @@ def read_report(
     kind = "channel" if of == "channels" else "head"
     found = channels_or_heads(model, sequences, kind, layer, units, seed)
     return theme_report(found, sequences.corpus, split=sequences.split, **given)
-
-
-def print_themes(report: ThemeReport) -> None:
-    """Print the three figures as bars beside random sequences, then units with their themes."""
-    from prismlm.instruments.themes.report import FIGURES
-
-    console = console_for_reading()
-    judged = [one for one in report.judged if one is not None]
-    head = (
-        f"{len(judged):,} {report.of} of {plain(report.model)} on {plain(report.corpus)}, "
-        f"{report.split}, judged by {plain(report.judge)}"
-    )
-    console.print(head, style="bold")
-    documents = sum(report.documents) / len(report.documents)
-    said = f"The ten sequences of each are of {documents:.1f} documents in the mean."
-    console.print(said, style="dim")
-    if report.left_out:
-        console.print(f"{report.left_out:,} more have fewer than ten sequences.", style="dim")
-    for figure in FIGURES:
-        one = report.difference(figure)
-        own, chance = (report.values(figure, random=flag) for flag in (False, True))
-        console.print()
-        said = f"{figure}: mean {own.mean():.1f}, of ten random sequences {chance.mean():.1f}"
-        if len(own) > 1:
-            said += f"; difference {one.value:+.1f} ({one.low:+.1f} to {one.high:+.1f})"
-        console.print(said)
-        table = table_of("*", report.of, "*", "random", "*")
-        counts = [report.histogram(figure, random=flag) for flag in (False, True)]
-        for value, pair in enumerate(zip(*counts, strict=True), 1):
-            cells = [Text(str(value))]
-            for times, every in zip(pair, (own, chance), strict=True):
-                cells += [Text(bar(times / len(every), BAR)), Text(str(times), "dim")]
-            table.add_row(*cells)
-        console.print(table)
-    console.print()
-    table = table_of("unit", "*dis.", "*cov.", "*themes", "theme")
-    rows = zip(report.names, report.judged, strict=True)
-    shown = [(name, one) for name, one in rows if one is not None][:SHOWN]
-    for name, one in shown:
-        figures = (str(getattr(one, figure)) for figure in FIGURES)
-        theme = Text(fit(plain(one.theme), THEME_WIDTH))
-        table.add_row(fit(name, NAME_WIDTH), *figures, theme)
-    console.print(table)
-    if len(judged) > len(shown):
-        console.print(f"… and {len(judged) - len(shown):,} more: --json has all.", style="dim")

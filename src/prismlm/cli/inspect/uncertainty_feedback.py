@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead, corpus_of
-from prismlm.cli.options import TEXT_KINDS, DryRun, Json, Model, Split, choice, option
-from prismlm.cli.output import print_cost, print_json
+from prismlm.cli.options import TEXT_KINDS, Json, Model, Split, choice, option
+from prismlm.cli.output import print_json
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ def uncertainty_feedback(
     temperature: Temperature = 1.0,
     steps: Annotated[int, option("K", "Tokens looked at after a step or a mistake.")] = 8,
     seed: Annotated[int, option("S", "Of all that is drawn.")] = 0,
-    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Show whether a model uses the uncertainty that is fed back to it.
@@ -92,17 +91,13 @@ def uncertainty_feedback(
     length = _length(model, opened) if tokens is None else tokens
     sample = _sample(model, tokenizer, where, texts=texts, tokens=length, seed=seed)
     checks = check or []
-    if dry_run:
-        cost = instrument.estimate_inspection(opened, sample, checks, options)
-        print_cost(cost, as_json=as_json)
-        return
     name, progress = model.resolve().name, ConsoleReporter()
     report = instrument.inspect_uncertainty_feedback(
         opened, tokenizer, sample, checks, name=name, options=options, progress=progress
     )
-    from prismlm.cli.printing.uncertainty_feedback import print_uncertainty_feedback
+    from prismlm.cli.printing.tables import print_report
 
-    print_json(report.to_dict()) if as_json else print_uncertainty_feedback(report)
+    print_json(report.to_dict()) if as_json else print_report(report)
 
 
 def _sample(
@@ -140,8 +135,7 @@ def _length(path: Path, model: PreTrainedModel) -> int:
 
 
 def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Signal:
-    from prismlm.instruments.uncertainty_feedback import Signal
-    from prismlm.instruments.uncertainty_feedback.signal import feedback_of
+    from prismlm.instruments.uncertainty_feedback import Signal, feedback_of
 
     # One pass has the same code everywhere, which says nothing.
     own = max(2, feedback_of(model).passes)

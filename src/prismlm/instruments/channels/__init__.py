@@ -1,11 +1,10 @@
 """Reading the channels of prototype mixers, and intervening on them."""
 
-from prismlm.instruments.channels.build_report import ReportOptions, channel_report
 from prismlm.instruments.channels.concepts import find_channels
 from prismlm.instruments.channels.curves import read_channels
 from prismlm.instruments.channels.effects import effects_on
-from prismlm.instruments.channels.gate_use import GateUse, gate_uses
-from prismlm.instruments.channels.report import ChannelReport
+from prismlm.instruments.channels.metrics import GateUse, gate_uses
+from prismlm.instruments.channels.report import ChannelReport, ReportOptions, channel_report
 
 __all__ = [
     "ChannelReport",

@@ -12,26 +12,31 @@ Source: ProtoT, §5.1 and A.3.1, where concepts are read off the sequences that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError, check_whole
 from prismlm.instruments.channels.case_files import Case, probe_of, words_of
-from prismlm.instruments.channels.effect_table import Channel, EffectTable, TableOptions
-from prismlm.instruments.channels.effects import check_controls, effects_on
+from prismlm.instruments.channels.effects import (
+    Channel,
+    EffectTable,
+    TableOptions,
+    check_controls,
+    effects_on,
+)
 from prismlm.instruments.channels.token_gates import (
     TokenGates,
     WordForms,
     token_gates,
     whole_words,
 )
+from prismlm.instruments.results import Table, as_json
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -43,57 +48,6 @@ if TYPE_CHECKING:
 NEIGHBOURS = 50
 
 
-@dataclass(frozen=True)
-class ChannelScore:
-    """How much one channel is written at a concept's words.
-
-    Attributes:
-        layer, channel: which.
-        difference: d, in standard deviations of its gate.
-        at_words: mean write gate at the words.
-        mean: mean write gate.
-    """
-
-    layer: int
-    channel: int
-    difference: float
-    at_words: float
-    mean: float
-
-
-@dataclass(frozen=True, eq=False)
-class RankedChannels:
-    """Channels ranked for a concept.
-
-    Attributes:
-        words: with their occurrences.
-        positions: of the corpus that was read.
-        difference: d of every channel, layer by layer.
-        ranked: the first of them, best first.
-        others_mean, others_deviation: of d over all channels but the best.
-        shuffled_mean, shuffled_deviation: of the best d when every word is replaced by a random
-            word of like frequency.
-        p: share of shuffles whose best d is at least as large, the unshuffled counted among them.
-        shuffles: how many.
-    """
-
-    words: dict[str, int]
-    positions: int
-    difference: tuple[Float64[Tensor, " R"], ...]
-    ranked: tuple[ChannelScore, ...]
-    others_mean: float
-    others_deviation: float
-    shuffled_mean: float
-    shuffled_deviation: float
-    p: float
-    shuffles: int
-
-    @property
-    def best(self) -> ChannelScore:
-        """The channel with the largest d."""
-        return self.ranked[0]
-
-
 def find_channels(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -102,7 +56,7 @@ def find_channels(
     *,
     progress: Reporter = SILENT,
     **settings: int,
-) -> RankedChannels:
+) -> Table:
     """Rank all channels by the standardised difference of their write gate at words.
 
     Args:
@@ -133,7 +87,7 @@ def rank_channels(
     kept: int = 10,
     shuffles: int = 999,
     seed: int = 0,
-) -> RankedChannels:
+) -> Table:
     """Rank channels as :func:`find_channels`, from gates that were summed with these words.
 
     Args:
@@ -144,6 +98,15 @@ def rank_channels(
         kept: channels ranked.
         shuffles: of the control, for which words are drawn from whole-word tokens.
         seed: of the control.
+
+    Returns:
+        Rows of the best channels: ``layer`` and ``channel``; ``difference`` d; mean write gate
+        ``at_words``, and over all, ``mean``. Facts: ``words`` with their occurrences; ``positions``
+        read; ``difference`` of every channel, layer by layer; mean and deviation of d over all
+        channels but the best, ``others_mean`` and ``others_deviation``, and of the best d when
+        every word is replaced by a random word of like frequency, ``shuffled_mean`` and
+        ``shuffled_deviation``; ``p``, the share of shuffles whose best d is at least as large, the
+        unshuffled counted among them.
 
     Raises:
         InputError: as :func:`find_channels`.
@@ -156,26 +119,36 @@ def rank_channels(
     difference = tuple(gates.difference(i, sums[i], count) for i in layers)
     scores = sorted(
         (
-            ChannelScore(i, k, d, float(sums[i][k]) / count, float(gates.mean(i)[k]))
+            {
+                "layer": i,
+                "channel": k,
+                "difference": d,
+                "at_words": float(sums[i][k]) / count,
+                "mean": float(gates.mean(i)[k]),
+            }
             for i in layers
             for k, d in enumerate(difference[i].tolist())
         ),
-        key=lambda score: (-score.difference, score.layer, score.channel),
+        key=lambda row: (-row["difference"], row["layer"], row["channel"]),
     )
     others = torch.cat(difference).sort(descending=True).values[1:]
     null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
-    at_least = int((null >= scores[0].difference).sum())
-    return RankedChannels(
-        counts,
-        gates.positions,
-        difference,
+    at_least = int((null >= scores[0]["difference"]).sum())
+    return Table(
+        "Channels that are written most at the words",
+        {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"},
         tuple(scores[:kept]),
-        float(others.mean()),
-        float(others.std()),
-        float(null.mean()),
-        float(null.std()),
-        (1 + at_least) / (1 + shuffles),
-        shuffles,
+        {
+            "words": counts,
+            "positions": gates.positions,
+            "difference": [layer.tolist() for layer in difference],
+            "others_mean": float(others.mean()),
+            "others_deviation": float(others.std()),
+            "shuffled_mean": float(null.mean()),
+            "shuffled_deviation": float(null.std()),
+            "p": (1 + at_least) / (1 + shuffles),
+            "shuffles": shuffles,
+        },
     )
 
 
@@ -241,7 +214,7 @@ class ConceptInModel:
     """
 
     name: str
-    found: RankedChannels | None
+    found: Table | None
     heldout_difference: float | None
     heldout_count: int
     table: EffectTable
@@ -249,18 +222,20 @@ class ConceptInModel:
     @property
     def emerges(self) -> bool | None:
         """Whether the best channel stands out beyond random words of like frequency, p < 0.05."""
-        return None if self.found is None else self.found.p < EMERGES
+        return None if self.found is None else self.found["p"] < EMERGES
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
-        return {
-            "model": self.name,
-            "found": None if self.found is None else ranked_to_dict(self.found),
-            "emerges": self.emerges,
-            "heldout_difference": self.heldout_difference,
-            "heldout_count": self.heldout_count,
-            "table": self.table.to_dict(),
-        }
+        return as_json(
+            {
+                "model": self.name,
+                "found": None if self.found is None else self.found.to_dict(),
+                "emerges": self.emerges,
+                "heldout_difference": self.heldout_difference,
+                "heldout_count": self.heldout_count,
+                "table": self.table.to_dict(),
+            }
+        )
 
 
 def concept_in_model(
@@ -308,7 +283,7 @@ def concept_in_model(
         check_tokenizer_of(corpus, tokenizer, name)
         train = Sequences(corpus, "train", max_tokens=max_tokens)
         found = find_channels(model, tokenizer, cases, train, progress=progress)
-        channels = ((found.best.layer, found.best.channel),)
+        channels = ((found.rows[0]["layer"], found.rows[0]["channel"]),)
         heldout = Sequences(corpus, "heldout", max_tokens=max_tokens)
         gates = token_gates(model, heldout, WordForms.of(tokenizer, words_of(cases)))
         count = sum(word.count for word in gates.words.values())
@@ -318,11 +293,3 @@ def concept_in_model(
             difference = float(gates.difference(layer, sums, count)[channel])
     table = effects_on(model, probes, channels, by, progress=progress)
     return ConceptInModel(name, found, difference, count, table)
-
-
-def ranked_to_dict(found: RankedChannels) -> dict[str, Any]:
-    """Return what was found, with d of every channel, for JSON."""
-    return vars(found) | {
-        "ranked": [asdict(score) for score in found.ranked],
-        "difference": [layer.tolist() for layer in found.difference],
-    }

@@ -1,32 +1,42 @@
 """What interventions on channels do to the probability of words, beside control channels.
 
-Source: ProtoT, A.3, Tables 6 to 9. The source picks its control by hand; here controls are drawn,
-and a channel is compared with all of them.
+Source: ProtoT, A.3, Tables 6 to 9. The source picks its control by hand and has no test; here
+controls are drawn, a channel is compared with all of them, and tests are exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Float64
+from scipy import stats
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.instruments.channels.case_files import Probe
-from prismlm.instruments.channels.effect_table import Channel, EffectTable, Measured, TableOptions
+from prismlm.instruments.results import Row, Table, as_json
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
 from prismlm.models.seam import run_decoder
+from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Channel = tuple[int, int]
+By = Literal["relative", "points"]
+ControlFrom = Literal["layer", "model"]
 RANDOM = "reinitialise"
 BUILD: dict[str, Callable[[int, int, int], Intervention]] = {
     RANDOM: Reinitialise,
@@ -35,6 +45,252 @@ BUILD: dict[str, Callable[[int, int, int], Intervention]] = {
     "mask_write_renormalised": lambda layer, channel, _: MaskWrite(layer, channel, True),
     "mask_read_renormalised": lambda layer, channel, _: MaskRead(layer, channel, True),
 }
+INTERVENTIONS = tuple(BUILD)
+SHORT = {
+    RANDOM: "random",
+    "mask_write": "write",
+    "mask_read": "read",
+    "mask_write_renormalised": "write −∞",
+    "mask_read_renormalised": "read −∞",
+}
+SIGNIFICANT = 0.05
+CASE = ("concept", "context", "target", "measured")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How a table is measured.
+
+    Attributes:
+        controls: how many channels to draw beside each one, without those that are measured.
+        control_from: the same ``"layer"``, or the whole ``"model"``.
+        interventions: names, of :data:`INTERVENTIONS`.
+        reinitialisations: random prototypes drawn for each channel.
+        minimum_probability: cases with less without an intervention are left out, and counted.
+        first_token: measure the first token of a target that is several.
+        seed: of controls and random prototypes.
+
+    Raises:
+        InputError: settings that no table can be measured by.
+    """
+
+    controls: int = 5
+    control_from: ControlFrom = "layer"
+    interventions: Sequence[str] = INTERVENTIONS
+    reinitialisations: int = 3
+    minimum_probability: float = 0.01
+    first_token: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.interventions:
+            check_choice("an intervention", name, INTERVENTIONS)
+        check_whole("the number of interventions", len(self.interventions), 1)
+        check_whole("the number of random prototypes", self.reinitialisations, 1)
+        check_whole("the seed", self.seed)
+        check_choice("control_from", self.control_from, ("layer", "model"))
+        least, expected = self.minimum_probability, "a number between 0 and 1"
+        check_number("minimum_probability", least, expected, lambda share: 0 < share < 1)
+
+
+class Measured(NamedTuple):
+    """Probabilities with an intervention; n cases.
+
+    Attributes:
+        probability: their mean over random prototypes.
+        deviation: their standard deviation over these, or None with one.
+    """
+
+    probability: Float64[Tensor, " n"]
+    deviation: Float64[Tensor, " n"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class EffectTable:
+    """What interventions did to n cases.
+
+    Attributes:
+        probes: the cases that were measured.
+        left_out: those whose baseline is below the minimum.
+        baseline: p of each, float64 on the CPU.
+        channels: those asked for, (layer, channel).
+        controls: drawn for each of them.
+        measured: by channel and intervention.
+        options: how it was measured.
+    """
+
+    probes: tuple[Probe, ...]
+    left_out: tuple[Probe, ...]
+    baseline: Float64[Tensor, " n"]
+    channels: tuple[Channel, ...]
+    controls: Mapping[Channel, tuple[Channel, ...]]
+    measured: Mapping[tuple[Channel, str], Measured]
+    options: TableOptions
+
+    def changes(self, place: Channel, intervention: str, by: By = "relative") -> list[float]:
+        """Return the change of every case, in % or in percentage points.
+
+        Raises:
+            InputError: it was not measured.
+        """
+        if (place, intervention) not in self.measured:
+            raise InputError(
+                f"{intervention!r} of channel {place[1]} in layer {place[0]} was not measured."
+            )
+        difference = self.measured[place, intervention].probability - self.baseline
+        return (100 * (difference / self.baseline if by == "relative" else difference)).tolist()
+
+    def rows(self) -> list[Row]:
+        """Return every cell, a control once for each channel that it is drawn for.
+
+        Its keys are ``concept``, ``context`` and ``target`` of the case; ``measured``, the text
+        whose probability this is: the target, or its first token; ``layer`` and ``channel`` that
+        were intervened on; ``control_of``, the channel that it is a control of, or None;
+        ``intervention``; ``baseline`` p and ``probability`` p′; ``relative`` 100 (p′ / p − 1), %;
+        ``points`` 100 (p′ − p); and ``deviation`` of p′ over random prototypes, or None.
+        """
+        rows: list[Row] = []
+        for chosen in self.channels:
+            for place in (chosen, *self.controls[chosen]):
+                for name in self.options.interventions:
+                    rows += self._cells(place, name, None if place == chosen else chosen)
+        return rows
+
+    def summary(self) -> Table:
+        """Return what each channel and intervention come to over all cases, beside controls.
+
+        Rows have the ``median_relative`` change, %, and the ends ``low`` and ``high`` of an
+        interval that holds it with 95 % confidence if cases are independent, or None;
+        ``median_points``, percentage points; ``lowered``, the share of cases whose probability
+        fell; ``median_size``, of |relative change|; ``control_sizes``, the same of every control,
+        and the ``largest_control``; the ``rank`` of the channel among these, 1 the largest, ties
+        against it.
+
+        ``p_size``: over cases, that |relative change| is larger than the controls': in each case
+        the channel is ranked among its controls, and the sum of ranks is compared with that of
+        ranks by chance (:func:`rank_sum_p`), one side, exact. It says whether the difference holds
+        over cases; whether it holds over channels is the rank's to say, which chance makes 1 in one
+        of N + 1 tables. ``p_lowered``: likewise, that the probability falls more.
+        ``beats_controls``: rank 1 with p_size below 0.05.
+        """
+        rows = [
+            self._summary(place, name)
+            for place in self.channels
+            for name in self.options.interventions
+        ]
+        facts = {
+            "cases": len(self.probes),
+            "left_out": len(self.left_out),
+            **asdict(self.options),
+        }
+        return Table(
+            "Relative change of the probability, %",
+            {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
+             "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",
+             "rank": "", "p_size": ".3g"},
+            tuple(rows),
+            facts,
+        )  # fmt: skip
+
+    def cases(self, place: Channel, by: By = "relative") -> Table:
+        """Return the change of every case on one channel, a column for each intervention."""
+        names = self.options.interventions
+        columns = {name: self.changes(place, name, by) for name in names}
+        rows = [
+            {"context": probe.context, "target": probe.label, "base": float(self.baseline[i])}
+            | {SHORT[name]: columns[name][i] for name in names}
+            for i, probe in enumerate(self.probes)
+        ]
+        unit = "%" if by == "relative" else "percentage points"
+        return Table(
+            f"{channel_name(place)}: change in {unit}",
+            {"context": "", "target": "", "base": ".2%"} | {SHORT[name]: "+.2f" for name in names},
+            tuple(rows),
+            {"controls": [channel_name(control) for control in self.controls[place]]},
+        )
+
+    def to_dict(self) -> Row:
+        """Return settings, channels, summaries and every cell, for JSON."""
+        summary = self.summary()
+        return as_json(
+            summary.facts
+            | {
+                "channels": self.channels,
+                "controls": [self.controls[place] for place in self.channels],
+                "summaries": summary.rows,
+                "rows": self.rows(),
+            }
+        )
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the cells, one row each; ``control_of`` is two columns, null where it is none."""
+        rows = self.rows()
+        for row in rows:
+            row["control_of_layer"], row["control_of_channel"] = row["control_of"] or (None, None)
+        write_table(path, pa.Table.from_pylist(rows, schema=_SCHEMA))
+
+    def _cells(self, place: Channel, name: str, control_of: Channel | None) -> list[Row]:
+        layer, channel = place
+        probability, deviation = self.measured[place, name]
+        relative, points = (self.changes(place, name, by) for by in ("relative", "points"))
+        return [
+            {
+                **{key: getattr(probe, key) for key in CASE},
+                "layer": layer,
+                "channel": channel,
+                "control_of": control_of,
+                "intervention": name,
+                "baseline": float(self.baseline[i]),
+                "probability": float(probability[i]),
+                "relative": relative[i],
+                "points": points[i],
+                "deviation": None if deviation is None else float(deviation[i]),
+            }
+            for i, probe in enumerate(self.probes)
+        ]
+
+    def _summary(self, place: Channel, name: str) -> Row:
+        own = self.changes(place, name)
+        others = [self.changes(control, name) for control in self.controls[place]]
+        sizes = [[abs(x) for x in row] for row in (own, *others)]
+        median, *controls = (statistics.median(row) for row in sizes)
+        columns = list(zip(*others, strict=True))
+        pairs = list(zip(own, columns, strict=True))
+        by_size = [rank_among(abs(x), [abs(y) for y in c]) for x, c in pairs]
+        by_fall = [rank_among(-x, [-y for y in c]) for x, c in pairs]
+        low, high = median_interval(own) or (None, None)
+        return {
+            "layer": place[0],
+            "channel": place[1],
+            "intervention": name,
+            "cases": len(own),
+            "median_relative": statistics.median(own),
+            "low": low,
+            "high": high,
+            "median_points": statistics.median(self.changes(place, name, "points")),
+            "lowered": sum(x < 0 for x in own) / len(own),
+            "median_size": median,
+            "control_sizes": controls,
+            "largest_control": max(controls),
+            "rank": (rank := 1 + sum(control >= median for control in controls)),
+            "p_size": (p_size := rank_sum_p(by_size, len(others))),
+            "p_lowered": rank_sum_p(by_fall, len(others)),
+            "beats_controls": rank == 1 and p_size < SIGNIFICANT,
+        }
+
+
+_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in CASE]
+    + [(name, pa.int64()) for name in ("layer", "channel")]
+    + [("intervention", pa.string())]
+    + [(n, pa.float64()) for n in ("baseline", "probability", "relative", "points", "deviation")]
+    + [(name, pa.int64()) for name in ("control_of_layer", "control_of_channel")]
+)
+
+
+def channel_name(place: Channel) -> str:
+    """Return a channel as the source writes it: ``L9 P7``."""
+    return f"L{place[0]} P{place[1]}"
 
 
 def effects_on(
@@ -200,3 +456,35 @@ def _batches(probes: Sequence[Probe]) -> Iterator[list[int]]:
         members.append(i)
     if members:
         yield members
+
+
+def rank_among(value: float, others: Sequence[float]) -> float:
+    """Return how many of ``others`` a value exceeds, ties counting half: 0 to their number."""
+    return sum((value > other) + (value == other) / 2 for other in others)
+
+
+def rank_sum_p(ranks: Sequence[float], others: int) -> float:
+    """Return P(Σ ranks at least this large) if every rank from 0 to ``others`` is equally likely.
+
+    The null says that in each case the value is exchangeable with the ``others`` beside it, and
+    that cases are independent: a permutation test over cases, of one side, computed exactly. With
+    one other it is the sign test. Ties, given as halves, make it err towards large p.
+    """
+    one = np.zeros(2 * others + 1)
+    one[::2] = 1 / (others + 1)
+    total = np.ones(1)
+    for _ in ranks:
+        total = np.convolve(total, one)
+    # Rounding must not push a sum over a half.
+    least = round(2 * sum(ranks))
+    return float(min(1.0, total[least:].sum()))
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return an interval that holds the median with at least 95 % confidence, or None.
+
+    Two values of the sample, as far inside as the binomial distribution allows; fewer than 6
+    independent values have none.
+    """
+    low, high = stats.quantile_test(values).confidence_interval(0.95)
+    return None if math.isnan(low) else (float(low), float(high))

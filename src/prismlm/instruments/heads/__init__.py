@@ -1,36 +1,27 @@
 """What the attention heads of a model do: how far they reach and what they look at."""
 
-from prismlm.instruments.heads.comparison import AcrossModels, Comparison, across_models
-from prismlm.instruments.heads.head_use import HeadFigures, HeadUses
-from prismlm.instruments.heads.length import LossAgainstLength
-from prismlm.instruments.heads.rates import LayerRates, layer_rates
-from prismlm.instruments.heads.report import (
-    HeadReport,
-    SpectraOptions,
-    SpectraReport,
+from prismlm.instruments.heads.resonance import cross_terms, own_cross_terms
+from prismlm.instruments.heads.spectra import SpectraOptions, loss_against_length, spectra_report
+from prismlm.instruments.heads.states import layer_rates, read_states, read_states_and_heads
+from prismlm.instruments.heads.use import (
+    across_models,
+    compare_groups,
     head_report,
-    spectra_report,
+    head_uses,
     write_heads,
 )
-from prismlm.instruments.heads.resonance import CrossTerms, RatioTerms, own_cross_terms
-from prismlm.instruments.heads.states import read_states_and_heads
 
 __all__ = [
-    "AcrossModels",
-    "Comparison",
-    "CrossTerms",
-    "HeadFigures",
-    "HeadReport",
-    "HeadUses",
-    "LayerRates",
-    "LossAgainstLength",
-    "RatioTerms",
     "SpectraOptions",
-    "SpectraReport",
     "across_models",
+    "compare_groups",
+    "cross_terms",
     "head_report",
+    "head_uses",
     "layer_rates",
+    "loss_against_length",
     "own_cross_terms",
+    "read_states",
     "read_states_and_heads",
     "spectra_report",
     "write_heads",

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from prismlm.errors import InputError, check_finite
 from prismlm.instruments.heads.states import AttentionStates
+from prismlm.instruments.results import Row, Table
 from prismlm.ops.dictionaries import (
     content_amplitudes,
     content_term,
@@ -29,94 +28,12 @@ RATIOS = {
     "2": 2.0,
     "1": 1.0,
 }
+TERMS = ("signal_noise", "signal_signal", "noise_noise")
 ORDER = 22
 """With which 22/7, the source's neighbour of π, is found to resonate."""
 
 
-@dataclass(frozen=True)
-class CrossTerms:
-    """K of Eq. 10, integrated over both groups: means over all pairs of heads.
-
-    Attributes:
-        signal_noise: K_SN.
-        signal_signal: K_SS, a head with itself among the pairs, as in the integral over ρ_S twice.
-        noise_noise: K_NN.
-    """
-
-    signal_noise: float
-    signal_signal: float
-    noise_noise: float
-
-    @property
-    def normalised(self) -> float:
-        """K_SN / √(K_SS K_NN), a cosine: 1 where both groups do the same, 0 where apart."""
-        size = math.sqrt(self.signal_signal * self.noise_noise)
-        return self.signal_noise / size if size > 0 else math.nan
-
-    def to_dict(self) -> dict[str, float]:
-        """Return JSON values, the normalised term among them."""
-        return {**asdict(self), "normalised": self.normalised}
-
-
-@dataclass(frozen=True)
-class Denominator:
-    """The least |n ω_S − m ω_N| over all pairs of frequencies and n, m from 1 to an order.
-
-    Attributes:
-        value: in radians a position; 0 where frequencies resonate exactly.
-        n: the multiple of ω_S.
-        m: the multiple of ω_N.
-    """
-
-    value: float
-    n: int
-    m: int
-
-
-@dataclass(frozen=True)
-class RatioTerms:
-    """The cross terms under one pair of rotations, with the content that the model has.
-
-    Attributes:
-        ratio: its name: "own" for the frequencies that the model has, else as :data:`RATIOS`.
-        value: ρ.
-        scaling: what ρ scales: the base of the rotations, or their angle.
-        layers: the terms of each layer.
-        position: the terms with all content alike, E[C_u C_v] = 1: of frequencies alone.
-        denominator: over all rotated pairs.
-        later_denominator: over all but each group's first pair, which scaling of the base leaves
-            at 1 radian a position in both; None for heads of one pair.
-    """
-
-    ratio: str
-    value: float
-    scaling: Scaling
-    layers: tuple[CrossTerms, ...]
-    position: CrossTerms
-    denominator: Denominator
-    later_denominator: Denominator | None
-
-    @property
-    def normalised(self) -> float:
-        """The mean over layers of K_SN / √(K_SS K_NN)."""
-        return statistics.fmean(terms.normalised for terms in self.layers)
-
-    def mean(self, term: str) -> float:
-        """Return the mean over layers of one of K_SN, K_SS and K_NN, by its field's name."""
-        return statistics.fmean(getattr(terms, term) for terms in self.layers)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self) | {
-            "normalised": self.normalised,
-            "position": self.position.to_dict(),
-            "layers": [terms.to_dict() for terms in self.layers],
-        }
-
-
-def cross_terms(
-    states: Sequence[AttentionStates], *, length: int, order: int = ORDER
-) -> tuple[RatioTerms, ...]:
+def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = ORDER) -> Table:
     """Return the cross terms of a model's own rotations, then of each ratio and scaling.
 
     E[C_u C_v] is measured on the model as it is; only the position term changes with the ratio.
@@ -129,16 +46,36 @@ def cross_terms(
         length: T; the position term is a mean over τ = 0 … T − 1.
         order: of the small denominators.
 
+    Returns:
+        A row for each ``ratio``: ``own`` for the frequencies that the model has, else of
+        :data:`RATIOS`, its ``value`` ρ, and what it scales, the base of the rotations or their
+        angle. Cross terms K of Eq. 10, integrated over both groups, are means over all pairs of
+        heads, a head with itself among them: K_SN ``signal_noise``, K_SS ``signal_signal`` and K_NN
+        ``noise_noise``, and ``normalised`` K_SN / √(K_SS K_NN), a cosine: 1 where both groups do
+        the same, 0 where apart. They are there for each of the ``layers``, as means over these, and
+        by ``position``, with all content alike, E[C_u C_v] = 1: of frequencies alone.
+        ``denominator`` and ``later_denominator`` are those of :func:`denominators`.
+
     Raises:
         InputError: no layer, T or the order below 1, or weights that are not finite.
     """
-    return tuple(_each_ratio(states, length, order))
+    return Table(
+        "Cross terms of signal and noise heads, means over layers",
+        {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
+         "noise_noise": ".3g", "normalised": ".4f", "position.normalised": ".4f",
+         "denominator.value": ".2g", "later_denominator.value": ".2g"},
+        tuple(_each_ratio(states, length, order)),
+        {"length": length, "order": order},
+    )  # fmt: skip
 
 
 def denominators(
     size: int, base: float, ratio: float, scaling: Scaling, *, order: int = ORDER
-) -> tuple[Denominator, Denominator | None]:
-    """Return the least denominator of all pairs, and without each group's first pair.
+) -> tuple[Row, Row | None]:
+    """Return the least |n ω_S − m ω_N| of all pairs, and without each group's first pair.
+
+    Its ``value`` is in radians a position, 0 where frequencies resonate exactly; ``n`` and ``m``
+    are from 1 to an order. Scaling of the base leaves the first pair at 1 radian a position.
 
     Of float64 frequencies, which settings alone give: float32 rounds exact resonances away.
 
@@ -151,10 +88,12 @@ def denominators(
         InputError: as :func:`group_frequencies`, or an order below 1.
     """
     signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
-    least = Denominator(*smallest_denominator(signal, noise, order))
-    if size == 2:
-        return least, None
-    return least, Denominator(*smallest_denominator(signal[1:], noise[1:], order))
+    rest = None if size == 2 else _least(signal[1:], noise[1:], order)
+    return _least(signal, noise, order), rest
+
+
+def _least(signal: Tensor, noise: Tensor, order: int) -> Row:
+    return dict(zip(("value", "n", "m"), smallest_denominator(signal, noise, order), strict=True))
 
 
 def pair_ratios(size: int, base: float, ratio: float, scaling: Scaling) -> list[float]:
@@ -167,8 +106,8 @@ def pair_ratios(size: int, base: float, ratio: float, scaling: Scaling) -> list[
     return (signal / noise).tolist()
 
 
-def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> RatioTerms:
-    """Return the first of :func:`cross_terms`: of the model's own rotations alone.
+def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> Row:
+    """Return the first row of :func:`cross_terms`: of the model's own rotations alone.
 
     Raises:
         InputError: as :func:`cross_terms`.
@@ -176,7 +115,7 @@ def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> RatioT
     return next(_each_ratio(states, length, ORDER))
 
 
-def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> Iterator[RatioTerms]:
+def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> Iterator[Row]:
     if not states:
         raise InputError("no layers to take cross terms of: expected the states of at least one.")
     contents = [_content(one) for one in states]
@@ -194,15 +133,17 @@ def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> I
             signal, noise = attention.signal_frequencies.cpu(), attention.noise_frequencies.cpu()
         places = [position_term(*pair, length) for pair in _pairs(signal, noise)]
         least, later = denominators(size, base, ratio, scaling, order=order)
-        yield RatioTerms(
-            ratio=name,
-            value=ratio,
-            scaling=scaling,
-            layers=tuple(_integrated(content, places) for content in contents),
-            position=_integrated([torch.ones_like(places[0])] * 3, places),
-            denominator=least,
-            later_denominator=later,
-        )
+        layers = [_integrated(content, places) for content in contents]
+        yield {
+            "ratio": name,
+            "value": ratio,
+            "scaling": scaling,
+            **{term: statistics.fmean(one[term] for one in layers) for term in layers[0]},
+            "layers": layers,
+            "position": _integrated([torch.ones_like(places[0])] * 3, places),
+            "denominator": least,
+            "later_denominator": later,
+        }
 
 
 def _pairs(signal: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -217,5 +158,8 @@ def _content(one: AttentionStates) -> list[Tensor]:
     return [content_term(*pair).mean((0, 1)) for pair in _pairs(*amplitudes.chunk(2))]
 
 
-def _integrated(content: Sequence[Tensor], places: Sequence[Tensor]) -> CrossTerms:
-    return CrossTerms(*(float((c * place).sum()) for c, place in zip(content, places, strict=True)))
+def _integrated(content: Sequence[Tensor], places: Sequence[Tensor]) -> Row:
+    pairs = zip(TERMS, content, places, strict=True)
+    terms = {name: float((c * place).sum()) for name, c, place in pairs}
+    size = math.sqrt(terms["signal_signal"] * terms["noise_noise"])
+    return terms | {"normalised": terms["signal_noise"] / size if size > 0 else math.nan}

@@ -27,7 +27,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -46,6 +46,7 @@ from prismlm.instruments.heads.role_cases import (
     role_text,
     word_sums,
 )
+from prismlm.instruments.results import Row, Table
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.progress import SILENT, Reporter
 
@@ -53,100 +54,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 LEVEL = 0.05
+COLUMNS = {"role": "", "layer": "", "head": "", "group": "", "lift": ".2f", "control": ".2f",
+           "excess": ".2f", "rank": ",", "p": ".1g", "q": ".2g"}  # fmt: skip
 LEAST_DRAWS = 10_000
 DRAWS_AT_ONCE = 2048
 # In units of lift; smaller differences are rounding, and count as ties.
 TIE = 1e-4
-
-
-class RoleScore(NamedTuple):
-    """What one head gives to the words of a role.
-
-    Attributes:
-        head: which.
-        lift: on the words of the role; 1 is what uniform attention gives.
-        control: the mean lift of the draws.
-        excess: lift beyond the head's own habit at those distances.
-        rank: 1 + the draws that come up to the head, by lift or excess, whichever is more.
-        p: rank / (draws + 1).
-        q: p corrected over all heads and roles.
-    """
-
-    head: Head
-    lift: float
-    control: float
-    excess: float
-    rank: int
-    p: float
-    q: float
-
-
-@dataclass(frozen=True)
-class RoleFinding:
-    """What heads give to one role.
-
-    Attributes:
-        role: which.
-        sentences: those that have it.
-        words: of the role in them.
-        scores: of every head, by p and then by lift; empty if no sentence has the role.
-    """
-
-    role: Role
-    sentences: int
-    words: int
-    scores: tuple[RoleScore, ...]
-
-    @property
-    def beating_controls(self) -> tuple[RoleScore, ...]:
-        """The heads that beat their controls: q ≤ 0.05."""
-        return tuple(score for score in self.scores if score.q <= LEVEL)
-
-
-@dataclass(frozen=True)
-class RoleSearch:
-    """What the heads of a model give to each role.
-
-    Attributes:
-        findings: one for each role.
-        heads: how many were tested.
-        draws: of the control.
-        seed: of the draws.
-        level: the largest q of a head that is found.
-    """
-
-    findings: tuple[RoleFinding, ...]
-    heads: int
-    draws: int
-    seed: int
-    level: float = LEVEL
-
-    def counts(self) -> dict[str, int]:
-        """Return how many heads were found for each role."""
-        return {finding.role: len(finding.beating_controls) for finding in self.findings}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, for JSON."""
-        searched = {name: value for name, value in vars(self).items() if name != "findings"}
-        return searched | {
-            "roles": [
-                {
-                    "role": finding.role,
-                    "sentences": finding.sentences,
-                    "words": finding.words,
-                    "found": [score_to_dict(score) for score in finding.beating_controls],
-                    "scores": [score_to_dict(score) for score in finding.scores],
-                }
-                for finding in self.findings
-            ],
-        }
-
-
-def score_to_dict(score: RoleScore) -> dict[str, Any]:
-    """Return one head's figures, for JSON."""
-    head = score.head
-    place = {"layer": head.layer, "head": head.head, "group": head.group, "group_head": head.number}
-    return place | {k: v for k, v in score._asdict().items() if k != "head"}
 
 
 def search_roles(
@@ -158,7 +71,7 @@ def search_roles(
     draws: int | None = None,
     seed: int = 0,
     progress: Reporter = SILENT,
-) -> RoleSearch:
+) -> Table:
     """Measure what heads give to the roles of marked sentences, beside random other words.
 
     Args:
@@ -169,6 +82,15 @@ def search_roles(
         draws: of the control; None for as many as one head alone needs to be found, twice over.
         seed: of the draws.
         progress: is shown the sentences read.
+
+    Returns:
+        A row for each ``role`` and head, its ``layer``, ``head``, ``group`` and ``group_head``,
+        by p and then by lift within a role: ``lift`` on the words of the role, 1 for uniform
+        attention; ``control``, the mean lift of the draws; ``excess``, lift beyond the head's own
+        habit at those distances; ``rank``, 1 + the draws that come up to the head, by lift or
+        excess, whichever is more; ``p``, rank / (draws + 1); and ``q``, p corrected over all heads
+        and roles. A head beats its controls where q is at most ``level``. The fact ``roles`` has,
+        of each role, how many sentences and words of them there are, and heads ``found``.
 
     Raises:
         InputError: the model has no attention, a sentence that cannot be measured, no sentence,
@@ -223,7 +145,7 @@ def score_roles(
     *,
     draws: int | None = None,
     seed: int = 0,
-) -> RoleSearch:
+) -> Table:
     """Score heads by weights that were read, each [heads, T, T]; see :func:`search_roles`.
 
     Raises:
@@ -240,15 +162,27 @@ def score_roles(
     tested = {role: _tested(role, texts, own, usual, draws, generator) for role in ROLES}
     p = torch.cat([t.rank.double() / (draws + 1) for t in tested.values() if t is not None])
     q = iter(stats.false_discovery_control(p.numpy()).tolist())
-    findings: list[RoleFinding] = []
+    rows: list[Row] = []
+    roles: Row = {}
     for role in ROLES:
         having = [text for text in texts if role in text.roles]
-        words = sum(len(text.roles[role]) for text in having)
         found = tested[role]
-        scores = [] if found is None else [*_scores(found, heads, draws, q)]
-        scores.sort(key=lambda score: (score.p, -score.lift))
-        findings.append(RoleFinding(role, len(having), words, tuple(scores)))
-    return RoleSearch(tuple(findings), len(heads), draws, seed)
+        scores = [] if found is None else _scores(role, found, heads, draws, q)
+        rows += sorted(scores, key=lambda row: (row["p"], -row["lift"]))
+        roles[role] = {
+            "sentences": len(having),
+            "words": sum(len(text.roles[role]) for text in having),
+            "found": sum(row["q"] <= LEVEL for row in scores),
+        }
+    facts = {"heads": len(heads), "draws": draws, "seed": seed, "level": LEVEL, "roles": roles}
+    return Table("Heads that look for a role", COLUMNS, tuple(rows), facts)
+
+
+def best_of_roles(search: Table) -> Table:
+    """Return the rows of a search that beat their controls, or the nearest of a role."""
+    best = {row["role"]: row for row in reversed(search.rows)}
+    kept = [row for row in search.rows if row["q"] <= LEVEL or row is best[row["role"]]]
+    return replace(search, rows=tuple(kept))
 
 
 class _Tested(NamedTuple):
@@ -313,9 +247,21 @@ def _drawn(of_role: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     return torch.zeros_like(keys).scatter_(1, chosen, 1)
 
 
-def _scores(found: _Tested, heads: Sequence[Head], draws: int, q: Any) -> list[RoleScore]:
+def _scores(role: Role, found: _Tested, heads: Sequence[Head], draws: int, q: Any) -> list[Row]:
     columns = (column.tolist() for column in found)
     return [
-        RoleScore(head, lift, control, excess, int(rank), rank / (draws + 1), next(q))
+        {
+            "role": role,
+            "layer": head.layer,
+            "head": head.head,
+            "group": head.group,
+            "group_head": head.number,
+            "lift": lift,
+            "control": control,
+            "excess": excess,
+            "rank": int(rank),
+            "p": rank / (draws + 1),
+            "q": next(q),
+        }
         for head, lift, control, excess, rank in zip(heads, *columns, strict=True)
     ]

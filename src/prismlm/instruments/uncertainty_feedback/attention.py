@@ -13,22 +13,21 @@ from scipy import stats
 from torch import Tensor
 
 from prismlm.errors import InputError, check_finite
-from prismlm.instruments.channels.wording import signed
-from prismlm.instruments.uncertainty_feedback.options import Reading
-from prismlm.instruments.uncertainty_feedback.sample import longer_than
+from prismlm.instruments.results import Row, Table, finding
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
+    Reading,
     different,
     evaluating_feedback,
+    longer_than,
     no_codes,
     run,
     stacked,
     text_batches,
 )
-from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
 from prismlm.models.attention import attention_layers, reading_attention
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import Interval, bootstrap, spearman
+from prismlm.statistics import bootstrap, spearman
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,110 +106,7 @@ def _centred_ranks(values: Float[np.ndarray, "n P"]) -> Float[np.ndarray, "n P"]
     return stats.rankdata(values, axis=0) - (len(values) + 1) / 2
 
 
-@dataclass(frozen=True)
-class LayerAttention:
-    """Attention that a layer's positions receive, mean over heads and over later tokens.
-
-    Attributes:
-        layer: from 0.
-        top: of positions whose code is in the top quartile of all positions.
-        bottom: in the bottom quartile.
-        unmatched: rank correlation of code and attention over all positions, which a mere
-            dependence of both on the position makes.
-        matched_top: of the quarter of texts with the highest codes at a position, mean over
-            positions.
-        matched_bottom: with the lowest.
-        correlation: rank correlation within positions.
-        p: of both sides, of permutations of texts.
-        q: p corrected over layers by Benjamini and Hochberg.
-        without: the correlation with the same codes where nothing was fed to the model: what the
-            text alone makes.
-        added: ``correlation`` − ``without``, resampled over texts with ranks as they are.
-    """
-
-    layer: int
-    top: float
-    bottom: float
-    unmatched: float
-    matched_top: float
-    matched_bottom: float
-    correlation: float
-    p: float
-    q: float
-    without: float
-    added: Interval
-
-
-@dataclass(frozen=True)
-class AttentionProbe:
-    """Attention received against the code that was fed in, layer by layer.
-
-    Attributes:
-        texts: how many, cut to one length.
-        length: tokens of each.
-        positions: how many positions are compared, the same in every text.
-        left_out: texts that are shorter.
-        layers: first to last.
-        codes: different ones.
-    """
-
-    texts: int
-    length: int
-    positions: int
-    left_out: int
-    layers: tuple[LayerAttention, ...]
-    codes: int
-
-    @property
-    def second_half(self) -> tuple[LayerAttention, ...]:
-        """The second half of the layers."""
-        return self.layers[len(self.layers) // 2 :]
-
-    @property
-    def verdict(self) -> str:
-        """What it says, in a sentence."""
-        if self.codes < 2:
-            return CONSTANT
-        rest = of_texts(self.texts)
-        more = [one for one in self.second_half if one.correlation > 0 and one.q <= SIGNIFICANT]
-        best = max(more or self.second_half, key=lambda one: one.correlation)
-        found = f"{signed(best.correlation, 3)}, layer {best.layer}, q {best.q:.2g}"
-        if not more and best.correlation > 0:
-            return (
-                f"Not clear whether later layers attend more to positions of high codes: the "
-                f"largest rank correlation within positions is {found}, and above {SIGNIFICANT} "
-                f"it may be chance {rest}."
-            )
-        if not more:
-            return (
-                f"No later layer attends more to positions of high codes: the largest rank "
-                f"correlation within positions is {found} {rest}."
-            )
-        through = [one for one in more if one.added.above_zero]
-        said = (
-            f"{len(more)} of {len(self.second_half)} later layers attend more to positions of high "
-            f"codes, at most with a rank correlation of {signed(best.correlation, 3)}, "
-            f"layer {best.layer}"
-        )
-        most = max(more, key=lambda one: one.added.value).added
-        if not through and most.value > 0:
-            return (
-                f"{said}; what the signal adds to that of the text alone, at most "
-                f"{with_interval(most, 3)}, may be chance {rest}."
-            )
-        if not through:
-            return (
-                f"{said}; but no more than where nothing is fed to the model, so that the text "
-                f"makes it and not the signal {rest}."
-            )
-        added = max(through, key=lambda one: one.added.value)
-        return (
-            f"{said}; the signal itself adds to it in {len(through)}, at most "
-            f"{with_interval(added.added, 3)} in layer {added.layer} {rest}."
-        )
-
-
-def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> AttentionProbe:
+def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> Table:
     """Compare the attention that positions receive with the code that was fed to them.
 
     Received is the mean over the tokens after it, since earlier positions are seen by more. It
@@ -223,6 +119,16 @@ def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> At
     Args:
         reading: texts and their codes.
         permutations: of texts, for p.
+
+    Returns:
+        Rows by ``layer``: mean attention received by positions whose code is in the ``top`` and in
+        the ``bottom`` quartile of all, and the rank correlation over all positions, ``unmatched``,
+        which a mere dependence of both on the position makes. Then compared among texts at the same
+        position: ``matched_top`` and ``matched_bottom``, of the quarter of texts with the highest
+        and the lowest codes; the rank ``correlation``, with ``p`` of both sides and ``q``,
+        corrected over layers by Benjamini and Hochberg; ``without``, the correlation with the same
+        codes where nothing was fed to the model; and ``added``, what the signal adds to it,
+        resampled over texts with ranks as they are.
 
     Raises:
         InputError: a model without feedback or attention, or texts too few or too short.
@@ -239,25 +145,50 @@ def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> At
             f"{len(kept)} texts of {length} tokens: the attention probe needs at least 4, of at "
             f"least {LEAST_LATER + 2} tokens."
         )
-    rows = [texts[number][:length] for number in kept]
+    cut = [texts[number][:length] for number in kept]
     given = tuple(codes[number][:length] for number in kept)
     # No code is at position 0.
     span = slice(1, 1 + places)
     x = torch.stack(given)[:, span].double().numpy()
-    own = received(model, rows, given, progress=progress)[:, :, span]
-    bare = received(model, rows, no_codes(rows), progress=progress)[:, :, span]
+    own = received(model, cut, given, progress=progress)[:, :, span]
+    bare = received(model, cut, no_codes(cut), progress=progress)[:, :, span]
     found = [
         [matched_ranks(x, y, permutations=permutations, seed=options.seed) for y in pair]
         for pair in zip(own, bare, strict=True)
     ]
     q = stats.false_discovery_control([fed.p for fed, _ in found])
-    layers = tuple(
+    rows = tuple(
         _layer(number, x, own[number], fed, unfed, float(q[number]), options.seed)
         for number, (fed, unfed) in enumerate(found)
     )
-    return AttentionProbe(
-        len(rows), length, places, len(texts) - len(rows), layers, different(given)
-    )
+    later = rows[len(rows) // 2 :]
+    more = [row for row in later if row["correlation"] > 0 and row["q"] <= SIGNIFICANT]
+    # Of the layers that attend to high codes, the one where the signal adds most to it.
+    by = "added" if more else "correlation"
+    best = max(more or later, key=lambda row: row[by].value if more else row[by])
+    code_count = different(given)
+    return Table(
+        f"Attention received by code, {len(kept)} texts of {length} tokens",
+        {"layer": "", "top": ".2g", "bottom": ".2g", "unmatched": "+.2f", "matched_top": ".2g",
+         "matched_bottom": ".2g", "correlation": "+.3f", "q": ".2g", "without": "+.3f",
+         "added": "+.2f"},
+        rows,
+        {
+            "texts": len(kept),
+            "length": length,
+            "positions": places,
+            "left_out": len(texts) - len(kept),
+            "codes": code_count,
+        },
+        (
+            finding(
+                f"attention: ρ with the code in layer {best['layer']}, fed − not fed",
+                best["added"] if code_count > 1 else None,
+                best["without"],
+                clear=bool(more),
+            ),
+        ),
+    )  # fmt: skip
 
 
 def received(
@@ -304,21 +235,21 @@ def _layer(
     unfed: MatchedRanks,
     q: float,
     seed: int,
-) -> LayerAttention:
+) -> Row:
     low, high = np.quantile(x, [0.25, 0.75])
     quarter = max(1, len(x) // 4)
     order = np.argsort(x, axis=0, kind="stable")
     ranked = np.take_along_axis(y, order, axis=0)
-    return LayerAttention(
-        layer=number,
-        top=float(y[x >= high].mean()),
-        bottom=float(y[x <= low].mean()),
-        unmatched=spearman(x.ravel(), y.ravel()).rho,
-        matched_top=float(ranked[-quarter:].mean()),
-        matched_bottom=float(ranked[:quarter].mean()),
-        correlation=matched.correlation,
-        p=matched.p,
-        q=q,
-        without=unfed.correlation,
-        added=bootstrap(matched.by_text - unfed.by_text, seed=seed),
-    )
+    return {
+        "layer": number,
+        "top": float(y[x >= high].mean()),
+        "bottom": float(y[x <= low].mean()),
+        "unmatched": spearman(x.ravel(), y.ravel()).rho,
+        "matched_top": float(ranked[-quarter:].mean()),
+        "matched_bottom": float(ranked[:quarter].mean()),
+        "correlation": matched.correlation,
+        "p": matched.p,
+        "q": q,
+        "without": unfed.correlation,
+        "added": bootstrap(matched.by_text - unfed.by_text, seed=seed),
+    }

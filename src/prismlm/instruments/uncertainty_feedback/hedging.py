@@ -5,24 +5,35 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.instruments.uncertainty_feedback.continuation import Continuation, continuations
-from prismlm.instruments.uncertainty_feedback.options import Reading
-from prismlm.instruments.uncertainty_feedback.signal import Codes, feedback_of, no_codes, permuted
-from prismlm.instruments.uncertainty_feedback.verdict_words import in_points, of_texts
-from prismlm.ops.uncertainty_feedback import NO_CODE, quantise
-from prismlm.statistics import Interval, bootstrap
+from prismlm.errors import check_number, check_whole
+from prismlm.instruments.results import Row, Table, finding
+from prismlm.instruments.uncertainty_feedback.signal import (
+    Codes,
+    Reading,
+    cache_of,
+    evaluating_feedback,
+    feedback_of,
+    no_codes,
+    permuted,
+    stacked,
+    text_batches,
+)
+from prismlm.models.positions import check_window
+from prismlm.models.uncertainty_feedback import CODES
+from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise
+from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import bootstrap
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROMPT = 16
 SIGNALS = {
@@ -33,82 +44,7 @@ SIGNALS = {
 """What is fed, with the title of the writing."""
 
 
-@dataclass(frozen=True)
-class HedgingRun:
-    """What was written with one signal.
-
-    Attributes:
-        tokens: written, up to each text's end.
-        hedges: hedging words that begin in them.
-        steps: predictions that k tokens follow; a quarter are high and a quarter low.
-        after_high: share of the k tokens after a high-entropy step that begin a hedging word;
-            None where entropies do not differ.
-        after_low: after a low-entropy step.
-        difference: after_high − after_low, resampled over texts.
-    """
-
-    tokens: int
-    hedges: int
-    steps: int
-    after_high: float | None
-    after_low: float | None
-    difference: Interval | None
-
-
-@dataclass(frozen=True)
-class Hedging:
-    """Hedging words after high and low entropy, with the own signal and with both controls.
-
-    Attributes:
-        texts: prompts.
-        window: k.
-        temperature: of sampling.
-        fed: with the own signal.
-        bare: with none.
-        shuffled: with codes of the own run, permuted over all texts and steps.
-        change: of the difference, own − none; None where one has none.
-        change_against_shuffled: own − shuffled, likewise.
-    """
-
-    texts: int
-    window: int
-    temperature: float
-    fed: HedgingRun
-    bare: HedgingRun
-    shuffled: HedgingRun
-    change: Interval | None
-    change_against_shuffled: Interval | None
-
-    @property
-    def verdict(self) -> str:
-        """What it says, in a sentence."""
-        rest = of_texts(self.texts)
-        words = self.fed.hedges + self.bare.hedges + self.shuffled.hedges
-        if not words:
-            return f"Says nothing: no hedging word was written {rest}."
-        none, shuffled = self.change, self.change_against_shuffled
-        if none is None or shuffled is None:
-            return f"Says nothing: entropies do not differ from step to step {rest}."
-        figures = (
-            f"{in_points(none)} of the tokens against no signal, {in_points(shuffled)} against "
-            f"shuffled codes {rest}, {words} hedging words in all"
-        )
-        if none.above_zero and shuffled.above_zero:
-            return (
-                f"Its signal makes it hedge more after high entropy than after low, by {figures}."
-            )
-        if none.value > 0 and shuffled.value > 0:
-            return (
-                "With its own signal it hedged more after high entropy than with either control, "
-                f"but that may be chance: {figures}."
-            )
-        return (
-            f"Hedging more after high entropy with its own signal does not beat both controls: "
-            f"{figures}."
-        )
-
-
-def hedging(reading: Reading) -> Hedging:
+def hedging(reading: Reading) -> Table:
     """Let a model go on from the starts of texts and count hedging words by the entropy before.
 
     The prompt of a text is its first 16 tokens, or its first half where it is shorter. A step is a
@@ -120,6 +56,13 @@ def hedging(reading: Reading) -> Hedging:
     all of its positions: a vector stands everywhere that one stood, and says nothing of its step.
 
     Source: PRISMA, "Behavioral test"; both controls are ours.
+
+    Returns:
+        Rows by ``signal``, of :data:`SIGNALS`: ``tokens`` written, up to each text's end;
+        ``hedges``, hedging words that begin in them; ``steps`` that k tokens follow; the share of
+        the k tokens ``after_high`` and ``after_low`` steps that begin a hedging word; their
+        ``difference``; and ``own_less``, the own run's difference less this one's, paired by text.
+        The last four are None where entropies do not differ.
 
     Raises:
         InputError: as :func:`continuations`.
@@ -134,7 +77,7 @@ def hedging(reading: Reading) -> Hedging:
         "none": (no_codes(prompts), nothing),
     }
     columns: list[Float[np.ndarray, "texts 4"]] = []
-    runs: list[HedgingRun] = []
+    rows: list[Row] = []
     for signal, title in SIGNALS.items():
         read, after = fed_codes[signal]
         written = continuations(
@@ -158,11 +101,27 @@ def hedging(reading: Reading) -> Hedging:
         ]
         column, steps = hedges_after([shares for _, shares in kept], starts, options.window)
         columns.append(column)
-        runs.append(_run(column, starts, steps, seed))
-    none, against_shuffled = (_change(columns, runs, control, seed) for control in (1, 2))
-    fed, bare, shuffled = runs
-    how = (options.window, options.temperature)
-    return Hedging(len(texts), *how, fed, bare, shuffled, none, against_shuffled)
+        rows.append({"signal": signal} | _run(column, starts, steps, seed))
+        if signal != "own" and rows[0]["difference"] and rows[-1]["difference"]:
+            both = np.concatenate([columns[0], column], 1)
+            less = bootstrap(both[:, ::2], both[:, 1::2], (1, -1, -1, 1), seed=seed)
+            rows[-1]["own_less"] = less
+    words = sum(row["hedges"] for row in rows)
+    return Table(
+        f"Hedging words in the {options.window} tokens after steps of high and low entropy",
+        {"signal": "", "tokens": "", "hedges": "", "after_high": ".2%", "after_low": ".2%",
+         "difference": "+.2%", "own_less": "+.2%"},
+        tuple(rows),
+        {"texts": len(texts), "window": options.window, "temperature": options.temperature},
+        tuple(
+            finding(
+                f"hedging: after high less after low, own signal − {row['signal']}",
+                row.get("own_less") if words else None,
+                row["difference"] and row["difference"].value,
+            )
+            for row in rows[1:]
+        ),
+    )  # fmt: skip
 
 
 def prompts_of(texts: Sequence[Tensor]) -> list[Tensor]:
@@ -178,16 +137,6 @@ def _shuffled(
     whole = tuple(torch.cat([row, quantise(one.shares[:-1], levels)]) for row, one in pairs)
     parts = list(zip(permuted(whole, seed), map(len, own), strict=True))
     return tuple(row[:n] for row, n in parts), tuple(row[n:] for row, n in parts)
-
-
-def _change(
-    columns: Sequence[np.ndarray], runs: Sequence[HedgingRun], control: int, seed: int
-) -> Interval | None:
-    """Return the difference of the first run less that of a control, paired by text."""
-    if runs[0].difference is None or runs[control].difference is None:
-        return None
-    both = np.concatenate([columns[0], columns[control]], 1)
-    return bootstrap(both[:, ::2], both[:, 1::2], (1, -1, -1, 1), seed=seed)
 
 
 def hedges_after(
@@ -221,14 +170,13 @@ def hedges_after(
 
 def _run(
     column: Float[np.ndarray, "texts 4"], starts: Sequence[np.ndarray], steps: int, seed: int
-) -> HedgingRun:
-    written, hedges = sum(map(len, starts)), int(sum(map(np.sum, starts)))
-    total = column.sum(0)
-    if not (total[1] and total[3]):
-        return HedgingRun(written, hedges, steps, None, None, None)
-    difference = bootstrap(column[:, ::2], column[:, 1::2], (1, -1), seed=seed)
-    high, low = float(total[0] / total[1]), float(total[2] / total[3])
-    return HedgingRun(written, hedges, steps, high, low, difference)
+) -> Row:
+    total, row = column.sum(0), dict[str, Any].fromkeys(("after_high", "after_low", "difference"))
+    if total[1] and total[3]:
+        row["after_high"], row["after_low"] = (total[::2] / total[1::2]).tolist()
+        row["difference"] = bootstrap(column[:, ::2], column[:, 1::2], (1, -1), seed=seed)
+    hedges = int(sum(map(np.sum, starts)))
+    return {"tokens": sum(map(len, starts)), "hedges": hedges, "steps": steps} | row
 
 
 def _until_end(found: Continuation, end: object) -> tuple[np.ndarray, np.ndarray]:
@@ -275,3 +223,85 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return str(
         tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     )
+
+
+class Continuation(NamedTuple):
+    """What a model wrote after one prompt.
+
+    Attributes:
+        ids: the tokens, S.
+        shares: entropy of the prediction that each was drawn from, over ln V.
+    """
+
+    ids: Int64[Tensor, " S"]
+    shares: Float[Tensor, " S"]
+
+
+def continuations(
+    model: PreTrainedModel,
+    prompts: Sequence[Int64[Tensor, " P"]],
+    codes: Codes,
+    tokens: int,
+    *,
+    written_codes: Codes | None = None,
+    temperature: float = 1.0,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+    title: str = "Writing on",
+) -> tuple[Continuation, ...]:
+    """Let a model go on from prompts.
+
+    Every text and step has its own random number, the same whatever codes are fed, so that all
+    write the same for as long as they predict the same.
+
+    Args:
+        model: a decoder with uncertainty feedback.
+        prompts: tokens of each.
+        codes: of the prompts.
+        tokens: S, how many to write.
+        written_codes: codes [S − 1] to feed with the tokens that are written; None for the own.
+        temperature: of sampling; 0 takes the likeliest token.
+        seed: of the random numbers.
+        progress, title: show the writing.
+
+    Raises:
+        InputError: a model without feedback, a temperature that is no number from 0 on, no token
+            to write, or more than the model has positions for.
+    """
+    check_number("the temperature", temperature, "0 or more", lambda t: t >= 0)
+    check_whole("the number of tokens to write", tokens, 1)
+    check_window(model, max(map(len, prompts)) + tokens)
+    draws = np.random.default_rng(seed).random((len(prompts), tokens))
+    found: dict[int, Continuation] = {}
+    with evaluating_feedback(model), progress.task(title, len(prompts) * tokens) as task:
+        for numbers in text_batches(model, prompts):
+            ids, fed = stacked(prompts, numbers), {CODES: stacked(codes, numbers)}
+            given = None if written_codes is None else stacked(written_codes, numbers)
+            cached: dict[str, Any] = {}
+            written: list[Tensor] = []
+            shares: list[Tensor] = []
+            for step in range(tokens):
+                asked = {name: x.to(model.device) for name, x in ({"input_ids": ids} | fed).items()}
+                output: Any = model(**asked, use_cache=True, **cached)
+                cached, logits = cache_of(output), output.logits[:, -1]
+                shares.append(normalised_entropy(logits).float().cpu())
+                drawn = torch.from_numpy(draws[numbers, step])
+                written.append(draw_tokens(logits, drawn, temperature))
+                # The cache has the own.
+                fed = {} if given is None else {CODES: given[:, step : step + 1]}
+                ids = written[-1][:, None]
+                task.advance(len(numbers))
+            rows = zip(torch.stack(written, 1), torch.stack(shares, 1), strict=True)
+            found |= dict(zip(numbers, (Continuation(*row) for row in rows), strict=True))
+    return tuple(found[number] for number in range(len(prompts)))
+
+
+def draw_tokens(
+    logits: Float[Tensor, "B V"], draws: Float[Tensor, " B"], temperature: float
+) -> Int64[Tensor, " B"]:
+    """Return the tokens at quantiles ``draws`` (0 to 1) of softmax(logits / temperature)."""
+    if not temperature:
+        return logits.argmax(-1).cpu()
+    shares = (logits.double() / temperature).softmax(-1).cumsum(-1).cpu()
+    wanted = draws[:, None].double() * shares[:, -1:]
+    return (shares <= wanted).sum(-1).clamp_max(shares.shape[-1] - 1)

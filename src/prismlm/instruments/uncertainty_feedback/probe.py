@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prismlm.errors import InputError, check_finite, check_whole
-from prismlm.instruments.channels.wording import signed
-from prismlm.instruments.uncertainty_feedback.options import Reading
+from prismlm.instruments.results import Row, Table, finding
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
+    Reading,
     different,
     evaluating_feedback,
     feedback_of,
@@ -25,110 +25,14 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     stacked,
     text_batches,
 )
-from prismlm.instruments.uncertainty_feedback.verdict_words import CONSTANT, of_texts, with_interval
 from prismlm.statistics import Interval, bootstrap
-
-if TYPE_CHECKING:
-    pass
 
 TEST_SHARE = 1 / 3
 EXPECTED_DEPTH = 2 / 3
 CODE, SHUFFLED, NEXT = range(3)
 
 
-@dataclass(frozen=True)
-class LayerProbe:
-    """R² on texts that the probe was not fitted on.
-
-    Attributes:
-        layer: 0 for the embeddings with what was added to them, l for the output of layer l.
-        depth: layer / layers.
-        code: R² of the code fed in at the position, over levels − 1.
-        shuffled: of codes permuted among all positions, the control; near 0.
-        without: of the same codes from states where nothing was fed: what the text tells of them.
-        added: ``code`` − ``without``, paired by text.
-        next_entropy: of the entropy of the prediction that is made at the position.
-    """
-
-    layer: int
-    depth: float
-    code: Interval
-    shuffled: Interval
-    without: Interval
-    added: Interval
-    next_entropy: Interval
-
-
-@dataclass(frozen=True)
-class CodeProbe:
-    """Probes for the code, layer by layer.
-
-    Attributes:
-        fitted_on: texts.
-        tested_on: other texts.
-        positions: of the fit.
-        expected_depth: where the source expects the signal to be read from.
-        layers: from the embeddings on.
-        codes: different ones.
-    """
-
-    fitted_on: int
-    tested_on: int
-    positions: int
-    expected_depth: float
-    layers: tuple[LayerProbe, ...]
-    codes: int
-
-    @property
-    def peak(self) -> LayerProbe:
-        """Where R² of the code is largest; the first of several."""
-        # Nothing is larger or smaller than NaN.
-        return max(self.layers, key=lambda one: np.nan_to_num(one.code.value, nan=-np.inf))
-
-    @property
-    def verdict(self) -> str:
-        """What it says, in a sentence."""
-        best, rest = self.peak, of_texts(self.fitted_on + self.tested_on)
-        if self.codes < 2:
-            return CONSTANT
-        better = [one for one in self.layers if one.code.value > max(0.0, one.shuffled.value)]
-        clear = [one for one in better if one.code.above_zero]
-        if not np.isfinite([best.code.value, best.shuffled.value]).all():
-            return f"Inconclusive: R² is undefined because all test codes are identical {rest}."
-        if not better:
-            return (
-                f"No layer lets the code be read better than shuffled ones are: R² "
-                f"{best.code.value:.3f} at best, {signed(best.shuffled.value, 3)} of shuffled ones "
-                f"{rest}."
-            )
-        best = max(clear or better, key=lambda one: one.code.value)
-        # A layer that is not clear of 0 may have the largest figure.
-        read = "read best" if best is self.peak else "clearly read"
-        said = (
-            f"The code is {read} at depth {best.depth:.2f} (layer {best.layer} of "
-            f"{len(self.layers) - 1}; about {self.expected_depth:.2f} is expected), R² "
-            f"{best.code.value:.3f}"
-        )
-        if not clear:
-            return (
-                f"{said} against {signed(best.shuffled.value, 3)} of shuffled codes; its interval "
-                f"over texts, [{signed(best.code.low, 3)}, {signed(best.code.high, 3)}], holds 0, "
-                f"so that it may be chance {rest}."
-            )
-        if not best.added.above_zero:
-            if best.added.value > 0:
-                return (
-                    f"{said}; where nothing is fed it is {best.without.value:.3f}, and what the "
-                    f"signal adds, {with_interval(best.added, 3)}, may be chance {rest}."
-                )
-            return (
-                f"{said}; where nothing is fed it is {best.without.value:.3f}, so that the text "
-                f"tells it as well {rest}."
-            )
-        return f"{said}, {with_interval(best.added, 3)} more than the text alone tells {rest}."
-
-
-def code_probe(reading: Reading) -> CodeProbe:
+def code_probe(reading: Reading) -> Table:
     """Fit a ridge regression from each layer's states to the code, and test it on other texts.
 
     A third of the texts, drawn from the seed, are tested on. States are those that the model gives
@@ -137,6 +41,13 @@ def code_probe(reading: Reading) -> CodeProbe:
 
     Source: PRISMA, which expects the signal "approximately two-thirds through the network";
     the probe and its controls are ours.
+
+    Returns:
+        Rows by ``layer``, 0 for the embeddings with what was added to them, and ``depth``, layer /
+        layers. R² on texts that the probe was not fitted on: of the ``code`` fed in, over
+        levels − 1; of codes ``shuffled`` among all positions; of the same codes ``without``
+        anything fed, what the text tells of them; what the signal ``added``, paired by text; and of
+        the ``next_entropy``, that of the prediction made at the position.
 
     Raises:
         InputError: a model without feedback or hidden states, or fewer than four texts.
@@ -153,12 +64,45 @@ def code_probe(reading: Reading) -> CodeProbe:
     fitted = [number for number in range(len(texts)) if number not in set(tested.tolist())]
     errors, spreads = fed.read(fitted, tested.tolist())
     errors_bare, _ = bare.read(fitted, tested.tolist())
-    layers = tuple(
+    rows = tuple(
         _layer(number, len(errors) - 1, errors[number], errors_bare[number], spreads, seed)
         for number in range(len(errors))
     )
-    positions = sum(len(texts[number]) - 1 for number in fitted)
-    return CodeProbe(len(fitted), len(tested), positions, EXPECTED_DEPTH, layers, different(codes))
+    codes_used = different(codes)
+    best, clear = _best(rows)
+    known = codes_used > 1 and np.isfinite([best["code"].value, best["shuffled"].value]).all()
+    return Table(
+        f"The code read from hidden states: R² on {len(tested)} texts",
+        {"layer": "", "depth": ".2f", "code": ".3f", "shuffled.value": "+.3f",
+         "without.value": "+.3f", "added": "+.3f", "next_entropy.value": "+.3f"},
+        rows,
+        {
+            "fitted_on": len(fitted),
+            "tested_on": len(tested),
+            "positions": sum(len(texts[number]) - 1 for number in fitted),
+            "expected_depth": EXPECTED_DEPTH,
+            "codes": codes_used,
+        },
+        (
+            finding(
+                f"probe: R² of the code in layer {best['layer']}, fed − not fed",
+                best["added"] if known else None,
+                best["without"].value,
+                clear=clear,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _best(rows: Sequence[Row]) -> tuple[Row, bool]:
+    """Return the layer the code is read best from, and whether it is clearly read at all."""
+    above = [row for row in rows if row["code"].value > max(0.0, row["shuffled"].value)]
+    clear = [row for row in above if row["code"].above_zero]
+    # Nothing is larger or smaller than NaN.
+    best = max(
+        clear or above or rows, key=lambda row: np.nan_to_num(row["code"].value, nan=-np.inf)
+    )
+    return best, bool(clear)
 
 
 class _LayerStates(NamedTuple):
@@ -190,7 +134,7 @@ class _LayerStates(NamedTuple):
         spreads = [((found[row] - mean) ** 2).sum(0) for row in range(len(tested))]
         return errors, torch.stack(spreads).numpy()
 
-    def _batches(self, chosen: list[int]):  # noqa: ANN202 - numbers, states, targets
+    def _batches(self, chosen: list[int]) -> Iterator[tuple[list[int], list[Tensor], Tensor]]:
         model, _, texts, _, _, progress = self.reading
         rows = [texts[number] for number in chosen]
         title = "Reading states"
@@ -219,20 +163,20 @@ def _layer(
     bare: Float[np.ndarray, "texts 3"],
     spreads: Float[np.ndarray, "texts 3"],
     seed: int,
-) -> LayerProbe:
+) -> Row:
     def explained(found: np.ndarray, target: int) -> Interval:
         lost = bootstrap(found[:, target], spreads[:, target], seed=seed)
         return Interval(1 - lost.value, 1 - lost.high, 1 - lost.low)
 
-    return LayerProbe(
-        layer,
-        layer / max(1, depth),
-        explained(errors, CODE),
-        explained(errors, SHUFFLED),
-        explained(bare, CODE),
-        bootstrap(bare[:, CODE] - errors[:, CODE], spreads[:, CODE], seed=seed),
-        explained(errors, NEXT),
-    )
+    return {
+        "layer": layer,
+        "depth": layer / max(1, depth),
+        "code": explained(errors, CODE),
+        "shuffled": explained(errors, SHUFFLED),
+        "without": explained(bare, CODE),
+        "added": bootstrap(bare[:, CODE] - errors[:, CODE], spreads[:, CODE], seed=seed),
+        "next_entropy": explained(errors, NEXT),
+    }
 
 
 PENALTIES = tuple(10.0**power for power in range(-6, 3))

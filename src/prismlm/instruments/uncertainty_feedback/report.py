@@ -1,78 +1,60 @@
-"""All checks of a model's uncertainty signal in one report."""
+"""All checks of a model's uncertainty signal: which can be done, and what they find."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from prismlm.files import finite
-from prismlm.instruments.uncertainty_feedback.ablation import Ablation
-from prismlm.instruments.uncertainty_feedback.attention import AttentionProbe
-from prismlm.instruments.uncertainty_feedback.checks import CHECKS, checks_for
-from prismlm.instruments.uncertainty_feedback.hedging import Hedging
-from prismlm.instruments.uncertainty_feedback.mistakes import Mistakes
-from prismlm.instruments.uncertainty_feedback.options import DEFAULTS, InspectOptions, Reading
-from prismlm.instruments.uncertainty_feedback.prefill import PrefillGap
-from prismlm.instruments.uncertainty_feedback.probe import CodeProbe
-from prismlm.instruments.uncertainty_feedback.sample import Sample
-from prismlm.instruments.uncertainty_feedback.signal import feedback_of, own_codes
+import torch
+
+from prismlm.errors import InputError, check_choice
+from prismlm.instruments.results import Report, Table
+from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER, attention_probe
+from prismlm.instruments.uncertainty_feedback.hedging import PROMPT, hedging
+from prismlm.instruments.uncertainty_feedback.losses import ablation, mistakes, prefill_gap
+from prismlm.instruments.uncertainty_feedback.probe import code_probe
+from prismlm.instruments.uncertainty_feedback.signal import (
+    DEFAULTS,
+    InspectOptions,
+    Reading,
+    Sample,
+    cache_of,
+    check_sample,
+    evaluating_feedback,
+    feedback_of,
+    longer_than,
+    own_codes,
+)
+from prismlm.models.attention import attention_layers
+from prismlm.models.positions import learned_positions
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-CAVEAT = (
-    "Intervals and p are over these texts, of one model: another training seed may say otherwise, "
-    "and what holds of the method takes several models."
-)
 
-
-@dataclass(frozen=True)
-class UncertaintyReport:
-    """What the checks found; a check that was not done is None, with its reason.
+class Check(NamedTuple):
+    """One check.
 
     Attributes:
-        model: its name.
-        sample: where the texts are from.
-        texts: how many.
-        tokens: of all of them.
-        levels: of the codes.
-        options: how the checks were done.
-        ablation: the loss with other signals.
-        prefill: passes against the recursion.
-        attention: received, by code.
-        hedging: hedging words by entropy.
-        mistakes: recovery from planted ones.
-        probe: the code in hidden states.
-        too_short: texts that were drawn and have fewer than 2 tokens.
-        left_out: the reason of each check that was asked for and not done.
+        do: what it does.
+        texts: the fewest that it needs.
+        tokens: the fewest of each; of mistakes by the steps after one.
     """
 
-    model: str
-    sample: str
+    do: Callable[[Reading], Table]
     texts: int
     tokens: int
-    levels: int
-    options: InspectOptions
-    ablation: Ablation | None
-    prefill: PrefillGap | None
-    attention: AttentionProbe | None
-    hedging: Hedging | None
-    mistakes: Mistakes | None
-    probe: CodeProbe | None
-    too_short: int
-    left_out: dict[str, str]
 
-    @property
-    def verdicts(self) -> dict[str, str]:
-        """What each check that was done says, in a sentence."""
-        found = {name: getattr(self, name) for name in CHECKS}
-        return {name: one.verdict for name, one in found.items() if one is not None}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; what is not a number is None."""
-        return finite(asdict(self) | {"verdicts": self.verdicts, "caveat": CAVEAT})
+CHECKS = {
+    "ablation": Check(ablation, 4, 2),
+    "prefill": Check(prefill_gap, 4, 2),
+    "attention": Check(attention_probe, 8, LEAST_LATER + 2),
+    "hedging": Check(hedging, 4, 2),
+    "mistakes": Check(mistakes, 4, DEFAULTS.steps + 2),
+    "probe": Check(code_probe, 6, 2),
+}
 
 
 def inspect_uncertainty_feedback(
@@ -84,8 +66,10 @@ def inspect_uncertainty_feedback(
     name: str = "",
     options: InspectOptions = DEFAULTS,
     progress: Reporter = SILENT,
-) -> UncertaintyReport:
+) -> Report:
     """Check whether a model uses the uncertainty that is fed back to it.
+
+    Intervals and p of the report are over these texts, of one model.
 
     Args:
         model: a decoder with uncertainty feedback; it is left as it was.
@@ -101,21 +85,95 @@ def inspect_uncertainty_feedback(
             longer than the model reads, or texts too few or too short for a check that was asked
             for, or for all.
     """
-    feedback = feedback_of(model)
+    levels = feedback_of(model).embedding.levels
     planned, left_out = checks_for(model, sample, checks, options)
     codes = own_codes(model, sample.texts, options.signal, progress=progress)
     reading = Reading(model, tokenizer, sample.texts, codes, options, progress)
-    found: dict[str, Any] = dict.fromkeys(CHECKS)
-    for check in planned:
-        found[check] = CHECKS[check].do(reading)
-    return UncertaintyReport(
-        name,
-        sample.name,
-        len(sample.texts),
-        sample.tokens,
-        feedback.embedding.levels,
-        options,
-        **found,
-        too_short=sample.left_out,
-        left_out=left_out,
+    facts = {
+        "sample": sample.name,
+        "texts": len(sample.texts),
+        "tokens": sample.tokens,
+        "too_short": sample.left_out,
+        "levels": levels,
+        "options": options,
+    }
+    found = {check: CHECKS[check].do(reading) for check in planned}
+    return Report(name, facts, found, left_out)
+
+
+def checks_for(
+    model: PreTrainedModel,
+    sample: Sample,
+    checks: Sequence[str] = (),
+    options: InspectOptions = DEFAULTS,
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the checks that can be done, and why others cannot.
+
+    Raises:
+        InputError: as :func:`inspect_uncertainty_feedback`.
+    """
+    for check in checks:
+        check_choice("a check", check, tuple(CHECKS))
+    feedback_of(model)
+    check_sample(model, sample)
+    asked = tuple(dict.fromkeys(checks or CHECKS))
+    if "hedging" in asked and options.window >= options.tokens:
+        raise InputError(
+            f"{options.window} tokens after a step, of {options.tokens} that are written: expected "
+            f"1 to {options.tokens - 1}."
+        )
+    missing = _missing(model)
+    left_out: dict[str, str] = {}
+    for check in asked:
+        reason = _too_few(check, sample, options) or _too_long(model, check, options)
+        if reason is not None and checks:
+            raise InputError(reason)
+        # What a family has not is no fault of who asks.
+        reason = reason or missing.get(check)
+        if reason is not None:
+            left_out[check] = reason
+    planned = tuple(check for check in asked if check not in left_out)
+    if not planned and not all(missing.get(check) for check in left_out):
+        raise InputError(f"no check can be done: {next(iter(left_out.values()))}")
+    return planned, left_out
+
+
+def _too_few(check: str, sample: Sample, options: InspectOptions) -> str | None:
+    texts = CHECKS[check].texts
+    tokens = options.steps + 2 if check == "mistakes" else CHECKS[check].tokens
+    found = len(longer_than(sample.texts, tokens))
+    if found >= texts:
+        return None
+    return (
+        f"{check} needs at least {texts} texts of at least {tokens} tokens, and {sample.name} has "
+        f"{found}: give more or longer texts."
     )
+
+
+def _too_long(model: PreTrainedModel, check: str, options: InspectOptions) -> str | None:
+    bound = learned_positions(model)
+    if check != "hedging" or bound is None or PROMPT + options.tokens <= bound:
+        return None
+    return (
+        f"hedging writes {options.tokens} tokens after {PROMPT}, and the model has learned "
+        f"{bound} positions: write fewer."
+    )
+
+
+def _missing(model: PreTrainedModel) -> dict[str, str]:
+    """Return why a family has no attention, or no cache to write on from, by check."""
+
+    def cached() -> None:
+        with evaluating_feedback(model):
+            cache_of(model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device)))
+
+    found: dict[str, str] = {}
+    for checks, read in (
+        (("attention",), lambda: attention_layers(model)),
+        (("prefill", "hedging"), cached),
+    ):
+        try:
+            read()
+        except InputError as error:
+            found |= dict.fromkeys(checks, str(error))
+    return found

@@ -1,28 +1,31 @@
-"""A model's own codes along texts, and what it predicts when given codes are fed to it."""
+"""A model's own codes along texts, and what it predicts when other codes are fed to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError, check_choice, check_whole
-from prismlm.instruments.forward import target_losses
-from prismlm.instruments.uncertainty_feedback.sample import of_one_length
+from prismlm.errors import InputError, check_choice, check_number, check_whole
+from prismlm.instruments.forward import documents_of, target_losses
 from prismlm.models.evaluating import evaluating
+from prismlm.models.positions import check_window
 from prismlm.models.uncertainty_feedback import CODES, UncertaintyFeedback, uncertainty_of
 from prismlm.models.uncertainty_feedback.call import CACHES
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from prismlm.corpus.documents import Document
+    from prismlm.corpus.store import Corpus, Split
 
 # Tokens of a forward pass, and logits that are held at once.
 PASS_TOKENS = 2048
@@ -54,6 +57,69 @@ class Signal:
         if self.kind == "recursion":
             return "token by token"
         return f"{self.passes} passes" if self.passes > 1 else "1 pass"
+
+
+OWN = Signal()
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """How the checks are done.
+
+    Attributes:
+        signal: how the own codes are obtained.
+        permutations: of the shuffled signal of the ablation.
+        passes: the most, of the gap between prefill and recursion.
+        tokens: that are written on, for hedging.
+        window: tokens after a step, for hedging.
+        steps: predictions after a mistake.
+        mistakes: planted in each text, one at a time; a text counts once in the intervals.
+        temperature: of what is written.
+        seed: of all that is drawn.
+    """
+
+    signal: Signal = OWN
+    permutations: int = 5
+    passes: int = 3
+    tokens: int = 48
+    window: int = 8
+    steps: int = 8
+    mistakes: int = 4
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        # Said before the first check, not in the middle of the last.
+        check_whole("the number of permutations", self.permutations, 1)
+        check_whole("the number of passes", self.passes, 1)
+        check_whole("the number of tokens after a step", self.window, 1)
+        check_whole("the number of tokens after a mistake", self.steps, 1)
+        check_whole("the number of mistakes of a text", self.mistakes, 1)
+        check_number("the temperature", self.temperature, "0 or more", lambda t: t >= 0)
+        check_whole("the seed", self.seed)
+
+
+DEFAULTS = InspectOptions()
+
+
+class Reading(NamedTuple):
+    """What every check takes.
+
+    Attributes:
+        model: a decoder with uncertainty feedback.
+        tokenizer: its tokenizer.
+        texts: tokens of each.
+        codes: the own, as :func:`own_codes`.
+        options: how checks are done.
+        progress: shows the reading.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    texts: Sequence[Int64[Tensor, " T"]]
+    codes: Codes
+    options: InspectOptions = DEFAULTS
+    progress: Reporter = SILENT
 
 
 @dataclass(frozen=True)
@@ -280,3 +346,121 @@ def cache_of(output: Any) -> dict[str, Any]:
     raise InputError(
         "the model returns no cache, so it cannot go on token by token: read with passes."
     )
+
+
+LEAST_TOKENS = 2
+TOKENS = "the number of tokens of a text, of which the first is not predicted,"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Texts as tokens, each from its start.
+
+    Attributes:
+        name: where they are from.
+        texts: tokens of each, int64 [T] of at least 2.
+        left_out: texts that were drawn and are shorter.
+    """
+
+    name: str
+    texts: tuple[Int64[Tensor, " T"], ...]
+    left_out: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all texts."""
+        return sum(map(len, self.texts))
+
+
+def corpus_sample(
+    corpus: Corpus, split: Split, *, texts: int, tokens: int, seed: int = 0
+) -> Sample:
+    """Return the first ``tokens`` tokens of documents drawn from a split.
+
+    Raises:
+        InputError: a split without documents, or none of two tokens.
+    """
+    check_whole("the number of texts", texts, 1)
+    check_whole(TOKENS, tokens, LEAST_TOKENS)
+    numbers = documents_of(corpus, split)
+    drawn = np.random.default_rng(seed).permutation(numbers)[:texts]
+    lengths = np.minimum(corpus.lengths[drawn], tokens).tolist()
+    rows = [
+        corpus.read_tokens(start, length).astype(np.int64)
+        for start, length in zip(corpus.starts[drawn].tolist(), lengths, strict=True)
+    ]
+    return _sample(f"{corpus.name}, {split}", [torch.from_numpy(row) for row in rows])
+
+
+def document_sample(
+    documents: Iterable[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    texts: int,
+    tokens: int,
+    seed: int = 0,
+    name: str = "texts",
+) -> Sample:
+    """Return the first ``tokens`` tokens of texts drawn from all of ``documents``.
+
+    They are those of :func:`prismlm.corpus.encode.encode_text`.
+
+    Raises:
+        InputError: no text, none of two tokens, or a tokenizer that is not a fast one.
+    """
+    from prismlm.corpus.words import encode
+
+    check_whole("the number of texts", texts, 1)
+    check_whole(TOKENS, tokens, LEAST_TOKENS)
+    rng = np.random.default_rng(seed)
+    kept: list[str] = []
+    for number, document in enumerate(documents):
+        if number < texts:
+            kept.append(document.text)
+        elif (place := int(rng.integers(number + 1))) < texts:
+            kept[place] = document.text
+    rows = [torch.tensor(encode(tokenizer, text)[0][:tokens]) for text in kept]
+    return _sample(name, rows)
+
+
+def check_sample(model: PreTrainedModel, sample: Sample) -> None:
+    """Raise InputError for texts that a model cannot read: too long, or of another vocabulary."""
+    check_window(model, max(map(len, sample.texts)))
+    inputs = model.get_input_embeddings()
+    assert inputs is not None
+    weight = inputs.weight
+    assert isinstance(weight, Tensor)
+    largest = max(int(text.max()) for text in sample.texts)
+    if largest >= len(weight):
+        raise InputError(
+            f"the texts hold token {largest} and the model has {len(weight)}: they were made with "
+            "another tokenizer than the model's."
+        )
+
+
+def longer_than(sample: Sequence[Tensor], tokens: int) -> list[int]:
+    """Return the numbers of the texts of at least so many tokens."""
+    return [number for number, text in enumerate(sample) if len(text) >= tokens]
+
+
+def of_one_length(texts: Sequence[Sized], at_once: int) -> Iterator[list[int]]:
+    """Yield numbers of texts that are equally long, at most ``at_once`` tokens together.
+
+    So nothing is padded: what a text gives does not depend on the others.
+    """
+    lengths = sorted({len(text) for text in texts}, reverse=True)
+    for length in lengths:
+        members = [number for number, text in enumerate(texts) if len(text) == length]
+        rows = max(1, at_once // length)
+        for first in range(0, len(members), rows):
+            yield members[first : first + rows]
+
+
+def _sample(name: str, rows: list[Tensor]) -> Sample:
+    kept = tuple(row for row in rows if len(row) >= LEAST_TOKENS)
+    if not kept:
+        raise InputError(
+            f"none of {len(rows)} texts of {name} has {LEAST_TOKENS} tokens: nothing is predicted "
+            "in a text of one token. Give longer ones."
+        )
+    return Sample(name, kept, len(rows) - len(kept))

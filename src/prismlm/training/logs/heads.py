@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -13,16 +13,15 @@ from torch import Tensor, nn
 from prismlm.corpus.sequences import Sequences
 from prismlm.files import write_json
 from prismlm.instruments.heads import (
-    HeadUses,
-    LayerRates,
     SpectraOptions,
     layer_rates,
     own_cross_terms,
     read_states_and_heads,
     spectra_report,
 )
-from prismlm.instruments.heads.head_use import LEAST_VISIBLE
-from prismlm.instruments.heads.length import DOCUMENTS
+from prismlm.instruments.heads.spectra import DOCUMENTS
+from prismlm.instruments.heads.use import LEAST_VISIBLE
+from prismlm.instruments.results import Table, figure_at
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.training import checkpoints, distributed, parallel
 from prismlm.training.logs.layers import LayerLog, Row
@@ -39,20 +38,21 @@ HEADS_FILE = "heads.csv"
 REPORT_FILE = "heads.json"
 HEAD_FIGURES = ("distance", "entropy", "self_share", "first_share")
 GROUPS = ("signal", "noise")
-RATES: dict[str, Callable[[LayerRates], float]] = {
-    "noise_weight": lambda layer: layer.noise_weight,
-    "rate": lambda layer: layer.before.whole,
-    "signal_rate": lambda layer: layer.before.signal,
-    "noise_rate": lambda layer: layer.before.noise,
-    "difference": lambda layer: layer.before.difference,
-    "gain": lambda layer: layer.gain,
-    "gain_over_scaled": lambda layer: layer.gain_over_scaled,
-    "gain_over_shuffled": lambda layer: layer.gain_over_shuffled,
-    "gradient_cosine": lambda layer: layer.gradient_cosine,
-    "step_size": lambda layer: layer.step_size,
-    "incoherence": lambda layer: layer.incoherence.own,
-    "random_incoherence": lambda layer: layer.incoherence.random,
+RATES = {
+    "noise_weight": "noise_weight",
+    "rate": "before.whole",
+    "signal_rate": "before.signal",
+    "noise_rate": "before.noise",
+    "difference": "before.difference",
+    "gain": "gain",
+    "gain_over_scaled": "gain_over_scaled",
+    "gain_over_shuffled": "gain_over_shuffled",
+    "gradient_cosine": "gradient_cosine",
+    "step_size": "step_size",
+    "incoherence": "incoherence.own",
+    "random_incoherence": "incoherence.random",
 }
+"""Columns of the log, with the figure of :func:`layer_rates` in each."""
 CROSS_TERMS = ("signal_noise", "signal_signal", "noise_noise", "normalised")
 COLUMNS = (
     *RATES,
@@ -100,9 +100,9 @@ def heads_log(prepared: Prepared, done: int, trainer: PrismTrainer) -> LayerLog 
     """Return the log of a run's signal and noise heads; None for a model without them.
 
     Columns: λ; R(Z), R(Z|U_s), R(Z|U_n) and ΔR in nats, what a layer's step adds to ΔR and the
-    rest of :class:`LayerRates`; K_SN, K_SS, K_NN and K_SN / √(K_SS K_NN) of the model's own
+    rest of :func:`layer_rates`; K_SN, K_SS, K_NN and K_SN / √(K_SS K_NN) of the model's own
     rotations, with the content of this text; means over the heads of each group of figures of
-    :class:`HeadUse`; the norm of the layer's gradient in the step before, unclipped; ``positions``
+    :func:`head_uses`; the norm of the layer's gradient in the step before, unclipped; ``positions``
     behind the rates and ``attention_tokens`` behind the heads, whose queries see 16 tokens, or a
     whole row if that is shorter. Where no document is that long, heads are NaN, of 0 tokens.
 
@@ -178,13 +178,14 @@ def heads_figures(
     model, least = cast("PreTrainedModel", decoder), min(LEAST_VISIBLE, length)
     with parallel.whole(decoder), parallel.uncompiled(decoder):
         states, uses = read_states_and_heads(model, batches, least_visible=least)
-    terms = own_cross_terms(states, length=length).layers
+    terms = own_cross_terms(states, length=length)["layers"]
+    layers = layer_rates(states).rows
     return [
-        {name: figure(rates) for name, figure in RATES.items()}
-        | {f"cross_{name}": getattr(own, name) for name in CROSS_TERMS}
-        | _heads(uses, rates.layer)
-        | {"gradient_norm": norm, "positions": rates.positions}
-        for rates, own, norm in zip(layer_rates(states), terms, gradients.norms, strict=True)
+        {name: figure_at(rates, figure) for name, figure in RATES.items()}
+        | {f"cross_{name}": own[name] for name in CROSS_TERMS}
+        | _heads(uses, rates["layer"])
+        | {"gradient_norm": norm, "positions": rates["positions"]}
+        for rates, own, norm in zip(layers, terms, gradients.norms, strict=True)
     ]
 
 
@@ -194,12 +195,12 @@ def _tokens(prepared: Prepared) -> int:
     return prepared.recipe.evaluation.attention_head_tokens if has_heads else 0
 
 
-def _heads(uses: HeadUses | None, layer: int) -> Row:
-    row: Row = {"attention_tokens": 0 if uses is None else uses.tokens}
+def _heads(uses: Table | None, layer: int) -> Row:
+    row: Row = {"attention_tokens": 0 if uses is None else uses["tokens"]}
     for group in GROUPS:
-        of = () if uses is None else uses.heads
-        heads = [use for use in of if (use.layer, use.group) == (layer, group)]
+        of = () if uses is None else uses.rows
+        heads = [use for use in of if (use["layer"], use["group"]) == (layer, group)]
         for name in HEAD_FIGURES:
-            values = [getattr(use, name) for use in heads]
+            values = [use[name] for use in heads]
             row[f"{group}_{name}"] = statistics.fmean(values) if values else math.nan
     return row

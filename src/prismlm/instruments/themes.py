@@ -1,4 +1,6 @@
-"""The ten sequences that activate a prototype, a channel or a head most, and random ones beside.
+"""Themes of prototypes, channels and attention heads, beside those of random sequences.
+
+A unit is judged by the ten sequences that activate it most: ProtoT's rubric.
 
 A *prototype* is activated by single tokens: its sequences are the places of a lens nearest to it,
 each with 32 tokens on both sides, that do not overlap. A *channel* ranks the sequences of a corpus
@@ -10,6 +12,7 @@ and lies anywhere in the documents that were read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,9 +26,19 @@ from prismlm.instruments.channels.top_sequences import (
     rank_sequences,
     sequences_of,
 )
-from prismlm.labels.themes import SEQUENCES, Passage
+from prismlm.instruments.results import Report, Row, Table
+from prismlm.labels.themes import (
+    FIGURES,
+    SEQUENCES,
+    EndpointJudge,
+    Judgement,
+    Passage,
+    WordJudge,
+)
 from prismlm.models.attention import head_writes
 from prismlm.models.decoders.mixers import chosen_layers
+from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import bootstrap
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +51,10 @@ if TYPE_CHECKING:
 SIDE = 32
 MARKED = 10
 T = TypeVar("T")
+# Random passages that the judge by words takes rarity and thresholds from.
+CHANCE = 400
+Kind = Literal["prototypes", "channels", "heads"]
+Judged = Sequence[Judgement | None]
 
 
 class Span(NamedTuple):
@@ -125,6 +142,112 @@ def channels_or_heads(
         if len(spans) == SEQUENCES:
             found.append(Unit(f"layer {number} · {kind} {unit}", spans))
     return found, len(drawn) - len(found)
+
+
+def theme_report(
+    found: tuple[Sequence[Unit], int],
+    corpus: Corpus,
+    *,
+    split: Split,
+    name: str,
+    of: Kind,
+    judge: WordJudge | EndpointJudge | None = None,
+    seed: int = 0,
+    progress: Reporter = SILENT,
+) -> Report:
+    """Judge units, and as many of random sequences that are as long and have as many marks.
+
+    Args:
+        found: units, and how many were left out that have fewer than ten sequences.
+        corpus, split: the documents that the units' sequences are of.
+        name: of the model.
+        of: what the units are.
+        judge: who judges; None for words alone.
+        seed: of the random sequences.
+        progress: shows how far it is.
+
+    Returns:
+        The table ``figures``, of :func:`theme_figures`; ``units``, with the main theme of each,
+        its figures, and how many ``documents`` its ten sequences are of: those of one are alike
+        anyway; and ``random``, of as many units of random sequences. What an endpoint gave no
+        answer for has no figures.
+
+    Raises:
+        InputError: there are no units, or as the judge says.
+        FormatError: the corpus is damaged.
+    """
+    units, left_out = found
+    if not units:
+        raise InputError(
+            f"none of the {left_out} {of} has {SEQUENCES} sequences: read more text, or a lens "
+            "that holds more positions."
+        )
+    count = SEQUENCES * len(units)
+    control = random_spans(units, corpus, split, count, seed)
+    chance = [] if judge is not None else random_spans(units, corpus, split, CHANCE, seed + 1)
+    spans = [span for unit in units for span in unit.spans]
+    text = read_spans(corpus, [*spans, *control, *chance])
+    if judge is None:
+        judge = WordJudge([text[span] for span in chance])
+    passages: list[list[Passage]] = [
+        [text[span] for span in every[first : first + SEQUENCES]]
+        for every in (spans, control)
+        for first in range(0, count, SEQUENCES)
+    ]
+    judged = judge.judge(passages, progress)
+    own, random = judged[: len(units)], judged[len(units) :]
+    rows = [
+        {"unit": unit.name, "documents": len({span.document for span in unit.spans})}
+        | ({} if one is None else asdict(one))
+        for unit, one in zip(units, own, strict=True)
+    ]
+    facts = {"of": of, "corpus": corpus.name, "split": split, "judge": judge.source}
+    columns = {"unit": "", "documents": "", **dict.fromkeys(FIGURES, ""), "theme": ""}
+    others = tuple(asdict(one) for one in random if one is not None)
+    return Report(
+        name,
+        facts | {"left_out_units": left_out},
+        {
+            "figures": theme_figures(own, random),
+            "units": Table("Units", columns, tuple(rows)),
+            "random": Table("", {}, others),
+        },
+    )
+
+
+def theme_figures(own: Judged, random: Judged) -> Table:
+    """Return the three figures of units beside those of as many of random sequences.
+
+    Rows have the ``mean`` and the ``random_mean``; their ``difference``, with 95 % of a bootstrap
+    over both; and how many units have each value from 1 to 10, ``histogram`` and
+    ``random_histogram``. What was not judged counts for nothing.
+    """
+    rows: list[Row] = []
+    for figure in FIGURES:
+        pairs = zip(own, random, strict=True)
+        found = [[np.nan if x is None else getattr(x, figure) for x in pair] for pair in pairs]
+        values = np.array(found, dtype=np.float64)
+        there = [column[np.isfinite(column)] for column in values.T]
+        means = [float(column.mean()) if len(column) else None for column in there]
+        counts = [
+            np.bincount(column.astype(np.int64), minlength=SEQUENCES + 1)[1:].tolist()
+            for column in there
+        ]
+        # Random ones are as many, so that one draw of rows serves both.
+        apart = bootstrap(np.nan_to_num(values), np.isfinite(values), (1, -1))
+        rows.append(
+            {
+                "figure": figure,
+                "mean": means[0],
+                "random_mean": means[1],
+                "difference": apart,
+                "histogram": counts[0],
+                "random_histogram": counts[1],
+            }
+        )
+    columns = {"figure": "", "mean": ".1f", "random_mean": ".1f", "difference": "+.1f",
+               "histogram": "", "random_histogram": ""}  # fmt: skip
+    return Table("Themes, values 1 to 10, beside ten random sequences", columns, tuple(rows))
 
 
 def random_spans(

@@ -1,20 +1,30 @@
-"""Loss against the length of the context, beyond what a model was trained on."""
+"""Loss against the length of the context; with coding rates and cross terms, a report."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError, check_finite, check_whole
+from prismlm.corpus.sequences import Sequences
+from prismlm.errors import InputError, check_finite, check_number, check_whole
 from prismlm.instruments.forward import documents_of, target_losses
+from prismlm.instruments.heads.resonance import ORDER, cross_terms
+from prismlm.instruments.heads.states import (
+    DISTORTION,
+    POSITIONS,
+    layer_rates,
+    read_states,
+    signal_noise_layers,
+)
+from prismlm.instruments.results import Report, Row, Table
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
 from prismlm.models.seam import LogitMap, capture, output_embedding
@@ -31,47 +41,6 @@ PASS_TOKENS = 4096
 LOGIT_ROWS = 1024
 
 
-@dataclass(frozen=True)
-class LengthBucket:
-    """The loss at some lengths of context.
-
-    Attributes:
-        low: the fewest tokens of context of a prediction.
-        high: the most.
-        loss: mean over documents of the mean cross-entropy in the bucket, nats a token.
-        error: standard error over documents; NaN of one document.
-        short_loss: of the same tokens, read in windows of the trained length only.
-        difference: mean over documents of ``loss`` − ``short_loss``: above 0 where what lies
-            further back than the trained length hurts.
-        difference_error: its standard error, paired by document.
-    """
-
-    low: int
-    high: int
-    loss: float
-    error: float
-    short_loss: float | None = None
-    difference: float | None = None
-    difference_error: float | None = None
-
-
-@dataclass(frozen=True)
-class LossAgainstLength:
-    """The loss by length of context; every bucket is of the same documents.
-
-    Attributes:
-        length: tokens of a window.
-        trained_length: tokens of a training window, if known.
-        documents: how many, each from its start.
-        buckets: by context, ascending.
-    """
-
-    length: int
-    trained_length: int | None
-    documents: int
-    buckets: tuple[LengthBucket, ...]
-
-
 def loss_against_length(
     model: PreTrainedModel,
     corpus: Corpus,
@@ -82,7 +51,7 @@ def loss_against_length(
     documents: int = DOCUMENTS,
     seed: int = 0,
     progress: Reporter = SILENT,
-) -> LossAgainstLength:
+) -> Table:
     """Return the loss by length of context, of documents that are at least ``length`` long.
 
     Later parts of a document may be easier or harder in themselves. So with a trained length L,
@@ -98,6 +67,13 @@ def loss_against_length(
         documents: how many, drawn from the seed; all there are if that is fewer.
         seed: of the draw.
         progress: shows the reading.
+
+    Returns:
+        A row for each length of context, from ``low`` to ``high`` tokens, all of the same
+        documents: ``loss``, mean over documents of the mean cross-entropy, nats a token, and its
+        standard ``error`` over documents, NaN of one; ``short_loss`` of the same tokens, read in
+        windows of the trained length only; the ``difference`` from it, above 0 where what lies
+        further back than the trained length hurts, and ``difference_error``, paired by document.
 
     Raises:
         InputError: a window that the model has no positions for, or that no document fills, a
@@ -129,8 +105,13 @@ def loss_against_length(
                 short.append(_short_losses(model, ids, trained_length, corpus.prefix))
             task.advance(ids.numel())
     beside = _means(torch.cat(short), edges) if control else None
-    buckets = _buckets(_means(torch.cat(full), edges), beside, edges, trained_length)
-    return LossAgainstLength(length, trained_length, len(rows), buckets)
+    return Table(
+        "Loss by length of context, nats a token",
+        {"context": "", "loss": ".3f", "error": ".3f", "short_loss": ".3f", "difference": "+.3f",
+         "difference_error": ".3f"},
+        _buckets(_means(torch.cat(full), edges), beside, edges, trained_length),
+        {"length": length, "trained_length": trained_length, "documents": len(rows)},
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -214,22 +195,131 @@ def _means(losses: Float[Tensor, "D C"], edges: Sequence[int]) -> Float[Tensor, 
 
 def _buckets(
     found: Tensor, beside: Tensor | None, edges: Sequence[int], trained: int | None
-) -> tuple[LengthBucket, ...]:
-    buckets: list[LengthBucket] = []
-    for i, (low, high) in enumerate(pairwise(edges)):
+) -> tuple[Row, ...]:
+    rows: list[Row] = []
+    for i, (low, end) in enumerate(pairwise(edges)):
         own = found[:, i]
-        bucket = {"low": low, "high": high - 1, "loss": own.mean().item(), "error": _error(own)}
+        row: Row = {
+            "context": str(low) if low == end - 1 else f"{low}–{end - 1}",
+            "low": low,
+            "high": end - 1,
+            "loss": own.mean().item(),
+            "error": _error(own),
+            "short_loss": None,
+            "difference": None,
+            "difference_error": None,
+        }
         # Up to the trained length both read the same.
         if beside is not None and trained is not None and low >= trained:
             apart = own - beside[:, i]
-            bucket |= {
-                "short_loss": beside[:, i].mean().item(),
-                "difference": apart.mean().item(),
-                "difference_error": _error(apart),
-            }
-        buckets.append(LengthBucket(**bucket))
-    return tuple(buckets)
+            row["short_loss"] = beside[:, i].mean().item()
+            row["difference"], row["difference_error"] = apart.mean().item(), _error(apart)
+        rows.append(row)
+    return tuple(rows)
 
 
 def _error(values: Tensor) -> float:
     return values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+class SpectraOptions(NamedTuple):
+    """How rates, cross terms and the loss by length are read.
+
+    Attributes:
+        positions: N, of rates and of the content in cross terms.
+        distortion: ε.
+        order: of the small denominators.
+        context: tokens of a window of the loss by length; None for twice the trained length, or
+            twice the length of the sequences where that is not known.
+        trained_length: tokens of a training row, if known.
+        documents: of the loss by length.
+        seed: of positions, documents, permutations and random dictionaries.
+    """
+
+    positions: int = POSITIONS
+    distortion: float = DISTORTION
+    order: int = ORDER
+    context: int | None = None
+    trained_length: int | None = None
+    documents: int = DOCUMENTS
+    seed: int = 0
+
+
+DEFAULTS = SpectraOptions()
+
+
+def spectra_report(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    *,
+    name: str = "",
+    options: SpectraOptions = DEFAULTS,
+    loss_only: bool = False,
+    progress: Reporter = SILENT,
+) -> Report:
+    """Return rates, cross terms and the loss by length of context over a text.
+
+    The tables are ``rates``, ``cross_terms`` and ``loss``; that is left out where no document of
+    the split is long enough, unless the length, or the loss alone, was asked for.
+
+    Args:
+        model: a decoder of signal/noise attention; any decoder with ``loss_only``.
+        sequences: the text of rates and content; of the loss, its corpus and split.
+        name: of the model, for the report.
+        options: how to read.
+        loss_only: leave out rates and cross terms.
+        progress: shows the reading.
+
+    Raises:
+        InputError: as :func:`read_states`, :func:`layer_rates`, :func:`cross_terms` and
+            :func:`loss_against_length`, or a seed below 0.
+    """
+    tables: dict[str, Table] = {}
+    positions = 0
+    shared: Row = {"seed": options.seed, "progress": progress}
+    # Said before minutes of reading, not after.
+    _check(options)
+    if not loss_only:
+        signal_noise_layers(model)
+        documents_of(sequences.corpus, sequences.split)
+        states = read_states(model, sequences.batches(), positions=options.positions, **shared)
+        positions = len(states[0].positions)
+        trained = options.trained_length or sequences.length
+        tables["rates"] = layer_rates(states, distortion=options.distortion, seed=options.seed)
+        tables["cross_terms"] = cross_terms(states, length=trained, order=options.order)
+    facts = {"corpus": asdict(sequences.part(positions)), "options": options._asdict()}
+    length = options.context or 2 * (options.trained_length or sequences.length)
+    # Asked for by itself, it has to be said at once.
+    asked = loss_only or options.context is not None
+    no_loss = None if asked else _too_long(model, sequences, length)
+    if no_loss is not None:
+        return Report(name, facts, tables, {"loss": no_loss})
+    tables["loss"] = loss_against_length(
+        model,
+        sequences.corpus,
+        length=length,
+        trained_length=options.trained_length,
+        split=sequences.split,
+        documents=options.documents,
+        **shared,
+    )
+    return Report(name, facts, tables)
+
+
+def _check(options: SpectraOptions) -> None:
+    check_number("the distortion ε", options.distortion, "a positive number", lambda x: x > 0)
+    check_whole("the order of denominators", options.order, 1)
+    check_whole("the seed", options.seed)
+    if options.context is not None:
+        check_whole("the number of tokens of a window", options.context, 2)
+    check_whole("the number of documents of the loss", options.documents, 1)
+
+
+def _too_long(model: PreTrainedModel, sequences: Sequences, length: int) -> str | None:
+    """Return why no loss can be read in windows of so many tokens, or None."""
+    try:
+        check_window(model, length)
+        long_documents(sequences.corpus, sequences.split, length)
+    except InputError as error:
+        return str(error)
+    return None

@@ -8,14 +8,14 @@ import torch
 
 import prismlm
 from prismlm.errors import InputError
-from prismlm.instruments.themes.report import ThemeReport
-from prismlm.instruments.themes.units import (
+from prismlm.instruments.themes import (
     MARKED,
     SIDE,
     channels_or_heads,
     prototypes,
     random_spans,
     read_spans,
+    theme_figures,
 )
 from prismlm.labels.themes import Judgement
 from prismlm.models.attention import head_writes
@@ -128,13 +128,10 @@ def test_the_difference_is_of_the_means_beside_it_where_some_have_no_answer(own,
         tuple(None if x is None else Judgement("it", x, 1, 1, "") for x in some)
         for some in (own, chance)
     )
-    names = tuple(map(str, own))
-    report = ThemeReport(
-        "m", "heads", "c", "all", "endpoint:x", names, (1,) * len(own), judged, random, 0
-    )
-    found = report.to_dict()["figures"]["disentanglement"]
+    found = theme_figures(judged, random).rows[0]
+    apart = found["difference"]
     if found["random_mean"] is None:
-        assert np.isnan(found["difference"])
+        assert np.isnan(apart.value)
     else:
-        assert found["difference"] == pytest.approx(found["mean"] - found["random_mean"])
-        assert found["low"] <= found["difference"] <= found["high"]
+        assert apart.value == pytest.approx(found["mean"] - found["random_mean"])
+        assert apart.low <= apart.value <= apart.high

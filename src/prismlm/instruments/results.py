@@ -1,0 +1,164 @@
+"""The form of every result of an instrument: a table of figures.
+
+Instruments return a :class:`Table`, which ``prismlm inspect`` prints and gives as JSON.
+What a figure means is in the docs of the instrument, not in the result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import Any
+
+from prismlm.errors import InputError
+from prismlm.files import finite
+from prismlm.statistics import Interval
+
+Row = dict[str, Any]
+BLOCKS = " ▁▂▃▄▅▆▇█"
+FINDINGS = {"finding": "", "value": "+.4f", "control": "+.4f", "effect": ""}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures under named columns, one row for each thing that was measured.
+
+    Attributes:
+        title: heading when printed.
+        columns: the columns that are printed, in order, with the format of their numbers.
+        rows: figures by column, :class:`Interval` among them; there may be more than are printed.
+        facts: figures of the table as a whole.
+        findings: what the table amounts to, of :func:`finding`.
+    """
+
+    title: str
+    columns: Mapping[str, str]
+    rows: tuple[Row, ...]
+    facts: Row = field(default_factory=dict[str, Any])
+    findings: tuple[Row, ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a fact."""
+        return self.facts[name]
+
+    def row(self, **wanted: Any) -> Row:
+        """Return the first row with these figures.
+
+        Raises:
+            InputError: there is none.
+        """
+        for row in self.rows:
+            if all(row[name] == value for name, value in wanted.items()):
+                return row
+        raise InputError(f"{self.title}: no row has {wanted}.")
+
+    def to_dict(self) -> Row:
+        """Return JSON values: the facts, and ``rows``; what is not a number is None."""
+        return as_json(self.facts | {"rows": self.rows})
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables of one model over one text.
+
+    Attributes:
+        model: its name.
+        facts: what was read, and how.
+        tables: by name.
+        left_out: why tables that were asked for are not there, by name.
+    """
+
+    model: str
+    facts: Row
+    tables: Mapping[str, Table]
+    left_out: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __getitem__(self, name: str) -> Table:
+        """Return a table."""
+        return self.tables[name]
+
+    @property
+    def findings(self) -> tuple[Row, ...]:
+        """What the tables amount to."""
+        return tuple(row for table in self.tables.values() for row in table.findings)
+
+    def to_dict(self) -> Row:
+        """Return JSON values: model, facts, each table under its name, findings, and ``left_out``.
+
+        A table that was left out is None.
+        """
+        tables = {name: table.to_dict() for name, table in self.tables.items()}
+        value = {"model": self.model} | self.facts | dict.fromkeys(self.left_out) | tables
+        return as_json(value | {"findings": self.findings, "left_out": self.left_out})
+
+
+def finding(name: str, value: Any, control: Any = None, *, clear: bool = True) -> Row:
+    """Return a row of :data:`FINDINGS`: a difference from its control, and whether it is clear.
+
+    Args:
+        name: what was compared.
+        value: the difference, an :class:`Interval`.
+        control: a figure of the control, or None.
+        clear: whether every other condition of the check holds.
+    """
+    return {"finding": name, "value": value, "control": control, "effect": _effect(value, clear)}
+
+
+def _effect(value: Interval | None, clear: bool) -> str:
+    if value is None or math.isnan(value.value):
+        return "undefined"
+    if clear and value.above_zero:
+        return "above 0"
+    return "below 0" if clear and value.below_zero else "may be chance"
+
+
+def findings_table(findings: tuple[Row, ...]) -> Table:
+    """Return findings as a table."""
+    return Table("Findings", FINDINGS, findings)
+
+
+def as_json(value: Any) -> Any:
+    """Return JSON values of dataclasses, mappings and sequences; what is not a number is None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    return finite(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def figure_at(row: Row, name: str) -> Any:
+    """Return a figure of a row; ``after.whole`` is one inside another, as ``gain.value`` may be."""
+    value: Any = row
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+    return value
+
+
+def text_of(value: Any, form: str = "") -> str:
+    """Return a figure as text: an interval as ``+0.01 [−0.02, +0.04]``, a missing one as a dash.
+
+    Several are a text with their sizes in it, by blocks.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, (list, tuple)):
+        top = max(map(float, value), default=0.0)
+        return "".join(BLOCKS[round(8 * max(0.0, x) / top) if top > 0 else 0] for x in value)
+    if isinstance(value, Interval):
+        found, low, high = (text_of(x, form) for x in (value.value, value.low, value.high))
+        return f"{found} [{low}, {high}]"
+    return str(value) if isinstance(value, str) else format(value, form).replace("-", "−")
+
+
+def markdown_of(table: Table) -> str:
+    """Return a table in Markdown, without its facts."""
+    lines = [f"**{table.title}**", "", "| " + " | ".join(table.columns) + " |"]
+    lines.append("|" + "---|" * len(table.columns))
+    for row in table.rows:
+        texts = (text_of(figure_at(row, name), form) for name, form in table.columns.items())
+        cells = (t.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for t in texts)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])

@@ -1,1 +1,0 @@
-"""Themes of prototypes, channels and attention heads: ProtoT's rubric."""
