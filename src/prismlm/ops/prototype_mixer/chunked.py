@@ -111,10 +111,15 @@ class _Rows(NamedTuple):
     log: Tensor
     starts: Tensor | None
 
-    def part(self, part: slice) -> _Rows:
-        log = self.log[:, part] if self.log.ndim == 3 else self.log
-        starts = None if self.starts is None else self.starts[:, part]
-        return _Rows(self.write[:, part], self.read[:, part], self.values[:, part], log, starts)
+    def segments(self, size: int) -> list[_Rows]:
+        """Return parts of ``size`` positions; the gradient of a slice would be of all of them."""
+        write, read, values = (torch.split(x, size, 1) for x in self[:3])
+        log, starts = [self.log] * len(write), [self.starts] * len(write)
+        if self.log.ndim == 3:
+            log = torch.split(self.log, size, 1)
+        if self.starts is not None:
+            starts = torch.split(self.starts, size, 1)
+        return [_Rows(*part) for part in zip(write, read, values, log, starts, strict=True)]
 
 
 def _blocks(device: torch.device) -> tuple[int, torch.dtype]:
@@ -149,8 +154,8 @@ def _segments(
         return _segment(rows, state, normalise, groups)
     outs: list[Tensor] = []
     size = SEGMENT_OF_CPU if tiles.in_cache(rows.write) else SEGMENT
-    for first in range(0, rows.write.shape[1], size):
-        out, state = _segment(rows.part(slice(first, first + size)), state, normalise, groups)
+    for part in rows.segments(size):
+        out, state = _segment(part, state, normalise, groups)
         outs.append(out)
     assert state is not None
     return outs[0] if len(outs) == 1 else torch.cat(outs, 1), state
