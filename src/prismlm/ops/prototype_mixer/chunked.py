@@ -113,6 +113,8 @@ class _Rows(NamedTuple):
 
     def segments(self, size: int) -> list[_Rows]:
         """Return parts of ``size`` positions; the gradient of a slice would be of all of them."""
+        if self.write.shape[1] <= size:
+            return [self]
         write, read, values = (torch.split(x, size, 1) for x in self[:3])
         log, starts = [self.log] * len(write), [self.starts] * len(write)
         if self.log.ndim == 3:
