@@ -1,4 +1,4 @@
-"""Rows with padding anywhere, as rows with all padding at their end, and back."""
+"""Rows whose padding is moved to the end and back, and rows of several sequences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
+from torch.nn import functional as F
 
 from prismlm.errors import InputError
 
@@ -87,6 +88,36 @@ def compacted(
         return x, starts, None
     places = Compaction.of(mask)
     return places.compact(x), None if starts is None else places.compact_starts(starts), places
+
+
+class Reach(NamedTuple):
+    """What sees what in n blocks of C positions of rows that hold several sequences.
+
+    Attributes:
+        same: whether two positions of a block are of one sequence.
+        seen: whether a position sees what is before its block.
+        kept: whether what is behind a block sees a position.
+        carried: whether what is before a block is seen from behind it.
+    """
+
+    same: Bool[Tensor, "B 1 n C C"]
+    seen: Bool[Tensor, "B 1 n C 1"]
+    kept: Bool[Tensor, "B 1 n C 1"]
+    carried: Bool[Tensor, "B 1 n 1"]
+
+    @classmethod
+    def of(cls, starts: Int64[Tensor, "B 1 n C"]) -> Reach:
+        """Return it for sequences that start where ``starts`` is 1 and not 0."""
+        within = starts.cumsum(3)
+        number = within + (within[..., -1:].cumsum(2) - within[..., -1:])
+        last = number[..., -1]
+        before = F.pad(last[..., :-1], (1, 0))
+        return cls(
+            number[..., None] == number[..., None, :],
+            (number == before[..., None])[..., None],
+            (number == last[..., None])[..., None],
+            (before == last)[..., None],
+        )
 
 
 def check_flags(rows: tuple[int, ...], **given: Tensor | None) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
-from prismlm.ops.compaction import check_flags
+from prismlm.ops.compaction import Reach, check_flags
 from prismlm.ops.prototype_mixer.state import working_dtype
 
 CHUNK = 64
@@ -97,8 +97,10 @@ def delta_rule(
         # Chunks of one size, as many as CHUNK asks for: those of CHUNK could be half padding.
         size = math.ceil(length / math.ceil(length / CHUNK))
         q, k, v, b = (_in_chunks(t, size) for t in (q, k, v, b))
-        sequence = None if starts is None else _sequences(starts, size)
-        out, memory = _chunks(q, k, v, b, memory, sequence)
+        reach = None
+        if starts is not None:
+            reach = Reach.of(_in_chunks(starts.long()[..., None, None], size).squeeze(-1))
+        out, memory = _chunks(q, k, v, b, memory, reach)
     out = out.flatten(2, 3)[:, :, :length].transpose(1, 2)
     return out.to(values.dtype), memory
 
@@ -111,27 +113,15 @@ def _in_chunks(tensor: Tensor, size: int) -> Tensor:
     return padded.reshape(batch, heads, -1, size, width)
 
 
-def _sequences(starts: Tensor, size: int) -> Tensor:
-    """Return the number of each position's sequence in its row: [B, 1, n, size]."""
-    numbers = starts.cumsum(1)
-    missing = -numbers.shape[1] % size
-    filled = torch.cat([numbers, numbers[:, -1:].expand(-1, missing)], 1)
-    return filled.reshape(len(filled), 1, -1, size)
-
-
 def _chunks(
-    q: Tensor, k: Tensor, v: Tensor, b: Tensor, memory: Tensor, sequence: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, memory: Tensor, reach: Reach | None
 ) -> tuple[Tensor, Tensor]:
     seen, kept, carried = torch.ones_like(b), torch.ones_like(b), torch.ones_like(b[..., :1, :])
     overlap, reading = (b * k) @ k.mT, (q @ k.mT).tril()
-    if sequence is not None:
-        ends = sequence[..., -1]
-        before = torch.cat([torch.zeros_like(ends[..., :1]), ends[..., :-1]], -1)
-        same = sequence[..., None] == sequence[..., None, :]
-        overlap, reading = overlap * same, reading * same
-        seen = (sequence == before[..., None])[..., None].to(q.dtype)
-        kept = (sequence == ends[..., None])[..., None].to(q.dtype)
-        carried = (before == ends)[..., None, None].to(q.dtype)
+    if reach is not None:
+        overlap, reading = overlap * reach.same, reading * reach.same
+        seen, kept = reach.seen.to(q.dtype), reach.kept.to(q.dtype)
+        carried = reach.carried[..., None].to(q.dtype)
     both = torch.cat([b * v, b * k * seen], -1)
     solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
     solved = solve(overlap.tril(-1), both, upper=False, unitriangular=True)

@@ -63,31 +63,31 @@ def route(
     check_arguments(z, prototypes, k, mask)
     z, prototypes = at_least_float32(z), at_least_float32(prototypes)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
-        found = _search(z.detach(), prototypes.detach(), k, mask)
+        inverse = inverse_norms(z), inverse_norms(prototypes)
+        found = _search(z * inverse[0], prototypes * inverse[1], k, mask)
     cosines, point_cosine = cast(
         "tuple[Tensor, Tensor]",
-        SelectedCosines.apply(z, prototypes, *found),  # pyright: ignore[reportUnknownMemberType]
+        SelectedCosines.apply(z, prototypes, *found, *inverse),  # pyright: ignore[reportUnknownMemberType]
     )
     activations = torch.relu(scale * cosines)
     return Routing(found[0], cosines, activations, cosines[:, 0], found[2], point_cosine)
 
 
 def _search(
-    z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None
+    unit_z: Tensor, unit_p: Tensor, k: int, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return indices and cosines [N, k], and nearest state and cosine [K] of each prototype."""
-    unit_z, unit_p = z * inverse_norms(z), prototypes * inverse_norms(prototypes)
-    if not len(z):
-        none = z.new_empty(0, k)
-        nobody = torch.full((len(prototypes),), -1, device=z.device)
-        return none.long(), none, nobody, nobody.to(z.dtype)
-    low = score_dtype(z, prototypes)
+    if not len(unit_z):
+        none = unit_z.new_empty(0, k)
+        nobody = torch.full((len(unit_p),), -1, device=unit_z.device)
+        return none.long(), none, nobody, nobody.to(unit_z.dtype)
+    low = score_dtype(unit_z, unit_p)
     low_z, low_p = unit_z.to(low), unit_p.to(low)
-    many, step = candidates(k, len(prototypes), low, z), tile_rows(z, len(prototypes))
+    many, step = candidates(k, len(unit_p), low, unit_z), tile_rows(unit_z, len(unit_p))
     columns: list[Tensor] = []
-    best = low_p.new_full((len(prototypes),), ABSENT)
+    best = low_p.new_full((len(unit_p),), ABSENT)
     state = torch.full_like(best, -1, dtype=torch.long)
-    for start in range(0, len(z), step):
+    for start in range(0, len(unit_z), step):
         tile = slice(start, start + step)
         scores = product(low_z[tile], low_p)
         columns.append(largest(scores, many)[1])

@@ -79,9 +79,7 @@ def norm(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:
 def inverse_norms(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:
     """Return 1/‖v‖ per vector, and 0 for a zero row: its cosine to everything is then 0."""
     norms = norm(vectors)
-    # The inner `where` keeps 1/0 out of the graph, where its gradient would be NaN.
-    safe = torch.where(norms > 0, norms, torch.ones_like(norms))
-    return torch.where(norms > 0, safe.reciprocal(), torch.zeros_like(norms))
+    return norms.masked_fill(norms == 0, torch.inf).reciprocal()
 
 
 def prototype_pull(routing: Routing) -> Float[Tensor, ""]:

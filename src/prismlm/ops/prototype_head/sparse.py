@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.ops.prototype_head.routing import inverse_norms
-
 
 def gather_sum(
     indices: Int64[Tensor, "N k"], weights: Float[Tensor, "N k"], rows: Float[Tensor, "K d"]
@@ -50,17 +48,20 @@ class SelectedCosines(torch.autograd.Function):
         cosines: Tensor,
         nearest_point: Tensor,
         nearest_point_cosine: Tensor,
+        inverse_z: Tensor,
+        inverse_p: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return both cosines as they are."""
-        ctx.save_for_backward(z, prototypes, indices, cosines, nearest_point, nearest_point_cosine)
+        found = indices, cosines, nearest_point, nearest_point_cosine, inverse_z, inverse_p
+        ctx.save_for_backward(z, prototypes, *found)
         return cosines, nearest_point_cosine
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """∂c/∂z = (p̂ − c ẑ)/‖z‖ and ∂c/∂p = (ẑ − c p̂)/‖p‖, summed over the pairs."""
         grad_cosines, grad_points = grads
-        z, prototypes, indices, cosines, nearest_point, point_cosines = ctx.saved_tensors
-        inverse_z, inverse_p = inverse_norms(z), inverse_norms(prototypes)
+        z, prototypes, indices, cosines, nearest_point, point_cosines, *rest = ctx.saved_tensors
+        inverse_z, inverse_p = rest
         # A prototype without a nearest state passes nothing on.
         grad_points = grad_points * (nearest_point >= 0)
         point = nearest_point.clamp_min(0)
@@ -80,7 +81,7 @@ class SelectedCosines(torch.autograd.Function):
         ):
             radial = torch.zeros_like(inverse).index_add_(0, pairs, along[:, None])
             grad.mul_(inverse).addcmul_(vectors, radial * inverse.square(), value=-1)
-        return grad_z, grad_p, None, None, None, None
+        return grad_z, grad_p, None, None, None, None, None, None
 
 
 class RowGradient(torch.autograd.Function):

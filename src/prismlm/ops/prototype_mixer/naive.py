@@ -39,7 +39,8 @@ def prefix_mean(
         own = None if state is None else PrefixState(state.sums[b], state.mass[b])
         kept, first = (None if f is None else f[b] for f in (mask, starts))
         beta = decay.expand(write.shape)[b]
-        row, end = _row(write[b], read[b], values[b], beta, own, kept, first, normalise, groups)
+        given = write[b], read[b], values[b], beta, own, kept, first
+        row, end = _row(given, normalise, groups)
         rows.append(row)
         ends.append(end)
     sums, mass = torch.stack([end.sums for end in ends]), torch.stack([end.mass for end in ends])
@@ -47,16 +48,11 @@ def prefix_mean(
 
 
 def _row(
-    write: Tensor,
-    read: Tensor,
-    values: Tensor,
-    decay: Tensor,
-    state: PrefixState | None,
-    mask: Tensor | None,
-    starts: Tensor | None,
+    given: tuple[Tensor, Tensor, Tensor, Tensor, PrefixState | None, Tensor | None, Tensor | None],
     normalise: bool,
     groups: int,
 ) -> tuple[Tensor, PrefixState]:
+    write, read, values, decay, state, mask, starts = given
     dtype = working_dtype(write, read, values, decay)
     w, q, v, beta = (tensor.to(dtype) for tensor in (write, read, values, decay))
     length, channels = w.shape

@@ -16,14 +16,9 @@ EMPTY_BELOW = 1e-30
 
 
 class PrefixState(NamedTuple):
-    """What a sequence has written so far, as its next position reads it.
+    """What a sequence has written so far, as its next position i reads it; float32 or float64.
 
-    Float32, or float64 if an input is.
-
-    Attributes:
-        sums: S_k = Σ_j β_k^(i−j) w_jk v_j over the positions j before the next position i, of the
-            D / G values that channel k's group has.
-        mass: M_k = Σ_j β_k^(i−j) w_jk.
+    S_k = Σ_j β_k^(i−j) w_jk v_j of the D / G values of channel k's group, M_k = Σ_j β_k^(i−j) w_jk.
     """
 
     sums: Float[Tensor, "B R width"]
@@ -32,11 +27,8 @@ class PrefixState(NamedTuple):
 
 def empty_state(write: Tensor, values: Tensor, groups: int = 1) -> PrefixState:
     """Return the state of rows into which nothing has been written, in the dtype of ``write``."""
-    batch, _, channels = write.shape
-    return PrefixState(
-        write.new_zeros(batch, channels, values.shape[2] // groups),
-        write.new_zeros(batch, channels),
-    )
+    shape = (write.shape[0], write.shape[2])
+    return PrefixState(write.new_zeros(*shape, values.shape[2] // groups), write.new_zeros(shape))
 
 
 def check_arguments(
@@ -82,7 +74,13 @@ def check_arguments(
             f"{decay.max().item():g}. Keep them there, for example by a sigmoid and a clamp."
         )
     check_groups(groups, channels, values.shape[2])
-    _check_state(state, (batch, channels, values.shape[2] // groups))
+    held = (batch, channels, values.shape[2] // groups)
+    if state is not None and (state.sums.shape != held or state.mass.shape != held[:2]):
+        raise InputError(
+            f"the state holds sums {list(state.sums.shape)} and mass {list(state.mass.shape)}, and "
+            f"the input needs {list(held)} and {list(held[:2])}: it comes from another batch or "
+            "another layer."
+        )
     check_flags((batch, length), mask=mask, starts=starts)
 
 
@@ -92,17 +90,6 @@ def check_groups(groups: int, channels: int, value_width: int) -> None:
         raise InputError(
             f"{groups} groups of {channels} channels and values of width {value_width}: expected a "
             "number of groups that divides both."
-        )
-
-
-def _check_state(state: PrefixState | None, shape: tuple[int, int, int]) -> None:
-    if state is None:
-        return
-    if state.sums.shape != shape or state.mass.shape != shape[:2]:
-        raise InputError(
-            f"the state holds sums {list(state.sums.shape)} and mass {list(state.mass.shape)}, and "
-            f"the input needs {list(shape)} and {list(shape[:2])}: it comes from another batch or "
-            "another layer."
         )
 
 
