@@ -40,7 +40,7 @@ def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
     assert trace[trace.first].pieces[1].label == "The"
     assert trace.sources("domain") == trace[before - 1 :].sources("domain")
     assert trace.sources("domain") != trace[:].sources("domain")
-    assert (trace.written, trace.summary.split(" ")[:2]) == (0, ["The", "answer"])
+    assert trace.written == 0
     # A text counts whole, whatever marks it spells; so does a question alone.
     assert lm.explain(ANSWERED).first == lm.explain(asked(QUESTION)).first == 0
 
