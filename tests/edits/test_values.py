@@ -44,8 +44,10 @@ def edited(z, *edits, head=None, scale=1.0, **options):
         (Ablate(1), [3.0, 0.8]),
         (Scale(0, 3.0), [5.4, 4.0]),
         (Scale(0, 0.0), [1.8, 4.0]),
-        # Together (1.2, 3.2), which raises token 2 the most, by 4.4; what the cards list is all.
-        (Group(0.5, prototypes={0, 1}), [3 + 1.2 * 2.5 / 4.4, 4 + 3.2 * 2.5 / 4.4]),
+        # Of half as many tokens as dimensions, token 0 is told, and of the two prototypes the first
+        # raises it, by the (1, x) that moves others least: 11/4 x = 5/4, and λ beside the 11/4. It
+        # gets half of the evidence 7 − 2.
+        (Group(0.5, prototypes={0, 1}), [5.5, 4 + 2.5 * 1.25 / (2.75 + 17e-3 / 8)]),
         (Group(-1.0, prototypes={0, 1}), [1.8, 0.8]),
         (Group(-0.5, prototypes={1, 2}), [3.0, 2.4]),
         # Logits 3, 4, 7, −6: the top has the evidence 7 − 2. The signature of 2 is (1, −1, 0, 5),

@@ -128,8 +128,11 @@ class Plan:
 
     @cached_property
     def _tokens(self) -> dict[Group, list[int]]:
-        groups = ((edit, members) for edit, members in self.edits if isinstance(edit, Group))
-        return {edit: self.telling(members) for edit, members in groups if raises(edit)}
+        return {
+            edit: self.telling(members)
+            for edit, members in self.edits
+            if isinstance(edit, Group) and edit.strength > 0
+        }
 
     def _columns(self, members: Sequence[int]) -> Tensor:
         chosen = self.prototypes
@@ -190,7 +193,7 @@ class Plan:
                 after[:, columns] = self._held(edit, z, now)[:, columns]
                 raised.append(Step(after - now, self.rows[edit], edit))
             else:
-                after[:, columns] *= 0.0 if isinstance(edit, Ablate) else _factor(edit)
+                after[:, columns] *= _factor(edit)
                 scaled += after - now
             now = after
         return Changes(routing, before, now, (Step(scaled, self._own, None), *raised))
@@ -217,8 +220,10 @@ def raises(edit: Edit) -> TypeGuard[Clamp | Group]:
     return isinstance(edit, Clamp) or (isinstance(edit, Group) and edit.strength > 0)
 
 
-def _factor(edit: Scale | Group) -> float:
-    return edit.factor if isinstance(edit, Scale) else 1 + edit.strength
+def _factor(edit: Edit) -> float:
+    if isinstance(edit, Group):
+        return 1 + edit.strength
+    return edit.factor if isinstance(edit, Scale) else 0.0
 
 
 def shown_part(weight: Tensor, prototype: Tensor, listed: Sequence[int]) -> Tensor:

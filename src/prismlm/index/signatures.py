@@ -91,9 +91,10 @@ def tokens_of_group(lm: OpenedModel, prototypes: Sequence[int]) -> list[int]:
 
         n_G(v) ln(n_G(v) K / n(v) |G|)
 
-    with n the number of cards that list v, of all and of the group; at most ``TELLING``, of those
-    that the group's cards list more often than all do. Without a lens there are no other cards,
-    and those listed most are returned.
+    with n the number of cards that list v, of all and of the group; of those that the group's cards
+    list more often than all do at most ``TELLING``, and half the width: what moves as many tokens
+    as there are dimensions moves all others too. Without a lens there are no other cards, and those
+    listed most are returned.
     """
     ids = [one for own in signature_ids(lm, prototypes) for one in own]
     own = Counter(ids)
@@ -104,7 +105,8 @@ def tokens_of_group(lm: OpenedModel, prototypes: Sequence[int]) -> list[int]:
         texts = {v: token_alone(lm.tokenizer, v) for v in own}
         gains = {v: n * math.log(n / expected / everywhere[texts[v]]) for v, n in own.items()}
         own = Counter({v: gain for v, gain in gains.items() if gain > 0}) or own
-    return [v for v, _ in own.most_common(TELLING)]
+    most = min(TELLING, max(1, lm.head.width // 2))
+    return [v for v, _ in own.most_common(most)]
 
 
 @lru_cache(maxsize=1)
