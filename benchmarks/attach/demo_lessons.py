@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -235,9 +235,10 @@ class Lessons:
 
     def _chat(self, question: str) -> list[int]:
         said = [{"role": "user", "content": question}]
-        return self._tokenizer.apply_chat_template(
+        ids = self._tokenizer.apply_chat_template(
             said, add_generation_prompt=True, tokenize=True, return_dict=False
         )
+        return cast("list[int]", ids)
 
     def _answer(self, pair: dict[str, Any]) -> list[int]:
         text = pair["messages"][1]["content"] + "<|im_end|>"
@@ -386,12 +387,5 @@ def teach(
                     kept = {"learned": learned.state_dict(), "optimizer": optimizer.state_dict()}
                     torch.save(kept | {"step": step + 1, "history": history}, saved)
     tokens = sum(lessons.read(row) for rows in epochs for row in rows)
-    write_adapter(_Taught(learned), adapted, base, out, {"tokens": tokens, "steps": starts[-1]})
+    write_adapter(learned, adapted, base, out, {"tokens": tokens, "steps": starts[-1]})
     return history
-
-
-class _Taught:
-    """What ``write_adapter`` asks of a loop."""
-
-    def __init__(self, trained: torch.nn.ParameterList) -> None:
-        self.trained = trained

@@ -126,7 +126,7 @@ def as_json(value: Any) -> Any:
         return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [as_json(item) for item in value]
-    return finite(value.tolist() if hasattr(value, "tolist") else value)
+    return finite(getattr(value, "tolist", lambda: value)())
 
 
 def figure_at(row: Row, name: str) -> Any:

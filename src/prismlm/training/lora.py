@@ -175,16 +175,18 @@ def adapt(
         progress=progress,
     )
     read = {"tokens": round(training.steps * options.batch * rows.num_tokens / len(rows))}
-    write_adapter(training, adapted, base, out, {**(note or {}), **read, "steps": training.steps})
+    write_adapter(
+        training.trained, adapted, base, out, {**(note or {}), **read, "steps": training.steps}
+    )
     return training.history
 
 
 def write_adapter(
-    training: Adapting, adapted: Any, base: str, out: Path, note: dict[str, float]
+    trained: nn.Module, adapted: Any, base: str, out: Path, note: dict[str, float]
 ) -> None:
     """Write trained adapters to ``out`` as PEFT does, in bfloat16, with a note beside them."""
     with room_to_write("the adapter", out.parent, WAY_OUT), atomic_directory(out) as made:
-        for parameter in training.trained.parameters():
+        for parameter in trained.parameters():
             parameter.data = parameter.data.bfloat16()
         # By name: where the base lay while this was trained is nobody's concern.
         adapted.peft_config["default"].base_model_name_or_path = base

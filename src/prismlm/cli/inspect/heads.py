@@ -55,8 +55,8 @@ def heads(
         write_heads(reports, out)
         typer.echo(f"wrote {out}", err=True)
     if as_json:
-        models = [report.to_dict() for report in reports]
-        print_json({"models": models, "across": across and across.to_dict()})
+        shown = [report.to_dict() for report in reports]
+        print_json({"models": shown, "across": across and across.to_dict()})
         return
     from prismlm.cli.printing.tables import print_report, show
 
