@@ -18,7 +18,7 @@ from tests.helpers.named_lens import named_model
 TOKEN = "the-key-of-this-run"
 HOSTILE = '<img src=x onerror="document.title=1"> \u202egnp'
 PROMPTS = {"medicine": "The symptoms of this disease in patients include"}
-QUESTIONS = {"medicine": "What does this disease do?", "astrology": "What do the stars say?"}
+QUESTIONS = {"medicine": "What does this disease do?"}
 
 
 class Served:

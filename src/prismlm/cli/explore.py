@@ -41,10 +41,12 @@ def serve(
     import uvicorn
 
     from prismlm.demo.prompts import PROMPTS, QUESTIONS
+    from prismlm.demo.texts import holds_pairs
     from prismlm.explain.language_model import load
     from prismlm.explorer import create_app
 
     lm = load(model, lens=lens)
+    cells = lm.lens and lm.lens.cells
     port = listener.getsockname()[1]
     names = {HOST, "localhost", host}
     if host in EVERYWHERE:
@@ -55,7 +57,7 @@ def serve(
         token=token,
         hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
         prompts=PROMPTS,
-        questions=QUESTIONS,
+        questions=QUESTIONS if cells and holds_pairs(cells.documents) else {},
     )
     shown = HOST if host in EVERYWHERE else _bracketed(host)
     address = f"http://{shown}:{port}/?token={token}"

@@ -11,6 +11,7 @@ from collections import Counter
 from importlib.resources import as_file, files
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.files import WAY_OUT, atomic_file, room_to_write
@@ -54,3 +55,9 @@ def plain_texts(path: Path) -> Path:
     with room_to_write(str(path), path.parent, WAY_OUT), atomic_file(path) as temporary:
         pq.write_table(table.take(sorted(chosen)), temporary)
     return path
+
+
+def holds_pairs(documents: pa.Table) -> bool:
+    """Say whether a table of documents, as a lens has it, holds the pairs that were taught."""
+    first = pq.read_table(pairs_path(), columns=["id"])["id"][0].as_py()
+    return first in documents["doc_id"].to_pylist()

@@ -54,7 +54,7 @@ def create_app(
         token: every request must bring it; see :mod:`prismlm.explorer.safety`.
         hosts: values of the Host header that name this server, such as ``127.0.0.1:8080``.
         prompts: to try, by domain; where the lens has none of these domains, those of its corpus.
-        questions: to ask, by domain, where the model has a chat template.
+        questions: to ask, by topic, where the model has a chat template.
         limits: of requests.
     """
     limits = limits or Limits()

@@ -19,7 +19,7 @@ from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
-from prismlm.explorer.examples import held_out_texts, of_domains, prompts_for
+from prismlm.explorer.examples import held_out_texts, prompts_for
 from prismlm.labels.catalogue import Catalogue
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class Session:
         limits: of requests.
         texts: beginnings of held-out documents, by domain or title.
         prompts: to try, by domain or title.
-        questions: to ask a model that has a chat template, by domain; there may be none.
+        questions: to ask a model that has a chat template, by topic; there may be none.
         line: of those who wait for it.
         catalogue: its prototypes to be searched; None without a lens.
     """
@@ -187,7 +187,7 @@ class Session:
         self.lm, self.limits = lm, limits
         self.texts = held_out_texts(lm.lens)
         self.prompts = prompts_for(lm.lens, prompts, self.texts)
-        self.questions = of_domains(lm.lens, questions) if lm.tokenizer.chat_template else {}
+        self.questions = dict(questions) if lm.tokenizer.chat_template else {}
         self.line = Line(limits.waiting)
         self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
         self._answers: OrderedDict[str, Answer] = OrderedDict()
