@@ -2,11 +2,15 @@
 
     python -m benchmarks.attach.demo_names cards WORK/model --out FOLDER
     python -m benchmarks.attach.demo_names names WORK/model --from FOLDER --reader "which model"
+    python -m benchmarks.attach.demo_names drawn WORK/model --from FOLDER --out SHEET.jsonl
 
 ``cards`` writes ``cards-NN.jsonl``, a card a line, of all prototypes with ten places or more. A
 reader is given ``names_prompt.md`` and one such file, and answers with ``names-NN.jsonl``.
 ``names`` puts them into the lens, scored on places of documents that were on no card, and keeps
-the answers as ``docs/results/labels/demo_names.jsonl``. ``demo_model`` then packs them.
+the answers as ``docs/results/labels/demo_names.jsonl``. ``demo_model`` then packs them. ``drawn``
+writes forty by seed, each with that name and with the one that prismlm gives without a reader,
+mixed; another reader is given names and places and says which are clear:
+``docs/results/asked/names.jsonl``.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -31,6 +36,7 @@ from prismlm.labels.write import MIN_PLACES, Made, label_lens, make_labels
 from prismlm.progress import SILENT, Reporter
 
 PASSAGES, BEFORE, AFTER, RAISED = 8, 20, 6, 10
+DRAWN, DRAWN_SEED = 40, 57
 PER_FILE = 120
 KEPT = Path("docs/results/labels/demo_names.jsonl")
 
@@ -95,6 +101,31 @@ def write_cards(lm: prismlm.PrismLM, out: Path) -> int:
     return len(cards)
 
 
+def write_drawn(lm: prismlm.PrismLM, folder: Path, out: Path) -> None:
+    """Write forty prototypes drawn by seed, each with two names, in an order of no meaning."""
+    lens = lm.lens
+    assert lens is not None
+    read = lens.prototypes["name"].to_pylist()
+    cards = {
+        card["prototype"]: card["passages"]
+        for path in sorted(folder.glob("cards-*.jsonl"))
+        for card in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    }
+    label_lens(lens, lm.model, overwrite=True)
+    ours = prismlm.load(lm.path).lens
+    assert ours is not None
+    names = {"reader": read, "embedded": ours.prototypes["name"].to_pylist()}
+    random = Random(DRAWN_SEED)
+    drawn = random.sample(sorted(number for number in cards if read[number]), DRAWN)
+    items = [(number, by, names[by][number]) for number in drawn for by in names]
+    random.shuffle(items)
+    lines = (
+        {"item": i, "prototype": number, "by": by, "name": name, "places": cards[number]}
+        for i, (number, by, name) in enumerate(items)
+    )
+    out.write_text("".join(json_text(line) + "\n" for line in lines), encoding="utf-8")
+
+
 def read_answers(folder: Path) -> dict[int, dict[str, Any]]:
     """Return the answers by prototype.
 
@@ -115,7 +146,7 @@ def read_answers(folder: Path) -> dict[int, dict[str, Any]]:
 def main() -> None:
     """Write cards, or put names in."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("what", choices=("cards", "names"))
+    parser.add_argument("what", choices=("cards", "names", "drawn"))
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--from", type=Path, dest="folder")
@@ -124,6 +155,9 @@ def main() -> None:
     lm = prismlm.load(given.model)
     if given.what == "cards":
         print(write_cards(lm, given.out), "cards")
+        return
+    if given.what == "drawn":
+        write_drawn(lm, given.folder, given.out)
         return
     answers = read_answers(given.folder)
     KEPT.parent.mkdir(parents=True, exist_ok=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.attribution.asked import ORDERS, PASSAGES
+from benchmarks.attribution.asked import FOLDER, ORDERS, PASSAGES
 from benchmarks.shared.pages import (
     escaped,
     measured_on,
@@ -84,7 +85,7 @@ def render(result: dict[str, Any]) -> str:
     for order in ORDERS:
         five = _share(answered, lambda row, o=order: row["rank"][o] <= PASSAGES)
         lines.append(f"| {NAMED[order]} | {first[order]} | {five} |")
-    lines += [*_support(rows), *_passages(result["demo"])]
+    lines += [*_support(rows), *_passages(result["demo"]), *_names()]
     lines += [
         "",
         "Generated from `asked.json` by `python -m benchmarks.attribution.render_asked`; the JSON "
@@ -109,8 +110,7 @@ def _passages(ten: Sequence[dict[str, Any]]) -> list[str]:
         "",
         "Ten more questions: six that a pair answers, two that a plain text answers and two "
         "that nothing in the corpus does. Of five passages each, so many are about the answer's "
-        "own subject. The corpus has few texts on each subject, so that no order can show "
-        "five:",
+        "own subject. The corpus has three to five texts on most of the subjects:",
         "",
         *table_head(f"| question | answer | support | {' | '.join(NAMED.values())} |"),
     ]
@@ -119,6 +119,23 @@ def _passages(ten: Sequence[dict[str, Any]]) -> list[str]:
         columns = (_cell(row["question"]), _cell(row["answer"]), row["support"], *counts)
         lines.append(f"| {' | '.join(columns)} |")
     return lines
+
+
+def _names() -> list[str]:
+    judged = [json.loads(line) for line in (FOLDER / "names.jsonl").read_text("utf-8").splitlines()]
+    shares = {
+        by: [one["clear"] for one in judged if one["by"] == by] for by in ("reader", "embedded")
+    }
+    reader, ours = (f"{sum(shares[by])} of {len(shares[by])}" for by in shares)
+    return [
+        "",
+        "## Names",
+        "",
+        f"Of prototypes drawn by seed, {reader} names that a large language model gave from cards "
+        f"are clear to another reader, and borne out by the places; of those that `prismlm label` "
+        f"gives without one, {ours}. The two were mixed, and the reader did not know of either "
+        "([names.jsonl](asked/names.jsonl)).",
+    ]
 
 
 def _answerable(row: dict[str, Any]) -> bool:
