@@ -201,7 +201,8 @@ def test_filters_and_methods_of_explain(prism, tiny_model):
     measure = json.loads(result.stdout)["sources"]
     assert measure["method"] == "source"
     assert sum(i["share"] for i in measure["items"]) == pytest.approx(1, abs=1e-6)
-    human = prism("explain", tiny_model, text, "--where", f"domain={first['key']}")
+    filtered = ("--where", f"domain={first['key']}", "--passages")
+    human = prism("explain", tiny_model, text, *filtered)
     assert "elsewhere" in human.stdout
 
 

@@ -131,8 +131,8 @@ def test_human_output_fits(prism, tiny_model, columns):
 
 
 def test_the_answer_comes_first_and_the_table_only_if_asked_for(prism, tiny_model):
-    shown = prism("explain", tiny_model, TEXT).stdout
-    parts = (TEXT, " support: ", " of its evidence.", "\nDocuments behind it", "\nWhere it comes")
+    shown = prism("explain", tiny_model, TEXT, "--passages").stdout
+    parts = (TEXT, " support: ", "\nDocuments behind it", "\nWhere it comes")
     places = [shown.index(part) for part in parts]
     assert places == sorted(places)
     assert places[0] == 0
@@ -190,7 +190,7 @@ def test_numbers_keep_their_columns_whatever_a_licence_is_called(prism, copy):
     ]
     pq.write_table(table.set_column(place, "license", pa.array(licences)), documents)
     change_meta(copy / "lens" / "sample")
-    result = prism("explain", copy, TEXT, "--by", "license", columns=80)
+    result = prism("explain", copy, TEXT, "--by", "license", "--passages", columns=80)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert max(cell_len(line.rstrip()) for line in lines) <= 80
@@ -324,7 +324,7 @@ def test_what_speaks_against(prism, refused, tiny_model, tmp_path):
     printed = json.loads(prism(*how, "--json").stdout)["against"]
     expected = prismlm.load(tiny_model).explain(TEXT).against(3)
     assert printed == json.loads(json.dumps([one.to_dict() for one in expected]))
-    shown = prism(*how, "--html", page).stdout
+    shown = prism(*how, "--passages", "--html", page).stdout
     section = shown[shown.index("\nAgainst") :]
     assert shown.index("\nDocuments behind it") < shown.index("\nAgainst")
     assert "another token came next" in section
@@ -338,12 +338,6 @@ def test_what_speaks_against(prism, refused, tiny_model, tmp_path):
 
 
 def test_text_that_the_corpus_has_nothing_about_is_told_so_first(prism, copy):
-    lens = copy / "lens" / "sample"
-    meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
-    none, all_of_it = ([bound] * len(meta["support"]["lengths"]) for bound in (-1e9, 1e9))
-    meta["support"] |= {"low": none, "high": all_of_it, "high_places": all_of_it}
-    meta["support"]["low_words"] = all_of_it
-    change_meta(lens, support=meta["support"])
     shown = prism("explain", copy, TEXT).stdout
     said = shown.split("\n\n")[1]
     assert said.startswith("No support: nothing in this corpus is about the answer.")
@@ -377,7 +371,7 @@ def test_what_is_marked_stands_in_brackets(around, also, shown):
 
 def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, refused, copy, tmp_path):
     change_meta(copy / "lens" / "sample", corpus_path=str(tmp_path / "gone"))
-    result = prism("explain", copy, TEXT)
+    result = prism("explain", copy, TEXT, "--passages")
     assert result.returncode == 0, result.stderr
     assert " support: " in result.stdout
     assert "Documents behind it" in result.stdout

@@ -6,7 +6,6 @@ from rich.console import Console
 
 from prismlm.cli import label, progress, steer
 from prismlm.cli.eval.robustness import print_clamping
-from prismlm.cli.inspect import interventions
 from prismlm.cli.output import (
     console_for_reading,
     fit_ends,
@@ -64,16 +63,6 @@ def test_text_moves_nothing_on_a_terminal():
 MARKED = "[/x] [x] :smile: [bold]it[/]"
 
 
-def words_of_a_case_file():
-    best = SimpleNamespace(layer=0, channel=1, difference=1.0, at_words=0.5, mean=0.25)
-    deviations = dict.fromkeys(
-        ("others_mean", "others_deviation", "shuffled_mean", "shuffled_deviation", "p"), 0.5
-    )
-    found = SimpleNamespace(best=best, words={MARKED: 3}, positions=100, **deviations)
-    item = SimpleNamespace(found=found, heldout_difference=None)
-    interventions._print_ranked(console_for_reading(), item)
-
-
 def the_corpus_of_a_cost():
     cost = SimpleNamespace(
         corpus=MARKED, control=None, left=0, perplexity=2.0, edited=3.0, tokens=9, changed=0.5
@@ -110,7 +99,6 @@ def models_that_write():
 @pytest.mark.parametrize(
     "printed",
     [
-        words_of_a_case_file,
         the_corpus_of_a_cost,
         slices_of_pairs,
         categories_of_names,

@@ -30,6 +30,12 @@ def test_levels_by_hand():
     assert (level_of((0, 0), (0, 0), (2, 0)).score) == pytest.approx(4 / 8)
 
 
+def test_an_answer_of_common_words_is_neither_strong_nor_none():
+    for pairs in ([(0, 3), (1, 3), (2, 3), (3, 3)], []):
+        carried = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        assert support_of(NEAREST, SCALE, TOKENS, TELLING / 100, carried).level == "weak"
+
+
 def test_levels_of_single_tokens_by_hand():
     tokens = level_of().tokens
     assert [token.score for token in tokens] == [0.875, 0.875, 0.125, 0.375]

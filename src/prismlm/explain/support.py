@@ -10,7 +10,8 @@ largest part of what the answer tells that one document carries:
 
 Many documents that share a word each are none that is about the answer; one document that carries
 its names and terms together is. Strong is s ≥ 0.8, none s < 0.25; docs/results/asked.md has the
-error rates, on questions that these bounds were not chosen on.
+error rates, on questions that these bounds were not chosen on. An answer of common words alone,
+with Σ_y w(y) < 1, is about nothing that a document could hold, and is weak.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from prismlm.index.support import SupportScale
 
 STRONG, NONE = 0.8, 0.25
+LEAST_TOLD = 1.0
 # Of single predictions: what share of unseen text lies beyond.
 BEYOND = 0.05
 Level = Literal["strong", "weak", "none"]
@@ -133,7 +135,8 @@ def support_of(
         TokenSupport(_level(one, BEYOND, 1 - BEYOND), cosine, one)
         for one, cosine in zip(each, nearest.tolist(), strict=True)
     )
-    return Support(_level(score, NONE, STRONG), score, tuple(singles))
+    level = _level(score, NONE, STRONG) if weight.sum() >= LEAST_TOLD else "weak"
+    return Support(level, score, tuple(singles))
 
 
 def _level(score: float, none: float, strong: float) -> Level:

