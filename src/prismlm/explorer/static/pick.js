@@ -54,7 +54,7 @@ const take = (field, one) => {
 const search = async (field) => {
   const own = ++field.asking, text = field.state.value.text.trim(), number = text.match(/^#?(\d+)$/)?.[1];
   if (!text) { shut(field); return; }
-  const asked = [api(`/prototypes?${new URLSearchParams({ query: text, limit: String(SHOWN) })}`), number ? card(number) : null];
+  const asked = [api(`/prototypes?${new URLSearchParams({ query: text, limit: String(SHOWN), all: "true" })}`), number ? card(number) : null];
   const [listed, exact] = await Promise.allSettled(asked);
   if (own !== field.asking) return;
   const first = exact.status === "fulfilled" && exact.value ? [exact.value] : [];
