@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 import prismlm
 import prismlm.demo
 from benchmarks.attach.demo_lessons import OPTIONS as LESSONS
-from benchmarks.attach.demo_lessons import teach
+from benchmarks.attach.demo_lessons import Lessons, teach
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.demo.fetch import fetch
@@ -84,10 +84,10 @@ def taught(
     model: PreTrainedModel, corpus: Corpus, _: object, saved: Path, out: Path, **how: Any
 ) -> list[dict[str, float]]:
     """Teach the pairs where ``attach`` would fine-tune on the corpus."""
-    tokenizer = corpus.tokenizer
-    return teach(
-        model, tokenizer, pairs_path(), Path("plain.parquet"), saved, out, base=how["base"]
-    )
+    pairs = [row for row in pq.read_table(pairs_path()).to_pylist() if row["split"] == "train"]
+    texts = pq.read_table("plain.parquet")["text"].to_pylist()
+    lessons = Lessons(pairs, texts, corpus.tokenizer, LESSONS.length or WINDOW)
+    return teach(model, lessons, saved, out, base=how["base"])
 
 
 def pack(model: Path, lens: Path, target: Path) -> None:

@@ -1,0 +1,57 @@
+"""Questions that lie in one row are learned as each by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.attach.demo_lessons import OPTIONS, Lessons, Teaching, summed_loss, wordings
+from prismlm.demo.texts import pairs_path
+from prismlm.training.lora import with_adapters
+from tests.helpers.chats import TEMPLATE
+
+SHORT = replace(OPTIONS, rank=8, blocks=1.0, epochs=40, batch=2, learning_rate=2e-2)
+
+
+@pytest.fixture
+def adapted(tiny_model):
+    torch.manual_seed(0)
+    return with_adapters(AutoModelForCausalLM.from_pretrained(tiny_model), SHORT)
+
+
+@pytest.fixture(scope="module")
+def lessons(tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = TEMPLATE
+    pairs = pq.read_table(pairs_path()).slice(0, 12).to_pylist()
+    return Lessons(pairs, ["A text that stands alone. " * 8], tokenizer, 256)
+
+
+def test_every_pair_has_as_many_wordings_with_its_subject_in_each():
+    titles = set(pq.read_table(pairs_path())["title"].to_pylist())
+    assert {len(wordings(title)) for title in titles} == {16}
+    assert all("coma" in one.lower() for one in wordings("What causes Coma?"))
+
+
+def test_a_row_of_several_questions_has_the_loss_of_each_by_itself(adapted, lessons):
+    together = next(row for row in lessons.epoch(1, 0) if len(row) > 1)
+    loss, count = summed_loss(adapted, lessons.tensors([together]))
+    alone = [summed_loss(adapted, lessons.tensors([[pair]])) for pair in together]
+    assert count == sum(tokens for _, tokens in alone)
+    assert count == sum(len(answer) for _, answer in together)
+    # The model is computed in bfloat16.
+    assert loss.item() == pytest.approx(sum(one.item() for one, _ in alone), rel=2e-3)
+
+
+def test_what_is_taught_is_learned_and_goes_on_where_it_was(adapted, lessons, tmp_path):
+    teaching = Teaching(adapted, lessons, SHORT, tmp_path / "saved.pt", "tiny")
+    found = [teaching.take(torch.tensor([step]).numpy())["ce"] for step in range(teaching.steps)]
+    assert sum(found[-3:]) < 0.9 * sum(found[:3])
+    teaching.save()
+    again = Teaching(adapted, lessons, SHORT, tmp_path / "saved.pt", "tiny")
+    assert again.resume()
+    assert again.step == again.steps == len(found)
