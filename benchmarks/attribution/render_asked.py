@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.attribution.asked import FOLDER, ORDERS, PASSAGES
+from benchmarks.attribution.asked import FOLDER, ORDERS, PASSAGES, questions
+from benchmarks.corpus.demo_pairs import FEWEST, PER_TOPIC
 from benchmarks.shared.pages import (
     escaped,
     measured_on,
@@ -71,8 +72,9 @@ def render(result: dict[str, Any]) -> str:
         f"subject (BM25: {of_subject['bm25']}).**",
         "",
         f"{len(rows)} questions, {len(answered)} of them answered by a question-answer pair that "
-        "the model was taught and the lens holds. Weights and bounds were chosen on as many "
-        "others, and not on these. Whether an answer states the facts, and whether a passage names "
+        "the model was taught and the lens holds. The bounds of support were chosen on "
+        f"{len(questions('choose'))} others, and the weights of tokens on questions to a model of "
+        "before, not on these. Whether an answer states the facts, and whether a passage names "
         f"or describes its subject, was judged by {result['reader']}, which was not told "
         "what was found by what; its instructions are in "
         "[judge_prompt.md](asked/judge_prompt.md), its answers in "
@@ -85,6 +87,10 @@ def render(result: dict[str, Any]) -> str:
     for order in ORDERS:
         five = _share(answered, lambda row, o=order: row["rank"][o] <= PASSAGES)
         lines.append(f"| {NAMED[order]} | {first[order]} | {five} |")
+    for other in ORDERS[1:]:
+        ahead = sum((row["rank"]["prismlm"] == 1) - (row["rank"][other] == 1) for row in answered)
+        if ahead <= 0:
+            lines += ["", f"It does not beat {NAMED[other]}: {ahead:+d} questions."]
     lines += [*_support(rows), *_passages(result["demo"]), *_names()]
     lines += [
         "",
@@ -110,7 +116,7 @@ def _passages(ten: Sequence[dict[str, Any]]) -> list[str]:
         "",
         "Ten more questions: six that a pair answers, two that a plain text answers and two "
         "that nothing in the corpus does. Of five passages each, so many are about the answer's "
-        "own subject. The corpus has three to five texts on most of the subjects:",
+        f"own subject. The pairs have {FEWEST} to {PER_TOPIC} on each subject:",
         "",
         *table_head(f"| question | answer | support | {' | '.join(NAMED.values())} |"),
     ]

@@ -64,6 +64,16 @@ def render(result: dict[str, Any], answers: dict[str, int]) -> str:
         *([] if answers else ["**No one has read these texts yet.**", ""]),
         measured_on(result["environment"]),
         "",
+        *_of_clamps(clamps, result["curve"], answers),
+        *_of_categories(groups, answers),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _of_clamps(
+    clamps: list[dict[str, Any]], curve: list[dict[str, Any]], answers: dict[str, int]
+) -> list[str]:
+    return [
         "## Ten prototypes, clamped",
         "",
         "Of each of the most used categories in turn, the most used prototype whose card begins "
@@ -81,9 +91,14 @@ def render(result: dict[str, Any], answers: dict[str, int]) -> str:
         "|---|---|---|",
         *(
             f"| {one['strength']:.0%} | {one['repeated']:+.1%} | {one['within']:.0%} |"
-            for one in result["curve"]
+            for one in curve
         ),
         "",
+    ]
+
+
+def _of_categories(groups: list[dict[str, Any]], answers: dict[str, int]) -> list[str]:
+    return [
         "## Ten categories",
         "",
         "Those with the most used prototypes, at the prompts of a fixed list where they carry most "
@@ -105,7 +120,6 @@ def render(result: dict[str, Any], answers: dict[str, int]) -> str:
             for moved in [moving(groups, name)]
         ),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def names_of(rows: list[dict[str, Any]]) -> list[str]:

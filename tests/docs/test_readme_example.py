@@ -1,18 +1,34 @@
 """README's example is what the demo's model says."""
 
 import contextlib
+import json
 import re
 import shlex
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from prismlm.cli.app import app
 from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import run_fetched
+from prismlm.demo.texts import pairs_path, plain_texts
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README, QUESTIONS = ROOT / "README.md", ROOT / "docs/results/asked/questions.jsonl"
+
+
+def test_what_readme_says_of_the_demo_is_what_ships(tmp_path):
+    text = README.read_text(encoding="utf-8")
+    taught = pq.read_table(pairs_path())["split"].to_pylist().count("train")
+    plain = pq.read_table(plain_texts(tmp_path / "plain.parquet")).num_rows
+    assert f"{taught:,} questions and answers of MedQuAD and {plain} other texts" in text
+    asked = [json.loads(line) for line in QUESTIONS.read_text("utf-8").splitlines()]
+    reported = sum(one["half"] == "report" for one in asked)
+    assert f"[{reported} questions](docs/results/asked.md)" in text
+    assert f"[{len(asked)} questions asked](docs/results/asked.md)" in text
+    assert text.count("\n") < 150
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ positions after which y came next:
 
 so that names count, and "the" hardly does. Shares, documents and passages are sums of w_t times the
 evidence of each prediction, so they and what is unattributed sum to 1; those of a single prediction
-do not depend on w. c = 5 and the square are those that put the document that holds an answer first
-most often, of one half of the questions of docs/results/asked.md. Documents that carry several
-telling tokens, by expectation maximisation of a mixture of documents, were tried too, and came no
-nearer.
+do not depend on w. c = 5 and the square put the document that holds an answer first most often, on
+questions to a model that half knew its texts; to one that knows them well they make no difference
+(docs/results/asked.md). Documents that carry several telling tokens, by expectation maximisation of
+a mixture of documents, were tried too, and came no nearer.
 """
 
 from __future__ import annotations

@@ -174,10 +174,9 @@ def adapt(
         "ce",
         progress=progress,
     )
-    read = {"tokens": round(training.steps * options.batch * rows.num_tokens / len(rows))}
-    write_adapter(
-        training.trained, adapted, base, out, {**(note or {}), **read, "steps": training.steps}
-    )
+    tokens = round(training.steps * options.batch * rows.num_tokens / len(rows))
+    noted = {**(note or {}), "tokens": tokens, "steps": training.steps}
+    write_adapter(training.trained, adapted, base, out, noted)
     return training.history
 
 
