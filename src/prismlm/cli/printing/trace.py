@@ -319,7 +319,10 @@ def _print_quotes(console: Console, quotes: list[Quote]) -> None:
         first = quote.places[0]
         name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
         more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
-        line.truncate(max(console.width // 2, console.width - 2 - cell_len(f"{plain(name)}{more}")))
+        line.truncate(
+            max(console.width // 2, console.width - 2 - cell_len(f"{plain(name)}{more}")),
+            overflow="ellipsis",
+        )
         line.append("  " + fit_ends(plain(name), console.width - line.cell_len - 2 - len(more)))
         console.print(line.append(more), no_wrap=True)
     console.print()
