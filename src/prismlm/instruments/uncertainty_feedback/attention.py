@@ -162,7 +162,7 @@ def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> Ta
         rows,
         {"texts": len(kept), "length": length, "positions": places,
          "left_out": len(texts) - len(kept), "codes": code_count},
-        (_found(rows, code_count),),
+        (strongest(rows, code_count),),
     )  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def _of_median_length(texts: Sequence[Tensor]) -> tuple[list[int], int]:
     return kept, length
 
 
-def _found(rows: Sequence[Row], codes: int) -> Row:
+def strongest(rows: Sequence[Row], codes: int) -> Row:
     """Return the finding: of later layers that attend to high codes, where the signal adds most."""
     later = rows[len(rows) // 2 :]
     more = [row for row in later if row["correlation"] > 0 and row["q"] <= SIGNIFICANT]
