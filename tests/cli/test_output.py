@@ -14,7 +14,9 @@ from prismlm.cli.output import (
     print_cost,
     print_rows,
 )
+from prismlm.cli.printing.tables import print_report, show
 from prismlm.cost import Cost
+from prismlm.instruments.results import Report, Table
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,24 @@ def test_text_moves_nothing_on_a_terminal():
 MARKED = "[/x] [x] :smile: [bold]it[/]"
 
 
+def words_of_a_case_file():
+    columns = {"context": "", "target": ""}
+    rows = ({"context": MARKED, "target": "a"},)
+    show(console_for_reading(), Table("", columns, rows))
+
+
+def words_that_were_counted():
+    show(console_for_reading(), Table("", {"a": ""}, ({"a": 1},), {"words": {MARKED: 3}}))
+
+
+def the_title_of_a_table():
+    show(console_for_reading(), Table(MARKED, {"a": ""}, ({"a": 1},)))
+
+
+def the_reason_of_what_was_left_out():
+    print_report(Report("m", {}, {}, {"loss": MARKED}))
+
+
 def the_corpus_of_a_cost():
     cost = SimpleNamespace(
         corpus=MARKED, control=None, left=0, perplexity=2.0, edited=3.0, tokens=9, changed=0.5
@@ -99,6 +119,12 @@ def models_that_write():
 @pytest.mark.parametrize(
     "printed",
     [
+        words_of_a_case_file,
+        words_that_were_counted,
+        the_title_of_a_table,
+        the_reason_of_what_was_left_out,
+        lambda: print_report(Report(MARKED, {}, {})),
+        lambda: print_report(Report("m", {"corpus": MARKED}, {})),
         the_corpus_of_a_cost,
         slices_of_pairs,
         categories_of_names,

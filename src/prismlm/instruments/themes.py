@@ -182,18 +182,7 @@ def theme_report(
             f"none of the {left_out} {of} has {SEQUENCES} sequences: read more text, or a lens "
             "that holds more positions."
         )
-    count = SEQUENCES * len(units)
-    control = random_spans(units, corpus, split, count, seed)
-    chance = [] if judge is not None else random_spans(units, corpus, split, CHANCE, seed + 1)
-    spans = [span for unit in units for span in unit.spans]
-    text = read_spans(corpus, [*spans, *control, *chance])
-    if judge is None:
-        judge = WordJudge([text[span] for span in chance])
-    passages: list[list[Passage]] = [
-        [text[span] for span in every[first : first + SEQUENCES]]
-        for every in (spans, control)
-        for first in range(0, count, SEQUENCES)
-    ]
+    passages, judge = _passages(units, corpus, split, judge, seed)
     judged = judge.judge(passages, progress)
     own, random = judged[: len(units)], judged[len(units) :]
     rows = [
@@ -213,6 +202,30 @@ def theme_report(
             "random": Table("", {}, others),
         },
     )
+
+
+def _passages(
+    units: Sequence[Unit],
+    corpus: Corpus,
+    split: Split,
+    judge: WordJudge | EndpointJudge | None,
+    seed: int,
+) -> tuple[list[list[Passage]], WordJudge | EndpointJudge]:
+    """Return ten passages of each unit, then as many random ones, and the judge of words if none.
+
+    That judge goes by what words are common by chance, in further random passages.
+    """
+    count = SEQUENCES * len(units)
+    control = random_spans(units, corpus, split, count, seed)
+    chance = [] if judge is not None else random_spans(units, corpus, split, CHANCE, seed + 1)
+    spans = [span for unit in units for span in unit.spans]
+    text = read_spans(corpus, [*spans, *control, *chance])
+    passages = [
+        [text[span] for span in every[first : first + SEQUENCES]]
+        for every in (spans, control)
+        for first in range(0, count, SEQUENCES)
+    ]
+    return passages, judge or WordJudge([text[span] for span in chance])
 
 
 def theme_figures(own: Judged, random: Judged) -> Table:

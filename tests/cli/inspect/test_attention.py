@@ -105,6 +105,8 @@ def test_roles_of_own_sentences(prism, directory, tmp_path):
     assert value == json.loads(json.dumps(search.to_dict()))
     shown = prism(*arguments, "--no-untrained")
     assert [line.split()[0] for line in shown.stdout.splitlines()[2:6]] == list(untrained)
+    assert "heads 16" in " ".join(shown.stdout.split())
+    assert shown.stdout.count("found 0") == 4
     assert "random weights" not in shown.stdout
 
 

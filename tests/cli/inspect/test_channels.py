@@ -75,7 +75,7 @@ def test_a_text_alone_reads_no_corpus(prism, directory, tmp_path):
     result = prism(*COMMAND, directory, "--text", TEXT, "--html", page)
     assert result.returncode == 0, result.stderr
     assert result.stderr == f"wrote {page}\n"
-    assert "half" in result.stdout
+    assert result.stdout.count("channel  life") == LAYERS
     assert "sparsity" not in result.stdout
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 

@@ -72,7 +72,7 @@ def test_heads_on_a_terminal_and_as_a_table(prism, directory, tmp_path):
     out = tmp_path / "heads.csv"
     result = prism(*HEADS, directory, *ALL, "--out", out)
     fits(result)
-    for part in ("uniform", "signal", "noise", "length 48", "effect", "signal heads 4"):
+    for part in ("uniform", "length 48", "effect", "signal heads 4 · noise heads 4 · layers 2"):
         assert part in " ".join(result.stdout.split()), part
     assert result.stdout.count(" signal ") >= 8
     assert f"wrote {out}" in result.stderr
@@ -131,7 +131,9 @@ def test_spectra_in_json_are_the_report(prism, corpus, directory):
 def test_spectra_on_a_terminal(prism, directory):
     result = prism(*SPECTRA, directory, *ALL, "--positions", 200, "--documents", 3)
     fits(result)
-    for part in ("gain", "golden", "22/7", "48–63", "difference", "documents 3"):
+    for part in ("Coding rates", "gain", "shuffled", "incoherence", "Cross terms", "least in step",
+                 "normalised", "golden", "22/7", "48–63", "trained length 48",
+                 "documents 3"):  # fmt: skip
         assert part in " ".join(result.stdout.split()), part
 
 

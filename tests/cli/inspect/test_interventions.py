@@ -9,6 +9,7 @@ import torch
 from prismlm.cli.options import parse_places
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
+from prismlm.instruments.channels.effects import SHORT
 from prismlm.instruments.channels.token_gates import WordForms, token_gates
 from tests.helpers.mixer_models import make_corpus, make_model
 
@@ -78,14 +79,28 @@ def test_a_channel_that_is_named(prism, paths):
     command = ["inspect", "interventions", directory / "seed0", "--cases", cases]
     result = prism(*command, "--channel", "1:2", "--channel", "2:0", "--minimum", "1e-6")
     assert result.returncode == 0, result.stderr
-    for text in ("L1 P2", "L2 P0"):
-        assert text in result.stdout
+    shown = result.stdout
+    for text in ("L1 P2: change in %", "L2 P0: change in %", "collects letters in a", "left out 0"):
+        assert text in shown
+    for name, short in SHORT.items():
+        assert name in shown
+        # A heading of two words is on two lines.
+        assert all(part in shown for part in short.split())
+    assert shown.count(" box ") == 2 * 4
+    # Five channels of the same layer beside each, and no other that was asked for.
+    for layer, barred in ((1, 2), (2, 0)):
+        line = next(one for one in shown.splitlines() if one.startswith(f"controls L{layer}"))
+        names = line.removeprefix("controls ").split(", ")
+        assert len(set(names)) == 5
+        assert all(name.startswith(f"L{layer} P") for name in names)
+        assert f"L{layer} P{barred}" not in names
     assert max(map(len, result.stdout.splitlines())) <= 100
     points = prism(
         *command, "--channel", "1:2", "--minimum", "1e-6", "--by", "points", "--controls", "1"
     )
     assert "percentage points" in points.stdout
     assert "Relative change of the probability, %" in points.stdout
+    assert "controls 1 ·" in points.stdout
 
 
 def test_the_first_token_is_shown_where_it_alone_is_measured(prism, paths, tmp_path):

@@ -138,6 +138,8 @@ def test_summaries_by_hand(table):
     assert not summary["beats_controls"]
     with pytest.raises(InputError, match="was not measured"):
         small.changes(PLACE, "mask_read")
+    with pytest.raises(InputError, match="expected 'relative' or 'points'"):
+        small.changes(PLACE, "mask_write", "percent")  # pyright: ignore[reportArgumentType]
 
 
 def test_forms(table, tmp_path):

@@ -161,6 +161,7 @@ def test_channels_that_decay_alike_have_no_correlation_and_the_report_says_why(c
         with torch.no_grad():
             block.mixer.decay_logits.fill_(3.0)
     locality = channel_report(alike, corpus.tokenizer, sequences, options=OPTIONS).locality
+    assert "rho" not in locality.facts
     assert "the half-life is one figure 18 times" in locality["no_rho"]
     assert locality.rows == ()
     assert "decay alike" in locality["no_quartiles"]
@@ -170,7 +171,9 @@ def test_decays_by_token_leave_out_half_lives_and_nothing_else(corpus, sequences
     by_token = make_model(len(corpus.tokenizer), decay_mode="token")
     found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
     assert found.locality.rows == ()
-    assert "decays depend on the token" in found.locality["no_rho"]
+    assert set(found.locality.facts) == {"no_rho", "no_quartiles"}
+    for reason in found.locality.facts.values():
+        assert "decays depend on the token" in reason
     ids = torch.tensor(corpus.tokenizer(TEXT)["input_ids"])
     for mine, other in zip(found.text.curves, read_channels(by_token, ids), strict=True):
         torch.testing.assert_close(mine.memory(1), other.memory(1))

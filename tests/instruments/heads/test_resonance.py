@@ -7,7 +7,13 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.instruments.heads import own_cross_terms
-from prismlm.instruments.heads.resonance import ORDER, RATIOS, cross_terms, denominators
+from prismlm.instruments.heads.resonance import (
+    ORDER,
+    RATIOS,
+    cross_terms,
+    denominators,
+    least_in_step,
+)
 from prismlm.instruments.heads.states import read_states
 from prismlm.ops.dictionaries import content_amplitudes, position_term, smallest_denominator
 from tests.helpers.cross_terms import cross_term
@@ -82,6 +88,15 @@ def test_one_row_for_each_ratio_and_scaling():
     below = denominators(4, 10_000.0, 3.0, "angle", order=8)[0]
     assert below["value"] == pytest.approx(0.03 - 8 / 300, abs=1e-12)
     assert (below["n"], below["m"]) == (1, 8)
+
+
+def test_all_that_tie_are_least_in_step():
+    figures = {"π": 0.41234, "22/7": 0.41226, "3": 0.5}
+    rows = [{"ratio": r, "scaling": "base", "normalised": x} for r, x in figures.items()]
+    assert least_in_step(rows) == ["π of the base", "22/7 of the base"]
+    assert least_in_step([rows[0], rows[2]]) == ["π of the base"]
+    found = cross_terms(states_of(), length=50)
+    assert found["least_in_step"] == least_in_step(found.rows[1:])
 
 
 def test_exact_resonances_are_not_rounding():

@@ -123,6 +123,8 @@ def test_groups_that_differ_in_one_figure():
     reach = compare_groups(uses_of(lambda _, group, k: k + 5 * (group == "signal"), signal=4.69))
     assert reach.row(measure="distance")["larger"] == "signal, alike"
     assert reach["attend_everywhere_alike"] == ["signal"]
+    reach = compare_groups(uses_of(lambda _, group, k: k + 5 * (group == "signal"), noise=4.69))
+    assert reach.row(measure="distance")["larger"] == "signal"
 
 
 def test_several_models_are_several_observations():

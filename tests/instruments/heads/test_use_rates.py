@@ -187,7 +187,9 @@ def test_the_gradient_is_that_of_finite_differences():
 
 def test_the_distortion_counts_and_the_seed_only_for_controls():
     states = states_of(make_signal_noise())
-    first, coarse = (layer_rates(states, distortion=d).rows[0] for d in (0.5, 2.0))
+    tables = [layer_rates(states, distortion=d) for d in (0.5, 2.0)]
+    assert [table["distortion"] for table in tables] == [0.5, 2.0]
+    first, coarse = (table.rows[0] for table in tables)
     assert coarse["before"]["whole"] < first["before"]["whole"]
     other = layer_rates(states, seed=1).rows[0]
     assert all(other[name] == first[name] for name in ("before", "after", "scaled"))

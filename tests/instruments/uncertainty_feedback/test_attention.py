@@ -10,9 +10,10 @@ from prismlm.instruments.uncertainty_feedback.attention import (
     attention_probe,
     matched_ranks,
     received,
+    strongest,
 )
 from prismlm.instruments.uncertainty_feedback.signal import own_codes
-from prismlm.statistics import spearman
+from prismlm.statistics import Interval, spearman
 from tests.helpers.feedback_models import (
     LEVELS,
     make_fed_gpt2,
@@ -120,6 +121,28 @@ def test_texts_too_few_for_the_attention_probe():
     protot, _ = make_fed_protot()
     with pytest.raises(InputError, match="no attention heads to read"):
         attention_probe(reading_of(protot, texts))
+
+
+def test_the_layer_that_is_named_is_one_that_is_counted():
+    def rows(*added):
+        figures = zip([(0, 1), (0, 1), (0.5, 0.2), (0.2, 0.01)], added, strict=True)
+        return [
+            {"layer": n, "correlation": rho, "q": q, "without": 0, "added": more}
+            for n, ((rho, q), more) in enumerate(figures)
+        ]
+
+    unclear, more = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3)
+    found = strongest(rows(more, more, more, unclear), 9)
+    assert found["finding"].startswith("attention: ρ with the code in layer 3,")
+    assert (found["value"], found["effect"]) == (unclear, "may be chance")
+    assert strongest(rows(unclear, unclear, unclear, more), 9)["effect"] == "above 0"
+    # None is counted: the largest correlation, which is not clear.
+    none = strongest(rows(more, more, more, more)[:3], 9)
+    assert "layer 2," in none["finding"]
+    assert none["effect"] == "may be chance"
+    # Codes that are all the same are no negative finding.
+    same = strongest(rows(more, more, more, more), 1)
+    assert (same["value"], same["effect"]) == (None, "undefined")
 
 
 def test_ranks_within_positions_by_hand():

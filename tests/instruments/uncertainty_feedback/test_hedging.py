@@ -7,13 +7,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback import Signal
+from prismlm.instruments.uncertainty_feedback import InspectOptions, Signal
 from prismlm.instruments.uncertainty_feedback.hedging import (
     continuations,
     draw_tokens,
     hedge_starts,
     hedges_after,
     hedging,
+    hedging_table,
 )
 from prismlm.instruments.uncertainty_feedback.signal import no_codes, own_codes
 from tests.helpers.feedback_models import (
@@ -112,6 +113,32 @@ def test_a_model_that_hedges_when_it_is_told_to_is_found_out(tokenizer):
         assert abs(row["difference"].value) < 0.1 * own["difference"].value
         assert row["own_less"].above_zero
     assert [one["effect"] for one in found.findings] == ["above 0"] * 2
+
+
+@pytest.mark.parametrize(
+    ("signals", "words", "effects"),
+    [
+        # Words after high and low steps of each text, of 8 tokens each: own, none and shuffled.
+        ([(4, 0), (0, 0), (0, 0)], 4, ["above 0", "above 0"]),
+        ([(4, 0), (0, 0), (4, 0)], 4, ["above 0", "may be chance"]),
+        ([(4, 0), (4, 0), (0, 0)], 4, ["may be chance", "above 0"]),
+        ([(0, 4), (0, 0), (0, 0)], 4, ["below 0", "below 0"]),
+        ([(0, 0), None, None], 4, ["undefined", "undefined"]),
+        ([(4, 0), (0, 0), None], 4, ["above 0", "undefined"]),
+        ([(0, 0), (0, 0), (0, 0)], 0, ["undefined", "undefined"]),
+    ],
+)
+def test_each_control_has_its_finding(signals, words, effects):
+    """None where entropies do not differ, so that there are no high and no low steps."""
+    begun = [np.arange(20) < words] * 9
+    runs = {}
+    for name, after in zip(("own", "none", "shuffled"), signals, strict=True):
+        row = [0] * 4 if after is None else [after[0], 8, after[1], 8]
+        runs[name] = np.array([row] * 9, dtype=float), begun, 50
+    found = hedging_table(runs, InspectOptions(window=8))
+    assert [one["effect"] for one in found.findings] == effects
+    assert found["texts"] == 9
+    assert (found.rows[0]["tokens"], found.rows[0]["hedges"]) == (180, 9 * words)
 
 
 def starts(tokenizer, prompt, added):

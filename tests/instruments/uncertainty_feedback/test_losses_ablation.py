@@ -26,6 +26,7 @@ def test_ablation_is_the_loss_with_other_codes():
     codes = own_codes(model, TEXTS, Signal())
     found = ablation(reading_of(model, TEXTS, codes, permutations=3, seed=5))
     assert found["tokens"] == sum(map(len, TEXTS)) - len(TEXTS)
+    assert found["texts"] == len(TEXTS)
 
     def loss(given):
         total = torch.zeros(())
@@ -50,6 +51,9 @@ def test_ablation_is_the_loss_with_other_codes():
     assert change.low < change.value < change.high
     ratio = shuffled["perplexity_change"].value
     assert ratio == pytest.approx(shuffled["perplexity"] / own["perplexity"] - 1)
+    # Beside what comes of no vector at all, which a model may merely expect.
+    (said,) = found.findings
+    assert (said["value"], said["control"]) == (change, others[0]["change"].value)
 
 
 @torch.no_grad()

@@ -126,6 +126,28 @@ def test_recovery_is_the_first_step_back():
     result = recovery_table(found, 1, 0, 30)
     assert [row["recovered_after"] for row in result.rows] == [2, None, 1]
     assert result.rows[1]["own_loss_less"].value == pytest.approx(3.05 - 4)
+    assert "over 4 tokens" in result.title
+    assert [one["value"] for one in result.findings] == [
+        row["own_loss_less"] for row in result.rows[1:]
+    ]
+    # Codes that are all the same are no negative finding.
+    same = recovery_table(found, 1, 0, 1)
+    assert [one["effect"] for one in same.findings] == ["undefined"] * 2
+
+
+@pytest.mark.parametrize(
+    ("losses", "effects"),
+    [
+        ((1, 2, 2), ["below 0", "below 0"]),
+        ((1, 2, 1), ["below 0", "may be chance"]),
+        ((1, 1, 2), ["may be chance", "below 0"]),
+        ((2, 1, 1), ["above 0", "above 0"]),
+    ],
+)
+def test_a_mistake_is_compared_with_both_controls(losses, effects):
+    found = np.zeros((3, 2, 9, 2))
+    found[:, 1] = np.array(losses)[:, None, None]
+    assert [one["effect"] for one in recovery_table(found, 4, 0, 30).findings] == effects
 
 
 def test_texts_that_hold_no_mistake_are_refused():

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.instruments.uncertainty_feedback.probe import Moments, code_probe
+from prismlm.instruments.uncertainty_feedback.probe import Moments, best_layer, code_probe
+from prismlm.instruments.uncertainty_feedback.signal import neutral_codes
+from prismlm.statistics import Interval
 from tests.helpers.feedback_models import (
     LEVELS,
     make_fed_gpt2,
@@ -56,6 +58,30 @@ def test_the_next_entropy_is_that_of_the_prediction_at_the_position():
     assert found.rows[-1]["next_entropy"].value > found.rows[0]["next_entropy"].value
     with pytest.raises(InputError, match="at least 4"):
         code_probe(reading_of(model, texts[:3]))
+
+
+def test_the_layer_that_is_named_is_one_the_code_is_read_from():
+    def layer(number, code, shuffled=0.0):
+        return {"layer": number, "code": code, "shuffled": Interval(shuffled, -0.1, 0.1)}
+
+    nan = float("nan")
+    nothing, wide = layer(0, Interval(0.0, -0.05, 0.05)), layer(1, Interval(0.224, -0.1, 0.4))
+    # What stands above its control is named, and is not clear.
+    assert best_layer([nothing, wide]) == (wide, False)
+    # The best of those that are clear of it is named.
+    read = layer(0, Interval(0.2, 0.15, 0.25))
+    assert best_layer([read, wide]) == (read, True)
+    # What is undefined is never the best.
+    undefined = layer(0, Interval(nan, nan, nan), nan)
+    assert best_layer([undefined, read]) == (read, True)
+    assert best_layer([undefined, nothing]) == (nothing, False)
+
+
+def test_codes_that_are_all_the_same_are_no_negative_finding():
+    model, _ = make_fed_gpt2()
+    texts = random_texts(*[24] * 8)
+    (found,) = code_probe(reading_of(model, texts, neutral_codes(texts, LEVELS))).findings
+    assert (found["value"], found["effect"]) == (None, "undefined")
 
 
 def test_a_planted_linear_code_is_read_and_a_shuffled_one_is_not():

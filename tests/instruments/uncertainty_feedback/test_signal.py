@@ -68,6 +68,9 @@ def test_as_many_passes_as_tokens_are_the_recursion():
     last = gap.rows[-1]
     assert last["differing"] == last["far"] == last["distance"] == 0
     assert abs(last["loss_change"].value) < 1e-6
+    (found,) = gap.findings
+    assert found["finding"].startswith("prefill: loss, codes of 6 passes")
+    assert found["value"] == last["loss_change"]
     assert last["loss"] == pytest.approx(gap["loss"])
     assert gap["rounding"] < 1e-4
     assert gap["positions"] == 5 + 5 + 3 + 4

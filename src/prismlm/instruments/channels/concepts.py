@@ -36,7 +36,7 @@ from prismlm.instruments.channels.token_gates import (
     token_gates,
     whole_words,
 )
-from prismlm.instruments.results import Table, as_json
+from prismlm.instruments.results import Row, Table, as_json
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -117,20 +117,7 @@ def rank_channels(
     layers = range(len(gates.sums))
     sums = [sum((gates.words[w].sums[i] for w in counts), torch.zeros(())) for i in layers]
     difference = tuple(gates.difference(i, sums[i], count) for i in layers)
-    scores = sorted(
-        (
-            {
-                "layer": i,
-                "channel": k,
-                "difference": d,
-                "at_words": float(sums[i][k]) / count,
-                "mean": float(gates.mean(i)[k]),
-            }
-            for i in layers
-            for k, d in enumerate(difference[i].tolist())
-        ),
-        key=lambda row: (-row["difference"], row["layer"], row["channel"]),
-    )
+    scores = _sorted_scores(gates, difference, [x / count for x in sums])
     others = torch.cat(difference).sort(descending=True).values[1:]
     null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
     at_least = int((null >= scores[0]["difference"]).sum())
@@ -150,6 +137,24 @@ def rank_channels(
             "shuffles": shuffles,
         },
     )
+
+
+def _sorted_scores(
+    gates: TokenGates, difference: Sequence[Tensor], at_words: Sequence[Tensor]
+) -> list[Row]:
+    """Return a row for every channel, the largest difference first."""
+    rows: list[Row] = [
+        {
+            "layer": i,
+            "channel": k,
+            "difference": d,
+            "at_words": float(at_words[i][k]),
+            "mean": float(gates.mean(i)[k]),
+        }
+        for i, layer in enumerate(difference)
+        for k, d in enumerate(layer.tolist())
+    ]
+    return sorted(rows, key=lambda row: (-row["difference"], row["layer"], row["channel"]))
 
 
 def _check_counts(

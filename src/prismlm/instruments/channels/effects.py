@@ -131,8 +131,9 @@ class EffectTable:
         """Return the change of every case, in % or in percentage points.
 
         Raises:
-            InputError: it was not measured.
+            InputError: it was not measured, or another unit.
         """
+        check_choice("the unit of a change", by, ("relative", "points"))
         if (place, intervention) not in self.measured:
             raise InputError(
                 f"{intervention!r} of channel {place[1]} in layer {place[0]} was not measured."

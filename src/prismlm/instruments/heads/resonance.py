@@ -54,19 +54,32 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
         ``noise_noise``, and ``normalised`` K_SN / √(K_SS K_NN), a cosine: 1 where both groups do
         the same, 0 where apart. They are there for each of the ``layers``, as means over these, and
         by ``position``, with all content alike, E[C_u C_v] = 1: of frequencies alone.
-        ``denominator`` and ``later_denominator`` are those of :func:`denominators`.
+        ``denominator`` and ``later_denominator`` are those of :func:`denominators`. The fact
+        ``least_in_step`` names the ratios and scalings of the least ``normalised``, and all that
+        tie with it to four decimals.
 
     Raises:
         InputError: no layer, T or the order below 1, or weights that are not finite.
     """
+    rows = tuple(_each_ratio(states, length, order))
     return Table(
         "Cross terms of signal and noise heads, means over layers",
         {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
          "noise_noise": ".3g", "normalised": ".4f", "position.normalised": ".4f",
          "denominator.value": ".2g", "later_denominator.value": ".2g"},
-        tuple(_each_ratio(states, length, order)),
-        {"length": length, "order": order},
+        rows,
+        {"length": length, "order": order, "least_in_step": least_in_step(rows[1:])},
     )  # fmt: skip
+
+
+def least_in_step(rows: Sequence[Row]) -> list[str]:
+    """Return ratio and scaling of the least normalised term, and all that tie as it is shown."""
+    least = min(round(row["normalised"], 4) for row in rows)
+    return [
+        f"{row['ratio']} of the {row['scaling']}"
+        for row in rows
+        if round(row["normalised"], 4) == least
+    ]
 
 
 def denominators(

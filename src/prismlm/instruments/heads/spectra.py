@@ -89,29 +89,36 @@ def loss_against_length(
     drawn = np.random.default_rng(seed).permutation(long_documents(corpus, split, length))
     starts = corpus.starts[drawn[:documents]].tolist()
     edges = context_edges(length, trained_length)
-    rows = [
-        torch.from_numpy(corpus.read_tokens(start, length).astype(np.int64)) for start in starts
-    ]
-    control = trained_length is not None and trained_length < length
-    full: list[Tensor] = []
-    short: list[Tensor] = []
-    at_once = max(1, PASS_TOKENS // length)
-    with evaluating(model), progress.task("Reading lengths", len(rows) * length) as task:
-        for first in range(0, len(rows), at_once):
-            ids = torch.stack(rows[first : first + at_once])
-            full.append(token_losses(model, ids))
-            if control:
-                assert trained_length is not None
-                short.append(_short_losses(model, ids, trained_length, corpus.prefix))
-            task.advance(ids.numel())
-    beside = _means(torch.cat(short), edges) if control else None
+    windows = np.stack([corpus.read_tokens(start, length) for start in starts]).astype(np.int64)
+    control = None if trained_length is None or trained_length >= length else trained_length
+    full, short = _window_losses(model, torch.from_numpy(windows), control, corpus.prefix, progress)
+    beside = None if short is None else _means(short, edges)
     return Table(
         "Loss by length of context, nats a token",
         {"context": "", "loss": ".3f", "error": ".3f", "short_loss": ".3f", "difference": "+.3f",
          "difference_error": ".3f"},
-        _buckets(_means(torch.cat(full), edges), beside, edges, trained_length),
-        {"length": length, "trained_length": trained_length, "documents": len(rows)},
+        _buckets(_means(full, edges), beside, edges, trained_length),
+        {"length": length, "trained_length": trained_length, "documents": len(windows)},
     )  # fmt: skip
+
+
+def _window_losses(
+    model: PreTrainedModel,
+    windows: Int64[Tensor, "N T"],
+    control: int | None,
+    prefix: Sequence[int],
+    progress: Reporter,
+) -> tuple[Float[Tensor, "N T_less_1"], Float[Tensor, "N T_less_1"] | None]:
+    """Return the losses of windows, and those beyond ``control`` tokens read in windows of that."""
+    full: list[Tensor] = []
+    short: list[Tensor] = []
+    with evaluating(model), progress.task("Reading lengths", windows.numel()) as task:
+        for ids in windows.split(max(1, PASS_TOKENS // windows.shape[1])):
+            full.append(token_losses(model, ids))
+            if control is not None:
+                short.append(_short_losses(model, ids, control, prefix))
+            task.advance(ids.numel())
+    return torch.cat(full), torch.cat(short) if short else None
 
 
 @torch.no_grad()

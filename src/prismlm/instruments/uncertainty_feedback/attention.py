@@ -135,16 +135,8 @@ def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> Ta
     """
     model, _, texts, codes, options, progress = reading
     attention_layers(model)
-    # Of texts that are long enough by themselves: short ones among them are left out.
-    lengths = sorted(len(texts[number]) for number in longer_than(texts, LEAST_LATER + 2))
-    length = lengths[(len(lengths) - 1) // 2] if lengths else 0
-    kept = longer_than(texts, length) if length else []
+    kept, length = _of_median_length(texts)
     places = length - 1 - LEAST_LATER
-    if len(kept) < 4 or places < 1:
-        raise InputError(
-            f"{len(kept)} texts of {length} tokens: the attention probe needs at least 4, of at "
-            f"least {LEAST_LATER + 2} tokens."
-        )
     cut = [texts[number][:length] for number in kept]
     given = tuple(codes[number][:length] for number in kept)
     # No code is at position 0.
@@ -161,11 +153,6 @@ def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> Ta
         _layer(number, x, own[number], fed, unfed, float(q[number]), options.seed)
         for number, (fed, unfed) in enumerate(found)
     )
-    later = rows[len(rows) // 2 :]
-    more = [row for row in later if row["correlation"] > 0 and row["q"] <= SIGNIFICANT]
-    # Of the layers that attend to high codes, the one where the signal adds most to it.
-    by = "added" if more else "correlation"
-    best = max(more or later, key=lambda row: row[by].value if more else row[by])
     code_count = different(given)
     return Table(
         f"Attention received by code, {len(kept)} texts of {length} tokens",
@@ -173,22 +160,38 @@ def attention_probe(reading: Reading, *, permutations: int = PERMUTATIONS) -> Ta
          "matched_bottom": ".2g", "correlation": "+.3f", "q": ".2g", "without": "+.3f",
          "added": "+.2f"},
         rows,
-        {
-            "texts": len(kept),
-            "length": length,
-            "positions": places,
-            "left_out": len(texts) - len(kept),
-            "codes": code_count,
-        },
-        (
-            finding(
-                f"attention: ρ with the code in layer {best['layer']}, fed − not fed",
-                best["added"] if code_count > 1 else None,
-                best["without"],
-                clear=bool(more),
-            ),
-        ),
+        {"texts": len(kept), "length": length, "positions": places,
+         "left_out": len(texts) - len(kept), "codes": code_count},
+        (strongest(rows, code_count),),
     )  # fmt: skip
+
+
+def _of_median_length(texts: Sequence[Tensor]) -> tuple[list[int], int]:
+    """Return the numbers of texts that are at least as long as the median, and its tokens."""
+    # Of texts that are long enough by themselves: short ones among them are left out.
+    lengths = sorted(len(texts[number]) for number in longer_than(texts, LEAST_LATER + 2))
+    length = lengths[(len(lengths) - 1) // 2] if lengths else 0
+    kept = longer_than(texts, length) if length else []
+    if len(kept) < 4:
+        raise InputError(
+            f"{len(kept)} texts of {length} tokens: the attention probe needs at least 4, of at "
+            f"least {LEAST_LATER + 2} tokens."
+        )
+    return kept, length
+
+
+def strongest(rows: Sequence[Row], codes: int) -> Row:
+    """Return the finding: of later layers that attend to high codes, where the signal adds most."""
+    later = rows[len(rows) // 2 :]
+    more = [row for row in later if row["correlation"] > 0 and row["q"] <= SIGNIFICANT]
+    by = "added" if more else "correlation"
+    best = max(more or later, key=lambda row: row[by].value if more else row[by])
+    return finding(
+        f"attention: ρ with the code in layer {best['layer']}, fed − not fed",
+        best["added"] if codes > 1 else None,
+        best["without"],
+        clear=bool(more),
+    )
 
 
 def received(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from prismlm.errors import check_number, check_whole
 from prismlm.instruments.results import Row, Table, finding
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
+    InspectOptions,
     Reading,
     cache_of,
     evaluating_feedback,
@@ -42,6 +43,8 @@ SIGNALS = {
     "shuffled": "Writing with other codes",
 }
 """What is fed, with the title of the writing."""
+Run = tuple[Float[np.ndarray, "texts 4"], Sequence[np.ndarray], int]
+"""Counts of hedging words, where they begin in each text, and how many steps there are."""
 
 
 def hedging(reading: Reading) -> Table:
@@ -76,8 +79,7 @@ def hedging(reading: Reading) -> Table:
         "own": (own, None),
         "none": (no_codes(prompts), nothing),
     }
-    columns: list[Float[np.ndarray, "texts 4"]] = []
-    rows: list[Row] = []
+    runs: dict[str, Run] = {}
     for signal, title in SIGNALS.items():
         read, after = fed_codes[signal]
         written = continuations(
@@ -100,19 +102,26 @@ def hedging(reading: Reading) -> Table:
             for prompt, (ids, _) in zip(prompts, kept, strict=True)
         ]
         column, steps = hedges_after([shares for _, shares in kept], starts, options.window)
-        columns.append(column)
-        rows.append({"signal": signal} | _run(column, starts, steps, seed))
+        runs[signal] = column, starts, steps
+    return hedging_table(runs, options)
+
+
+def hedging_table(runs: Mapping[str, Run], options: InspectOptions) -> Table:
+    """Return the table of :func:`hedging`, of what :func:`hedges_after` counts by signal."""
+    rows: list[Row] = []
+    for signal, (column, starts, steps) in runs.items():
+        rows.append({"signal": signal} | _run(column, starts, steps, options.seed))
         if signal != "own" and rows[0]["difference"] and rows[-1]["difference"]:
-            both = np.concatenate([columns[0], column], 1)
-            less = bootstrap(both[:, ::2], both[:, 1::2], (1, -1, -1, 1), seed=seed)
+            both = np.concatenate([runs["own"][0], column], 1)
+            less = bootstrap(both[:, ::2], both[:, 1::2], (1, -1, -1, 1), seed=options.seed)
             rows[-1]["own_less"] = less
-    words = sum(row["hedges"] for row in rows)
+    words, texts = sum(row["hedges"] for row in rows), len(runs["own"][0])
     return Table(
         f"Hedging words in the {options.window} tokens after steps of high and low entropy",
         {"signal": "", "tokens": "", "hedges": "", "after_high": ".2%", "after_low": ".2%",
          "difference": "+.2%", "own_less": "+.2%"},
         tuple(rows),
-        {"texts": len(texts), "window": options.window, "temperature": options.temperature},
+        {"texts": texts, "window": options.window, "temperature": options.temperature},
         tuple(
             finding(
                 f"hedging: after high less after low, own signal − {row['signal']}",

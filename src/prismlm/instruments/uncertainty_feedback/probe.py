@@ -69,7 +69,7 @@ def code_probe(reading: Reading) -> Table:
         for number in range(len(errors))
     )
     codes_used = different(codes)
-    best, clear = _best(rows)
+    best, clear = best_layer(rows)
     known = codes_used > 1 and np.isfinite([best["code"].value, best["shuffled"].value]).all()
     return Table(
         f"The code read from hidden states: R² on {len(tested)} texts",
@@ -94,7 +94,7 @@ def code_probe(reading: Reading) -> Table:
     )  # fmt: skip
 
 
-def _best(rows: Sequence[Row]) -> tuple[Row, bool]:
+def best_layer(rows: Sequence[Row]) -> tuple[Row, bool]:
     """Return the layer the code is read best from, and whether it is clearly read at all."""
     above = [row for row in rows if row["code"].value > max(0.0, row["shuffled"].value)]
     clear = [row for row in above if row["code"].above_zero]
