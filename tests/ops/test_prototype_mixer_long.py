@@ -55,8 +55,7 @@ def test_gradients_keep_their_digits_for_small_and_large_decays(length):
             torch.stack([draw[number][which] for draw in found]).flatten(0, -2).norm(dim=0)
             for which in (0, 1)
         )
-        # States between blocks are float32.
-        assert (error / norm).max().item() < (3e-5 if name == "decay" else 4e-6), name
+        assert (error / norm).max().item() < 4e-6, name
 
 
 def test_gradients_over_2048_positions():
