@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import resource
 import signal
 import time
 from dataclasses import replace
@@ -14,6 +13,7 @@ import torch
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.index.build import Shard, build_index
 from prismlm.index.state import Partial
+from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.kills import (
     OPTIONS,
     index_in_child,
@@ -104,13 +104,10 @@ def test_a_signal_saves_and_says_how_to_go_on(corpus, model, tmp_path, number, c
 def test_a_disk_that_is_full_keeps_the_last_save(corpus, model, straight, tmp_path, size, advances):
     """The limit on a file's size fails the same writes, in the scan and in writing the lens."""
     out = tmp_path / "lens"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    full = StopAfter(advances, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1])))
-    try:
+    full = StopAfter(advances, lambda: limit_files(size))
+    with limit_lifted_after():
         with pytest.raises(PrismError, match=r"could not be written.*same command"):
             build_index(*model, corpus, out, OPTIONS, save_seconds=0, progress=full)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not out.exists()
     partial = Partial(out).path
     assert not [path for path in partial.rglob("*") if path.name.endswith(".tmp")]

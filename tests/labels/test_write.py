@@ -1,7 +1,6 @@
 """A lens gets names, and keeps everything else."""
 
 import json
-import resource
 import shutil
 
 import pytest
@@ -12,6 +11,7 @@ from prismlm.index import layout
 from prismlm.index.support import measure_support
 from prismlm.labels.map import map_lens
 from prismlm.labels.write import label_lens
+from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.lens_meta import change_meta
 from tests.helpers.runs import Recorded
 
@@ -71,13 +71,10 @@ def test_the_names_tell_more_than_shuffled_ones(labelled):
 def test_a_full_disk_is_told_and_leaves_the_lens_as_it_was(labelled, what, write):
     lm = prismlm.load(labelled[0])
     before = {p.name: p.read_bytes() for p in lm.lens.path.iterdir()}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
-    try:
+    with limit_lifted_after():
+        limit_files(500)
         with pytest.raises(PrismError, match=f"{what} in .* could not be written .* MB are free"):
             write(lm)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert {p.name: p.read_bytes() for p in lm.lens.path.iterdir()} == before
 
 

@@ -95,10 +95,11 @@ def test_the_same_before_the_first_checkpoint_says_that_there_is_none(settings):
 
 
 FILLED_DISK = """
-import resource, sys, yaml
+import sys, yaml
 from contextlib import contextmanager
 from prismlm.training import build_recipe, train
 from prismlm.errors import PrismError
+from tests.helpers.file_limit import limit_files
 
 class FillAfter:
     left = 15
@@ -108,8 +109,7 @@ class FillAfter:
     def advance(self, amount=1):
         self.left -= 1
         if self.left == 0:
-            limits = int(sys.argv[2]), resource.RLIM_INFINITY
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            limit_files(int(sys.argv[2]))
     def note(self, text):
         pass
 
