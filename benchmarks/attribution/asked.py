@@ -31,6 +31,7 @@ from prismlm.demo.prompts import ANSWERED, QUESTIONS
 from prismlm.demo.texts import pairs_path
 from prismlm.explain.passages import PositionAttribution, added_up
 from prismlm.explain.positions import supports_of
+from prismlm.explain.shares import worth_showing
 from prismlm.files import json_text, read_json, write_json
 
 FOLDER = RESULTS / "asked"
@@ -77,6 +78,9 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
                 order: search.rank(order, trace, f"{one['question']} {answer}", one["id"])
                 for order in ORDERS
             }
+            found = trace.documents(PASSAGES)
+            row["shown"] = [one.doc_id for one in worth_showing(found)]
+            row["first_five"] = [one.doc_id for one in found]
         rows.append(row)
         print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
     demo: list[dict[str, Any]] = []
@@ -139,13 +143,22 @@ class Search:
         return int((scores >= scores[number]).sum())
 
     def passages(self, order: str, trace: prismlm.Trace, query: str) -> list[dict[str, Any]]:
-        """Return five passages: the document, and the sentence that a reader sees."""
+        """Return five passages: document, share, and the sentence that a reader sees."""
         if order == "bm25":
             best = np.argsort(-self.bm25.scores(query), kind="stable")[:PASSAGES].tolist()
             texts = [(self.ids[i], _most_alike(self.texts[i], query)) for i in best]
             return [{"doc_id": name, "text": text} for name, text in texts]
         found = self.attribution(order, trace).passages(PASSAGES)
-        return [{"doc_id": one.doc_id, "text": " ".join(str(one.text).split())} for one in found]
+        shown = {one.doc_id for one in worth_showing(found)}
+        return [
+            {
+                "doc_id": one.doc_id,
+                "text": " ".join(str(one.text).split()),
+                "share": one.share,
+                "shown": one.doc_id in shown,
+            }
+            for one in found
+        ]
 
 
 def _most_alike(text: str, query: str) -> str:

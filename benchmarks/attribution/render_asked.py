@@ -18,6 +18,7 @@ from benchmarks.shared.pages import (
 )
 from prismlm.demo.prompts import ABSENT
 from prismlm.eval.judging.examination import wilson
+from prismlm.explain.shares import WORTH_SHOWING
 
 SETS = {
     "answered": "answered in a document of the lens",
@@ -55,21 +56,20 @@ def render(result: dict[str, Any]) -> str:
         [row for row in rows if row["set"] in ("heldout", "foreign")],
         lambda row: row["support"] == "none",
     )
-    shown = {
-        order: [one for row in result["demo"] if _answerable(row) for one in row["passages"][order]]
-        for order in ORDERS
-    }
-    of_subject = {o: sum(one["of_subject"] for one in shown[o]) for o in ORDERS}
+    answerable = [row for row in result["demo"] if _answerable(row)]
+    shown = {o: _right([one for row in answerable for one in _seen(row, o)]) for o in ORDERS}
+    stated = [row for row in answered if row["states_the_facts"]]
+    first_stated = _share(stated, lambda row: row["rank"]["prismlm"] == 1)
     lines = [
         "# Does the demo answer, and does it show where from?",
         "",
         f"**The demo's model states the document's facts in {right} of the answers to questions in "
         f"new words ({former['right'] / former['answers']:.0%} by the model of before); the "
         "document comes "
-        f"first for {first['prismlm']} (BM25: {first['bm25']}), support is strong for {strong} of "
-        f"them and none for {none} of what the lens does not hold, and "
-        f"{of_subject['prismlm']} of {len(shown['prismlm'])} passages are about the answer's "
-        f"subject (BM25: {of_subject['bm25']}).**",
+        f"first for {first['prismlm']} (BM25: {first['bm25']}), and for {first_stated} of those "
+        f"that state its facts; support is strong for {strong} and none for {none} of what the "
+        f"lens does not hold; and {shown['prismlm']} passages shown are about the answer's "
+        f"subject (BM25: {shown['bm25']}).**",
         "",
         f"{len(rows)} questions, {len(answered)} of them answered by a question-answer pair that "
         "the model was taught and the lens holds. The bounds of support were chosen on "
@@ -82,16 +82,24 @@ def render(result: dict[str, Any]) -> str:
         "",
         "## The document that holds the answer",
         "",
-        *table_head("| by | first | among five |"),
+        *table_head("| answers | by | first | among five |"),
     ]
-    for order in ORDERS:
-        five = _share(answered, lambda row, o=order: row["rank"][o] <= PASSAGES)
-        lines.append(f"| {NAMED[order]} | {first[order]} | {five} |")
+    stated = [row for row in answered if row["states_the_facts"]]
+    others = [row for row in answered if not row["states_the_facts"]]
+    for meaning, some in (
+        ("all", answered),
+        ("that state the document's facts", stated),
+        ("that do not", others),
+    ):
+        for order in ORDERS:
+            one = _share(some, lambda row, o=order: row["rank"][o] == 1)
+            five = _share(some, lambda row, o=order: row["rank"][o] <= PASSAGES)
+            lines.append(f"| {len(some)} {meaning} | {NAMED[order]} | {one} | {five} |")
     for other in ORDERS[1:]:
         ahead = sum((row["rank"]["prismlm"] == 1) - (row["rank"][other] == 1) for row in answered)
         if ahead <= 0:
             lines += ["", f"It does not beat {NAMED[other]}: {ahead:+d} questions."]
-    lines += [*_support(rows), *_passages(result["demo"]), *_names()]
+    lines += [*_support(rows), *_shown(answered), *_passages(result["demo"]), *_names()]
     lines += [
         "",
         "Generated from `asked.json` by `python -m benchmarks.attribution.render_asked`; the JSON "
@@ -102,11 +110,39 @@ def render(result: dict[str, Any]) -> str:
 
 def _support(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = ["", "## Support", "", *table_head("| questions | strong | weak | none |")]
-    for name, meaning in SETS.items():
-        own = [row for row in rows if row["set"] == name]
+    stated = [row for row in rows if row.get("states_the_facts")]
+    sets = [
+        (meaning, [row for row in rows if row["set"] == name]) for name, meaning in SETS.items()
+    ]
+    sets.insert(1, ("of these whose answer states the document's facts", stated))
+    for meaning, own in sets:
         shares = [_share(own, lambda row, v=v: _level(row) == v) for v in LEVELS]
         lines.append(f"| {len(own)} {meaning} | {' | '.join(shares)} |")
     return lines
+
+
+def _shown(answered: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many documents of those shown are of the question's own subject."""
+    shares: dict[str, str] = {}
+    for kind in ("shown", "first_five"):
+        found = [
+            _subject(name) == _subject(row["id"])
+            for row in answered
+            if row["support"] != "none"
+            for name in row[kind]
+        ]
+        shares[kind] = f"{sum(found) / len(found):.0%} of {len(found)}"
+    return [
+        "",
+        f"Of the documents shown for the {len(answered)} answers, {shares['shown']} are of the "
+        f"question's own subject; of the first five of each, {shares['first_five']}. Shown are "
+        f"those with a share of at least {WORTH_SHOWING:.0%} (chosen on the other questions), and "
+        "none where support says none.",
+    ]
+
+
+def _subject(document: str) -> str:
+    return document.split("#")[0]
 
 
 def _passages(ten: Sequence[dict[str, Any]]) -> list[str]:
@@ -115,13 +151,17 @@ def _passages(ten: Sequence[dict[str, Any]]) -> list[str]:
         "## Passages",
         "",
         "Ten more questions: six that a pair answers, two that a plain text answers and two "
-        "that nothing in the corpus does. Of five passages each, so many are about the answer's "
-        f"own subject. The pairs have {FEWEST} to {PER_TOPIC} on each subject:",
+        "that nothing in the corpus does. Of the passages shown, so many are about the answer's "
+        "own subject; in brackets, of the first five. BM25 has no share to choose by. The pairs "
+        f"have {FEWEST} to {PER_TOPIC} on each subject:",
         "",
         *table_head(f"| question | answer | support | {' | '.join(NAMED.values())} |"),
     ]
     for row in ten:
-        counts = [str(sum(one["of_subject"] for one in row["passages"][o])) for o in ORDERS]
+        counts = [
+            f"{_right(_seen(row, o))} ({sum(one['of_subject'] for one in row['passages'][o])})"
+            for o in ORDERS
+        ]
         columns = (_cell(row["question"]), _cell(row["answer"]), row["support"], *counts)
         lines.append(f"| {' | '.join(columns)} |")
     return lines
@@ -142,6 +182,17 @@ def _names() -> list[str]:
         f"gives without one, {ours}. The two were mixed, and the reader did not know of either "
         "([names.jsonl](asked/names.jsonl)).",
     ]
+
+
+def _seen(row: dict[str, Any], order: str) -> list[dict[str, Any]]:
+    """Return the passages that are shown of those found."""
+    if order == "bm25":
+        return row["passages"][order]
+    return [one for one in row["passages"][order] if one["shown"] and row["support"] != "none"]
+
+
+def _right(passages: Sequence[dict[str, Any]]) -> str:
+    return f"{sum(one['of_subject'] for one in passages)} of {len(passages)}"
 
 
 def _answerable(row: dict[str, Any]) -> bool:

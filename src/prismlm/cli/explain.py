@@ -73,10 +73,10 @@ def explain(
     method: Method = "evidence",
     where: Where = None,
     top: Annotated[int, number("K", "With --tokens: prototypes shown per prediction.")] = 3,
-    documents: Annotated[int, number("N", "Documents shown, each with its passages.")] = 5,
+    documents: Annotated[int, number("N", "Documents shown at most, each with its passages.")] = 5,
     passages: Annotated[
         bool,
-        flag("--passages", "Show documents even where nothing in the corpus is about the answer."),
+        flag("--passages", "Show documents that carry little, or of which support says none, too."),
     ] = False,
     against: Annotated[int, number("N", "Passages shown where another token came next.")] = 0,
     tokens: Span = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Method = Literal["evidence", "contexts", "source"]
 METHODS: tuple[str, ...] = get_args(Method)
 COLUMNS = ("document", *GROUP_COLUMNS)
+# Of documents that carry at least so much of an answer, most are about its subject; of those that
+# carry less, few (docs/results/asked.md).
+WORTH_SHOWING = 0.03
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,16 @@ class DocumentShare:
         """Return the entry of ``prismlm explain --json``."""
         names = ("doc_id", "share", "source", "license", "text", "position")
         return {name: getattr(self, name) for name in names}
+
+
+def worth_showing(documents: Sequence[DocumentShare]) -> list[DocumentShare]:
+    """Return the documents, largest share first, whose share is worth a reader's minute.
+
+    That is at least 3 %; where the evidence is spread so thin that the first has under 6 %, at
+    least half of the first's.
+    """
+    least = min(WORTH_SHOWING, documents[0].share / 2) if documents else 0.0
+    return [document for document in documents if document.share >= least]
 
 
 class Sums(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from prismlm.explain.passages import Passage
-from prismlm.explain.shares import DocumentShare, Sources
+from prismlm.explain.shares import DocumentShare, Sources, worth_showing
 from prismlm.explain.steps import Step
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens
@@ -267,12 +267,13 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
 
 
 def _documents(trace: Trace, pool: Pool) -> list[dict[str, Any]]:
-    """Return the documents with the largest shares, each with its own of the first passages."""
+    """Return the documents worth showing, each with its own of the first passages."""
     passages: dict[str, list[dict[str, Any]]] = {}
     for place in trace.places(PASSAGES_OF_TEXT):
         passages.setdefault(place.doc_id, []).append(pool.document(place))
-    documents = ((one, pool.document(one)) for one in trace.documents(DOCUMENTS_OF_TEXT))
-    return [shown | {"passages": passages.get(one.doc_id, [shown])} for one, shown in documents]
+    documents = worth_showing(trace.documents(DOCUMENTS_OF_TEXT))
+    shown = [(one, pool.document(one)) for one in documents]
+    return [value | {"passages": passages.get(one.doc_id, [value])} for one, value in shown]
 
 
 def support_line(trace: Trace) -> dict[str, str] | None:

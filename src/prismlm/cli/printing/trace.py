@@ -24,7 +24,7 @@ from prismlm.cli.output import (
 )
 from prismlm.cli.printing.chains import print_chains
 from prismlm.explain.passages import Passage
-from prismlm.explain.shares import DocumentShare, Method, Sources
+from prismlm.explain.shares import DocumentShare, Method, Sources, worth_showing
 from prismlm.explain.steps import Step
 from prismlm.explain.summary import LEAST_SAID, doubts
 from prismlm.explain.trace import Trace
@@ -58,7 +58,8 @@ class Shown:
     Attributes:
         by: what shares are by.
         documents: how many documents, each with its passages.
-        passages: whether these are printed of an answer that the corpus has nothing about, too.
+        passages: whether documents are printed, too, that carry little, or of an answer that the
+            corpus has nothing about.
         against: how many passages where another token came next.
         table: whether the table of predictions is printed.
         top: prototypes shown in it for each.
@@ -120,12 +121,13 @@ def _print_sources(console: Console, trace: Trace, shown: Shown) -> None:
     console.print()
     how: dict[str, Any] = {"method": shown.method, "where": shown.where}
     if not absent or shown.passages:
-        documents = trace.documents(shown.documents, **how) if shown.documents else []
+        found = trace.documents(shown.documents, **how) if shown.documents else []
+        documents = found if shown.passages else worth_showing(found)
         near: dict[str, Passage] = {}
         if documents and shown.method == "evidence" and lens.cells is not None:
             for passage in trace.passages(PASSAGES_READ, where=shown.where):
                 near.setdefault(passage.doc_id, passage)
-        print_documents(console, documents, near)
+        print_documents(console, documents, near, cut=len(documents) < len(found))
         print_shares(console, trace.sources(shown.by, **how))
         if documents and lens.suffixes is not None:
             _print_quotes(console, trace.verbatim(QUOTES_SHOWN))
@@ -263,6 +265,8 @@ def print_documents(
     console: Console,
     documents: Sequence[DocumentShare],
     passages: Mapping[str, Passage] | None = None,
+    *,
+    cut: bool = False,
 ) -> None:
     """Print documents and their shares, each with the passage that carries most, by its id."""
     if not documents:
@@ -270,6 +274,8 @@ def print_documents(
     console.print("Documents behind it", style="bold")
     for document in documents:
         _print_document(console, document, (passages or {}).get(document.doc_id, document))
+    if cut:
+        console.print("All others carry far less: --passages shows them.", style="dim")
     console.print()
 
 
