@@ -105,9 +105,9 @@ def test_a_disk_that_is_full_keeps_the_last_save(corpus, model, straight, tmp_pa
     """The limit on a file's size fails the same writes, in the scan and in writing the lens."""
     out = tmp_path / "lens"
     full = StopAfter(advances, lambda: limit_files(size))
-    with limit_lifted_after():
-        with pytest.raises(PrismError, match=r"could not be written.*same command"):
-            build_index(*model, corpus, out, OPTIONS, save_seconds=0, progress=full)
+    fails = pytest.raises(PrismError, match=r"could not be written.*same command")
+    with limit_lifted_after(), fails:
+        build_index(*model, corpus, out, OPTIONS, save_seconds=0, progress=full)
     assert not out.exists()
     partial = Partial(out).path
     assert not [path for path in partial.rglob("*") if path.name.endswith(".tmp")]
