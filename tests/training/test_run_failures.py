@@ -95,11 +95,10 @@ def test_the_same_before_the_first_checkpoint_says_that_there_is_none(settings):
 
 
 FILLED_DISK = """
-import sys, yaml
+import resource, sys, yaml
 from contextlib import contextmanager
 from prismlm.training import build_recipe, train
 from prismlm.errors import PrismError
-from tests.helpers.file_limit import limit_files
 
 class FillAfter:
     left = 15
@@ -109,7 +108,10 @@ class FillAfter:
     def advance(self, amount=1):
         self.left -= 1
         if self.left == 0:
-            limit_files(int(sys.argv[2]))
+            # Modules first imported from now on leave no cut bytecode.
+            sys.dont_write_bytecode = True
+            limits = int(sys.argv[2]), resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     def note(self, text):
         pass
 
