@@ -114,6 +114,7 @@ class Search:
         self.ids = lens.cells.documents["doc_id"].to_pylist()
         number = {name: i for i, name in enumerate(lens.corpus.doc_ids)}
         self.texts = [lens.corpus.text(number[name]) for name in self.ids]
+        self.titles = dict(zip(self.ids, lens.cells.documents["title"].to_pylist(), strict=True))
         self.bm25 = BM25(self.texts)
 
     def attribution(self, order: str, trace: prismlm.Trace) -> PositionAttribution:
@@ -143,16 +144,19 @@ class Search:
         return int((scores >= scores[number]).sum())
 
     def passages(self, order: str, trace: prismlm.Trace, query: str) -> list[dict[str, Any]]:
-        """Return five passages: document, share, and the sentence that a reader sees."""
+        """Return five passages: document, share, and what a reader sees: title and sentence."""
         if order == "bm25":
             best = np.argsort(-self.bm25.scores(query), kind="stable")[:PASSAGES].tolist()
             texts = [(self.ids[i], _most_alike(self.texts[i], query)) for i in best]
-            return [{"doc_id": name, "text": text} for name, text in texts]
+            return [
+                {"doc_id": name, "title": self.titles[name], "text": text} for name, text in texts
+            ]
         found = self.attribution(order, trace).passages(PASSAGES)
         shown = {one.doc_id for one in worth_showing(found)}
         return [
             {
                 "doc_id": one.doc_id,
+                "title": one.title,
                 "text": " ".join(str(one.text).split()),
                 "share": one.share,
                 "shown": one.doc_id in shown,
@@ -169,6 +173,10 @@ def _most_alike(text: str, query: str) -> str:
 
 def _key(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+
+
+def _passage_key(row: dict[str, Any], one: dict[str, Any]) -> str:
+    return _key(row["question"], one["title"], one["text"])
 
 
 def answer_items(result: dict[str, Any], former: Path | None) -> dict[str, dict[str, str]]:
@@ -202,9 +210,10 @@ def former_answers(rows: list[dict[str, Any]], former: Path | None) -> list[dict
 def passage_items(result: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return the passages to judge by key, each beside question and answer."""
     return {
-        _key(row["question"], one["text"]): {
+        _passage_key(row, one): {
             "question": row["question"],
             "answer": row["answer"],
+            "title": one["title"],
             "passage": one["text"],
         }
         for row in result["demo"]
@@ -242,7 +251,7 @@ def judged(
     for row in result["demo"]:
         for order in ORDERS:
             for one in row["passages"][order]:
-                one["of_subject"] = said[_key(row["question"], one["text"])]
+                one["of_subject"] = said[_passage_key(row, one)]
     return result | {"reader": reader, "former": {"answers": len(before), "right": sum(before)}}
 
 

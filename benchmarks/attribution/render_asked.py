@@ -58,6 +58,7 @@ def render(result: dict[str, Any]) -> str:
     )
     answerable = [row for row in result["demo"] if _answerable(row)]
     shown = {o: _right([one for row in answerable for one in _seen(row, o)]) for o in ORDERS}
+    first_five = _right([one for row in answerable for one in row["passages"]["prismlm"]])
     stated = [row for row in answered if row["states_the_facts"]]
     first_stated = _share(stated, lambda row: row["rank"]["prismlm"] == 1)
     lines = [
@@ -69,7 +70,7 @@ def render(result: dict[str, Any]) -> str:
         f"first for {first['prismlm']} (BM25: {first['bm25']}), and for {first_stated} of those "
         f"that state its facts; support is strong for {strong} and none for {none} of what the "
         f"lens does not hold; and {shown['prismlm']} passages shown are about the answer's "
-        f"subject (BM25: {shown['bm25']}).**",
+        f"subject (of the first five of each {first_five}; BM25: {shown['bm25']}).**",
         "",
         f"{len(rows)} questions, {len(answered)} of them answered by a question-answer pair that "
         "the model was taught and the lens holds. The bounds of support were chosen on "
@@ -87,7 +88,7 @@ def render(result: dict[str, Any]) -> str:
     stated = [row for row in answered if row["states_the_facts"]]
     others = [row for row in answered if not row["states_the_facts"]]
     for meaning, some in (
-        ("all", answered),
+        ("asked", answered),
         ("that state the document's facts", stated),
         ("that do not", others),
     ):
