@@ -78,8 +78,7 @@ def attach(
     changes its vector by 130 %, and one pass trains a single row. Run the same command again to
     resume.
     """
-    from prismlm.training import AttachOptions, FitOptions, LoraOptions
-    from prismlm.training.uncertainty_table import TableOptions
+    from prismlm.training import AttachOptions, FitOptions, LoraOptions, TableOptions
 
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
     fit = FitOptions(*sizes, weights=cast("Weights", weights), seed=seed)

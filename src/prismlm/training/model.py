@@ -11,20 +11,80 @@ from transformers.utils.generic import ModelOutput
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
+from prismlm.layers.prototype_head import HeadOutput
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.ops.prototype_head import Routing
-from prismlm.training.objective import (
+from prismlm.training import parallel
+from prismlm.training.losses import (
     LossWeights,
+    OptimizerStep,
     OutputMap,
+    VocabularySample,
     prototype_only_losses,
     sample_positions,
     select,
 )
-from prismlm.training.revival import Usage
-from prismlm.training.step import OptimizerStep
 
 IGNORED_AT_INFERENCE = ("past_key_values", "losses", "routing")
+# Candidates for a revival are drawn from the worst quarter of a forward pass's states: the very
+# worst alone would often be one another's neighbours.
+WORST = 0.25
+
+
+class Usage:
+    """Counts how often each prototype is used, and keeps the last states explained worst.
+
+    Attributes:
+        counts: uses of each prototype since the last :meth:`reset`, int64 [K].
+        worst: states of the last forward pass by ‖z − ẑ‖² descending, [M, d]; after
+            :meth:`merge` those of one process after another.
+    """
+
+    def __init__(self, num_prototypes: int) -> None:
+        self.counts = torch.zeros(num_prototypes, dtype=torch.int64)
+        self._worst: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def worst(self) -> Tensor | None:
+        """See above; None before the first forward pass."""
+        if self._worst is None:
+            return None
+        states, errors = self._worst
+        return states[errors >= 0]
+
+    @torch.no_grad()
+    def add(self, output: HeadOutput, z: Tensor, mask: Tensor | None) -> None:
+        """Take in one forward pass, waiting for nothing; padding counts for nothing."""
+        routing, z = output.routing, z.float()
+        used = routing.activations > 0
+        errors = (z - output.reconstruction).square().sum(-1)
+        if mask is not None:
+            used, errors = used & mask[:, None], errors.masked_fill(~mask, -1.0)
+        self.counts = self.counts.to(z.device)
+        self.counts.scatter_add_(0, routing.indices.flatten(), used.flatten().long())
+        errors, rows = errors.topk(round(WORST * len(z)))
+        self._worst = z[rows], errors
+
+    def merge(self) -> None:
+        """Take in the other processes' counts and states: all of them then revive the same."""
+        self.counts = parallel.sum_over_processes(self.counts)
+        if self.worst is not None:
+            states = parallel.concatenate(self.worst)
+            self._worst = states, states.new_zeros(len(states))
+
+    def state(self) -> Tensor:
+        """Return the counts of all processes together; every process has to call."""
+        return parallel.sum_over_processes(self.counts).cpu()
+
+    def load(self, counts: Tensor) -> None:
+        """Resume from saved counts, which the first process takes over for all."""
+        self.counts = counts if parallel.is_main() else torch.zeros_like(counts)
+
+    def reset(self) -> None:
+        """Start counting again."""
+        self.counts = torch.zeros_like(self.counts)
+        self._worst = None
 
 
 @dataclass
@@ -64,6 +124,9 @@ class PrismForCausalLM(nn.Module):
 
     Attributes:
         uncertainty: the feedback that stands in the model, trained with it, or None.
+        usage: counts uses of prototypes, if unused ones are to be revived.
+        vocabulary: in training the prototype-only KL is over a sample of it; None: over all of it.
+        step: of the run, which positions and tokens of a step are drawn from.
 
     Args:
         model: a Hugging Face causal language model, uncertainty feedback attached before.
@@ -104,6 +167,7 @@ class PrismForCausalLM(nn.Module):
         self.prototypes_per_token = head.prototypes_per_token
         self.step = 0
         self.usage: Usage | None = None
+        self.vocabulary: VocabularySample | None = None
         self.uncertainty = uncertainty_of(model)
         self.logit_map = LogitMap.of(model)
         self.register_buffer("head_placed", torch.tensor(placed))
@@ -219,9 +283,13 @@ class PrismForCausalLM(nn.Module):
         """
         z, weights = seen.z.detach() if self.detach else seen.z, self.weights
         embedded = seen.embedded if weights.prototype_only_kl else None
-        positions = None
+        positions, sample = None, None
         if self.training:
             positions = self.head_positions(z.shape[1], self.step, z.device)
+            if self.vocabulary is not None and weights.prototype_only_kl:
+                drawn = self.vocabulary.draw(torch.Generator().manual_seed(self.step))
+                tokens, log_counts = (one.to(z.device, non_blocking=True) for one in drawn)
+                sample = tokens, log_counts
         states = select(z, embedded, mask, labels, positions)
         head, k = self.prototype_head, self.prototypes_per_token
         output = head(states.z, mask=states.mask, prototypes_per_token=k)
@@ -229,8 +297,9 @@ class PrismForCausalLM(nn.Module):
             states.z, output, mask=states.mask, residual_reduction=self.residual_reduction
         )._asdict()
         if weights.prototype_only_ce or weights.prototype_only_kl:
-            rebuilt = output.reconstruction
-            parts |= prototype_only_losses(rebuilt, states, self._output_map(), weights)
+            parts |= prototype_only_losses(
+                output.reconstruction, states, self._output_map(), weights, sample
+            )
         if self.training and self.usage is not None:
             self.usage.add(output, states.z.detach(), states.mask)
         if within is not None:

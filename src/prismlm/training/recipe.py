@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from prismlm.training.dimensions import Dimension, dimension_of
-from prismlm.training.objective import LossWeights
-from prismlm.training.weight_decay import EXEMPT, Exempt
+from prismlm.training.losses import LossWeights
 
+Exempt = Literal["embeddings", "prototypes", "decays"]
+EXEMPT: tuple[Exempt, ...] = get_args(Exempt)
+Scalar: TypeAlias = bool | int | float | str
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 AnyPath = Annotated[Path, Field(strict=False)]
@@ -101,6 +102,12 @@ class LossRecipe(Section):
     )
     prototype_only_kl: float = Field(
         default=1.0, ge=0, description="weight of KL(model, ẑ alone): the same without label noise"
+    )
+    kl_tokens: int = Field(
+        default=8192,
+        ge=4,
+        description="tokens that this KL is taken over in a step: three quarters the most frequent "
+        "of the corpus, the others drawn anew; all of a vocabulary with no more",
     )
     residual_reduction: Literal["mean", "sum"] = Field(
         default="mean", description="mean or sum over the elements of a state in RES"
@@ -271,6 +278,61 @@ class UncertaintyFeedbackRecipe(Section):
         return self
 
 
+class Range(Section):
+    """A number from ``low`` to ``high``, both included; with ``log`` factors are equally likely."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _holds_numbers(self) -> Range:
+        if self.low >= self.high:
+            raise ValueError(f"it is empty: low is {self.low} and high {self.high}; low < high")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low is {self.low}; with log: true it has to be above 0")
+        return self
+
+    @property
+    def whole(self) -> bool:
+        """Whether both ends are whole numbers; what is searched is one only if the key takes it."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+# Choices are at least two, all different.
+Dimension: TypeAlias = tuple[Scalar, ...] | Range
+
+
+def dimension_of(key: str, entry: Any) -> Dimension:
+    """Read an entry of ``search.space``: ``[32, 64]``, or ``{low: 1e-4, high: 1e-2, log: true}``.
+
+    Raises:
+        ValueError: it is neither, has fewer than two values or an end out of range.
+    """
+    if isinstance(entry, dict):
+        try:
+            return Range.model_validate(entry)
+        except ValidationError as error:
+            first = error.errors()[0]
+            part = ".".join(map(str, first["loc"][:1]))
+            raise ValueError(
+                f"{key}{'.' * bool(part)}{part}: {first['msg']}. A range is such as "
+                "{low: 1.0e-4, high: 1.0e-2, log: true}"
+            ) from None
+    if not isinstance(entry, (list, tuple)):
+        raise ValueError(
+            f"{key} is {entry!r}; expected a list of choices, or a range {{low, high}}"
+        )
+    scalar = all(isinstance(value, (bool, int, float, str)) for value in entry)
+    finite = not any(isinstance(value, float) and not math.isfinite(value) for value in entry)
+    if not (scalar and finite) or len({(type(v), v) for v in entry}) < max(2, len(entry)):
+        raise ValueError(
+            f"{key} is {list(entry)!r}; expected at least two choices, all different, each a "
+            "finite number, a text, true or false"
+        )
+    return tuple(entry)
+
+
 class SearchRecipe(Section):
     """A search for hyper-parameters, for ``prismlm train RECIPE --search``.
 
@@ -305,7 +367,7 @@ class SearchRecipe(Section):
         """Return what is searched over, by dotted recipe key.
 
         Raises:
-            InputError: an entry that is neither choices nor a range.
+            ValueError: an entry that is neither choices nor a range.
         """
         return {key: dimension_of(key, entry) for key, entry in self.space.items()}
 

@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code, shuffle_codes
-from prismlm.training import distributed
+from prismlm.training import parallel
 from prismlm.training.recipe import Recipe
 
 
@@ -44,8 +44,8 @@ class ShuffledSignal(TrainerCallback):
         drawn = np.random.SeedSequence([self._seed, self._step, self._calls])
         generator = torch.Generator().manual_seed(int(drawn.generate_state(1, np.uint64)[0]))
         self._calls += 1
-        everywhere = shuffle_codes(distributed.concatenate(codes), generator)
-        first = distributed.rank() * len(codes)
+        everywhere = shuffle_codes(parallel.concatenate(codes), generator)
+        first = parallel.rank() * len(codes)
         return everywhere[first : first + len(codes)]
 
 

@@ -1,11 +1,16 @@
-"""Fine-tuning a model on a corpus through low-rank adapters, before a head is attached to it."""
+"""Training beside a model that exists, before a head is attached to it.
+
+Low-rank adapters fine-tune it on a corpus; a table of uncertainty codes leaves its weights as they
+are.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm import fingerprints
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_number, check_whole
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
+from prismlm.models.evaluating import evaluating
+from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncertainty_of
+from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
-from prismlm.training.isolation import keeps_documents_apart
+from prismlm.training.backbone import supports_packed_documents
+from prismlm.training.evaluation import HeldOut
 from prismlm.training.loop import Loop, batches
 from prismlm.training.parallel import blocks
 
@@ -81,6 +89,17 @@ class LoraOptions(TuningOptions):
         check_number("lora blocks", self.blocks, "a share of at most 1", lambda x: x <= 1)
 
 
+@dataclass(frozen=True)
+class TableOptions(TuningOptions):
+    """How a table is trained: 64 rows, interpolated, from zero, with two passes.
+
+    Attributes:
+        epochs, learning_rate, batch, seed: see :class:`TuningOptions`.
+    """
+
+    learning_rate: float = 3e-3
+
+
 def check_lora() -> None:
     """Raise InputError where the package that adapters need is not installed."""
     if importlib.util.find_spec("peft") is None:
@@ -122,7 +141,6 @@ def adapt(
     model: PreTrainedModel,
     corpus: Corpus,
     options: LoraOptions,
-    saved: Path,
     out: Path,
     *,
     base: str,
@@ -140,7 +158,6 @@ def adapt(
             ``bf16`` is set.
         corpus: of its tokenizer.
         options: see :class:`LoraOptions`.
-        saved: a file that training goes on from after an interrupt.
         out: the directory of the adapter.
         base: the name of the model, for the adapter's own note.
         window: tokens that the model reads at once.
@@ -154,38 +171,27 @@ def adapt(
     Raises:
         InputError: the corpus has nothing to train on; the model does not say what its blocks are.
         DivergenceError: the loss is not finite.
-        FormatError: ``saved`` is damaged.
         PrismError: the disk is full.
-        Interrupted: SIGINT or SIGTERM came; what was learned is saved.
     """
-    identity = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
-    shared = keeps_documents_apart(model)
-    length = min(options.length or window, window)
-    rows = pack(corpus, corpus.split("train"), length, options.seed, share_rows=shared)
+    rows = _rows(model, corpus, min(options.length or window, window), options.seed)
     if bf16:
         # What is not trained need not be cast again in every pass; adapters stay float32.
         model.bfloat16()
     adapted = with_adapters(model, options)
-    training = Adapting(adapted, model, rows, options, saved, identity, bf16=bf16)
-    training.resume()
-    training.run(
-        batches(len(rows), options.batch, training.step, training.steps, options.seed),
-        "Fine-tuning",
-        "ce",
-        progress=progress,
-    )
+    training = Adapting(adapted, model, rows, options, bf16=bf16)
+    training.run_all("Fine-tuning", progress)
     tokens = round(training.steps * options.batch * rows.num_tokens / len(rows))
     noted = {**(note or {}), "tokens": tokens, "steps": training.steps}
-    write_adapter(training.trained, adapted, base, out, noted)
+    write_adapter(training.learned, adapted, base, out, noted)
     return training.history
 
 
 def write_adapter(
-    trained: nn.Module, adapted: Any, base: str, out: Path, note: dict[str, float]
+    learned: Iterable[nn.Parameter], adapted: Any, base: str, out: Path, note: dict[str, float]
 ) -> None:
     """Write trained adapters to ``out`` as PEFT does, in bfloat16, with a note beside them."""
     with room_to_write("the adapter", out.parent, WAY_OUT), atomic_directory(out) as made:
-        for parameter in trained.parameters():
+        for parameter in learned:
             parameter.data = parameter.data.bfloat16()
         # By name: where the base lay while this was trained is nobody's concern.
         adapted.peft_config["default"].base_model_name_or_path = base
@@ -197,8 +203,60 @@ def write_adapter(
         write_json(made / NOTE_FILE, note)
 
 
+def train_table(
+    model: PreTrainedModel,
+    corpus: Corpus,
+    options: TableOptions,
+    *,
+    window: int,
+    bf16: bool = False,
+    progress: Reporter = SILENT,
+) -> list[dict[str, float]]:
+    """Put a table into a model, and train it alone on the documents that a corpus trains on.
+
+    Args:
+        model: what it is put into; its own weights are frozen.
+        corpus: of its tokenizer.
+        options: see :class:`TableOptions`.
+        window: tokens of a row.
+        bf16: compute in bfloat16 (autocast).
+        progress: shows steps done.
+
+    Returns:
+        One row of losses every fifty steps.
+
+    Raises:
+        InputError: the corpus has nothing to train on, or the model can have no feedback.
+        DivergenceError: the loss is not finite.
+    """
+    if (earlier := uncertainty_of(model)) is not None:
+        # Saved by a run that was cut off before it was measured.
+        earlier.detach()
+    rows = _rows(model, corpus, window, options.seed)
+    model.requires_grad_(False)
+    table = attach_uncertainty(model).embedding
+    dtype = table.weight.dtype
+    # Steps of Adam are smaller than what bfloat16 tells apart.
+    table.float().requires_grad_(True)
+    model.train()
+    training = Adapting(model, model, rows, options, bf16=bf16)
+    training.run_all("Training the table of uncertainty codes", progress)
+    model.eval()
+    table.to(dtype).requires_grad_(False)
+    return training.history
+
+
+def _rows(model: PreTrainedModel, corpus: Corpus, length: int, seed: int) -> PackedDataset:
+    shared = supports_packed_documents(model)
+    return pack(corpus, corpus.split("train"), length, seed, share_rows=shared)
+
+
 class Adapting(Loop):
-    """Adapters, or a table of uncertainty codes, with their optimizer, between two steps."""
+    """Adapters, or a table of uncertainty codes, with their optimizer, between two steps.
+
+    Attributes:
+        learned: the parameters that are trained.
+    """
 
     what = "fine-tuning"
     remedy = "give its options a lower learning_rate"
@@ -209,19 +267,22 @@ class Adapting(Loop):
         model: PreTrainedModel,
         rows: PackedDataset,
         options: TuningOptions,
-        saved: Path,
-        identity: dict[str, str],
         *,
         bf16: bool,
     ) -> None:
-        learned = [one for one in adapted.parameters() if one.requires_grad]
+        self.learned = [one for one in adapted.parameters() if one.requires_grad]
         steps = max(1, round(options.epochs * (len(rows) // min(options.batch, len(rows)))))
-        super().__init__(nn.ParameterList(learned), [{"params": learned}], steps, saved)
-        self._model, self._rows, self._options = model, rows, options
-        self._identity, self._bf16 = identity, bf16
+        super().__init__([{"params": self.learned}], steps)
+        self._model, self._rows, self._options, self._bf16 = model, rows, options, bf16
+
+    def run_all(self, title: str, progress: Reporter) -> None:
+        """Take all steps."""
+        options = self._options
+        rows = batches(len(self._rows), options.batch, self.steps, options.seed)
+        self.run(rows, title, "ce", progress)
 
     def rates(self) -> list[float]:
-        """Return the rate of all adapters."""
+        """Return the rate of all that is trained."""
         return [self._options.learning_rate]
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
@@ -246,6 +307,26 @@ class Adapting(Loop):
         flat = logits.flatten(0, 1).float()
         return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
-    def of(self) -> dict[str, Any]:
-        """Return the settings, text and model."""
-        return {"options": asdict(self._options), **self._identity, "rows": len(self._rows)}
+
+@torch.no_grad()
+def effect_of_table(model: PreTrainedModel, text: HeldOut, tokens: int) -> dict[str, float]:
+    """Return the cross-entropy of held-out text, nats a token, by what is fed back.
+
+    ``ce`` with the model's own codes; ``ce_without`` with none, as it was before; ``ce_shuffled``,
+    the control, with its codes at other positions of a batch.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sums, count = dict.fromkeys(("ce", "ce_without", "ce_shuffled"), 0.0), 0
+    with evaluating(model):
+        for batch in text.batches(tokens):
+            ids, attended, scored = batch.scored_on(model.device)
+            given = {"input_ids": ids, "attention_mask": attended, "use_cache": False}
+            output = model(**given)
+            own: Tensor = output[CODES]
+            others = (torch.full_like(own, NO_CODE), shuffle_codes(own, generator))
+            each = [output.logits, *(model(**given, **{CODES: codes}).logits for codes in others)]
+            count += int(scored.sum())
+            for name, logits in zip(sums, each, strict=True):
+                chosen = logits[:, :-1][scored].float()
+                sums[name] += float(F.cross_entropy(chosen, ids[:, 1:][scored], reduction="sum"))
+    return {name: total / count for name, total in sums.items()} | {"tokens": count}
