@@ -8,10 +8,14 @@ from prismlm.corpus import Corpus
 from prismlm.index.build import IndexOptions, build_index
 from prismlm.models.seam import capture
 from prismlm.training import build_recipe, estimate, train
-from prismlm.training.setup import build_trainer, prepare
+from prismlm.training.setup import prepare
 
 PROTOT = {"preset": "protot-tiny", "hidden_size": 32, "num_channels": 8}
+
+
 DELTANET = {"model_type": "prismlm_deltanet", "hidden_size": 32, "num_hidden_layers": 2}
+
+
 SIGNAL_NOISE = {"preset": "signal-noise-tiny", "hidden_size": 32, "head_size": 8}
 
 
@@ -65,30 +69,3 @@ def test_it_trains_with_a_head_and_is_indexed_and_explained(recipe):
     assert result.quality.prototype_only_ce < 7.4
     assert expected.padding < 0.1
     assert_indexed_and_explained(recipe)
-
-
-SPARED = {
-    "embeddings": {"model.embed_tokens.weight"},
-    "prototypes": {f"model.layers.{layer}.mixer.prototypes" for layer in range(2)},
-    "decays": {f"model.layers.{layer}.mixer.decay_map" for layer in range(2)},
-}
-
-
-@pytest.mark.parametrize("exempt", [None, [], ["prototypes"]])
-@pytest.mark.parametrize("model", [PROTOT | {"decay_mode": "token"}, DELTANET, SIGNAL_NOISE])
-def test_affine_matrices_decay_and_what_is_exempt_does_not(settings, tmp_path, model, exempt):
-    """Taken by a step without gradients, which is all decay."""
-    settings |= {"model": model | {"num_hidden_layers": 2}}
-    if exempt is not None:
-        settings["optimizer"]["weight_decay_exempt"] = exempt
-    trainer = build_trainer(prepare(build_recipe(settings)), tmp_path, [])
-    decoder, optimizer = trainer.model.model, trainer.create_optimizer()
-    for parameter in decoder.parameters():
-        # Nowhere 0, where nothing could decay.
-        parameter.data += 1
-        parameter.grad = torch.zeros_like(parameter)
-    before = {name: p.detach().clone() for name, p in decoder.named_parameters()}
-    optimizer.step()
-    shrunk = {n for n, p in decoder.named_parameters() if not torch.equal(p, before[n])}
-    spared = set().union(*(SPARED[kind] for kind in (SPARED if exempt is None else exempt)))
-    assert shrunk == {n for n, p in before.items() if p.ndim > 1} - spared

@@ -3,8 +3,8 @@
 from prismlm.training.attach import AttachOptions, AttachResult, attach, estimate_attach
 from prismlm.training.estimate import estimate
 from prismlm.training.fit import FitOptions
-from prismlm.training.model import PrismForCausalLM, PrismOutput
 from prismlm.training.losses import LossWeights
+from prismlm.training.model import PrismForCausalLM, PrismOutput
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_file import build_recipe, load_recipe
 from prismlm.training.run import TrainingInterrupted, TrainingResult, train

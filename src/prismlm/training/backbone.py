@@ -1,4 +1,4 @@
-"""The decoder of a run: built, with dropout where its class has none, and what training asks of it."""
+"""The decoder of a run: built, with dropout where its class has none, and asked about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is worth: held-out text for its figures, the same each time, and a verdict in words."""
+"""What a run is worth: figures on the same held-out text each time, and a verdict in words."""
 
 from __future__ import annotations
 

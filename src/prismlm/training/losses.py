@@ -242,7 +242,7 @@ class OptimizerStep:
             positions: those of each row that the head trains on, or None for all.
         """
         counts = torch.stack([_counts(batch, positions) for batch in batches]).sum(0)
-        return cls(parallel.sum_over_processes(counts), len(batches))
+        return cls(parallel.over_processes(counts), len(batches))
 
     def loss_arguments(self, model: Any) -> dict[str, Any]:
         """Return what makes a decoder divide its loss by the step's count, if it can do that."""

@@ -43,15 +43,7 @@ class Usage:
 
     def __init__(self, num_prototypes: int) -> None:
         self.counts = torch.zeros(num_prototypes, dtype=torch.int64)
-        self._worst: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def worst(self) -> Tensor | None:
-        """See above; None before the first forward pass."""
-        if self._worst is None:
-            return None
-        states, errors = self._worst
-        return states[errors >= 0]
+        self.worst: Tensor | None = None
 
     @torch.no_grad()
     def add(self, output: HeadOutput, z: Tensor, mask: Tensor | None) -> None:
@@ -64,18 +56,18 @@ class Usage:
         self.counts = self.counts.to(z.device)
         self.counts.scatter_add_(0, routing.indices.flatten(), used.flatten().long())
         errors, rows = errors.topk(round(WORST * len(z)))
-        self._worst = z[rows], errors
+        # The worst again in place of padding, where there is little else.
+        self.worst = z[torch.where(errors >= 0, rows, rows[:1])]
 
     def merge(self) -> None:
         """Take in the other processes' counts and states: all of them then revive the same."""
-        self.counts = parallel.sum_over_processes(self.counts)
+        self.counts = parallel.over_processes(self.counts)
         if self.worst is not None:
-            states = parallel.concatenate(self.worst)
-            self._worst = states, states.new_zeros(len(states))
+            self.worst = parallel.concatenate(self.worst)
 
     def state(self) -> Tensor:
         """Return the counts of all processes together; every process has to call."""
-        return parallel.sum_over_processes(self.counts).cpu()
+        return parallel.over_processes(self.counts).cpu()
 
     def load(self, counts: Tensor) -> None:
         """Resume from saved counts, which the first process takes over for all."""
@@ -84,7 +76,7 @@ class Usage:
     def reset(self) -> None:
         """Start counting again."""
         self.counts = torch.zeros_like(self.counts)
-        self._worst = None
+        self.worst = None
 
 
 @dataclass

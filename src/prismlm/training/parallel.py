@@ -79,17 +79,12 @@ def barrier() -> None:
 
 
 def over_processes(tensor: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Return a tensor reduced over all processes; the argument is left as it is."""
+    """Return a tensor summed, or reduced otherwise, over all processes; it is left as it is."""
     if world_size() == 1:
         return tensor
     reduced = tensor.clone()
     dist.all_reduce(reduced, how)
     return reduced
-
-
-def sum_over_processes(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over all processes; the argument is left as it is."""
-    return over_processes(tensor)
 
 
 def concatenate(rows: Tensor) -> Tensor:
@@ -103,7 +98,7 @@ def concatenate(rows: Tensor) -> Tensor:
 
 def any_process(flag: bool) -> bool:
     """Say whether the flag is set in any process, so that all act on it at the same step."""
-    return bool(sum_over_processes(torch.tensor(int(flag))).item())
+    return bool(over_processes(torch.tensor(int(flag))).item())
 
 
 def on_main(function: Callable[[], T]) -> T:
@@ -142,7 +137,7 @@ def average_gradients(module: nn.Module) -> None:
     if world_size() > 1:
         for parameter in module.parameters():
             if parameter.grad is not None:
-                parameter.grad = sum_over_processes(parameter.grad) / world_size()
+                parameter.grad = over_processes(parameter.grad) / world_size()
 
 
 def blocks(decoder: Any) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""A recipe from YAML or plain values, strictly: what is not understood is an error, never ignored."""
+"""A recipe from YAML or plain values: what is not understood is an error, never ignored."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def _explain(item: Any, source: str, origin: dict[str, str]) -> str:
             f"Known{inside}: {', '.join(known)}."
         )
     field = section.model_fields.get(location[-1]) if location else None
-    meaning = f" ({field.description})" if field is not None and field.description else ""
+    described = " ".join(((field and field.description) or "").split())
+    meaning = f" ({described})" if described else ""
     if item["type"] == "missing":
         return f"{where}: {key} is missing{meaning}. Add it."
     if item["type"] == "value_error":

@@ -10,9 +10,9 @@ import statistics
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,8 +47,6 @@ RESULTS_FILE, TABLE_FILE, BEST_MODEL, TRIALS = "search.json", "search.csv", "bes
 # What stays of a run when it is measured: its model does not.
 KEPT = (RUN_FILE, HISTORY_FILE, CHANNELS_FILE, HEADS_FILE, REPORT_FILE, TENSORBOARD)
 OF_THE_HEAD = ("head.", "losses.", "optimizer.head_")
-# What these come to does not change what a step costs.
-FREE_OF_COST = ("optimizer.", "losses.")
 OBJECTIVE = (
     "mean over the seeds of the cross-entropy on held-out text at the end of training, in nats per "
     "token; the less the better"
@@ -83,51 +81,37 @@ class TrialResult:
         number: from 0, in the order tried.
         values: by recipe key.
         seeds: its runs; those after a failed one are not run.
+        failed: why the trial failed, or None.
+        ce: the objective, the mean over the seeds; None if the trial failed.
+        deviation: over the seeds (n − 1); None for one seed or a failed trial.
     """
 
     number: int
     values: dict[str, Scalar]
     seeds: tuple[SeedOutcome, ...]
+    failed: str | None = field(init=False, default=None)
+    ce: float | None = field(init=False, default=None)
+    deviation: float | None = field(init=False, default=None)
 
-    @property
-    def state(self) -> Literal["complete", "failed"]:
-        """Whether every run gave a finite cross-entropy."""
-        return "complete" if self.failed is None else "failed"
-
-    @property
-    def failed(self) -> str | None:
-        """Why the trial failed, or None."""
-        return next((seed.failed for seed in self.seeds if seed.ce is None), None)
-
-    @property
-    def ce(self) -> float | None:
-        """The objective: the mean over the seeds; None if the trial failed."""
-        return statistics.fmean(self._all) if self._all else None
-
-    @property
-    def deviation(self) -> float | None:
-        """Standard deviation over the seeds (n − 1); None for one seed or a failed trial."""
-        return statistics.stdev(self._all) if len(self._all) > 1 else None
-
-    @property
-    def perplexity(self) -> float | None:
-        """exp of the objective; None if the trial failed, or where that is beyond any number."""
-        value = math.inf if self.ce is None else perplexity(self.ce)
-        return value if math.isfinite(value) else None
-
-    @property
-    def _all(self) -> list[float]:
+    def __post_init__(self) -> None:
         values = [seed.ce for seed in self.seeds if seed.ce is not None]
-        return values if len(values) == len(self.seeds) else []
+        if len(values) < len(self.seeds):
+            failed = next(seed.failed for seed in self.seeds if seed.ce is None)
+            object.__setattr__(self, "failed", failed)
+            return
+        object.__setattr__(self, "ce", statistics.fmean(values))
+        if len(values) > 1:
+            object.__setattr__(self, "deviation", statistics.stdev(values))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the trial as JSON values."""
+        """Return the trial as JSON values, with perplexity = exp(ce) unless that is infinite."""
+        power = math.inf if self.ce is None else perplexity(self.ce)
         return {
             "trial": self.number,
-            "state": self.state,
+            "state": "complete" if self.failed is None else "failed",
             "ce": self.ce,
             "deviation": self.deviation,
-            "perplexity": self.perplexity,
+            "perplexity": power if math.isfinite(power) else None,
             "values": self.values,
             "failed": self.failed,
             "seeds": [asdict(seed) for seed in self.seeds],
@@ -217,7 +201,7 @@ def search(
     }
     # What the trial with the most rows a step needs is missed now, and not in the middle.
     sizes = {
-        key: max(_ends(dimension))
+        key: dimension.high if isinstance(dimension, Range) else max(dimension)
         for key, dimension in recipe.search.dimensions().items()
         if key in ("batch_size", "gradient_accumulation")
     }
@@ -478,58 +462,27 @@ def _write(
 
 
 def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
-    """Say what a search will take; nothing is written, and Optuna is not needed.
+    """Say what a search will take: that of one run of the recipe, for each run that is left.
 
-    Its parts are ``first``, one run with the least number of every key, or the first of choices
-    that are none, and ``last``, one with the greatest or the last. Time is the runs left at the
-    mean of both, evaluations and the sampler left out; disk is of one run while it lasts, its
-    model being removed when it is measured. The figures are ``trials`` in all, ``trials_left``,
-    ``runs`` left, ``seconds_least`` and ``seconds_most`` at the quicker and slower of both.
+    Nothing is written, and Optuna is not needed. Disk is of one run while it lasts, its model being
+    removed when it is measured. The figures are ``trials`` in all, ``trials_left`` and ``runs``
+    left; the part ``run`` is :func:`estimate` of one.
 
     Raises:
         InputError: as :func:`search`, but not for a missing package or GPU.
     """
     _check_search(recipe, resume=resume)
     search, file = recipe.search, recipe.out / SEARCH / RESULTS_FILE
-    dimensions = search.dimensions()
     # A directory that no trial is in.
-    out = recipe.out / SEARCH / TRIALS / "estimate"
-    first, last = (
-        recipe_with(recipe, {key: _extreme(d, end) for key, d in dimensions.items()}, out=out)
-        for end in (min, max)
-    )
-    costs = [replace(estimate(first), name="first")]
-    costly = any(not key.startswith(FREE_OF_COST) for key in dimensions)
-    costs.append(replace(estimate(last) if costly else costs[0], name="last"))
+    run = estimate(recipe_with(recipe, {}, out=recipe.out / SEARCH / TRIALS / "estimate"))
     left = max(0, search.trials - (len(read_json(file)["trials"]) if file.is_file() else 0))
     runs = left * search.seeds
-    times = [cost.seconds or 0.0 for cost in costs]
-    figures = {
-        "trials": search.trials,
-        "trials_left": left,
-        "runs": runs,
-        "seconds_least": runs * min(times),
-        "seconds_most": runs * max(times),
-    }
     return Cost(
-        runs * sum(times) / 2,
-        max(cost.memory_bytes for cost in costs),
-        max(cost.disk_bytes or 0 for cost in costs),
-        figures,
-        parts=tuple(costs),
-        basis=f"{costs[0].basis} From the first and the last value of each key; evaluations and "
-        "the sampler are left out.",
+        runs * (run.seconds or 0.0),
+        run.memory_bytes,
+        run.disk_bytes,
+        {"trials": search.trials, "trials_left": left, "runs": runs},
+        parts=(replace(run, name="run"),),
+        basis=f"{run.basis} Each trial trains on as much text; evaluations and the sampler are "
+        "left out.",
     )
-
-
-def _ends(dimension: Dimension) -> tuple[Any, ...]:
-    """Return the least and the greatest value of a range, or every choice."""
-    return (dimension.low, dimension.high) if isinstance(dimension, Range) else dimension
-
-
-def _extreme(dimension: Dimension, end: Callable[[Any], Any]) -> Scalar:
-    """Return the least or greatest number; of other choices the first or the last."""
-    values = _ends(dimension)
-    if any(isinstance(value, (bool, str)) for value in values):
-        return values[0] if end is min else values[-1]
-    return end(values)

@@ -457,7 +457,7 @@ class LossMeter:
     def _summed(self) -> dict[str, Tensor]:
         if not self._sums:
             return {}
-        sums = parallel.sum_over_processes(torch.stack(list(self._sums.values()))).cpu()
+        sums = parallel.over_processes(torch.stack(list(self._sums.values()))).cpu()
         return dict(zip(self._sums, sums.unbind(), strict=True))
 
 

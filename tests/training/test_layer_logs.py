@@ -1,8 +1,9 @@
-"""What signal and noise heads do while a model trains: heads.csv."""
+"""What channels and heads do while a model trains: channels.csv and heads.csv."""
 
 import csv
 import json
 import math
+from copy import deepcopy
 
 import pytest
 import torch
@@ -10,15 +11,196 @@ import yaml
 from safetensors.torch import load_file
 
 from prismlm.corpus import Corpus
+from prismlm.errors import FormatError
 from prismlm.instruments.heads import cross_terms, head_uses, layer_rates, read_states
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.training import build_recipe, parallel, train
+from prismlm.models.presets import build_config, build_model
+from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.logs.heads import COLUMNS, HEAD_FIGURES, LayerGradients, heads_figures
-from prismlm.training.logs.layers import EVALUATED, PLACE
+from prismlm.training.layer_logs import (
+    CHANNEL_COLUMNS,
+    EVALUATED,
+    HEAD_COLUMNS,
+    HEAD_FIGURES,
+    PLACE,
+    channels_figures,
+    heads_figures,
+)
+from prismlm.training.setup import prepare
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
 from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
+from tests.helpers.runs import InterruptAfter
+
+PROTOT = {
+    "preset": "protot-tiny",
+    "hidden_size": 32,
+    "num_channels": 8,
+    "alpha": 0.5,
+    "decay": 0.75,
+    "shared_gate_temperature": 3.0,
+    "gate_temperature": 1.5,
+}
+
+
+FIRST = ("alpha", "tau_write", "tau_read", "half_life_median")
+
+
+def with_mixers(settings):
+    settings["model"] = dict(PROTOT)
+    settings["head"]["enabled"] = False
+    settings["evaluation"]["channel_tokens"] = 300
+    return settings
+
+
+@pytest.fixture
+def protot(settings):
+    return with_mixers(settings)
+
+
+@pytest.fixture(scope="module")
+def straight(same_settings, tmp_path_factory):
+    """The run of `protot`, without a stop."""
+    out = tmp_path_factory.mktemp("straight") / "model"
+    return train(build_recipe(with_mixers(deepcopy(same_settings)) | {"out": str(out)}))
+
+
+def read_channels(out):
+    with (out / "channels.csv").open() as file:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight):
+    result = straight
+    rows = read_channels(result.directory)
+    assert tuple(rows[0]) == (*PLACE, *CHANNEL_COLUMNS, *EVALUATED)
+    assert [(row["step"], row["layer"]) for row in rows] == [
+        (step, layer) for step in (10, 20, 30) for layer in (0, 1)
+    ]
+    evaluated = {row["step"]: row for row in result.history if "eval_ce" in row}
+    for row in rows:
+        step = int(row["step"])
+        ce = result.ce if step == 30 else evaluated[step]["eval_ce"]
+        assert row["ce"] == ce
+        assert row["perplexity"] == pytest.approx(math.exp(ce))
+        assert 300 <= row["gate_tokens"] < 400
+        for gate in ("write", "read_channels"):
+            assert 0 <= row[f"{gate}_use_gini"] <= row[f"{gate}_gini"] <= 7 / 8
+            assert 1 / 8 <= row[f"{gate}_top_channel_share"] <= row[f"{gate}_top_share"] <= 1
+    assert rows[-1]["ce_tokens"] > rows[0]["ce_tokens"] > 0
+    seen = next(row["tokens"] for row in result.history if row["step"] == 20 and "tokens" in row)
+    text = prepare(build_recipe(protot)).rows.num_tokens
+    assert [row["epoch"] for row in rows[2:4]] == [seen / text] * 2
+    assert rows[-1]["epoch"] == result.tokens / text
+
+
+def test_what_the_last_rows_say_is_what_the_saved_model_holds(protot):
+    protot["evaluation"]["every"] = 0
+    result = train(build_recipe(protot))
+    first, second = read_channels(result.directory)
+    saved = load_file(result.directory / "model.safetensors")
+    for layer, row in enumerate((first, second)):
+        own = {
+            name: saved[f"model.layers.{layer}.mixer.{name}"]
+            for name in ("alpha", "log_write_temperature", "decay_logits")
+        }
+        assert row["alpha"] == pytest.approx(own["alpha"].item(), rel=1e-6)
+        assert row["tau_write"] == pytest.approx(own["log_write_temperature"].exp().item())
+        lives = -math.log(2) / own["decay_logits"].double().sigmoid().log()
+        for name, value in (("min", lives.min()), ("max", lives.max())):
+            assert row[f"half_life_{name}"] == pytest.approx(value.item(), rel=1e-5)
+    # Layer 0 shares its gates, and only there is one temperature both.
+    assert first["tau_read"] == first["tau_write"]
+    assert first["read_gini"] == first["write_gini"]
+    other = saved["model.layers.1.mixer.log_read_temperature"].exp().item()
+    assert second["tau_read"] == pytest.approx(other)
+    assert second["read_gini"] != second["write_gini"]
+
+
+def untrained(settings, corpus):
+    """Return the figures that a model has before its training."""
+    opened = Corpus.open(corpus)
+    model = build_model(build_config(settings, len(opened.tokenizer), opened.eos_token_id))
+    return channels_figures(model, HeldOut(opened, 32, 0).batches(100))
+
+
+def test_at_the_start_the_rows_are_the_configuration(tiny_corpus):
+    first, second = untrained(PROTOT, tiny_corpus)
+    # −ln 2 / ln ¾ = 2.409 positions.
+    expected = {"alpha": 0.5, "half_life_min": 2.409421, "half_life_median": 2.409421}
+    for row, temperature in ((first, 3.0), (second, 1.5)):
+        for name, value in (
+            expected | dict.fromkeys(("tau_write", "tau_read"), temperature)
+        ).items():
+            assert row[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_decays_by_token_have_no_half_lives(tiny_corpus):
+    for row in untrained(PROTOT | {"decay_mode": "token"}, tiny_corpus):
+        missing = {name for name, value in row.items() if math.isnan(value)}
+        assert missing == {f"half_life_{name}" for name in ("min", "q25", "median", "q75", "max")}
+
+
+def test_no_rows_are_written_without_mixers_or_when_none_are_asked_for(settings, protot, tmp_path):
+    protot |= {"steps": 6}
+    off = protot | {"evaluation": protot["evaluation"] | {"channel_tokens": 0}}
+    assert not (train(build_recipe(off)).directory / "channels.csv").exists()
+    llama = settings | {"model": {"preset": "llama-tiny"}, "out": str(tmp_path / "llama")}
+    assert not (train(build_recipe(llama)).directory / "channels.csv").exists()
+
+
+def test_measuring_channels_changes_no_weight(protot, straight):
+    protot["evaluation"]["channel_tokens"] = 0
+    without = train(build_recipe(protot)).directory
+    first, second = (load_file(out / "model.safetensors") for out in (straight.directory, without))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+@pytest.mark.parametrize("stop_at", [5, 13])
+def test_a_resumed_run_has_the_rows_of_the_straight_one(protot, straight, stop_at):
+    recipe = build_recipe(protot)
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, progress=InterruptAfter(stop_at))
+    train(recipe, resume=True)
+    assert read_channels(recipe.out) == read_channels(straight.directory)
+    # A finished run measures its end again.
+    train(recipe, resume=True)
+    assert read_channels(recipe.out) == read_channels(straight.directory)
+
+
+def test_a_foreign_file_is_not_overwritten(protot):
+    recipe = build_recipe(protot)
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, progress=InterruptAfter(12))
+    file = recipe.out / "channels.csv"
+    text = file.read_text()
+    for damage in ("step,mine\n1,2\n", text + "20,half"):
+        file.write_text(damage)
+        with pytest.raises(FormatError, match=r"channels\.csv .* Move it away"):
+            train(recipe, resume=True)
+        assert file.read_text() == damage
+
+
+def test_tensorboard_draws_them(protot):
+    from tensorboard.backend.event_processing import event_accumulator
+
+    protot["logging"]["tensorboard"] = True
+    recipe = build_recipe(protot)
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, progress=InterruptAfter(12))
+    train(recipe, resume=True)
+    drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard" / "channels"))
+    drawn.Reload()
+    rows = read_channels(recipe.out)
+    for layer in (0, 1):
+        for name in (*FIRST, "write_use_gini", "read_top_share", "epoch"):
+            events = drawn.Scalars(f"layer {layer}/{name}")
+            expected = [(row["step"], row[name]) for row in rows if row["layer"] == layer]
+            assert [event.step for event in events] == [step for step, _ in expected]
+            values = [value for _, value in expected]
+            assert [event.value for event in events] == pytest.approx(values, rel=1e-5)
+
 
 SIGNAL_NOISE = {
     "model_type": "prismlm_signal_noise",
@@ -37,15 +219,15 @@ def signal_noise(settings):
     return settings
 
 
-def read(out):
+def read_heads(out):
     with (out / "heads.csv").open() as file:
         return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
 
 
 def test_the_rows_are_what_the_instruments_say_of_the_saved_model(signal_noise, tiny_corpus):
     result = train(build_recipe(signal_noise))
-    rows = read(result.directory)
-    assert tuple(rows[0]) == (*PLACE, *COLUMNS, *EVALUATED)
+    rows = read_heads(result.directory)
+    assert tuple(rows[0]) == (*PLACE, *HEAD_COLUMNS, *EVALUATED)
     assert [(row["step"], row["layer"]) for row in rows] == [(10, 0), (10, 1), (20, 0), (20, 1)]
     model, _ = read_checkpoint(result.directory)
     heldout = HeldOut(Corpus.open(tiny_corpus), 32, 0)
@@ -125,7 +307,7 @@ def test_gradients_of_layers_are_those_before_clipping(signal_noise, monkeypatch
     monkeypatch.setattr(PrismTrainer, "_clip_grad_norm", noted)
     result = train(build_recipe(signal_noise))
     whole = {row["step"]: row["grad_norm"] for row in result.history if "grad_norm" in row}
-    rows = read(result.directory)
+    rows = read_heads(result.directory)
     for step, rest in zip((10, 20), outside, strict=True):
         layers = [row["gradient_norm"] for row in rows if row["step"] == step]
         assert len(layers) == 2
@@ -133,15 +315,14 @@ def test_gradients_of_layers_are_those_before_clipping(signal_noise, monkeypatch
         assert whole[step] > 1e-2
 
 
-def test_reading_takes_one_forward_pass_without_logits(signal_noise, tiny_corpus):
+def test_reading_takes_one_forward_pass_without_logits(tiny_corpus):
     corpus = Corpus.open(tiny_corpus)
     model = make_signal_noise(len(corpus.tokenizer))
     heldout = HeldOut(corpus, 32, 0)
     calls, logits = [], []
     model.model.register_forward_pre_hook(lambda *_: calls.append(1))
     model.lm_head.register_forward_pre_hook(lambda *_: logits.append(1))
-    gradients = LayerGradients(model.model.layers, build_recipe(signal_noise))
-    rows = heads_figures(model, heldout.batches(9000), 32, gradients)
+    rows = heads_figures(model, heldout.batches(9000), 32, [math.nan] * 2)
     assert len(calls) == len(list(heldout.batches(9000))) > 1
     assert not logits
     assert all(math.isnan(row["gradient_norm"]) for row in rows)
@@ -170,7 +351,7 @@ def test_a_compiled_model_is_read_as_one_that_is_not(signal_noise, tmp_path):
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0, "the blocks were compiled"
     compiled = tmp_path / "model"
-    for one, other in zip(read(compiled), read(straight), strict=True):
+    for one, other in zip(read_heads(compiled), read_heads(straight), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
     report, expected = (
         json.loads((out / "heads.json").read_text()) for out in (compiled, straight)
@@ -185,7 +366,7 @@ def test_short_rows_are_read_from_queries_that_see_all_of_them(signal_noise, tin
     model, _ = read_checkpoint(out)
     heldout = HeldOut(Corpus.open(tiny_corpus), 8, 0)
     uses = head_uses(model, heldout.batches(300), least_visible=8)
-    for row in read(out)[2:]:
+    for row in read_heads(out)[2:]:
         noise = [
             u["entropy"] for u in uses.rows if (u["layer"], u["group"]) == (row["layer"], "noise")
         ]
@@ -193,12 +374,11 @@ def test_short_rows_are_read_from_queries_that_see_all_of_them(signal_noise, tin
         assert row["attention_tokens"] == uses["tokens"]
 
 
-def test_where_no_query_sees_enough_the_rest_of_the_row_is_there(signal_noise):
+def test_where_no_query_sees_enough_the_rest_of_the_row_is_there():
     model = make_signal_noise()
     batches = [make_batch(*random_rows(9, 12))]
-    gradients = LayerGradients(model.model.layers, build_recipe(signal_noise))
     for length, nothing in ((12, False), (13, True), (32, True)):
-        for row in heads_figures(model, batches, length, gradients):
+        for row in heads_figures(model, batches, length, [math.nan] * len(model.model.layers)):
             assert row["positions"] == 21
             assert math.isfinite(row["rate"])
             assert row["attention_tokens"] == (0 if nothing else 21)

@@ -1,4 +1,4 @@
-"""Dropout put into Hugging Face's decoders: by its equation, and nowhere but in training."""
+"""The decoder of a run: dropout by its equation, decay, and documents kept apart."""
 
 import pytest
 import torch
@@ -7,7 +7,11 @@ import torch.nn.functional as F
 from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, train
-from prismlm.training.block_dropout import add_dropout
+from prismlm.training.backbone import add_dropout, supports_packed_documents
+from prismlm.training.setup import prepare
+from prismlm.training.trainer import PrismTrainer
+from tests.helpers.tiny_head import VOCABULARY
+from tests.training.test_run_own_decoders import DELTANET, PROTOT, SIGNAL_NOISE
 
 LLAMA = {
     "model_type": "llama",
@@ -17,6 +21,8 @@ LLAMA = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
+
+
 MAMBA = {
     "model_type": "mamba2",
     "hidden_size": 16,
@@ -27,6 +33,8 @@ MAMBA = {
     "n_groups": 1,
     "chunk_size": 8,
 }
+
+
 RATE = 0.3
 
 
@@ -113,3 +121,52 @@ def test_a_run_drops_as_its_recipe_says(settings, tmp_path):
     whole = train(build_recipe(settings))
     without = train(build_recipe(settings | {"dropout": 0.0, "out": str(tmp_path / "without")}))
     assert without.ce != whole.ce
+
+
+JAMBA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "apart"),
+    [
+        ({"preset": "llama-tiny"}, True),
+        ({"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}, True),
+        ({"model_type": "mamba", "hidden_size": 24, "num_hidden_layers": 1}, False),
+        ({"preset": "mamba-laptop", "num_hidden_layers": 1}, False),
+        # Weak leaks: a thousandth of the logits before training.
+        ({"model_type": "jamba", "hidden_size": 32, "intermediate_size": 32, **JAMBA}, False),
+        ({"model_type": "xglm", "d_model": 32, "ffn_dim": 32, "num_layers": 1}, False),
+    ],
+    ids=["llama", "gpt2", "mamba", "mamba2", "jamba", "xglm"],
+)
+def test_families_that_mix_packed_documents_are_told(settings, apart):
+    torch.manual_seed(0)
+    model = build_model(build_config(settings, VOCABULARY, 0))
+    assert supports_packed_documents(model) == apart
+
+
+SPARED = {
+    "embeddings": {"model.embed_tokens.weight"},
+    "prototypes": {f"model.layers.{layer}.mixer.prototypes" for layer in range(2)},
+    "decays": {f"model.layers.{layer}.mixer.decay_map" for layer in range(2)},
+}
+
+
+@pytest.mark.parametrize("exempt", [None, [], ["prototypes"]])
+@pytest.mark.parametrize("model", [PROTOT | {"decay_mode": "token"}, DELTANET, SIGNAL_NOISE])
+def test_affine_matrices_decay_and_what_is_exempt_does_not(settings, tmp_path, model, exempt):
+    """Taken by a step without gradients, which is all decay."""
+    settings |= {"model": model | {"num_hidden_layers": 2}}
+    if exempt is not None:
+        settings["optimizer"]["weight_decay_exempt"] = exempt
+    trainer = PrismTrainer(prepare(build_recipe(settings)), tmp_path)
+    decoder, optimizer = trainer.model.model, trainer.create_optimizer()
+    for parameter in decoder.parameters():
+        # Nowhere 0, where nothing could decay.
+        parameter.data += 1
+        parameter.grad = torch.zeros_like(parameter)
+    before = {name: p.detach().clone() for name, p in decoder.named_parameters()}
+    optimizer.step()
+    shrunk = {n for n, p in decoder.named_parameters() if not torch.equal(p, before[n])}
+    spared = set().union(*(SPARED[kind] for kind in (SPARED if exempt is None else exempt)))
+    assert shrunk == {n for n, p in before.items() if p.ndim > 1} - spared

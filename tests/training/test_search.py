@@ -1,10 +1,13 @@
-"""Searches for hyper-parameters: real trials, with real samplers, stopped and gone on with."""
+"""Searches for hyper-parameters: what may be chosen from, and real trials, stopped and resumed."""
 
 import csv
 import json
+import os
 import re
+import signal
 import statistics
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,126 @@ from typer.testing import CliRunner
 from prismlm.cli.app import app
 from prismlm.errors import InputError, PrismError
 from prismlm.run_state import locked
-from prismlm.training import build_recipe, load_recipe, search, train
+from prismlm.training import (
+    TrainingInterrupted,
+    build_recipe,
+    estimate_search,
+    load_recipe,
+    search,
+    train,
+)
+from prismlm.training.recipe import Range
+from prismlm.training.recipe_file import check_space, recipe_with, takes_whole_numbers
 from tests.helpers import forked
 from tests.helpers.small_disk import can_mount, on_small_disk
 from tests.helpers.toy_search import SPACE, settings_of, with_search
+
+
+@pytest.fixture
+def toy(tiny_corpus, tmp_path):
+    return settings_of(tiny_corpus, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ({"optimizer.learning_rat": [1e-3, 1e-2]}, "Did you mean 'optimizer.learning_rate'?"),
+        ({"model.num_chanels": [4, 8]}, "Did you mean 'num_channels'?"),
+        ({"model": [4, 8]}, "no recipe key 'model'"),
+        ({"optimizer.learning_rate": {"low": 1e-3, "high": 1e-3}}, "is empty: low is 0.001"),
+        ({"optimizer.learning_rate": {"low": 1e-2, "high": 1e-3}}, "low < high"),
+        ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "has to be above 0"),
+        ({"optimizer.learning_rate": {"low": -1, "high": 1, "log": True}}, "has to be above 0"),
+        ({"optimizer.learning_rate": {"lo": 1, "high": 2}}, "lo: Extra inputs are not permitted"),
+        ({"optimizer.learning_rate": {"low": 1e-3}}, "learning_rate.high: Field required"),
+        ({"optimizer.learning_rate": {"low": -1.0, "high": 1.0}}, "learning_rate is -1.0"),
+        ({"optimizer.learning_rate": 3e-3}, "expected a list of choices, or a range"),
+        ({"batch_size": [4]}, "at least two choices, all different"),
+        ({"batch_size": [4, 4]}, "at least two choices, all different"),
+        ({"batch_size": []}, "at least two choices"),
+        ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
+        ({"batch_size": [[4], [8]]}, "finite number, a text, true or false"),
+        ({"optimizer.schedule": ["cosine", "steps"]}, "optimizer.schedule is 'steps'"),
+        ({"seed": [1, 2]}, "search.seeds says how many"),
+        ({"data.length": [32, 64]}, "in windows of it"),
+        ({"evaluation.final_tokens": [10, 20]}, "cannot be searched over"),
+        ({}, "search.space"),
+    ],
+)
+def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
+    with pytest.raises(InputError) as error:
+        build_recipe(with_search(toy, space=space), "recipe.yaml")
+    assert expected in str(error.value)
+    assert "recipe.yaml" in str(error.value)
+    assert "search" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "whole"),
+    [
+        ("batch_size", True),
+        ("head.anneal_from", True),
+        ("model.num_channels", True),
+        ("optimizer.weight_decay", False),
+        ("noise_weight.initial", False),
+    ],
+)
+def test_a_range_is_of_whole_numbers_where_its_key_is(toy, key, whole):
+    assert takes_whole_numbers(build_recipe(toy), key, Range(0, 1)) == whole
+
+
+def test_what_cannot_change_the_objective_is_not_searched(toy):
+    settings = with_search(toy, space={"head.scale": [1.0, 2.0]})
+    # The plain run takes the recipe as it is.
+    recipe = build_recipe(settings)
+    for refuses in (search, estimate_search):
+        with pytest.raises(InputError, match="nothing of the head reaches the model"):
+            refuses(recipe)
+    reaching = {"enabled": True, "detach": False}
+    estimate_search(build_recipe(settings | {"head": settings["head"] | reaching}))
+    also = {"head.detach": [True, False], "head.scale": [1.0, 2.0]}
+    estimate_search(build_recipe(with_search(toy, space=also)))
+
+
+def test_wrong_settings_of_a_search_are_named(toy):
+    for change, expected in (
+        ({"trials": 0}, "search.trials is 0"),
+        ({"seed": 3}, "there is no setting 'search.seed'. Did you mean 'seeds'?"),
+        ({"sampler": "gp"}, "search.sampler is 'gp'"),
+    ):
+        with pytest.raises(InputError) as error:
+            build_recipe(with_search(toy, **change))
+        assert expected in str(error.value)
+
+
+def test_a_recipe_without_a_section_is_searched_as_the_source_did(toy):
+    del toy["search"]
+    recipe = build_recipe(toy)
+    section = recipe.search
+    assert (section.trials, section.startup_trials, section.seeds) == (50, 15, 3)
+    assert section.sampler == "botorch"
+    assert section.space == {
+        "batch_size": [32, 64, 128],
+        "optimizer.learning_rate": {"low": 3e-5, "high": 3e-2, "log": True},
+    }
+    check_space(recipe)
+    assert "search" not in recipe.to_dict()
+
+
+def test_trials_of_other_batches_train_on_as_many_positions(toy):
+    toy |= {"steps": 400, "checkpoint": {"every": 100}, "evaluation": {"every": 50}}
+    toy["head"] |= {"enabled": True, "detach": False, "initialise_at_step": 30}
+    recipe = build_recipe(toy)
+    larger = recipe_with(recipe, {"batch_size": 8})
+    assert larger.positions_per_step * larger.steps == recipe.positions_per_step * recipe.steps
+    assert (larger.steps, larger.checkpoint.every, larger.evaluation.every) == (200, 50, 25)
+    assert larger.head.initialise_at_step == 15
+    # So short a run has its prototypes placed before its only step.
+    short = build_recipe(toy | {"steps": 5, "head": toy["head"] | {"initialise_at_step": 4}})
+    tiny = recipe_with(short, {"batch_size": 32})
+    assert (tiny.steps, tiny.head.initialise_at_step) == (1, 0)
+    assert recipe_with(recipe, {"gradient_accumulation": 2, "batch_size": 2}).steps == 400
+    assert recipe_with(recipe, {"steps": 100, "batch_size": 8}).steps == 100
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +186,7 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
     assert len(runs) == 6
     for run in runs:
         names = {path.name for path in run.iterdir()}
-        assert names == {"outcome.json", "training.json", "training.jsonl", "channels.csv"}
+        assert names == {"training.json", "training.jsonl", "channels.csv"}
 
 
 @pytest.mark.skipif(not can_mount(), reason="no mount")
@@ -122,7 +241,7 @@ def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy, mode, ever
     by_rate = {trial.values["optimizer.learning_rate"]: trial for trial in result.trials}
     assert by_rate.keys() == {1e30, 3e-3}
     bad, good = by_rate[1e30], by_rate[3e-3]
-    assert (bad.state, good.state) == ("failed", "complete")
+    assert [t.to_dict()["state"] for t in (bad, good)] == ["failed", "complete"]
     assert bad.ce is None
     assert "not finite" in bad.failed or "nan" in bad.failed
     # The other seed could not have made it a mean.
@@ -141,20 +260,40 @@ def test_if_every_trial_fails_the_search_says_so(toy):
     assert not (out / "best.yaml").exists()
 
 
-def test_a_finished_run_is_not_done_again_and_more_trials_go_on(toy):
-    settings = with_search(toy, sampler="random", seeds=1, trials=2)
-    first = search(build_recipe(settings))
-    histories = {p: p.stat().st_mtime_ns for p in first.directory.rglob("training.jsonl")}
-    # A kill after the study was told, and before the results were written.
-    results = first.directory / "search.json"
-    saved = json.loads(results.read_text())
-    results.write_text(json.dumps(saved | {"trials": saved["trials"][:1]}))
-    (first.directory / "trials/0000/seed-0/model.safetensors").write_text("left behind")
-    longer = search(build_recipe(with_search(settings, trials=3)), resume=True)
-    assert outcomes(longer)[:2] == outcomes(first)
-    assert len(longer.trials) == 3
-    for path, time_written in histories.items():
-        assert path.stat().st_mtime_ns == time_written
+class StopInTrial:
+    """Presses Ctrl-C after the first step of a trial."""
+
+    def __init__(self, number):
+        self.name, self.stopping = f"trial {number}, seed 0", False
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        self.stopping = description == self.name
+        yield self
+
+    def advance(self, amount=1):
+        if self.stopping:
+            self.stopping = False
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def note(self, text):
+        pass
+
+
+def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(toy, tmp_path):
+    settings = with_search(toy, sampler="random", seeds=1)
+    straight = search(build_recipe(settings | {"out": str(tmp_path / "straight")}))
+    recipe = build_recipe(settings)
+    with pytest.raises(TrainingInterrupted):
+        search(recipe, progress=StopInTrial(1))
+    first = recipe.out / "search" / "trials" / "0000" / "seed-0" / "training.jsonl"
+    written = first.stat().st_mtime_ns
+    resumed = search(recipe, resume=True)
+    assert outcomes(resumed) == outcomes(straight)
+    assert first.stat().st_mtime_ns == written
+    longer = search(build_recipe(with_search(settings, trials=4)), resume=True)
+    assert outcomes(longer)[:3] == outcomes(straight)
+    assert len(longer.trials) == 4
 
 
 @pytest.mark.parametrize(
@@ -252,3 +391,12 @@ def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
     assert "--resume" in refused.stderr
     left = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--dry-run"])
     assert re.search(r"trials left +0\b", left.stdout)
+
+
+def test_the_estimate_counts_every_run_and_writes_nothing(toy):
+    recipe = build_recipe(toy | {"steps": 64})
+    expected = estimate_search(recipe)
+    assert (expected.trials, expected.trials_left, expected.runs) == (3, 3, 6)
+    assert expected.run.steps == 64
+    assert expected.seconds == pytest.approx(6 * expected.run.seconds)
+    assert not recipe.out.exists()
