@@ -119,5 +119,5 @@ def test_only_one_process_wrote(launched):
 
 def test_another_number_of_processes_does_not_resume(launched):
     settings = launched[0]["ddp"]
-    with pytest.raises(InputError, match="begun with 2 processes, and these are 1"):
+    with pytest.raises(InputError, match="processes: 2 → 1"):
         train(build_recipe(settings), resume=True)

@@ -17,7 +17,7 @@ from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.presets import build_config, build_model
 from prismlm.training.checkpoints import BYTES_PER_PARAMETER
 from prismlm.training.recipe import Recipe
-from prismlm.training.run import check_run_directory
+from prismlm.training.run import check_new
 from prismlm.training.setup import device_of, prepare, resolved, with_steps
 from prismlm.training.trainer import PrismTrainer
 
@@ -37,7 +37,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
     Raises:
         InputError: as :func:`prismlm.training.run.train`, or the model does not fit here.
     """
-    check_run_directory(recipe, resume=resume)
+    check_new(recipe.out, resume=resume)
     _check_memory(recipe)
     count = WARMUP_STEPS + MEASURED_STEPS
     changes = {

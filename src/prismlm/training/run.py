@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, Interrupted, changes
 from prismlm.explain.quality import HeadQuality
 from prismlm.files import (
@@ -137,14 +138,13 @@ def train(
     signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
     stop = StopOnInterrupt(Interrupts(lambda: "training stopped", signals))
     with ExitStack() as stack, quiet_transformers():
-        parallel.on_main(lambda: check_ours(out, RUN_FILE, "train"))
+        parallel.on_main(lambda: check_new(out, resume=resume))
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
-        parallel.on_main(lambda: check_run_directory(recipe, resume=resume))
         prepared = prepare(recipe)
         recipe, parameters = prepared.recipe, prepared.model.parameters()
         needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in parameters)
         check_room(f"a checkpoint in {out}", out, needed)
-        parallel.on_main(lambda: _begin(prepared))
+        parallel.on_main(lambda: _begin(prepared, resume))
         if on_warning is not None and (warning := prepared.warning()):
             on_warning(warning)
         trainer = PrismTrainer(prepared, out)
@@ -189,75 +189,58 @@ def check_ours(out: Path, note: str, command: str) -> None:
         )
 
 
-def check_run_directory(recipe: Recipe, *, resume: bool) -> None:
-    """Check that ``recipe.out`` may be written to.
-
-    Raises:
-        InputError: it holds something else, a run that ``resume`` was not asked for, or a run of
-            another recipe.
-    """
-    out = recipe.out
+def check_new(out: Path, *, resume: bool) -> None:
+    """Raise InputError if ``out`` holds something else, or a run that is not to be resumed."""
     check_ours(out, RUN_FILE, "train")
-    if not (out / RUN_FILE).is_file():
-        return
-    if not resume:
+    if (out / RUN_FILE).is_file() and not resume:
         raise InputError(
             f"{out} holds a training run. Resume it with --resume, choose another out, or "
             "remove it."
         )
-    changed = differences(read_json(out / RUN_FILE), recipe)
-    if changed:
+
+
+def described(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
+    """Return what a run is, as ``training.json`` notes it."""
+    return {
+        "recipe": recipe.to_dict(),
+        "resolved": resolved(recipe),
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+        "processes": parallel.world_size(),
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what changes results between two runs, of :func:`described`, as ``key: old → new``."""
+    # A run begun before a setting was there ran with what is now its default, but for BEFORE.
+    defaults = Recipe(corpus=Path(), out=Path(), model={}, steps=1).to_dict()
+    then, new = (
+        {
+            key: value
+            for key, value in (flat(run["recipe"]) | run.get("resolved", {}) | _rest(run)).items()
+            if key not in FREE_TO_CHANGE and value is not None
+        }
+        for run in (before | {"recipe": flat(defaults) | BEFORE | flat(before["recipe"])}, now)
+    )
+    if not new.get("steps"):
+        # They follow from the epochs, which are compared.
+        new["steps"] = then["steps"]
+    return changes(then, new)
+
+
+def _rest(run: dict[str, Any]) -> dict[str, Any]:
+    return {"text": run["corpus"]["fingerprint"], "processes": run.get("processes", 1)}
+
+
+def _begin(prepared: Prepared, resume: bool) -> None:
+    """Note what the run is; raise InputError if another was noted, naming what differs."""
+    out, now = prepared.recipe.out, described(prepared.recipe, prepared.corpus)
+    check_new(out, resume=resume)
+    if not (out / RUN_FILE).is_file():
+        keep_json(out / RUN_FILE, now)
+    elif changed := differences(read_json(out / RUN_FILE), now):
         raise InputError(
             f"{out} was begun with another recipe ({'; '.join(changed)}), so it cannot be resumed "
             "with this one. Put these settings back, or train into another out."
-        )
-
-
-def differences(before: dict[str, Any], recipe: Recipe) -> list[str]:
-    """Return what a recipe changes that changes results, as ``key: before → now``.
-
-    Args:
-        before: ``recipe``, and ``resolved``: what ``auto`` meant.
-        recipe: the recipe now.
-    """
-    # A run begun before a setting was there ran with what is now its default, but for BEFORE.
-    defaults = Recipe(corpus=recipe.corpus, out=recipe.out, model={}, steps=1)
-    then = flat(defaults.to_dict()) | BEFORE | flat(before["recipe"]) | before.get("resolved", {})
-    now = flat(recipe.to_dict()) | resolved(recipe)
-    if not recipe.steps:
-        # They follow from the epochs, which are compared.
-        now["steps"] = then["steps"]
-    then, now = (
-        {k: v for k, v in one.items() if k not in FREE_TO_CHANGE and v is not None}
-        for one in (then, now)
-    )
-    return changes(then, now)
-
-
-def _begin(prepared: Prepared) -> None:
-    """Note what the run is, or check that it is the one that was noted.
-
-    Raises:
-        InputError: the run was begun with another corpus or another number of processes.
-    """
-    out = prepared.recipe.out
-    corpus = {"name": prepared.corpus.name, "fingerprint": prepared.corpus.fingerprint}
-    processes = parallel.world_size()
-    if not (out / RUN_FILE).is_file():
-        run = {"recipe": prepared.recipe.to_dict(), "resolved": resolved(prepared.recipe)}
-        keep_json(out / RUN_FILE, run | {"corpus": corpus, "processes": processes})
-        return
-    noted = read_json(out / RUN_FILE)
-    if noted.get("processes", 1) != processes:
-        raise InputError(
-            f"{out} was begun with {noted.get('processes', 1)} processes, and these are "
-            f"{processes}: their steps would hold other rows. Start as many as before, or "
-            "train into another out."
-        )
-    if noted["corpus"]["fingerprint"] != corpus["fingerprint"]:
-        raise InputError(
-            f"{out} was begun with another corpus than {prepared.corpus.path}. Give the same "
-            "corpus, or train into another out."
         )
 
 

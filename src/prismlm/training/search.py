@@ -36,10 +36,11 @@ from prismlm.training.run import (
     RUN_FILE,
     SEARCH,
     TENSORBOARD,
+    described,
     differences,
     train,
 )
-from prismlm.training.setup import prepare, resolved, versions
+from prismlm.training.setup import prepare, versions
 
 JOURNAL, STUDY = "study.journal", "prismlm"
 PACKAGES = {"optuna": "optuna", "optuna_integration": "optuna-integration", "botorch": "botorch"}
@@ -191,12 +192,8 @@ def search(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or parallel.world_size() > 1:
         raise InputError("a search trains in one process. Start it without torchrun.")
     _check_search(recipe, resume=resume)
-    corpus = Corpus.open(recipe.corpus)
-    noted = {
-        "recipe": recipe.to_dict(),
-        "resolved": resolved(recipe),
+    noted = described(recipe, Corpus.open(recipe.corpus)) | {
         "search": recipe.search.model_dump(mode="json"),
-        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
         "versions": versions("optuna", "optuna-integration", "botorch"),
     }
     # What the trial with the most rows a step needs is missed now, and not in the middle.
@@ -211,7 +208,7 @@ def search(
     room = room_to_write(f"the search in {recipe.out}", recipe.out, way_out)
     with writing(directory, within=True), room:
         _check_search(recipe, resume=resume)
-        _check_same(directory, recipe, noted)
+        _check_same(directory, noted)
         study = _open_study(directory)
         result = _write(recipe, directory, noted, _finished(study))
         while len(result.trials) < recipe.search.trials:
@@ -272,7 +269,7 @@ def _check_search(recipe: Recipe, *, resume: bool) -> None:
         )
 
 
-def _check_same(directory: Path, recipe: Recipe, noted: dict[str, Any]) -> None:
+def _check_same(directory: Path, noted: dict[str, Any]) -> None:
     """Check that a search there is this one; InputError names what differs."""
     file = directory / RESULTS_FILE
     if not file.is_file():
@@ -283,10 +280,7 @@ def _check_same(directory: Path, recipe: Recipe, noted: dict[str, Any]) -> None:
         {f"search.{key}": value for key, value in one["search"].items() if key != "trials"}
         for one in (before, noted)
     )
-    changed = differences(before, recipe) + changes(then, now)
-    if before["corpus"]["fingerprint"] != noted["corpus"]["fingerprint"]:
-        changed.append(f"corpus: {before['corpus']['name']} → {noted['corpus']['name']}")
-    if changed:
+    if changed := differences(before, noted) + changes(then, now):
         raise InputError(
             f"{directory} was begun as another search ({'; '.join(changed)}), so it cannot be "
             "resumed with this recipe. Put these settings back, or search into another out."
