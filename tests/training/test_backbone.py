@@ -11,7 +11,7 @@ from prismlm.training.backbone import add_dropout, supports_packed_documents
 from prismlm.training.setup import prepare
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers.tiny_head import VOCABULARY
-from tests.training.test_run_own_decoders import DELTANET, PROTOT, SIGNAL_NOISE
+from tests.training.test_run_decoders import DELTANET, PROTOT, SIGNAL_NOISE
 
 LLAMA = {
     "model_type": "llama",

@@ -31,6 +31,7 @@ from prismlm.training import (
 from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints, step_of
 from prismlm.training.recipe_file import flat
 from prismlm.training.run import FREE_TO_CHANGE, described, differences
+from prismlm.training.setup import prepare
 from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter, Recorded, assert_same_run, curve, start
 
@@ -160,6 +161,8 @@ def test_the_estimate_measures_and_writes_nothing(settings):
     assert 0 < expected.seconds_per_step < 5
     assert expected.seconds == pytest.approx(1000 * expected.seconds_per_step)
     assert expected.disk_bytes > 4 * expected.parameters
+    assert expected.padding == pytest.approx(1 - prepare(recipe).rows.fill)
+    assert expected.padding < 0.1
     assert not recipe.out.exists()
 
 

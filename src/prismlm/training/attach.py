@@ -257,10 +257,6 @@ def _begin(
     """Note what is attached, or check that it is what was noted.
 
     Until hidden states are there, only the model binds: what was refused can be put right.
-
-    Raises:
-        InputError: it was begun with something else.
-        FormatError: the note is damaged.
     """
     now = {
         "model": str(base.path.resolve()) if base.revision is None else base.name,
@@ -481,8 +477,9 @@ def estimate_attach(
             put_base(base, Path(name) / "model")
         path = Path(name) / "model" if base.is_gguf else base.path
         opened, tokenizer = read_checkpoint(path, device=device)
-        # Two passes, in all that follows.
-        feedback = None if options.uncertainty is None else attach_uncertainty(opened)
+        if options.uncertainty is not None:
+            # Two passes, in all that follows.
+            attach_uncertainty(opened)
         window = options.window_of(opened)
         documents, tokens = _counts(corpus, tokenizer, options)
         per_token, kept = _time_reading(opened, window, Path(name), options.bf16)
@@ -496,15 +493,14 @@ def estimate_attach(
         per_step = seconds_of(lambda: fitting.take(rows), STEPS_MEASURED)
         per_position = _time_indexing(opened, head, kept)
         tuning = 0.0
-        if options.uncertainty is not None and feedback is not None:
+        if (feedback := uncertainty_of(opened)) is not None and options.uncertainty is not None:
             opened.requires_grad_(False)
             feedback.embedding.requires_grad_(True)
             tuning += options.uncertainty.epochs * _time_tuning(opened, window)
         if options.lora is not None:
             check_lora()
-            tuning += options.lora.epochs * _time_tuning(
-                with_adapters(opened, options.lora), window
-            )
+            adapted = with_adapters(opened, options.lora)
+            tuning += options.lora.epochs * _time_tuning(adapted, window)
     steps = fitted.steps(states)
     clustered = min(states, STATES_PER_CLUSTER * head.num_prototypes) * KMEANS_ITERATIONS
     unread = max(0, tokens - states) * per_token * READ_TWICE

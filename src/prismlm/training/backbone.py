@@ -34,13 +34,7 @@ TOLERANCE = 1e-5
 
 
 def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
-    """Build the decoder of a recipe; weights are drawn from its seed.
-
-    Raises:
-        InputError: the tokenizer gives ids that the model has no embedding for, λ is set for
-            a model that has none or where training does not look, or dropout for a model in
-            which it is not known where it goes.
-    """
+    """Build the decoder of a recipe; weights are drawn from its seed."""
     vocab_size = len(corpus.tokenizer)
     config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
     if getattr(config, "vocab_size", vocab_size) < vocab_size:
@@ -69,9 +63,6 @@ def add_dropout(decoder: Any, rate: float) -> None:
     Args:
         decoder: a causal language model.
         rate: the probability that an element is set to 0; 0 changes nothing.
-
-    Raises:
-        InputError: a family whose blocks are not known.
     """
     if not rate:
         return

@@ -50,11 +50,7 @@ def save_state(directory: Path, model: PrismForCausalLM, meter: dict[str, Any], 
 
 
 def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
-    """Put a checkpoint's weights into ``model``; return the running averages.
-
-    Raises:
-        FormatError: the checkpoint cannot be read or is of another model.
-    """
+    """Put a checkpoint's weights into ``model``; return the running averages."""
     try:
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
         backbone: PreTrainedModel = type(model.model).from_pretrained(
@@ -131,9 +127,6 @@ def new_checkpoint(directory: Path, keep: int, needed: int) -> Iterator[Path]:
         directory: where the checkpoints of the run are.
         keep: how many of the newest stay.
         needed: bytes that a checkpoint takes.
-
-    Raises:
-        PrismError: there is no room, or writing failed; the checkpoints before are as they were.
     """
     hidden = directory / ".saving"
     try:
@@ -173,11 +166,7 @@ def last_good(directory: Path) -> str:
 
 
 def check_weights_finite(model: nn.Module, step: int, directory: Path) -> None:
-    """Check every weight, so that no checkpoint holds what training cannot resume from.
-
-    Raises:
-        DivergenceError: a weight is infinite or not a number.
-    """
+    """Check every weight, so that no checkpoint holds what training cannot resume from."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parallel.local(parameter)).all():
             raise DivergenceError(

@@ -10,12 +10,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from prismlm.corpus.store import Corpus
 from prismlm.cost import Cost, peak_memory
-from prismlm.errors import InputError
 from prismlm.models.checkpoint import quiet_transformers
-from prismlm.models.presets import build_config, build_model
-from prismlm.training.checkpoints import BYTES_PER_PARAMETER
 from prismlm.training.recipe import Recipe
 from prismlm.training.run import check_new
 from prismlm.training.setup import device_of, prepare, resolved, with_steps
@@ -35,10 +31,9 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
     ``seconds_per_step``.
 
     Raises:
-        InputError: as :func:`prismlm.training.run.train`, or the model does not fit here.
+        InputError: as :func:`prismlm.training.run.train`.
     """
     check_new(recipe.out, resume=resume)
-    _check_memory(recipe)
     count = WARMUP_STEPS + MEASURED_STEPS
     changes = {
         "steps": count,
@@ -79,31 +74,6 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         figures,
         basis=f"Measured on {MEASURED_STEPS} real steps.",
     )
-
-
-def _check_memory(recipe: Recipe) -> None:
-    """Raise InputError for a model whose weights and optimizer alone do not fit here."""
-    device = device_of(recipe)
-    with torch.device("meta"):
-        tokens = len(Corpus.open(recipe.corpus).tokenizer)
-        model = build_model(build_config(dict(recipe.model), tokens, 0))
-    needed = (4 + BYTES_PER_PARAMETER) * sum(p.numel() for p in model.parameters())
-    free = _free_memory(device)
-    if free is not None and needed > free:
-        raise InputError(
-            f"the model needs at least {needed / 1e9:.1f} GB to train, and {free / 1e9:.1f} GB are "
-            f"free on {device} here. A dry run measures real steps: run it where it is to train."
-        )
-
-
-def _free_memory(device: str) -> int | None:
-    """Return the bytes free on a device here, or None if it does not say."""
-    if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
-    meminfo = Path("/proc/meminfo")
-    lines = meminfo.read_text(encoding="ascii").splitlines() if meminfo.is_file() else []
-    kilobytes = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(kilobytes[0]) * 1024 if kilobytes else None
 
 
 class _Clock(TrainerCallback):

@@ -43,11 +43,7 @@ class HeldOut:
     seed: int
 
     def batches(self, tokens: int) -> Iterator[WindowBatch]:
-        """Yield windows that own about ``tokens`` tokens together, or all that there are.
-
-        Raises:
-            InputError: no document is held out.
-        """
+        """Yield windows that own about ``tokens`` tokens together, or all that there are."""
         documents = self.corpus.split("heldout")
         if not len(documents):
             raise InputError(f"the corpus {self.corpus.name!r} {NONE_HELD_OUT}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError, check_choice, check_number, check_whole
+from prismlm.errors import InputError, check_choice
 from prismlm.index.states import HiddenStates
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
@@ -20,7 +20,7 @@ from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.choice import has_fast_product
 from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.progress import SILENT, Reporter
-from prismlm.training.loop import Loop, batches
+from prismlm.training.loop import Loop, batches, check_options
 from prismlm.training.losses import VocabularySample
 
 # What k-means clusters: so many states for each prototype.
@@ -68,15 +68,7 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         check_choice("weights", self.weights, get_args(Weights))
-        for field in fields(self):
-            value, free = getattr(self, field.name), field.name in MAY_BE_ZERO
-            if field.name == "weights" or value is None:
-                continue
-            if str(field.type).startswith("int"):
-                check_whole(field.name, value, 0 if free else 1)
-                continue
-            wanted = "0 or more" if free else "a positive number"
-            check_number(field.name, value, wanted, lambda x, free=free: x > 0 or (free and x == 0))
+        check_options(self, may_be_zero=MAY_BE_ZERO)
         if self.prototypes is not None and self.prototypes_per_token > self.prototypes:
             raise InputError(
                 f"prototypes_per_token is {self.prototypes_per_token}, more than the "
@@ -162,9 +154,6 @@ def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
     """Put the prototypes on the centres of clusters of hidden states, each as z / (k τ).
 
     Spherical k-means over a few states for each prototype; the centres have the states' mean norm.
-
-    Raises:
-        InputError: fewer states than prototypes.
     """
     count = head.num_prototypes
     if len(states) < count:

@@ -141,9 +141,6 @@ class LayerLog(TrainerCallback):
         measure: returns the columns of each layer; every process calls it.
         done: the step of the checkpoint that the run is resumed from, or 0.
         drawn: a directory for TensorBoard, which watches one file in each; None draws nothing.
-
-    Raises:
-        FormatError: the file is there and was written by something else.
     """
 
     def __init__(

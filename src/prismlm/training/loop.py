@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
 
-from prismlm.errors import DivergenceError
+from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.progress import Reporter
 
 HISTORY_EVERY = 50
 WARMUP = 0.05
 BETAS = (0.9, 0.95)
+
+
+def check_options(options: Any, name: str = "", may_be_zero: Collection[str] = ()) -> None:
+    """Check the numbers of a dataclass: whole or not as their types say, and positive.
+
+    Args:
+        options: the dataclass; what is None or text is passed over.
+        name: goes before a field's in errors.
+        may_be_zero: fields that may be 0.
+    """
+    for field in fields(options):
+        value, zero = getattr(options, field.name), field.name in may_be_zero
+        if value is None or isinstance(value, str):
+            continue
+        if str(field.type).startswith("int"):
+            check_whole(f"{name}{field.name}", value, 0 if zero else 1)
+        else:
+            wanted = "0 or more" if zero else "a positive number"
+            least = 0 if zero else math.ulp(0)
+            check_number(f"{name}{field.name}", value, wanted, lambda x, least=least: x >= least)
 
 
 def batches(count: int, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
@@ -61,11 +82,7 @@ class Loop(ABC):
         """Return the peak rate of each group of parameters."""
 
     def take(self, rows: np.ndarray) -> dict[str, float]:
-        """Take one step; return its losses.
-
-        Raises:
-            DivergenceError: the loss is not finite.
-        """
+        """Take one step; return its losses."""
         share = self._share(self.step)
         for group, rate in zip(self._optimizer.param_groups, self.rates(), strict=True):
             group["lr"] = share * rate
@@ -99,9 +116,6 @@ class Loop(ABC):
             title: of the task that shows steps done.
             shown: which of the losses stands beside it.
             progress: shows the task.
-
-        Raises:
-            DivergenceError: the loss is not finite.
         """
         with progress.task(title, self.steps, "steps") as task:
             for chosen in rows:

@@ -56,8 +56,8 @@ class LossWeights:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            weight, wanted = getattr(self, field.name), "0 or a positive number"
-            check_number(f"the weight of {field.name}", weight, wanted, lambda x: x >= 0)
+            weight = getattr(self, field.name)
+            check_number(f"the weight of {field.name}", weight, "0 or more", lambda x: x >= 0)
 
 
 class States(NamedTuple):
@@ -178,9 +178,6 @@ def prototype_only_losses(
         output_map: from states to logits.
         weights: a loss of weight 0 is left out.
         sample: of :meth:`VocabularySample.draw`, that the KL is taken over; None: all tokens.
-
-    Raises:
-        InputError: the KL has a weight and the states come without ``embedded``.
     """
     kept = states.mask if states.labels is None else states.labels != NO_LABEL
     losses: dict[str, Tensor] = {}

@@ -219,9 +219,6 @@ class PrismForCausalLM(nn.Module):
             within: the optimizer step that this pass is a part of; ``loss`` and ``losses`` are then
                 what it contributes to the step's, and not means over the pass.
             **kwargs: passed on to the decoder.
-
-        Raises:
-            InputError: there is no token at all.
         """
         if not input_ids.numel():
             raise InputError(
@@ -269,9 +266,6 @@ class PrismForCausalLM(nn.Module):
         """Run the head on what a forward pass sent through the output embedding.
 
         The prototype-only losses form N×V logits of their own, so they are left out at weight 0.
-
-        Returns:
-            The routing of the states, and the unweighted losses by name.
         """
         z, weights = seen.z.detach() if self.detach else seen.z, self.weights
         embedded = seen.embedded if weights.prototype_only_kl else None

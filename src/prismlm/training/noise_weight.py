@@ -64,11 +64,7 @@ def noise_weight_callbacks(recipe: Recipe, decoder: nn.Module) -> list[TrainerCa
 
 
 def check_noise_weight_of(recipe: Recipe, decoder: PreTrainedModel) -> None:
-    """Check that λ is set in the one place where training looks, and for a model that has it.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that λ is set in the one place where training looks, and for a model that has it."""
     has_noise = isinstance(decoder, SignalNoiseForCausalLM)
     if recipe.noise_weight is not None and not has_noise:
         raise InputError(

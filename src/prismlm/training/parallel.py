@@ -144,9 +144,6 @@ def blocks(decoder: Any) -> list[nn.Module]:
     """Return a decoder's blocks in order: the modules that its family says are not to be split.
 
     Of one within another, as Mamba's mixers are within its blocks, the outer alone.
-
-    Raises:
-        InputError: the family does not say.
     """
     names = set(getattr(decoder, "_no_split_modules", None) or ())
     outer: list[nn.Module] = []

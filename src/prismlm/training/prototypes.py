@@ -48,9 +48,6 @@ def place_prototypes(
         method: ``states`` puts each on the hidden state of a random training position, as
             z / (k τ); ``kmeans`` on the centre of a cluster of such states (spherical k-means,
             with the mean norm of the states); ``random`` leaves them as they were drawn.
-
-    Raises:
-        InputError: the rows have fewer positions than there are prototypes.
     """
     head = model.prototype_head
     if method != "random":
@@ -88,9 +85,6 @@ def sample_states(
         count: how many states.
         generator: decides the rows and the positions; on the CPU.
         at_least: how many are enough if the rows hold no more; ``count`` if not given.
-
-    Raises:
-        InputError: there are fewer than ``at_least`` positions in all rows.
     """
     device = weight_of(model).device
     enough = count if at_least is None else at_least

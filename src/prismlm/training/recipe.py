@@ -272,11 +272,7 @@ Dimension: TypeAlias = tuple[Scalar, ...] | Range
 
 
 def dimension_of(key: str, entry: Any) -> Dimension:
-    """Read an entry of ``search.space``: ``[32, 64]``, or ``{low: 1e-4, high: 1e-2, log: true}``.
-
-    Raises:
-        ValueError: it is neither, has fewer than two values or an end out of range.
-    """
+    """Read an entry of ``search.space``: choices, or ``{low: 1e-4, high: 1e-2, log: true}``."""
     if isinstance(entry, dict):
         try:
             return Range.model_validate(entry)
@@ -330,11 +326,7 @@ class SearchRecipe(Section):
         return self
 
     def dimensions(self) -> dict[str, Dimension]:
-        """Return what is searched over, by dotted recipe key.
-
-        Raises:
-            ValueError: an entry that is neither choices nor a range.
-        """
+        """Return what is searched over, by dotted recipe key."""
         return {key: dimension_of(key, entry) for key, entry in self.space.items()}
 
 

@@ -228,12 +228,7 @@ def _override(settings: dict[str, Any], override: str) -> str:
 
 
 def check_space(recipe: Recipe, source: str = "recipe") -> None:
-    """Check that every key of a recipe's search space is one, and takes every choice and end.
-
-    Raises:
-        InputError: an unknown key, one that cannot be searched over, or a value that the recipe
-            does not take.
-    """
+    """Check that every key of a recipe's search space is one, and takes every choice and end."""
     where = f"{source}: search.space"
     known = [key for key in flat(recipe.to_dict()) if not key.startswith("model.")]
     known = sorted(key for key in known if _why_fixed(key) is None)
@@ -264,9 +259,6 @@ def recipe_with(
 
     Where a step takes more or fewer positions than before, all that is counted in steps is scaled,
     unless ``steps`` is among the values: every trial sees as much text.
-
-    Raises:
-        InputError: the values make no recipe; it names ``source`` and the key.
     """
     settings = recipe.to_dict()
     for key, value in values.items():

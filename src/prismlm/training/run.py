@@ -170,11 +170,7 @@ def train(
 
 
 def check_ours(out: Path, note: str, command: str) -> None:
-    """Check that ``out`` is new, empty or a run of a command that left this note.
-
-    Raises:
-        InputError: it holds something else.
-    """
+    """Check that ``out`` is new, empty or a run of a command that left this note."""
     if not out.exists() or (out / note).is_file():
         return
     if (out / SEARCH).is_dir():
@@ -251,11 +247,7 @@ def _take_steps(
     checkpoint: Path | None,
     progress: Reporter,
 ) -> None:
-    """Train from a checkpoint, or from the start, to the end.
-
-    Raises:
-        TrainingInterrupted: SIGINT or SIGTERM came.
-    """
+    """Train from a checkpoint, or from the start, to the end."""
     recipe, out = trainer.prepared.recipe, trainer.prepared.recipe.out
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
     positions = recipe.positions_per_step * parallel.world_size()

@@ -243,12 +243,7 @@ def _check_packages(search: SearchRecipe) -> None:
 
 
 def _check_search(recipe: Recipe, *, resume: bool) -> None:
-    """Check that a recipe can be searched, and that ``out`` may be searched in.
-
-    Raises:
-        InputError: a key is of the head, and nothing of the head reaches what trials are compared
-            by; ``out`` holds something else, or a search that ``resume`` was not asked for.
-    """
+    """Check that a recipe can be searched, and that ``out`` may be searched in."""
     check_space(recipe)
     space, head, out = recipe.search.space, recipe.head, recipe.out
     of_the_head = [key for key in space if key.startswith(OF_THE_HEAD)]
@@ -378,10 +373,6 @@ def run_trial(
     """Train a trial's models, one for each seed until one fails, and measure them.
 
     Of each run the history is kept and the model is not.
-
-    Raises:
-        InputError: the values cannot be trained with at all.
-        TrainingInterrupted: Ctrl-C was pressed.
     """
     place = directory / TRIALS / f"{number:04d}"
     shutil.rmtree(place, ignore_errors=True)

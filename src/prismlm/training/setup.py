@@ -101,11 +101,7 @@ def prepare(recipe: Recipe) -> Prepared:
 
 
 def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> PackedDataset:
-    """Return the training rows of a recipe.
-
-    Raises:
-        InputError: there is too little text.
-    """
+    """Return the training rows of a recipe."""
     data = recipe.data
     documents = chosen_documents(corpus, data.documents)
     rows = pack(corpus, documents, data.length, recipe.seed, share_rows=share_rows)
@@ -126,11 +122,7 @@ def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> Packed
 
 
 def chosen_documents(corpus: Corpus, count: int | None) -> np.ndarray:
-    """Return the numbers of training documents: all, or so many drawn alike whatever the seed.
-
-    Raises:
-        InputError: there are fewer.
-    """
+    """Return the numbers of training documents: all, or so many drawn alike whatever the seed."""
     documents = corpus.split("train")
     if count is None:
         return documents
@@ -147,9 +139,6 @@ def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
 
     The last step of an epoch takes the micro-batches that are left. Rows that do not fill one in
     every process are not seen in that epoch.
-
-    Raises:
-        InputError: prototypes would be placed after the last step.
     """
     if recipe.steps or recipe.epochs is None:
         return recipe
@@ -210,11 +199,7 @@ def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
 
 
 def device_of(recipe: Recipe) -> str:
-    """Return the type of the device a recipe runs on here: cuda, mps or cpu.
-
-    Raises:
-        InputError: the recipe asks for a GPU, and torch finds none.
-    """
+    """Return the type of the device a recipe runs on here: cuda, mps or cpu."""
     if recipe.device == "auto":
         if torch.cuda.is_available():
             return "cuda"
@@ -229,11 +214,7 @@ def device_of(recipe: Recipe) -> str:
 
 
 def resolved(recipe: Recipe) -> dict[str, str]:
-    """Return what the settings that ask the machine come to here.
-
-    Raises:
-        InputError: bf16 is asked for on a GPU without it.
-    """
+    """Return what the settings that ask the machine come to here."""
     device = device_of(recipe) if recipe.device == "auto" else recipe.device
     precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
     return {"device": device, "precision": precision}

@@ -250,11 +250,7 @@ class PrismTrainer(Trainer):
         before.copy_(torch.where(value.isfinite(), before, now))
 
     def check_finite(self) -> None:
-        """Check the losses and gradients of the steps since the last call; all processes do.
-
-        Raises:
-            DivergenceError: one was not finite.
-        """
+        """Check the losses and gradients of the steps since the last call; all processes do."""
         steps = parallel.over_processes(self._broken, dist.ReduceOp.MIN).tolist()
         first = min(steps)
         if math.isfinite(first):
@@ -278,9 +274,6 @@ class PrismTrainer(Trainer):
         """Measure the head on held-out text and log the figures as ``eval_…``.
 
         Before the prototypes are placed only the cross-entropy is reported.
-
-        Raises:
-            DivergenceError: a loss, gradient or figure is not finite.
         """
         self.check_finite()
         tokens = self.prepared.recipe.evaluation.tokens

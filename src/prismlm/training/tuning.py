@@ -10,7 +10,7 @@ import importlib.util
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus.packing import IGNORED, PackedDataset, pack
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, check_number, check_whole
+from prismlm.errors import InputError, check_number
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
 from prismlm.models.evaluating import evaluating
 from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncertainty_of
@@ -30,7 +30,7 @@ from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.backbone import supports_packed_documents
 from prismlm.training.evaluation import HeldOut
-from prismlm.training.loop import Loop, batches
+from prismlm.training.loop import Loop, batches, check_options
 from prismlm.training.parallel import blocks
 
 # Tokens of a forward pass; more are no faster, and their logits take memory.
@@ -56,15 +56,8 @@ class TuningOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            kind = type(self).__name__.removesuffix("Options").lower()
-            name, value = f"{kind} {field.name}", getattr(self, field.name)
-            if value is None:
-                continue
-            if str(field.type).startswith("int"):
-                check_whole(name, value, 0 if field.name == "seed" else 1)
-            else:
-                check_number(name, value, "a positive number", lambda x: x > 0)
+        kind = type(self).__name__.removesuffix("Options").lower()
+        check_options(self, f"{kind} ", may_be_zero=("seed",))
 
 
 @dataclass(frozen=True)
