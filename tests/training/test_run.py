@@ -375,7 +375,8 @@ except PrismError as error:
 def test_a_write_that_fails_leaves_the_checkpoint_before(settings, straight, tmp_path, size):
     path, out = tmp_path / "recipe.yaml", Path(settings["out"])
     path.write_text(yaml.safe_dump(settings))
-    done = forked.run(path, str(size), code=FILLED_DISK)
+    code = f"import sys\nsys.path.insert(0, {forked.ROOT!r})\n{FILLED_DISK}"
+    done = forked.run(path, str(size), code=code)
     assert done.returncode == 1, done.stderr
     checkpoint = out / "checkpoints" / "checkpoint-10"
     assert f"The last good checkpoint is {checkpoint} (step 10)" in done.stderr

@@ -59,10 +59,6 @@ def add_dropout(decoder: Any, rate: float) -> None:
     class has of its own, such as ``attention_dropout``, is beside it.
 
     Source: ProtoT, §4 (Dropout), for all of the models that it compares.
-
-    Args:
-        decoder: a causal language model.
-        rate: the probability that an element is set to 0; 0 changes nothing.
     """
     if not rate:
         return

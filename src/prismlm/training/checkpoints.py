@@ -32,14 +32,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def save_state(directory: Path, model: PrismForCausalLM, meter: dict[str, Any], uses: Any) -> None:
-    """Write what a model directory lacks to resume training from it, bit for bit.
-
-    Args:
-        directory: the checkpoint.
-        model: the model with its head.
-        meter: running averages of the losses.
-        uses: of each prototype since the last revival, or None.
-    """
+    """Write what a model directory lacks to resume training from it, bit for bit."""
     state = {
         "uses": uses,
         "head": model.prototype_head.state_dict(),
@@ -122,11 +115,6 @@ def new_checkpoint(directory: Path, keep: int, needed: int) -> Iterator[Path]:
     """Yield a hidden directory for a checkpoint; on success move it in and delete old ones.
 
     For the first process; all of them have to be done when it leaves.
-
-    Args:
-        directory: where the checkpoints of the run are.
-        keep: how many of the newest stay.
-        needed: bytes that a checkpoint takes.
     """
     hidden = directory / ".saving"
     try:
@@ -146,13 +134,7 @@ def new_checkpoint(directory: Path, keep: int, needed: int) -> Iterator[Path]:
 
 
 def guard_writing(what: str, directory: Path, needed: float = 0) -> AbstractContextManager[None]:
-    """Turn a disk that is full, or fails, into an error that says what is left to resume from.
-
-    Args:
-        what: the block writes, and where.
-        directory: where the checkpoints of the run are, on the same disk.
-        needed: bytes that it takes.
-    """
+    """Turn a disk that is full, or fails, into an error that says what is left to resume from."""
     way_out = "Make room, then resume with --resume."
     return room_to_write(what, directory, lambda: f"{last_good(directory)} {way_out}", needed)
 

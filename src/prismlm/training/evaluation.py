@@ -70,10 +70,6 @@ def cross_entropy(model: Any, batches: Iterable[WindowBatch]) -> float:
     """Return the cross-entropy of a model in nats per token, over the predictions that count.
 
     They are those of :func:`prismlm.explain.quality.measure_quality`.
-
-    Args:
-        model: a causal language model.
-        batches: of held-out text.
     """
     total, number = 0.0, 0
     with evaluating(model):
@@ -119,13 +115,7 @@ def token_counts(corpus: Corpus, split: str) -> np.ndarray:
 
 
 def verdict(ce: float, unigram: float, history: Sequence[dict[str, Any]]) -> str:
-    """Return what a cross-entropy on held-out text says of a run, in a sentence or two.
-
-    Args:
-        ce: of the model, in nats per token.
-        unigram: of guessing by frequency.
-        history: of the run: its evaluations say whether the model was better before.
-    """
+    """Return what a cross-entropy on held-out text says of a run, in a sentence or two."""
     if ce >= unigram:
         return (
             "The model has learned nothing yet: guessing tokens by their frequency alone does as "

@@ -18,9 +18,7 @@ from torch import Tensor, nn
 from transformers import (
     PreTrainedModel,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 
 from prismlm.corpus.sequences import Sequences
@@ -94,11 +92,7 @@ Row = dict[str, float]
 def layer_logs(trainer: PrismTrainer, out: Path, tensorboard: str, done: int) -> list[LayerLog]:
     """Return the logs that a run's model and recipe ask for.
 
-    Args:
-        trainer: of the run, whose gradients are read too.
-        out: the run's directory.
-        tensorboard: where in it TensorBoard's files are, if the recipe wants them.
-        done: the step of the checkpoint that it is resumed from, or 0.
+    ``done`` is the step of the checkpoint that the run is resumed from, or 0.
     """
     prepared = trainer.prepared
     decoder, heldout, recipe = prepared.model.model, prepared.heldout, prepared.recipe
@@ -171,9 +165,7 @@ class LayerLog(TrainerCallback):
             ) from error
         return [{name: row.get(name, "nan") for name in self.columns} for row in kept]
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model that was evaluated."""
         figures: dict[str, float] = kwargs["metrics"]
         ce, ce_tokens = figures["eval_ce"], int(figures["eval_tokens"])
@@ -183,11 +175,6 @@ class LayerLog(TrainerCallback):
         """Measure the model after a step, and write the file. Every process has to call.
 
         A run whose rows of the step are there, since it was finished before, keeps them.
-
-        Args:
-            step: optimizer steps done.
-            ce: the model's cross-entropy on held-out text, in nats per token.
-            ce_tokens: the predictions it is a mean over.
         """
         if any(int(row["step"]) == step for row in self.rows):
             return
@@ -259,9 +246,6 @@ class LayerGradients:
     """‖∂L/∂θ_ℓ‖ over all parameters θ_ℓ of block ℓ, before clipping.
 
     Read once an evaluation, so that other steps cost nothing.
-
-    Attributes:
-        norms: of each block at the last step that was read; NaN before.
     """
 
     def __init__(self, trainer: PrismTrainer) -> None:
@@ -294,12 +278,6 @@ def heads_figures(
     the norm of the layer's gradient in the step before, unclipped; ``positions`` behind the rates
     and ``attention_tokens`` behind the heads, whose queries see 16 tokens, or a whole row if that
     is shorter. Where no document is that long, heads are NaN, of 0 tokens.
-
-    Args:
-        decoder: with signal and noise heads.
-        batches: the text that they are read on.
-        length: tokens of a training row, at least 2, over which cross terms are means.
-        norms: of the layers' gradients in the step before.
     """
     model, least = cast("PreTrainedModel", decoder), min(LEAST_VISIBLE, length)
     with parallel.whole(decoder), parallel.uncompiled(decoder):

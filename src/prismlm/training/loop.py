@@ -20,13 +20,7 @@ BETAS = (0.9, 0.95)
 
 
 def check_options(options: Any, name: str = "", may_be_zero: Collection[str] = ()) -> None:
-    """Check the numbers of a dataclass: whole or not as their types say, and positive.
-
-    Args:
-        options: the dataclass; what is None or text is passed over.
-        name: goes before a field's in errors.
-        may_be_zero: fields that may be 0.
-    """
+    """Check the numbers of a dataclass: whole where their types say so, and positive."""
     for field in fields(options):
         value, zero = getattr(options, field.name), field.name in may_be_zero
         if value is None or isinstance(value, str):
@@ -109,14 +103,7 @@ class Loop(ABC):
         return 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, self.steps - warm)))
 
     def run(self, rows: Iterable[np.ndarray], title: str, shown: str, progress: Reporter) -> None:
-        """Take all steps.
-
-        Args:
-            rows: of each of them.
-            title: of the task that shows steps done.
-            shown: which of the losses stands beside it.
-            progress: shows the task.
-        """
+        """Take all steps."""
         with progress.task(title, self.steps, "steps") as task:
             for chosen in rows:
                 losses = self.take(chosen)

@@ -232,12 +232,7 @@ class OptimizerStep:
     def of(
         cls, batches: Sequence[dict[str, Tensor]], positions: Tensor | None = None
     ) -> OptimizerStep:
-        """Count the micro-batches of this process, and add up over all processes.
-
-        Args:
-            batches: what goes into the forward passes, [B, T] each.
-            positions: those of each row that the head trains on, or None for all.
-        """
+        """Count the micro-batches of this process, and add up over all processes."""
         counts = torch.stack([_counts(batch, positions) for batch in batches]).sum(0)
         return cls(parallel.over_processes(counts), len(batches))
 
@@ -246,24 +241,13 @@ class OptimizerStep:
         return {"num_items_in_batch": self.labels.clamp_min(1)} if divides_by_count(model) else {}
 
     def share_of_ce(self, model: Any, ce: Tensor, labels: Tensor) -> Tensor:
-        """Return what one forward pass contributes to the step's cross-entropy.
-
-        Args:
-            model: the decoder, called with :meth:`loss_arguments`.
-            ce: its loss.
-            labels: int64 [B, T], what the loss was of.
-        """
+        """Return what one forward pass contributes to the step's cross-entropy."""
         if divides_by_count(model):
             return ce
         return ce * ((labels[:, 1:] != NO_LABEL).sum() / self.labels.clamp_min(1))
 
     def shares(self, parts: dict[str, Tensor], states: States) -> dict[str, Tensor]:
-        """Return what the head's losses on one forward pass contribute to those of the step.
-
-        Args:
-            parts: means over this pass, by name.
-            states: what they come from.
-        """
+        """Return what the head's losses on one forward pass contribute to those of the step."""
         own_tokens = len(states.z) if states.mask is None else states.mask.sum()
         own_labels = 0 if states.labels is None else (states.labels != NO_LABEL).sum()
         share = {

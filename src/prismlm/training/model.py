@@ -208,18 +208,7 @@ class PrismForCausalLM(nn.Module):
         within: OptimizerStep | None = None,
         **kwargs: Any,
     ) -> PrismOutput:
-        """Run the decoder, then the head on the states it sent to its output embedding.
-
-        Args:
-            input_ids: int64 [B, T].
-            attention_mask: [B, T], as the decoder takes it; none for packed rows.
-            position_ids: int64 [B, T], from 0 again at every document of a packed row.
-            labels: int64 [B, T], −100 where nothing is to be predicted; the decoder shifts them.
-            token_mask: bool [B, T], false on padding; ``attention_mask`` stands in for it.
-            within: the optimizer step that this pass is a part of; ``loss`` and ``losses`` are then
-                what it contributes to the step's, and not means over the pass.
-            **kwargs: passed on to the decoder.
-        """
+        """Run the decoder, then the head on the states it sent to its output embedding."""
         if not input_ids.numel():
             raise InputError(
                 f"input_ids are {list(input_ids.shape)}: expected at least one row of one token."

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from prismlm.corpus.packing import PackedDataset
 from prismlm.errors import InputError
@@ -78,13 +78,6 @@ def sample_states(
     The model runs in evaluation mode; padding is never drawn, and torch's own generator is not
     used. At most :data:`STATES_PER_ROW` come from one row unless there are too few rows, or more
     states than prototypes are wanted.
-
-    Args:
-        model: a Hugging Face causal language model.
-        rows: the training rows.
-        count: how many states.
-        generator: decides the rows and the positions; on the CPU.
-        at_least: how many are enough if the rows hold no more; ``count`` if not given.
     """
     device = weight_of(model).device
     enough = count if at_least is None else at_least
@@ -126,12 +119,8 @@ def _states(model: Any, batch: list[dict[str, Tensor]], device: torch.device) ->
 class HeadSchedule(TrainerCallback):
     """Places the prototypes before a step, raises the weights of their losses and anneals k.
 
-        s(t) = min(1, (t − placed) / (full − placed)),          full = warmup · steps
-        k(t) = max(k, round(k₀ − (k₀ − k) (t − placed) / (last − placed))),   last = anneal_until
-
-    Attributes:
-        rows: training rows, whose hidden states the prototypes are placed on.
-        recipe: when and how. Its seed decides which states; the generator is the head's own.
+    s(t) = min(1, (t − placed) / (full − placed)),          full = warmup · steps
+    k(t) = max(k, round(k₀ − (k₀ − k) (t − placed) / (last − placed))),   last = anneal_until
     """
 
     rows: PackedDataset
@@ -150,9 +139,7 @@ class HeadSchedule(TrainerCallback):
         done = progress(step, self.recipe.placing_step, head.anneal_until * steps)
         return round(first + (final - first) * done)
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Place the prototypes when it is time; set the factor, k and the step."""
         model: PrismForCausalLM = kwargs["model"]
         step, steps = state.global_step, state.max_steps
@@ -213,9 +200,7 @@ class ReviveUnused(TrainerCallback):
 
     recipe: Recipe
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Revive if it is time."""
         model, step, recipe = kwargs["model"], state.global_step, self.recipe
         since, until = step - recipe.placing_step, round(recipe.head.revive_until * recipe.steps)

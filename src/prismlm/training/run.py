@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, Interrupted, changes
@@ -329,9 +329,7 @@ class StopOnInterrupt(TrainerCallback):
     interrupts: Interrupts
     interrupted: bool = False
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Ask for a checkpoint and the end, in every process at the same step."""
         self.interrupted = parallel.any_process(self.interrupts.received is not None)
         if self.interrupted:
@@ -347,26 +345,20 @@ class ReportProgress(TrainerCallback):
         self._task, self._positions, self._out = task, positions_per_step, out
         self._notes: dict[str, str] = {}
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Advance, and name the step."""
         self._notes["step"] = f"step {state.global_step}/{state.max_steps}"
         self._task.note(" · ".join(self._notes.values()))
         self._task.advance(self._positions)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Take in the newest figures."""
         logs: dict[str, float] = kwargs.get("logs") or {}
         for key, label in (("ce", "CE"), ("eval_prototype_only_ce", "prototype-only")):
             if key in logs:
                 self._notes[key] = f"{label} {logs[key]:.2f}"
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Write the history, for whoever watches."""
         with checkpoints.guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
             write_history(self._out, state.log_history)

@@ -19,7 +19,6 @@ from torch.utils.data import default_collate
 from transformers import (
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
@@ -413,12 +412,7 @@ class LossMeter:
         return int(self._tokens)
 
     def add(self, shares: dict[str, Tensor], tokens: Tensor | None) -> None:
-        """Take in one forward pass; parts may come in later than the loss.
-
-        Args:
-            shares: what the pass contributes to the step's loss and its parts.
-            tokens: of the step, of its first pass; None of the others.
-        """
+        """Take in one forward pass; parts may come in later than the loss."""
         for name, value in shares.items():
             before = self._sums.get(name)
             value = value.double()
@@ -460,9 +454,7 @@ class EvaluateEvery(TrainerCallback):
 
     steps: int
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Ask if it is time."""
         if state.global_step < state.max_steps and state.global_step % self.steps == 0:
             control.should_evaluate = True

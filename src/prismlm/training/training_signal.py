@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code, shuffle_codes
@@ -23,9 +23,6 @@ class ShuffledSignal(TrainerCallback):
     beyond that is no use of its uncertainty. The order is drawn from the seed, the step and the
     number of the micro-batch in it: a resumed run draws the same, and processes the same as one
     with all their rows.
-
-    Args:
-        seed: of the run.
     """
 
     def __init__(self, seed: int) -> None:
@@ -33,9 +30,7 @@ class ShuffledSignal(TrainerCallback):
         self._step = 0
         self._calls = 0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Note the step."""
         self._step, self._calls = state.global_step, 0
 
@@ -60,9 +55,6 @@ class PreviousBatch:
     they are fed to.
 
     Source: PRISMA, "Forward Pass Modifications".
-
-    Args:
-        levels: of the codes.
     """
 
     def __init__(self, levels: int) -> None:

@@ -84,11 +84,7 @@ class LoraOptions(TuningOptions):
 
 @dataclass(frozen=True)
 class TableOptions(TuningOptions):
-    """How a table is trained: 64 rows, interpolated, from zero, with two passes.
-
-    Attributes:
-        epochs, learning_rate, batch, seed: see :class:`TuningOptions`.
-    """
+    """How a table is trained: 64 rows, interpolated, from zero, with two passes."""
 
     learning_rate: float = 3e-3
 
@@ -145,26 +141,6 @@ def adapt(
     """Train adapters on the documents that a corpus does not hold out; write them to ``out``.
 
     They are written as PEFT writes them, in bfloat16.
-
-    Args:
-        model: what is fine-tuned; it has the adapters in it afterwards, and is of bfloat16 where
-            ``bf16`` is set.
-        corpus: of its tokenizer.
-        options: see :class:`LoraOptions`.
-        out: the directory of the adapter.
-        base: the name of the model, for the adapter's own note.
-        window: tokens that the model reads at once.
-        bf16: compute in bfloat16 (autocast).
-        note: what else is to stand beside the adapter, with tokens and steps.
-        progress: shows steps done.
-
-    Returns:
-        One row of losses every fifty steps.
-
-    Raises:
-        InputError: the corpus has nothing to train on; the model does not say what its blocks are.
-        DivergenceError: the loss is not finite.
-        PrismError: the disk is full.
     """
     rows = _rows(model, corpus, min(options.length or window, window), options.seed)
     if bf16:
@@ -205,23 +181,7 @@ def train_table(
     bf16: bool = False,
     progress: Reporter = SILENT,
 ) -> list[dict[str, float]]:
-    """Put a table into a model, and train it alone on the documents that a corpus trains on.
-
-    Args:
-        model: what it is put into; its own weights are frozen.
-        corpus: of its tokenizer.
-        options: see :class:`TableOptions`.
-        window: tokens of a row.
-        bf16: compute in bfloat16 (autocast).
-        progress: shows steps done.
-
-    Returns:
-        One row of losses every fifty steps.
-
-    Raises:
-        InputError: the corpus has nothing to train on, or the model can have no feedback.
-        DivergenceError: the loss is not finite.
-    """
+    """Put a table into a model, and train it alone on the documents that a corpus trains on."""
     if (earlier := uncertainty_of(model)) is not None:
         # Saved by a run that was cut off before it was measured.
         earlier.detach()
@@ -245,11 +205,7 @@ def _rows(model: PreTrainedModel, corpus: Corpus, length: int, seed: int) -> Pac
 
 
 class Adapting(Loop):
-    """Adapters, or a table of uncertainty codes, with their optimizer, between two steps.
-
-    Attributes:
-        learned: the parameters that are trained.
-    """
+    """Adapters, or a table of uncertainty codes, with their optimizer, between two steps."""
 
     what = "fine-tuning"
     remedy = "give its options a lower learning_rate"
