@@ -43,36 +43,54 @@ PROTOT = {
 }
 
 
-FIRST = ("alpha", "tau_write", "tau_read", "half_life_median")
+SIGNAL_NOISE = {
+    "model_type": "prismlm_signal_noise",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "head_size": 4,
+}
+DRAWN = ("alpha", "tau_write", "half_life_median", "write_use_gini", "read_top_share", "epoch")
 
 
-def with_mixers(settings):
-    settings["model"] = dict(PROTOT)
+def with_layers(settings, model, **changes):
+    settings = deepcopy(settings) | {"model": dict(model)} | changes
     settings["head"]["enabled"] = False
-    settings["evaluation"]["channel_tokens"] = 300
+    settings["evaluation"] |= {"channel_tokens": 300, "attention_head_tokens": 300}
     return settings
 
 
 @pytest.fixture
 def protot(settings):
-    return with_mixers(settings)
+    return with_layers(settings, PROTOT)
+
+
+@pytest.fixture
+def signal_noise(settings):
+    return with_layers(settings, SIGNAL_NOISE, steps=20)
 
 
 @pytest.fixture(scope="module")
 def straight(same_settings, tmp_path_factory):
     """The run of `protot`, without a stop."""
     out = tmp_path_factory.mktemp("straight") / "model"
-    return train(build_recipe(with_mixers(deepcopy(same_settings)) | {"out": str(out)}))
+    return train(build_recipe(with_layers(same_settings, PROTOT, out=str(out))))
 
 
-def read_channels(out):
-    with (out / "channels.csv").open() as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+@pytest.fixture(scope="module")
+def with_heads(same_settings, tmp_path_factory):
+    """The run of `signal_noise`."""
+    out = tmp_path_factory.mktemp("heads") / "model"
+    return train(build_recipe(with_layers(same_settings, SIGNAL_NOISE, steps=20, out=str(out))))
+
+
+def read(out, file="channels.csv"):
+    with (out / file).open() as opened:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(opened)]
 
 
 def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight):
     result = straight
-    rows = read_channels(result.directory)
+    rows = read(result.directory)
     assert tuple(rows[0]) == (*PLACE, *CHANNEL_COLUMNS, *EVALUATED)
     assert [(row["step"], row["layer"]) for row in rows] == [
         (step, layer) for step in (10, 20, 30) for layer in (0, 1)
@@ -84,7 +102,7 @@ def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight
         assert row["ce"] == ce
         assert row["perplexity"] == pytest.approx(math.exp(ce))
         assert 300 <= row["gate_tokens"] < 400
-        for gate in ("write", "read_channels"):
+        for gate in ("write", "read"):
             assert 0 <= row[f"{gate}_use_gini"] <= row[f"{gate}_gini"] <= 7 / 8
             assert 1 / 8 <= row[f"{gate}_top_channel_share"] <= row[f"{gate}_top_share"] <= 1
     assert rows[-1]["ce_tokens"] > rows[0]["ce_tokens"] > 0
@@ -94,11 +112,9 @@ def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight
     assert rows[-1]["epoch"] == result.tokens / text
 
 
-def test_what_the_last_rows_say_is_what_the_saved_model_holds(protot):
-    protot["evaluation"]["every"] = 0
-    result = train(build_recipe(protot))
-    first, second = read_channels(result.directory)
-    saved = load_file(result.directory / "model.safetensors")
+def test_what_the_last_rows_say_is_what_the_saved_model_holds(straight):
+    first, second = read(straight.directory)[-2:]
+    saved = load_file(straight.directory / "model.safetensors")
     for layer, row in enumerate((first, second)):
         own = {
             name: saved[f"model.layers.{layer}.mixer.{name}"]
@@ -141,32 +157,47 @@ def test_decays_by_token_have_no_half_lives(tiny_corpus):
         assert missing == {f"half_life_{name}" for name in ("min", "q25", "median", "q75", "max")}
 
 
-def test_no_rows_are_written_without_mixers_or_when_none_are_asked_for(settings, protot, tmp_path):
-    protot |= {"steps": 6}
-    off = protot | {"evaluation": protot["evaluation"] | {"channel_tokens": 0}}
-    assert not (train(build_recipe(off)).directory / "channels.csv").exists()
-    llama = settings | {"model": {"preset": "llama-tiny"}, "out": str(tmp_path / "llama")}
-    assert not (train(build_recipe(llama)).directory / "channels.csv").exists()
+def test_no_rows_are_written_of_a_model_without_mixers_and_heads(settings):
+    llama = settings | {"model": {"preset": "llama-tiny"}, "steps": 6}
+    out = train(build_recipe(llama)).directory
+    assert not {"channels.csv", "heads.csv", "heads.json"} & {path.name for path in out.iterdir()}
 
 
-def test_measuring_channels_changes_no_weight(protot, straight):
-    protot["evaluation"]["channel_tokens"] = 0
-    without = train(build_recipe(protot)).directory
-    first, second = (load_file(out / "model.safetensors") for out in (straight.directory, without))
+@pytest.mark.parametrize("kind", ["protot", "signal_noise"])
+def test_reading_changes_no_weight_and_can_be_left_out(request, kind):
+    settings = request.getfixturevalue(kind)
+    with_rows = request.getfixturevalue("straight" if kind == "protot" else "with_heads")
+    settings["evaluation"] |= {"channel_tokens": 0, "attention_head_tokens": 0}
+    out = train(build_recipe(settings)).directory
+    assert not {"channels.csv", "heads.csv"} & {path.name for path in out.iterdir()}
+    first, second = (load_file(o / "model.safetensors") for o in (with_rows.directory, out))
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
 
 
 @pytest.mark.parametrize("stop_at", [5, 13])
-def test_a_resumed_run_has_the_rows_of_the_straight_one(protot, straight, stop_at):
+def test_a_resumed_run_has_the_rows_of_the_straight_one_and_draws_them(protot, straight, stop_at):
+    from tensorboard.backend.event_processing import event_accumulator
+
+    protot["logging"]["tensorboard"] = True
     recipe = build_recipe(protot)
     with pytest.raises(TrainingInterrupted):
         train(recipe, progress=InterruptAfter(stop_at))
     train(recipe, resume=True)
-    assert read_channels(recipe.out) == read_channels(straight.directory)
+    rows = read(recipe.out)
+    assert rows == read(straight.directory)
     # A finished run measures its end again.
     train(recipe, resume=True)
-    assert read_channels(recipe.out) == read_channels(straight.directory)
+    assert read(recipe.out) == rows
+    drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard" / "channels"))
+    drawn.Reload()
+    for layer in (0, 1):
+        for name in DRAWN:
+            events = drawn.Scalars(f"layer {layer}/{name}")
+            expected = [(row["step"], row[name]) for row in rows if row["layer"] == layer]
+            assert [event.step for event in events] == [step for step, _ in expected]
+            values = [value for _, value in expected]
+            assert [event.value for event in events] == pytest.approx(values, rel=1e-5)
 
 
 def test_a_foreign_file_is_not_overwritten(protot):
@@ -182,51 +213,15 @@ def test_a_foreign_file_is_not_overwritten(protot):
         assert file.read_text() == damage
 
 
-def test_tensorboard_draws_them(protot):
-    from tensorboard.backend.event_processing import event_accumulator
-
-    protot["logging"]["tensorboard"] = True
-    recipe = build_recipe(protot)
-    with pytest.raises(TrainingInterrupted):
-        train(recipe, progress=InterruptAfter(12))
-    train(recipe, resume=True)
-    drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard" / "channels"))
-    drawn.Reload()
-    rows = read_channels(recipe.out)
-    for layer in (0, 1):
-        for name in (*FIRST, "write_use_gini", "read_top_share", "epoch"):
-            events = drawn.Scalars(f"layer {layer}/{name}")
-            expected = [(row["step"], row[name]) for row in rows if row["layer"] == layer]
-            assert [event.step for event in events] == [step for step, _ in expected]
-            values = [value for _, value in expected]
-            assert [event.value for event in events] == pytest.approx(values, rel=1e-5)
+def mean_of(uses, layer, group, name):
+    values = [u[name] for u in uses.rows if (u["layer"], u["group"]) == (layer, group)]
+    assert len(values) == 4
+    return sum(values) / 4
 
 
-SIGNAL_NOISE = {
-    "model_type": "prismlm_signal_noise",
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "head_size": 4,
-}
-
-
-@pytest.fixture
-def signal_noise(settings):
-    settings["model"] = dict(SIGNAL_NOISE)
-    settings["head"]["enabled"] = False
-    settings["steps"] = 20
-    settings["evaluation"] |= {"attention_head_tokens": 300}
-    return settings
-
-
-def read_heads(out):
-    with (out / "heads.csv").open() as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-
-
-def test_the_rows_are_what_the_instruments_say_of_the_saved_model(signal_noise, tiny_corpus):
-    result = train(build_recipe(signal_noise))
-    rows = read_heads(result.directory)
+def test_the_rows_are_what_the_instruments_say_of_the_saved_model(with_heads, tiny_corpus):
+    result = with_heads
+    rows = read(result.directory, "heads.csv")
     assert tuple(rows[0]) == (*PLACE, *HEAD_COLUMNS, *EVALUATED)
     assert [(row["step"], row["layer"]) for row in rows] == [(10, 0), (10, 1), (20, 0), (20, 1)]
     model, _ = read_checkpoint(result.directory)
@@ -243,37 +238,19 @@ def test_the_rows_are_what_the_instruments_say_of_the_saved_model(signal_noise, 
         assert row["difference"] == pytest.approx(layer["before"]["difference"], rel=1e-5)
         assert row["gain"] == pytest.approx(layer["gain"], rel=1e-4)
         assert row["incoherence"] == pytest.approx(layer["incoherence"]["own"], rel=1e-6)
-        noise = [
-            use["entropy"]
-            for use in uses.rows
-            if (use["layer"], use["group"]) == (layer["layer"], "noise")
-        ]
-        assert len(noise) == 4
-        assert row["noise_entropy"] == pytest.approx(sum(noise) / 4, rel=1e-5)
-        for name in ("distance", "self_share", "first_share"):
-            signal = [
-                use[name]
-                for use in uses.rows
-                if (use["layer"], use["group"]) == (layer["layer"], "signal")
-            ]
-            assert row[f"signal_{name}"] == pytest.approx(sum(signal) / 4, rel=1e-5)
+        for group, name in (
+            ("noise", "entropy"),
+            *(("signal", name) for name in ("distance", "self_share", "first_share")),
+        ):
+            assert row[f"{group}_{name}"] == pytest.approx(
+                mean_of(uses, layer["layer"], group, name), rel=1e-5
+            )
     assert rows[0]["noise_weight"] < 0.1
     assert rows[2]["ce"] == result.ce
 
 
-def test_reading_changes_no_weight_and_can_be_left_out(signal_noise, tmp_path):
-    with_rows = train(build_recipe(signal_noise)).directory
-    signal_noise["evaluation"]["attention_head_tokens"] = 0
-    without = train(build_recipe(signal_noise | {"out": str(tmp_path / "without")})).directory
-    assert not (without / "heads.csv").exists()
-    first, second = (load_file(out / "model.safetensors") for out in (with_rows, without))
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
-
-
-def test_at_the_end_the_rest_is_in_a_report(signal_noise):
-    out = train(build_recipe(signal_noise)).directory
-    report = json.loads((out / "heads.json").read_text())
+def test_at_the_end_the_rest_is_in_a_report(with_heads):
+    report = json.loads((with_heads.directory / "heads.json").read_text())
     assert report["options"]["trained_length"] == 32
     assert [len(report[name]["rows"]) for name in ("rates", "cross_terms")] == [2, 13]
     own = report["cross_terms"]["rows"][0]
@@ -307,7 +284,7 @@ def test_gradients_of_layers_are_those_before_clipping(signal_noise, monkeypatch
     monkeypatch.setattr(PrismTrainer, "_clip_grad_norm", noted)
     result = train(build_recipe(signal_noise))
     whole = {row["step"]: row["grad_norm"] for row in result.history if "grad_norm" in row}
-    rows = read_heads(result.directory)
+    rows = read(result.directory, "heads.csv")
     for step, rest in zip((10, 20), outside, strict=True):
         layers = [row["gradient_norm"] for row in rows if row["step"] == step]
         assert len(layers) == 2
@@ -331,27 +308,32 @@ def test_reading_takes_one_forward_pass_without_logits(tiny_corpus):
 COMPILED = """
 import sys, yaml
 from functools import partial
+from torch._dynamo.backends.debugging import aot_eager
 from prismlm.training import build_recipe, parallel, train
 graphs = []
 def backend(graph, example_inputs):
     graphs.append(graph)
-    return graph.forward
+    return aot_eager(graph, example_inputs)
 parallel.compile_blocks = partial(parallel.compile_blocks, backend=backend)
 train(build_recipe(yaml.safe_load(open(sys.argv[1]))))
 print(len(graphs))
 """
 
 
-def test_a_compiled_model_is_read_as_one_that_is_not(signal_noise, tmp_path):
-    straight = train(build_recipe(signal_noise | {"out": str(tmp_path / "straight")})).directory
-    recipe = tmp_path / "recipe.yaml"
+def test_a_compiled_model_trains_and_is_read_as_one_that_is_not(signal_noise, with_heads, tmp_path):
+    straight, recipe = with_heads.directory, tmp_path / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(signal_noise | {"compile": True}))
     # A process of its own: the run-time type checks of the test run cannot be traced.
     done = forked.run(recipe, code=COMPILED)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0, "the blocks were compiled"
     compiled = tmp_path / "model"
-    for one, other in zip(read_heads(compiled), read_heads(straight), strict=True):
+    histories = [(out / "training.jsonl").read_text().splitlines() for out in (compiled, straight)]
+    for one, other in zip(*histories, strict=True):
+        rows = [json.loads(row) for row in (one, other)]
+        losses = [[value for key, value in row.items() if "ce" in key] for row in rows]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for one, other in zip(read(compiled, "heads.csv"), read(straight, "heads.csv"), strict=True):
         assert one == pytest.approx(other, rel=1e-3)
     report, expected = (
         json.loads((out / "heads.json").read_text()) for out in (compiled, straight)
@@ -366,11 +348,9 @@ def test_short_rows_are_read_from_queries_that_see_all_of_them(signal_noise, tin
     model, _ = read_checkpoint(out)
     heldout = HeldOut(Corpus.open(tiny_corpus), 8, 0)
     uses = head_uses(model, heldout.batches(300), least_visible=8)
-    for row in read_heads(out)[2:]:
-        noise = [
-            u["entropy"] for u in uses.rows if (u["layer"], u["group"]) == (row["layer"], "noise")
-        ]
-        assert row["noise_entropy"] == pytest.approx(sum(noise) / 4, rel=1e-5)
+    for row in read(out, "heads.csv")[2:]:
+        expected = mean_of(uses, row["layer"], "noise", "entropy")
+        assert row["noise_entropy"] == pytest.approx(expected, rel=1e-5)
         assert row["attention_tokens"] == uses["tokens"]
 
 

@@ -27,6 +27,7 @@ from prismlm.training import (
 )
 from prismlm.training.recipe import Range
 from prismlm.training.recipe_file import check_space, recipe_with, takes_whole_numbers
+from prismlm.training.search import check_search
 from tests.helpers import forked
 from tests.helpers.small_disk import can_mount, on_small_disk
 from tests.helpers.toy_search import SPACE, settings_of, with_search
@@ -82,7 +83,7 @@ def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
     ],
 )
 def test_a_range_is_of_whole_numbers_where_its_key_is(toy, key, whole):
-    assert takes_whole_numbers(build_recipe(toy), key, Range(0, 1)) == whole
+    assert takes_whole_numbers(build_recipe(toy), key, Range(low=0, high=1)) == whole
 
 
 def test_what_cannot_change_the_objective_is_not_searched(toy):
@@ -93,9 +94,9 @@ def test_what_cannot_change_the_objective_is_not_searched(toy):
         with pytest.raises(InputError, match="nothing of the head reaches the model"):
             refuses(recipe)
     reaching = {"enabled": True, "detach": False}
-    estimate_search(build_recipe(settings | {"head": settings["head"] | reaching}))
+    check_search(build_recipe(settings | {"head": settings["head"] | reaching}), resume=False)
     also = {"head.detach": [True, False], "head.scale": [1.0, 2.0]}
-    estimate_search(build_recipe(with_search(toy, space=also)))
+    check_search(build_recipe(with_search(toy, space=also)), resume=False)
 
 
 def test_wrong_settings_of_a_search_are_named(toy):

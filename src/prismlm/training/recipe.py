@@ -277,7 +277,8 @@ def dimension_of(key: str, entry: Any) -> Dimension:
         try:
             return Range.model_validate(entry)
         except ValidationError as error:
-            first = error.errors()[0]
+            # A key that is not known before the one that is then missing.
+            first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
             part = ".".join(map(str, first["loc"][:1]))
             raise ValueError(
                 f"{key}{'.' * bool(part)}{part}: {first['msg']}. A range is such as "

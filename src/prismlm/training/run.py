@@ -263,7 +263,8 @@ def _take_steps(
             trainer.load_checkpoint(checkpoint)
         else:
             begun = None if checkpoint is None else str(checkpoint)
-            trainer.train(resume_from_checkpoint=begun)
+            with trainer.reporting_divergence():
+                trainer.train(resume_from_checkpoint=begun)
             trainer.check_finite()
         if stop.interrupted:
             newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)

@@ -191,7 +191,7 @@ def search(
     _check_packages(recipe.search)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or parallel.world_size() > 1:
         raise InputError("a search trains in one process. Start it without torchrun.")
-    _check_search(recipe, resume=resume)
+    check_search(recipe, resume=resume)
     noted = described(recipe, Corpus.open(recipe.corpus)) | {
         "search": recipe.search.model_dump(mode="json"),
         "versions": versions("optuna", "optuna-integration", "botorch"),
@@ -207,7 +207,7 @@ def search(
     way_out = "Make room, then resume with --resume."
     room = room_to_write(f"the search in {recipe.out}", recipe.out, way_out)
     with writing(directory, within=True), room:
-        _check_search(recipe, resume=resume)
+        check_search(recipe, resume=resume)
         _check_same(directory, noted)
         study = _open_study(directory)
         result = _write(recipe, directory, noted, _finished(study))
@@ -242,7 +242,7 @@ def _check_packages(search: SearchRecipe) -> None:
         ) from error
 
 
-def _check_search(recipe: Recipe, *, resume: bool) -> None:
+def check_search(recipe: Recipe, *, resume: bool) -> None:
     """Check that a recipe can be searched, and that ``out`` may be searched in."""
     check_space(recipe)
     space, head, out = recipe.search.space, recipe.head, recipe.out
@@ -456,7 +456,7 @@ def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
     Raises:
         InputError: as :func:`search`, but not for a missing package or GPU.
     """
-    _check_search(recipe, resume=resume)
+    check_search(recipe, resume=resume)
     search, file = recipe.search, recipe.out / SEARCH / RESULTS_FILE
     # A directory that no trial is in.
     run = estimate(recipe_with(recipe, {}, out=recipe.out / SEARCH / TRIALS / "estimate"))

@@ -299,6 +299,7 @@ class PrismTrainer(Trainer):
         try:
             yield
         except NotFiniteError as error:
+            self.check_finite()
             raise DivergenceError(
                 f"a figure is not finite after step {self.state.global_step}: {error} "
                 f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
