@@ -235,10 +235,8 @@ class Fitting(Loop):
         options, head = self.options, self.head
         z = self.states.states(rows).to(self._device)
         output = head(z)
-        generator = torch.Generator().manual_seed(options.seed * 2**32 + self.step)
-        kl = self._vocabulary.divergence(
-            z, output.reconstruction, *self._vocabulary.draw(generator)
-        )
+        drawn = self._vocabulary.draw(options.seed * 2**32 + self.step)
+        kl = self._vocabulary.divergence(z, output.reconstruction, *drawn)
         # Not all of the head's losses: DIV alone would take longer than finding the prototypes.
         residual = ops.residual(z, output.reconstruction) / z.square().mean()
         pull = ops.prototype_pull(output.routing) + ops.point_pull(output.routing)

@@ -113,12 +113,19 @@ class VocabularySample:
         self.frequent, self.rare = order[:frequent], order[frequent:]
         self.drawn = min(drawn, len(self.rare))
 
-    def draw(self, generator: torch.Generator) -> tuple[Int64[Tensor, " S"], Float[Tensor, " S"]]:
-        """Return the tokens of a step and the logarithm of what each counts, on the CPU."""
-        rare = self.rare
+    def to(self, device: torch.device) -> VocabularySample:
+        """Let tokens be drawn on a device; return the sample itself."""
+        self.frequent, self.rare = self.frequent.to(device), self.rare.to(device)
+        return self
+
+    def draw(self, seed: int) -> tuple[Int64[Tensor, " S"], Float[Tensor, " S"]]:
+        """Return the tokens of a step and the logarithm of what each counts."""
+        rare, device = self.rare, self.rare.device
         if self.drawn < len(rare):
-            rare = rare[torch.randint(len(rare), (self.drawn,), generator=generator)]
-        log_counts = torch.zeros(len(self.frequent) + len(rare))
+            generator = torch.Generator(device).manual_seed(seed)
+            chosen = torch.randint(len(rare), (self.drawn,), generator=generator, device=device)
+            rare = rare[chosen]
+        log_counts = torch.zeros(len(self.frequent) + len(rare), device=device)
         if self.drawn:
             log_counts[len(self.frequent) :] = math.log(len(self.rare) / self.drawn)
         return torch.cat([self.frequent, rare]), log_counts

@@ -262,9 +262,7 @@ class PrismForCausalLM(nn.Module):
         if self.training:
             positions = self.head_positions(z.shape[1], self.step, z.device)
             if self.vocabulary is not None and weights.prototype_only_kl:
-                drawn = self.vocabulary.draw(torch.Generator().manual_seed(self.step))
-                tokens, log_counts = (one.to(z.device, non_blocking=True) for one in drawn)
-                sample = tokens, log_counts
+                sample = self.vocabulary.to(z.device).draw(self.step)
         states = select(z, embedded, mask, labels, positions)
         head, k = self.prototype_head, self.prototypes_per_token
         output = head(states.z, mask=states.mask, prototypes_per_token=k)
