@@ -28,8 +28,6 @@ from prismlm.training import (
 from prismlm.training.recipe import Range
 from prismlm.training.recipe_file import check_space, recipe_with, takes_whole_numbers
 from prismlm.training.search import check_search
-from tests.helpers import forked
-from tests.helpers.small_disk import can_mount, on_small_disk
 from tests.helpers.toy_search import SPACE, settings_of, with_search
 
 
@@ -188,20 +186,6 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
     for run in runs:
         names = {path.name for path in run.iterdir()}
         assert names == {"training.json", "training.jsonl", "channels.csv"}
-
-
-@pytest.mark.skipif(not can_mount(), reason="no mount")
-def test_a_full_disk_is_told_and_the_search_goes_on_from_there(toy, tmp_path):
-    disk, left, recipe = tmp_path / "disk", tmp_path / "left", tmp_path / "search.yaml"
-    disk.mkdir()
-    settings = with_search(toy | {"out": str(disk / "out")}, sampler="random", seeds=1)
-    recipe.write_text(yaml.safe_dump(settings))
-    code = on_small_disk(disk, "4k", left) + forked.COMMAND
-    done = forked.run("train", recipe, "--search", code=code, timeout=300)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert f"error: the search in {disk / 'out'} could not be written" in done.stderr
-    assert "--resume" in done.stderr
 
 
 def test_the_study_is_one_that_optuna_reads(toy):
