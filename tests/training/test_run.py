@@ -344,11 +344,10 @@ def test_the_same_before_the_first_checkpoint_says_that_there_is_none(settings):
 
 
 FILLED_DISK = """
-import sys, yaml
+import resource, sys, yaml
 from contextlib import contextmanager
 from prismlm.training import build_recipe, train
 from prismlm.errors import PrismError
-from tests.helpers.file_limit import limit_files
 
 class FillAfter:
     left = 15
@@ -358,7 +357,10 @@ class FillAfter:
     def advance(self, amount=1):
         self.left -= 1
         if self.left == 0:
-            limit_files(int(sys.argv[2]))
+            # Modules first imported from now on leave no cut bytecode.
+            sys.dont_write_bytecode = True
+            limits = int(sys.argv[2]), resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     def note(self, text):
         pass
 
@@ -375,8 +377,7 @@ except PrismError as error:
 def test_a_write_that_fails_leaves_the_checkpoint_before(settings, straight, tmp_path, size):
     path, out = tmp_path / "recipe.yaml", Path(settings["out"])
     path.write_text(yaml.safe_dump(settings))
-    code = f"import sys\nsys.path.insert(0, {forked.ROOT!r})\n{FILLED_DISK}"
-    done = forked.run(path, str(size), code=code)
+    done = forked.run(path, str(size), code=FILLED_DISK)
     assert done.returncode == 1, done.stderr
     checkpoint = out / "checkpoints" / "checkpoint-10"
     assert f"The last good checkpoint is {checkpoint} (step 10)" in done.stderr

@@ -214,7 +214,7 @@ def attach(
         InputError: the model, corpus or an option cannot be used, or ``out`` holds something else.
         FormatError: something that is read is damaged.
         PrismError: the disk is full.
-        Interrupted: SIGINT or SIGTERM came; what was finished is kept.
+        Interrupted: Ctrl-C was pressed; what was finished is kept.
     """
     options, out = options or AttachOptions(), Path(out)
     base = find_base(model, options.revision)
