@@ -26,7 +26,6 @@ from prismlm.training.losses import (
     select,
 )
 
-IGNORED_AT_INFERENCE = ("past_key_values", "losses", "routing")
 # Candidates for a revival are drawn from the worst quarter of a forward pass's states: the very
 # worst alone would often be one another's neighbours.
 WORST = 0.25

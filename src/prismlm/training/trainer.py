@@ -36,7 +36,7 @@ from prismlm.models.uncertainty_feedback.model_class import TABLE
 from prismlm.training import checkpoints, parallel
 from prismlm.training.backbone import decayed_names
 from prismlm.training.losses import OptimizerStep
-from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
+from prismlm.training.model import PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_callbacks, noise_weight_of
 from prismlm.training.prototypes import HeadSchedule, ReviveUnused
 from prismlm.training.recipe import Recipe
@@ -257,17 +257,6 @@ class PrismTrainer(Trainer):
                 f"the {WATCHED[steps.index(first)]} is not finite at step {int(first)}. "
                 f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
             )
-
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Leave what is no tensor per row out of predictions."""
-        ignored = [*(ignore_keys or ()), *IGNORED_AT_INFERENCE]
-        return super().prediction_step(model, inputs, prediction_loss_only, ignored)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Measure the head on held-out text and log the figures as ``eval_…``.
