@@ -209,22 +209,17 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return what changes results between two runs, of :func:`described`, as ``key: old → new``."""
     # A run begun before a setting was there ran with what is now its default, but for BEFORE.
     defaults = Recipe(corpus=Path(), out=Path(), model={}, steps=1).to_dict()
-    then, new = (
-        {
-            key: value
-            for key, value in (flat(run["recipe"]) | run.get("resolved", {}) | _rest(run)).items()
-            if key not in FREE_TO_CHANGE and value is not None
-        }
-        for run in (before | {"recipe": flat(defaults) | BEFORE | flat(before["recipe"])}, now)
-    )
-    if not new.get("steps"):
+    then, new = _compared(before, flat(defaults) | BEFORE), _compared(now, {})
+    if not now["recipe"]["steps"]:
         # They follow from the epochs, which are compared.
         new["steps"] = then["steps"]
     return changes(then, new)
 
 
-def _rest(run: dict[str, Any]) -> dict[str, Any]:
-    return {"text": run["corpus"]["fingerprint"], "processes": run.get("processes", 1)}
+def _compared(run: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    values = defaults | flat(run["recipe"]) | run.get("resolved", {})
+    values |= {"text": run["corpus"]["fingerprint"], "processes": run.get("processes", 1)}
+    return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
 
 
 def _begin(prepared: Prepared, resume: bool) -> None:
