@@ -205,12 +205,10 @@ def test_a_foreign_file_is_not_overwritten(protot):
     with pytest.raises(TrainingInterrupted):
         train(recipe, progress=InterruptAfter(12))
     file = recipe.out / "channels.csv"
-    text = file.read_text()
-    for damage in ("step,mine\n1,2\n", text + "20,half"):
-        file.write_text(damage)
-        with pytest.raises(FormatError, match=r"channels\.csv .* Move it away"):
-            train(recipe, resume=True)
-        assert file.read_text() == damage
+    file.write_text("step,mine\n1,2\n")
+    with pytest.raises(FormatError, match=r"channels\.csv .* Move it away"):
+        train(recipe, resume=True)
+    assert file.read_text() == "step,mine\n1,2\n"
 
 
 def mean_of(uses, layer, group, name):

@@ -155,15 +155,13 @@ class LayerLog(TrainerCallback):
     def _read(self) -> list[dict[str, Any]]:
         """Return the rows up to the checkpoint, as they stand there."""
         with self._file.open(encoding="utf-8", newline="") as opened:
-            rows = list(csv.DictReader(opened))
-        try:
-            kept = [row for row in rows if int(row["step"]) <= self._done]
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(
-                f"{self._file} was not written by prismlm, or is damaged. Move it away, and the "
-                "run goes on with a new one."
-            ) from error
-        return [{name: row.get(name, "nan") for name in self.columns} for row in kept]
+            reader = csv.DictReader(opened)
+            if tuple(reader.fieldnames or ()) != self.columns:
+                raise FormatError(
+                    f"{self._file} has other columns than this version of prismlm writes. Move it "
+                    "away, and the run starts a new one."
+                )
+            return [row for row in reader if int(row["step"]) <= self._done]
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model that was evaluated."""
