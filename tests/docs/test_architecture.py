@@ -90,7 +90,7 @@ def test_the_way_of_train_is_entered_station_by_station(tiny_corpus, tmp_path, c
     assert 5 <= len(stations) <= 10
     settings = {
         "corpus": str(tiny_corpus),
-        "model": {"preset": "llama-tiny", "hidden_size": 16, "num_hidden_layers": 1},
+        "model": {"preset": "llama-tiny", "num_hidden_layers": 1},
         "head": {"prototypes": 16, "prototypes_per_token": 2, "initialise_at_step": 1},
         "data": {"length": 16},
         "batch_size": 2,
