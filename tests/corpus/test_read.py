@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus import Columns, Document, DocumentReader, read_documents
-from prismlm.corpus.read import SeenIds
 from prismlm.errors import InputError
 
 RECORDS: list[dict[str, Any]] = [
@@ -77,7 +76,7 @@ def test_every_format_gives_the_same_documents(kind: str, tmp_path: Path) -> Non
     reader = DocumentReader(_written(kind, tmp_path))
     assert list(reader) == EXPECTED
     assert list(reader) == EXPECTED, "a second pass reads the same"
-    assert reader.bytes_read == reader.total_bytes
+    assert reader.done == reader.total
 
 
 def test_text_files_of_a_directory_in_sorted_order(tmp_path: Path) -> None:
@@ -108,14 +107,6 @@ def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(b"\xef\xbb\xbfhello")
     (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "there"}\n\n')
     assert [document.text for document in read_documents(tmp_path)] == ["there", "hello"]
-
-
-@pytest.mark.parametrize("recent", [1, 2, 1 << 16])
-def test_seen_ids_beyond_what_is_kept_recent(recent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SeenIds, "_RECENT", recent)
-    seen = SeenIds()
-    assert all(seen.add(str(n)) for n in range(50))
-    assert not any(seen.add(str(n)) for n in range(50))
 
 
 def _refused(path: Path, columns: Columns | None = None) -> str:
@@ -275,7 +266,7 @@ def test_a_file_is_read_once(tmp_path: Path) -> None:
     named = [tmp_path / "d", tmp_path / "d" / "inner", tmp_path / "c.txt", inner / "a.txt"]
     reader = DocumentReader(named)
     assert [document.text for document in reader] == ["one"]
-    assert (reader.again, reader.total_bytes) == (4, 3)
+    assert (reader.again, reader.total) == (4, 3)
     assert reader.manifest() == {
         "files": [{"name": "b.txt", "bytes": 3, "documents": 1}],
         "named_again": 4,

@@ -238,7 +238,7 @@ def _run(
 
 def _streamed(job: _Job, source: _Dataset, reporter: Reporter) -> Corpus:
     """Return the corpus of a dataset, building it where it is not there, or not whole."""
-    from prismlm.corpus.resumable import stream_corpus
+    from prismlm.corpus.build import stream_corpus
     from prismlm.corpus.tokenizer import load_tokenizer
     from prismlm.run_state import orderly_end
 
@@ -258,7 +258,7 @@ def _cost(
     job: _Job, source: Corpus | _Dataset, checkpoint: Checkpoint, options: IndexOptions
 ) -> Cost:
     """Return what an index would cost, and the building of its corpus if that is not there."""
-    from prismlm.corpus.resumable import existing_corpus
+    from prismlm.corpus.build import existing_corpus
     from prismlm.corpus.tokenizer import load_tokenizer
     from prismlm.index.estimate import estimate_dataset_index, estimate_index
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -258,24 +258,18 @@ def read_block(
         InputError: the window or stride is out of range.
         FormatError: the corpus is damaged.
     """
-    first = number * order.size
-    numbers, table = corpus.documents.between(first, first + order.size)
+    first, last = np.searchsorted(corpus.starts, [number * order.size, (number + 1) * order.size])
+    numbers = np.arange(first, last)
+    table = corpus.documents.take(numbers)
     if split != "all":
         kept = layout.held_out(table, corpus.meta["split"]) == (split == "heldout")
         table, numbers = table.filter(kept), numbers[kept]
-    grid = document_windows(
-        np.arange(len(numbers)),
-        table["start"].to_numpy(),
-        table["length"].to_numpy(),
-        window,
-        stride,
-        corpus.prefix,
-    )
-    columns = [table[name].to_pylist() for name in GROUP_COLUMNS]
+    laid = corpus.starts, corpus.lengths, window, stride, corpus.prefix
+    grid = document_windows(numbers, *laid)
     found: dict[tuple[str | None, ...], int] = {}
-    keys = [found.setdefault(key, len(found)) for key in zip(*columns, strict=True)]
-    key = np.array(keys, dtype=np.int64)[grid.document]
-    return Block(replace(grid, document=numbers[grid.document]), list(found), key)
+    rows = zip(*(table[name].to_pylist() for name in GROUP_COLUMNS), strict=True)
+    keys = np.array([found.setdefault(row, len(found)) for row in rows], dtype=np.int64)
+    return Block(grid, list(found), keys[np.searchsorted(numbers, grid.document)])
 
 
 def block_passes(
