@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Columns, Corpus, HubDataset, build_corpus, stream_corpus
+from prismlm.corpus import Columns, Corpus, HubDataset, build_corpus
 from prismlm.corpus.tokenizer import load_tokenizer, train_tokenizer
 from prismlm.corpus.writer import CorpusWriter
 from prismlm.errors import FormatError, InputError, Interrupted
@@ -71,7 +71,11 @@ def folder(tmp_path_factory):
 
 def stream(folder, out, tokenizer, **options):
     options = {"columns": COLUMNS, "shard_tokens": SHARD, **options}
-    return stream_corpus(HubDataset(str(folder)), out, tokenizer=tokenizer, **options)
+    return reused(HubDataset(str(folder)), out, tokenizer, **options)
+
+
+def reused(dataset, out, tokenizer, **options):
+    return build_corpus(dataset, out, tokenizer=tokenizer.name_or_path, reuse=True, **options)
 
 
 def contents(directory):
@@ -163,7 +167,8 @@ def test_a_corpus_that_is_there_is_opened_and_not_read_again(folder, tokenizer, 
     assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == times
     with pytest.raises(InputError, match=r"heldout_fraction: 0\.05 → 0\.5"):
         stream(folder, tmp_path / "out", tokenizer, heldout_fraction=0.5)
-    other = train_tokenizer(iter(["other text"]), 260)
+    train_tokenizer(iter(["other text"]), 260).save_pretrained(tmp_path / "tokenizer")
+    other = load_tokenizer(tmp_path / "tokenizer")
     with pytest.raises(InputError, match=r"another input \(tokenizer: "):
         stream(folder, tmp_path / "out", other)
 
@@ -218,12 +223,12 @@ def test_files_of_a_named_format(tokenizer, tmp_path):
         lines = (json.dumps(row) + "\n" for row in ROWS[part * 50 : part * 50 + 50])
         (tmp_path / f"part-{part}.jsonl").write_text("".join(lines))
     both = HubDataset("json", data_files=(str(tmp_path / "part-*.jsonl"),))
-    corpus = stream_corpus(both, tmp_path / "both", tokenizer=tokenizer, columns=COLUMNS)
+    corpus = reused(both, tmp_path / "both", tokenizer, columns=COLUMNS)
     assert [corpus.text(i) for i in range(len(corpus))] == [
         row["body"] for row in ROWS[:100] if row["body"]
     ]
     one = HubDataset("json", data_files=(str(tmp_path / "part-1.jsonl"),))
-    corpus = stream_corpus(one, tmp_path / "one", tokenizer=tokenizer, columns=COLUMNS)
+    corpus = reused(one, tmp_path / "one", tokenizer, columns=COLUMNS)
     assert corpus.doc_ids[0] == "part-1:1"
     assert Path(corpus.meta["origin"]["data_files"][0]).is_absolute()
     assert Corpus.open(tmp_path / "one").fingerprint == corpus.fingerprint

@@ -62,8 +62,7 @@ def test_the_document_at_every_position(corpus: Corpus) -> None:
 def test_several_threads_read_the_same_corpus(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "BYTES_KEPT", 0)
-    monkeypatch.setattr(store, "FILES_OPEN", 1)
+    monkeypatch.setattr(store, "GROUPS_KEPT", 1)
     opened = Corpus.open(corpus.path)
     drawn = np.random.default_rng(0).integers(len(corpus), size=800).tolist()
     with ThreadPoolExecutor(8) as pool:

@@ -1,6 +1,6 @@
 """Text to tokens: documents keep their id, source, licence and offsets."""
 
-from prismlm.corpus.build import build_corpus, stream_corpus
+from prismlm.corpus.build import build_corpus
 from prismlm.corpus.datasets import HubDataset
 from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.estimate import estimate_build
@@ -27,7 +27,6 @@ __all__ = [
     "pack",
     "read_documents",
     "sample_path",
-    "stream_corpus",
     "train_tokenizer",
     "window_batches",
 ]

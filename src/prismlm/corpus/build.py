@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 TRAINING_CHARACTERS = 64_000_000
-SHARD_TOKENS, STREAM_SHARD_TOKENS = 2**27, 2**24
+SHARD_TOKENS = 2**27
 STATE_FILE, STATE_VERSION = "build.json", 3
 
 
@@ -60,6 +60,8 @@ def build_corpus(
     shard_tokens: int = SHARD_TOKENS,
     overwrite: bool = False,
     skip_bad_rows: bool = False,
+    reuse: bool = False,
+    wait: bool = False,
     progress: Reporter = SILENT,
 ) -> Corpus:
     """Read the inputs and write a corpus directory at ``out``; the same inputs give the same one.
@@ -77,81 +79,42 @@ def build_corpus(
             the most that an interruption loses.
         overwrite: replace ``out`` if it is a corpus, and what another build began there.
         skip_bad_rows: leave out rows that cannot be used; ``corpus.json`` counts them by reason.
+        reuse: open ``out`` if it is the corpus of the same dataset and settings; that the dataset
+            has changed since is not noticed.
+        wait: until no other process writes ``out``, instead of refusing.
         progress: where to show the work; its unit is bytes of files, or rows of a dataset.
 
     Raises:
         InputError: an argument or an input cannot be used; see :class:`DocumentReader`.
     """
     target = check_path("the corpus to write", out)
-    with writing(target):
+    with writing(target, wait=wait):
+        chosen = None
+        if reuse and isinstance(inputs, HubDataset) and tokenizer is not None:
+            chosen = load_tokenizer(tokenizer)
+            there = existing_corpus(inputs, target, chosen, columns, heldout_fraction)
+            if there is not None:
+                return there
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
         reader = open_reader(inputs, columns, skip_bad_rows)
         _check_not_within(target, inputs, reader)
         if tokenizer is None:
             chosen = _train(reader, vocab_size, progress)
-        else:
-            chosen = reader.tokenizer = load_tokenizer(tokenizer)
-        if isinstance(inputs, HubDataset):
-            origin = inputs.origin(columns)
-        else:
-            files = [[os.path.realpath(f.path), f.path.stat().st_size] for f in reader.files]
-            origin = {"files": fingerprints.of_json([files, asdict(columns or Columns())])}
+        reader.tokenizer = chosen = chosen or load_tokenizer(str(tokenizer))
+        origin = _origin(inputs, reader, columns)
         how = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
         _write(reader, origin, target, chosen, progress, overwrite=overwrite, **how)
-    return Corpus.open(target)
-
-
-def stream_corpus(
-    dataset: HubDataset,
-    out: str | os.PathLike[str],
-    *,
-    tokenizer: PreTrainedTokenizerFast,
-    columns: Columns | None = None,
-    heldout_fraction: float = 0.05,
-    shard_tokens: int = STREAM_SHARD_TOKENS,
-    skip_bad_rows: bool = False,
-    wait: bool = False,
-    progress: Reporter = SILENT,
-) -> Corpus:
-    """Open the corpus of a dataset if it is there, or build it as :func:`build_corpus` does.
-
-    A dataset that has changed since its corpus was built is not noticed.
-
-    Args:
-        dataset: what to read.
-        out: the corpus directory.
-        tokenizer: the tokenizer of the model that will read the corpus.
-        columns, heldout_fraction, shard_tokens, skip_bad_rows, progress: see :func:`build_corpus`.
-        wait: while another process writes ``out``, wait and then open what it wrote.
-
-    Raises:
-        InputError: ``out`` holds something else, or was begun from something else; or as of
-            :func:`build_corpus`.
-        FormatError: what an interruption left is damaged.
-    """
-    target = Path(out)
-    with writing(target, wait=wait):
-        there = existing_corpus(
-            dataset, out, tokenizer=tokenizer, columns=columns, heldout_fraction=heldout_fraction
-        )
-        if there is not None:
-            return there
-        check_build(target, "", 0, heldout_fraction, shard_tokens, overwrite=False)
-        reader = open_reader(dataset, columns, skip_bad_rows, tokenizer)
-        how = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
-        _write(reader, dataset.origin(columns), target, tokenizer, progress, **how)
     return Corpus.open(target)
 
 
 def existing_corpus(
     dataset: HubDataset,
     out: str | os.PathLike[str],
-    *,
     tokenizer: PreTrainedTokenizerFast,
     columns: Columns | None = None,
     heldout_fraction: float = 0.05,
 ) -> Corpus | None:
-    """Return the corpus that :func:`stream_corpus` would open without reading, or None.
+    """Return the corpus that :func:`build_corpus` with ``reuse`` would open, or None.
 
     Raises:
         InputError: ``out`` is a corpus of something else.
@@ -160,18 +123,24 @@ def existing_corpus(
     if not layout.is_corpus(Path(out)):
         return None
     corpus = Corpus.open(out)
-    before = corpus.meta.get("origin")
-    if before is None:
+    if "origin" not in corpus.meta:
         raise InputError(
             f"{out} is a corpus that was built from files, not from a dataset. Choose another "
             "--corpus."
         )
-    origin = dataset.origin(columns) | {
-        "tokenizer": fingerprint(tokenizer),
-        "heldout_fraction": heldout_fraction,
-    }
-    _check_same(f"{out} is a corpus that was built", before, origin)
+    settings = {"tokenizer": fingerprint(tokenizer), "heldout_fraction": heldout_fraction}
+    origin = dataset.origin(columns) | settings
+    _check_same(f"{out} is a corpus that was built", corpus.meta["origin"], origin)
     return corpus
+
+
+def _origin(
+    inputs: Paths | HubDataset, reader: DocumentReader, columns: Columns | None
+) -> dict[str, Any]:
+    if isinstance(inputs, HubDataset):
+        return inputs.origin(columns)
+    files = [[os.path.realpath(file.path), file.path.stat().st_size] for file in reader.files]
+    return {"files": fingerprints.of_json([files, asdict(columns or Columns())])}
 
 
 def open_reader(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 PART_TOKENS = 2**18
-# Of a corpus of thousands of shards: files open at once, and bytes of row groups kept.
-FILES_OPEN, BYTES_KEPT = 8, 16_000_000
+# Each of a megabyte of text, or of one document.
+GROUPS_KEPT = 16
 Split = Literal["train", "heldout", "all"]
 
 
@@ -362,7 +361,7 @@ class Corpus:
 
 
 class ShardedTable:
-    """A Parquet file of each shard as one table, by document, for several threads.
+    """A Parquet file of each shard as one table, by document; some row groups are kept.
 
     Args:
         directory: of the corpus.
@@ -377,10 +376,8 @@ class ShardedTable:
         self._paths = [directory / file_name.format(shard) for shard in range(len(documents))]
         self._schema = schema
         self._ends = np.cumsum(documents, dtype=np.int64)
-        self._open: OrderedDict[int, tuple[pq.ParquetFile, np.ndarray]] = OrderedDict()
-        self._groups: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
-        # A file that one thread reads is not closed by another.
-        self._lock = threading.RLock()
+        self._starts = lru_cache(maxsize=None)(self._read_starts)
+        self._group = lru_cache(GROUPS_KEPT)(self._read_group)
 
     def value(self, number: int, column: str) -> Any:
         """Return one value of a document's row."""
@@ -400,55 +397,46 @@ class ShardedTable:
     def column(self, name: str) -> pa.ChunkedArray:
         """Return a column of all documents."""
         chunks: list[pa.Array] = []
-        for shard, path in enumerate(self._paths):
-            try:
-                with self._lock:
-                    chunks += self._file(shard)[0].read(columns=[name])[name].chunks
-            except (pa.ArrowException, OSError, KeyError) as error:
-                raise _damaged(path, error) from error
+        for shard in range(len(self._paths)):
+            with self._file(shard) as file:
+                chunks += file.read(columns=[name])[name].chunks
         return pa.chunked_array(chunks, self._schema.field(name).type)
 
     def forget(self) -> None:
         """Release the row groups that are kept."""
-        with self._lock:
-            self._groups.clear()
+        self._group.cache_clear()
 
     def _group_of(self, number: int) -> tuple[pa.Table, int]:
         """Return the row group of a document, and the number of the first document in it."""
         shard = int(np.searchsorted(self._ends, number, side="right"))
-        with self._lock:
-            try:
-                file, starts = self._file(shard)
-                group = int(np.searchsorted(starts, number, side="right")) - 1
-                key = shard, group
-                if key not in self._groups:
-                    table = file.read_row_group(group, columns=self._schema.names)
-                    self._groups[key] = table.select(self._schema.names).combine_chunks()
-                    self._drop_groups()
-            except (pa.ArrowException, OSError, KeyError) as error:
-                raise _damaged(self._paths[shard], error) from error
-            self._groups.move_to_end(key)
-            return self._groups[key], int(starts[group])
+        starts = self._starts(shard)
+        group = int(np.searchsorted(starts, number, side="right")) - 1
+        return self._group(shard, group), int(starts[group])
 
-    def _drop_groups(self) -> None:
-        kept = sum(table.nbytes for table in self._groups.values())
-        while len(self._groups) > 1 and kept > BYTES_KEPT:
-            kept -= self._groups.popitem(last=False)[1].nbytes
+    def _read_starts(self, shard: int) -> np.ndarray:
+        """Return the first document of each row group of a shard."""
+        with self._file(shard) as file:
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            rows = [0, *(group.num_rows for group in groups)]
+        first = int(self._ends[shard - 1]) if shard else 0
+        starts = first + np.cumsum(rows)
+        if starts[-1] != self._ends[shard]:
+            expected = f"expected {self._ends[shard] - first}"
+            raise _damaged(self._paths[shard], f"{sum(rows)} documents, {expected}")
+        return starts[:-1]
 
-    def _file(self, shard: int) -> tuple[pq.ParquetFile, np.ndarray]:
-        """Return a shard's file, and the first document of each of its row groups."""
-        if shard not in self._open:
-            while len(self._open) >= FILES_OPEN:
-                self._open.popitem(last=False)[1][0].close()
-            file = pq.ParquetFile(self._paths[shard], page_checksum_verification=True)
-            meta, before = file.metadata, int(self._ends[shard - 1]) if shard else 0
-            rows = [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
-            expected = int(self._ends[shard]) - before
-            if sum(rows) != expected:
-                raise _damaged(self._paths[shard], f"{sum(rows)} documents, expected {expected}")
-            self._open[shard] = file, before + np.cumsum([0, *rows])[:-1]
-        self._open.move_to_end(shard)
-        return self._open[shard]
+    def _read_group(self, shard: int, group: int) -> pa.Table:
+        names = self._schema.names
+        with self._file(shard) as file:
+            return file.read_row_group(group, columns=names).select(names).combine_chunks()
+
+    @contextmanager
+    def _file(self, shard: int) -> Iterator[pq.ParquetFile]:
+        try:
+            with pq.ParquetFile(self._paths[shard], page_checksum_verification=True) as file:
+                yield file
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise _damaged(self._paths[shard], error) from error
 
 
 def _damaged(path: Path, why: object) -> FormatError:

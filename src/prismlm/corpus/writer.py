@@ -247,35 +247,28 @@ class _Shard:
         self._text_table = self.files.enter_context(
             pq.ParquetWriter(self._paths[2], layout.TEXT_SCHEMA, **how, **plain)
         )
-        self.tokens = self._text_bytes = self._documents = 0
-        self._rows, self._texts = list[dict[str, Any]](), list[dict[str, Any]]()
+        self.tokens = self._documents = self._text_bytes = 0
+        self._rows: list[dict[str, Any]] = []
 
     def add(self, document: Document, tokens: bytes, start: int, length: int) -> None:
+        size = len(document.text.encode())
+        if self._text_bytes + size > GROUP_BYTES or len(self._rows) == GROUP_DOCUMENTS:
+            self._flush()
+        facts = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
+        self._rows.append({**facts, "start": start, "length": length})
+        self._text_bytes += size
         self._token_file.write(tokens)
         self.tokens += length
         self._documents += 1
-        facts = {name: getattr(document, name) for name in ("doc_id", *METADATA)}
-        self._rows.append({**facts, "start": start, "length": length})
-        size = len(document.text.encode())
-        self._flush(
-            documents=len(self._rows) == GROUP_DOCUMENTS,
-            texts=bool(self._texts) and self._text_bytes + size > GROUP_BYTES,
-        )
-        self._texts.append({"doc_id": document.doc_id, "text": document.text})
-        self._text_bytes += size
 
-    def _flush(self, *, documents: bool, texts: bool) -> None:
-        if documents and self._rows:
-            rows = pa.Table.from_pylist(self._rows, schema=layout.STORED_SCHEMA)
-            self._document_table.write_table(rows)
-            self._rows = []
-        if texts and self._texts:
-            rows = pa.Table.from_pylist(self._texts, schema=layout.TEXT_SCHEMA)
-            self._text_table.write_table(rows)
-            self._texts, self._text_bytes = [], 0
+    def _flush(self) -> None:
+        if self._rows:
+            for table in (self._document_table, self._text_table):
+                table.write_table(pa.Table.from_pylist(self._rows, schema=table.schema))
+        self._rows, self._text_bytes = [], 0
 
     def close(self) -> dict[str, Any]:
-        self._flush(documents=True, texts=True)
+        self._flush()
         self.files.close()
         files = {path.name: path.stat().st_size for path in self._paths}
         return {"documents": self._documents, "tokens": self.tokens, "files": files}
