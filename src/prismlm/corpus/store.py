@@ -41,7 +41,8 @@ class Corpus:
 
     Positions are global int64 token offsets: the corpus is one long sequence of documents, each
     begun by what its tokenizer puts before a text, such as ``<s>``, and ended by the end-of-text
-    token. Documents are numbered from 0 in that order. Open one with
+    token. Documents are numbered from 0 in that order. Methods raise InputError for a position,
+    document or name that the corpus lacks, FormatError for a damaged file. Open one with
     :meth:`open`; pickling keeps the path and opens it again.
 
     Attributes:
@@ -56,7 +57,7 @@ class Corpus:
         self._dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         shards = meta["shards"]
         self._shard_ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
-        self._maps: dict[int, np.ndarray] = {}
+        self._map = lru_cache(maxsize=None)(self._mapped)
         self._columns: dict[str, list[str | None]] = {}
         counts = [shard["documents"] for shard in shards]
         # Corpora of an earlier build lack the column, where no document has said its part.
@@ -162,11 +163,7 @@ class Corpus:
         return self.column("doc_id")  # pyright: ignore[reportReturnType]
 
     def column(self, name: str) -> list[str | None]:
-        """Return one metadata column: doc_id, source, domain, license, title or url.
-
-        Raises:
-            InputError: there is no such column.
-        """
+        """Return one metadata column: doc_id, source, domain, license, title or url."""
         check_choice("the column", name, [fact for fact, _ in layout.FACTS])
         if name not in self._columns:
             self._columns[name] = self.documents.column(name).to_pylist()
@@ -177,22 +174,14 @@ class Corpus:
         return self.documents.column("doc_id")
 
     def find(self, doc_id: str) -> int:
-        """Return the number of the document with this id.
-
-        Raises:
-            InputError: there is none.
-        """
+        """Return the number of the document with this id; InputError if there is none."""
         found = pc.index(self._ids, check_text("the id", doc_id)).as_py()
         if found < 0:
             raise InputError(f"The corpus {self.name!r} has no document with the id {doc_id!r}.")
         return found
 
     def split(self, name: Split) -> np.ndarray:
-        """Return the numbers of the documents of a split, ascending: int64 [n].
-
-        Raises:
-            InputError: ``name`` is not train, heldout or all.
-        """
+        """Return the numbers of the documents of a split, ascending: int64 [n]."""
         check_choice("the split", name, ("train", "heldout", "all"))
         if name == "all":
             return np.arange(len(self), dtype=np.int64)
@@ -206,11 +195,7 @@ class Corpus:
         return layout.held_out(pa.table(columns), self.meta["split"])
 
     def document_at(self, position: int) -> int:
-        """Return the number of the document that a global position lies in.
-
-        Raises:
-            InputError: the position is outside of the corpus.
-        """
+        """Return the number of the document that a global position lies in."""
         position, _ = self._check_range(position, 1)
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
@@ -225,24 +210,15 @@ class Corpus:
         """Return ``length`` token ids from a global position on, as stored (uint16 or uint32).
 
         Within one shard this is a read-only view of the file, not a copy.
-
-        Raises:
-            InputError: the range is outside of the corpus.
         """
         start, length = self._check_range(start, length)
-        parts: list[np.ndarray] = []
-        end = start + length
+        parts, end = [np.empty(0, dtype=self._dtype)], start + length
         while start < end:
-            shard, first = self._shard_at(start)
-            if shard not in self._maps:
-                path = self.path / layout.TOKENS.format(shard)
-                self._maps[shard] = np.memmap(path, dtype=self._dtype, mode="r")
-            stop = min(end, int(self._shard_ends[shard]))
-            parts.append(self._maps[shard][start - first : stop - first])
-            start = stop
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty(0, dtype=self._dtype)
+            shard = int(np.searchsorted(self._shard_ends, start, side="right"))
+            first, stop = self._shard_ends[shard - 1] if shard else 0, self._shard_ends[shard]
+            parts.append(self._map(shard)[start - first : min(end, stop) - first])
+            start = int(stop)
+        return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
 
     def parts(self) -> Iterator[np.ndarray]:
         """Yield all tokens, as views of some 250,000 each."""
@@ -250,28 +226,8 @@ class Corpus:
             yield self.tokens(start, min(PART_TOKENS, self.num_tokens - start))
 
     def read_tokens(self, start: int, length: int) -> np.ndarray:
-        """Return a copy of ``length`` token ids of one document; nothing of the file stays mapped.
-
-        Raises:
-            InputError: the range is outside of the corpus.
-            FormatError: the file ends before.
-        """
-        start, length = self._check_range(start, length)
-        shard, first = self._shard_at(start)
-        path = self.path / layout.TOKENS.format(shard)
-        offset = (start - first) * self._dtype.itemsize
-        try:
-            tokens = np.fromfile(path, dtype=self._dtype, count=length, offset=offset)
-        except OSError as error:
-            raise _damaged(path, error) from error
-        if len(tokens) != length:
-            raise _damaged(path, "it is cut off")
-        return tokens
-
-    def _shard_at(self, position: int) -> tuple[int, int]:
-        """Return the shard of a position, and the position that the shard starts at."""
-        shard = int(np.searchsorted(self._shard_ends, position, side="right"))
-        return shard, int(self._shard_ends[shard - 1]) if shard else 0
+        """Return a copy of :meth:`tokens`."""
+        return np.array(self.tokens(start, length))
 
     def text(self, index: int) -> str:
         """Return the text of a document; reads one row group of at most a megabyte."""
@@ -348,6 +304,10 @@ class Corpus:
     @cached_property
     def _token_bytes(self) -> TokenBytes | None:
         return TokenBytes.of(self._encoder.text)
+
+    def _mapped(self, shard: int) -> np.ndarray:
+        path = self.path / layout.TOKENS.format(shard)
+        return np.memmap(path, dtype=self._dtype, mode="r")
 
     def _check_range(self, start: int, length: int) -> tuple[int, int]:
         start = check_whole("the position", start, None)
