@@ -46,7 +46,7 @@ def test_papers_have_the_numbers_that_arxiv_knows_them_by() -> None:
         assert paper.url == f"https://arxiv.org/abs/{number}"
 
 
-def test_every_source_of_the_sample_is_credited() -> None:
+def test_every_source_of_the_sample_is_credited_with_what_was_taken() -> None:
     credits = (sample_path().parent / "ATTRIBUTION.md").read_text(encoding="utf-8")
     named = {
         "openstax/": "OpenStax, Rice University",
@@ -63,8 +63,12 @@ def test_every_source_of_the_sample_is_credited() -> None:
         "cpp-docs": "Microsoft C++",
         "powershell-docs": "PowerShell documentation",
     }
+    sections = credits.split("\n## ")
+    taken: Counter[str] = Counter()
     for document in read_documents(sample_path()):
-        credit = next(
-            text for prefix, text in named.items() if str(document.source).startswith(prefix)
-        )
-        assert credit in credits
+        taken[next(one for one in named if str(document.source).startswith(one))] += 1
+    assert taken.keys() == named.keys()
+    for prefix, count in taken.items():
+        (section,) = (one for one in sections if named[prefix] in one)
+        assert f"- Taken: {count:,} texts" in section
+    assert f"holds {taken.total():,} texts" in sections[0]

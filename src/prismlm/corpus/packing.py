@@ -177,8 +177,8 @@ class PackedDataset:
             at += size
         position_ids[at:] = np.arange(self.length - at)
         given = {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
-        given["token_mask"] = np.arange(self.length) < at
         row = {name: torch.from_numpy(values) for name, values in given.items()}
+        row["token_mask"] = torch.arange(self.length) < at
         if not self.shared_rows:
             row["attention_mask"] = row["token_mask"].long()
         return row

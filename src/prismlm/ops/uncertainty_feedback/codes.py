@@ -20,8 +20,6 @@ ELEMENTS = 2**20
 LEAST = -1e4
 """The least logarithm of a probability that is told apart; its exponential is 0 in float64 too."""
 
-PEAK = 2.0**8
-"""The largest logit up to which float32 has digits enough for the difference of two sums of it."""
 NO_CODE = -1
 """What stands in place of a code where there is none: the first position, and padding."""
 
@@ -64,41 +62,12 @@ def entropy_codes(
 ) -> Int64[Tensor, "*batch"]:
     """Return the code of the entropy of each prediction, ⌊(levels − 1) H / ln V⌋.
 
-    What :func:`quantise` makes of :func:`normalised_entropy`, but for rounding, and quicker for
-    the one prediction of a decoding step on a CPU, whose caches hold nothing of this after a pass
-    over all weights: there every operation and every buffer that is left out counts.
-
     Source: PRISMA, output side.
 
     Raises:
-        InputError: as those two.
+        InputError: as :func:`normalised_entropy` and :func:`quantise`.
     """
-    check_levels(levels)
-    vocabulary = _vocabulary(logits)
-    if logits.is_cpu and logits.numel() == vocabulary and not torch.compiler.is_compiling():
-        share = _share_of_one(logits)
-        if share is not None:
-            return torch.full(logits.shape[:-1], int(min(max(share, 0.0), 1.0) * (levels - 1)))
     return quantise(normalised_entropy(logits, first_position=first_position), levels)
-
-
-def _share_of_one(logits: Float[Tensor, "*batch V"]) -> float | None:
-    """Return H / ln V of a single prediction, or None where the longer way is to be gone.
-
-        H = ln Σ e^ℓ − Σ p ℓ,   ln Σ e^ℓ = max ℓ − ln max p
-
-    with one buffer of the size of V. The difference loses digits where logits are large, and
-    0 · −∞ is not a number.
-    """
-    if logits.dtype == torch.float64:
-        return None
-    row = (logits.detach() if logits.requires_grad else logits).flatten().float()
-    peak = float(row.max())
-    if not abs(peak) <= PEAK:
-        return None
-    shares = row.softmax(0)
-    entropy = peak - math.log(float(shares.max())) - float(shares.dot(row))
-    return entropy / math.log(row.numel()) if entropy == entropy else None
 
 
 def _vocabulary(logits: Tensor) -> int:
