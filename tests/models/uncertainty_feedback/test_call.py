@@ -103,8 +103,10 @@ def test_a_cache_that_carries_no_codes():
     )  # fmt: skip
     model = RwkvForCausalLM(config).eval()
     attach_drawn(model, 64)
-    with pytest.raises(InputError, match=r"seen as 'state', which carries no codes.*use_cache=F"):
-        model(IDS, use_cache=True)
+    with pytest.raises(
+        InputError, match=r"generates without a cache, .*\(past_key_values or"
+    ):
+        model.generate(IDS, **MADE)
     assert model(IDS, use_cache=False).uncertainty_codes.shape == IDS.shape
 
 

@@ -37,7 +37,6 @@ from prismlm.models.uncertainty_feedback.state import (
     State,
     Threads,
     carry,
-    check_cache_kind,
     codes_of,
     copied,
     has_seen,
@@ -255,13 +254,13 @@ class UncertaintyFeedback:
         """Put the codes, and that of the next token, to the cache of an output, if it has one."""
         # Some models write into the cache that they were given and do not return it.
         cache = next((output[name] for name in CACHES if output.get(name) is not None), call.cache)
-        check_cache_kind(self.model, output)
         if cache is None:
             if self.state.generates:
                 raise InputError(
                     f"this {type(self.model).__name__} generates without a cache, which is where "
-                    "uncertainty feedback keeps the codes of earlier tokens: leave use_cache=False "
-                    "out, and turn gradient checkpointing off while it generates."
+                    "uncertainty feedback keeps the codes of earlier tokens (past_key_values or "
+                    "cache_params): leave use_cache=False out, and turn gradient checkpointing "
+                    "off while it generates."
                 )
             return
         row, last = logits_of_last(output.logits, call), call.ids.shape[1] - 1

@@ -10,13 +10,10 @@ from typing import Any
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from prismlm.errors import InputError
-
-# Caches that nothing can be put beside.
-OTHER_CACHES = ("state", "mems", "past_buckets_states")
 
 
 class State:
@@ -220,14 +217,3 @@ def has_seen(cache: Any) -> bool:
     except ValueError:
         # Those of recurrent layers alone do not count.
         return bool(cache.has_previous_state())
-
-
-def check_cache_kind(module: nn.Module, output: Any) -> None:
-    """Refuse an output with a cache that the code of the next token cannot be put beside."""
-    held = next((name for name in OTHER_CACHES if output.get(name) is not None), None)
-    if held is not None:
-        raise InputError(
-            f"{type(module).__name__} keeps what it has seen as {held!r}, which carries no codes, "
-            "so that the next token would have none: set use_cache=False (use_mems=False), in "
-            "generate too."
-        )
