@@ -48,11 +48,11 @@ def normalised_entropy(
     logits = logits.detach()
     elements = at_once(logits, ELEMENTS)
     if logits.numel() <= max(elements, vocabulary):
-        found = _negative_entropy(logits)
+        found = _below_uniform(logits)
     else:
         parts = torch.split(logits.reshape(-1, vocabulary), max(1, elements // vocabulary))
-        found = torch.cat(list(map(_negative_entropy, parts))).view(logits.shape[:-1])
-    shares = found.div_(-math.log(vocabulary)).clamp_(0, 1)
+        found = torch.cat(list(map(_below_uniform, parts))).view(logits.shape[:-1])
+    shares = found.div_(-math.log(vocabulary)).add_(1).clamp_(0, 1)
     _check_finite(shares, first_position)
     return shares
 
@@ -80,12 +80,12 @@ def _vocabulary(logits: Tensor) -> int:
     return vocabulary
 
 
-def _negative_entropy(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
-    """Return Σ_v p_v ln p_v of each row in nats."""
+def _below_uniform(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """Return ln V − H = Σ_v p_v (ln p_v + ln V) of each row in nats, 0 of a uniform one."""
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     # Never −∞, which times 0 is not a number; NaN stays.
     logs = rows.log_softmax(-1, dtype=dtype).clamp_min_(LEAST)
-    return logs.exp().mul_(logs).sum(-1)
+    return logs.exp().mul_(logs.add_(math.log(rows.shape[-1]))).sum(-1)
 
 
 def _check_finite(shares: Tensor, first_position: int) -> None:
