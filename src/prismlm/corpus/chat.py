@@ -127,6 +127,15 @@ def encode_chat(
     return encoder.encode_chat(text, marks)
 
 
+def has_marks(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> bool:
+    """Say whether anything in the messages is spelt like a special token."""
+    from prismlm.corpus.encode import encoder_of
+
+    marks, found = encoder_of(tokenizer).marks, list[Any]()
+    _mapped(messages, lambda one: found.append(isinstance(one, str) and marks.search(one)))
+    return any(found)
+
+
 def _rendered(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, goes_on: bool
 ) -> tuple[str, list[Mark] | None]:

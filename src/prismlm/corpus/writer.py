@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus import layout
-from prismlm.corpus.chat import encode_chat
+from prismlm.corpus.chat import encode_chat, has_marks
 from prismlm.corpus.documents import METADATA, Document
 from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.tokenizer import fingerprint
@@ -102,16 +102,23 @@ class CorpusWriter:
 
     def _write(self, batch: list[Document]) -> None:
         encoder = encoder_of(self._tokenizer)
-        texts = [document for document in batch if document.messages is None]
-        chats = [document for document in batch if document.messages is not None]
-        plain = [document.text for document in texts]
-        encoded = encoder.text.encode_batch_fast(plain, add_special_tokens=False)
-        ids = {
-            document.doc_id: [*self._prefix, *one.ids, *self._suffix]
-            for document, one in zip(texts, encoded, strict=True)
-        }
-        for document in chats:
-            ids[document.doc_id] = encode_chat(self._tokenizer, document.messages or [])
+        texts, chats, ids = list[Document](), list[Document](), dict[str, list[int]]()
+        for document in batch:
+            if document.messages is None:
+                texts.append(document)
+            elif has_marks(self._tokenizer, document.messages):
+                ids[document.doc_id] = encode_chat(self._tokenizer, document.messages)
+            else:
+                # All special tokens are the template's.
+                chats.append(document)
+        around = self._prefix, self._suffix
+        for some, (before, after) in ((texts, around), (chats, ([], []))):
+            if not some:
+                continue
+            backend = encoder.text if some is texts else encoder.chat
+            encoded = backend.encode_batch_fast([d.text for d in some], add_special_tokens=False)
+            for document, one in zip(some, encoded, strict=True):
+                ids[document.doc_id] = [*before, *one.ids, *after]
         for document in batch:
             self.add(document, ids[document.doc_id])
 
