@@ -285,17 +285,13 @@ def document_or_bad(
 def _with_template(
     tokenizer: PreTrainedTokenizerBase | None, place: str
 ) -> PreTrainedTokenizerBase:
-    if tokenizer is None:
+    if tokenizer is None or not tokenizer.chat_template:
+        of = "here" if tokenizer is None else f"in the tokenizer of {tokenizer.name_or_path}"
         raise InputError(
-            f"{place} has no text but messages, and here is no chat template to make a text of "
-            "them: name the model that they are for (corpus build: --tokenizer MODEL), or a column "
-            "of texts with --text-column."
-        )
-    if not tokenizer.chat_template:
-        raise InputError(
-            f"{place} has messages, and the tokenizer of {tokenizer.name_or_path} has no chat "
-            "template to make a text of them. Take a model that has one, or put the "
-            "chat_template.jinja of the model that it was made from beside its tokenizer."
+            f"{place} has no text but messages, and {of} is no chat template to make a text of "
+            "them: name the model that they are for (corpus build: --tokenizer MODEL), put its "
+            "chat_template.jinja beside its tokenizer, or name a column of texts with "
+            "--text-column."
         )
     return tokenizer
 
