@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from prismlm.progress import Reporter
 
 CORPORA = "corpora"
+# Of a corpus that is streamed: the most that an interruption loses.
+SHARD_TOKENS = 2**24
 LONGEST_DEFAULT_WINDOW = 1024
 
 
@@ -238,17 +240,18 @@ def _run(
 
 def _streamed(job: _Job, source: _Dataset, reporter: Reporter) -> Corpus:
     """Return the corpus of a dataset, building it where it is not there, or not whole."""
-    from prismlm.corpus.resumable import stream_corpus
-    from prismlm.corpus.tokenizer import load_tokenizer
+    from prismlm.corpus import build_corpus
     from prismlm.run_state import orderly_end
 
     with orderly_end():
-        return stream_corpus(
+        return build_corpus(
             source.dataset,
             source.out,
-            tokenizer=load_tokenizer(job.model),
+            tokenizer=job.model,
             columns=source.columns,
+            shard_tokens=SHARD_TOKENS,
             skip_bad_rows=source.skip_bad_rows,
+            reuse=True,
             wait=job.part.count > 1,
             progress=reporter,
         )
@@ -258,7 +261,7 @@ def _cost(
     job: _Job, source: Corpus | _Dataset, checkpoint: Checkpoint, options: IndexOptions
 ) -> Cost:
     """Return what an index would cost, and the building of its corpus if that is not there."""
-    from prismlm.corpus.resumable import existing_corpus
+    from prismlm.corpus.build import existing_corpus
     from prismlm.corpus.tokenizer import load_tokenizer
     from prismlm.index.estimate import estimate_dataset_index, estimate_index
 
@@ -266,7 +269,7 @@ def _cost(
     if isinstance(source, _Dataset):
         dataset, columns, out, skip_bad_rows = source
         tokenizer = load_tokenizer(job.model)
-        there = existing_corpus(dataset, out, tokenizer=tokenizer, columns=columns)
+        there = existing_corpus(dataset, out, tokenizer, columns)
         if there is None:
             return estimate_dataset_index(
                 model,

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from prismlm.corpus.encode import text_encoder
-from prismlm.corpus.spans import TokenBytes
+from prismlm.corpus.encode import TokenBytes, text_encoder
 from prismlm.corpus.tokenizer import train_tokenizer
 
 
