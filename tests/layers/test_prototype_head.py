@@ -112,9 +112,13 @@ def test_gradients_of_a_fitted_reconstruction_are_those_of_differences():
     assert torch.autograd.gradcheck(value, prototypes)
 
 
-def test_a_fitted_head_is_not_exported():
-    with pytest.raises(Exception, match="cannot be exported"):
-        torch.export.export(fitted_head().eval(), (torch.randn(3, 8),))
+def test_an_exported_fitted_head_says_what_the_head_does():
+    head = fitted_head(count=60, k=20).eval()
+    program = torch.export.export(head, (torch.randn(9, 8),))
+    z = torch.randn(9, 8, generator=torch.Generator().manual_seed(5))
+    found, expected = program.module()(z), head(z)
+    torch.testing.assert_close(found.reconstruction, expected.reconstruction)
+    assert torch.equal(found.routing.indices, expected.routing.indices)
 
 
 @pytest.mark.parametrize(

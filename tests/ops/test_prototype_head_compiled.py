@@ -1,4 +1,4 @@
-"""torch.compile around the prototype head; run as a script it is the compiled process itself."""
+"""torch.compile and torch.export around the prototype head; run as a script, compiled itself."""
 
 import sys
 from pathlib import Path
@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from prismlm.layers import PrototypeHead
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head import naive
 from tests.helpers import forked
 
 
-def test_a_compiled_step_equals_eager():
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weights", ["cosine", "fitted"])
+def test_a_compiled_step_is_one_graph_and_equals_eager(weights, backend):
     # A process of its own: the run-time type checks of the test run cannot be traced.
-    done = forked.run_script(Path(__file__))
+    done = forked.run_script(Path(__file__), weights, backend)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "equal\n"
 
@@ -37,32 +40,33 @@ def test_what_is_exported_routes_as_the_equation(kept):
         torch.testing.assert_close(value, right)
 
 
-def step(z, prototypes, scale):
-    states = torch.tanh(z)
-    routing = ops.route(states, prototypes, 3, scale)
-    rebuilt = ops.reconstruct(routing, prototypes)
-    loss = ops.residual(states, rebuilt) + ops.prototype_pull(routing)
-    return routing, loss + ops.point_pull(routing) + ops.diversity(prototypes)
-
-
-def leaves():
+def main(weights: str, backend: str) -> None:
+    """Compare losses and gradients of a training step with those of its one compiled graph."""
     generator = torch.Generator().manual_seed(0)
-    z, prototypes = (torch.randn(n, 8, generator=generator) for n in (20, 30))
-    return z.requires_grad_(), prototypes.requires_grad_(), torch.tensor(1.5, requires_grad=True)
+    head = PrototypeHead(24, 70, 20, scale=1.5, weights=weights)  # pyright: ignore[reportArgumentType]
+    head.reset_parameters(generator)
+    inputs = torch.randn(2, 10, 24, generator=generator)
+    mask = torch.rand(2, 10, generator=generator) < 0.8
 
+    def step(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        states = torch.tanh(z)
+        output = head(states, mask=mask)
+        losses = head.losses(states, output, mask=mask)
+        return (*output.routing, output.reconstruction, *losses)
 
-def main() -> None:
-    """Compare outputs and gradients of the step with those of its one compiled graph."""
-    results = []
-    for form in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
-        given = leaves()
-        routing, loss = form(*given)
-        loss.backward()
-        results.append((*routing, loss, *(leaf.grad for leaf in given)))
+    results: list[list[torch.Tensor]] = []
+    for form in (step, torch.compile(step, backend=backend, fullgraph=True)):
+        z = inputs.clone().requires_grad_()
+        head.zero_grad()
+        found = form(z)
+        torch.stack(found[-4:]).sum().backward()
+        grads = [x.grad for x in (z, *head.parameters())]
+        results.append([*found, *(grad.clone() for grad in grads if grad is not None)])
+    assert len(results[0]) == len(results[1]) == 14
     for eager, compiled in zip(*results, strict=True):
         torch.testing.assert_close(compiled, eager)
     sys.stdout.write("equal\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

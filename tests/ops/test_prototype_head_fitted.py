@@ -86,12 +86,15 @@ def test_float32_is_near_and_chunks_change_nothing():
     torch.testing.assert_close(alone, exact)
 
 
-def test_signs_that_turn_in_a_circle_are_turned_one_by_one(monkeypatch):
-    """Without turning all at once the answer is the same."""
-    z, unit, indices = problem(11, states=40, prototypes=30, width=8, k=12, shift=0.3)
-    expected = fit_weights(z, unit, indices)
-    monkeypatch.setattr(fitted, "PATIENCE", 0)
-    torch.testing.assert_close(fit_weights(z, unit, indices), expected)
+def test_signs_that_turn_in_a_circle_are_turned_one_by_one():
+    """More weights than dimensions: turning all wrong signs at once does not end for some."""
+    z, unit, indices = problem(11, states=400, prototypes=30, width=8, k=20, shift=0.3)
+    ridge = np.sqrt(fitted.RIDGE) * np.eye(20)
+    found = fit_weights(z, unit, indices)
+    for state, row, weights in zip(z, indices, found, strict=True):
+        rows = np.vstack([unit[row].T.numpy(), ridge])
+        expected = nnls(rows, np.append(state.numpy(), np.zeros(20)))[0]
+        np.testing.assert_allclose(weights, expected, atol=1e-9)
 
 
 def test_autocast_does_not_lower_the_precision():
@@ -140,7 +143,7 @@ def test_pursuit_is_that_of_the_naive_form(seed, picks, k):
 def test_pursuit_of_many_states_is_that_of_each_and_takes_none_twice(monkeypatch):
     z, unit, _ = problem(17, states=41, prototypes=50, width=6)
     expected = [chosen_of(state[None], unit, 40)[0].tolist() for state in z]
-    monkeypatch.setattr(fitted, "ELEMENTS", 7 * 40 * 6)
+    monkeypatch.setattr(fitted, "STATES", 7)
     assert chosen_of(z, unit, 40).tolist() == expected
     assert all(len(set(row)) == 40 for row in expected)
     # A state that is rebuilt already, and one of nothing, still get as many.

@@ -38,7 +38,7 @@ from prismlm.index.opened_model import OpenedModel
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import recording_codes, replay
-from prismlm.ops.prototype_head.sparse import gather_sum
+from prismlm.ops.prototype_head.fast import gather_sum
 
 NEAREST = 4
 LEAST_PROBABILITY = 1e-38

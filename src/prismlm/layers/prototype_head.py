@@ -179,11 +179,6 @@ class PrototypeHead(nn.Module):
     def _fitted(
         self, z: Tensor, k: int, first: Tensor, inverse: Tensor | None = None
     ) -> ops.Nearest:
-        if torch.compiler.is_exporting():
-            raise InputError(
-                "a head with fitted weights cannot be exported: how often its equations are solved "
-                "depends on the data. Export the model alone, or a head fitted with cosine weights."
-            )
         return ops.pursue(z, self.prototypes, k, first, inverse)
 
     def losses(

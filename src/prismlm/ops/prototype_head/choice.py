@@ -1,9 +1,8 @@
-"""Which pairs of states and prototypes are the nearest: a low-precision product chooses among them.
+"""Which pairs of states and prototypes are nearest: a low-precision product chooses among them.
 
-What is chosen is computed again in float32, so that a pair's cosine depends neither on the product
-nor on the other pairs. Scores in bf16 (float16 on a GPU) are within 1.5 ε of it, ε that dtype's
-epsilon: where they choose, some spare candidates are ranked again by their float32 cosines. Pairs
-that are closer than the rounding may come in any order.
+What is chosen is computed again in float32. Scores in bf16 (float16 on a GPU) are within 1.5 ε of
+the cosine, ε that dtype's epsilon, so where they choose, ``SPARE`` more candidates are ranked by
+their float32 cosines. Pairs that are closer than the rounding may come in any order.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from prismlm.ops.tiles import at_once
 SPARE = 8
 # The score of what a mask leaves out: below every cosine.
 ABSENT = -2.0
-# Scores held at a time on a CPU: 16 MiB.
-TILE_ELEMENTS = 2**22
+# Scores held at a time: 16 MiB on a CPU, 512 MiB on a GPU.
+TILE_ELEMENTS, TILE_OF_GPU = 2**22, 2**27
 # Rows of a CPU's bf16 product come in multiples of this.
 LOW_ROWS = 64
-# Rows whose common maximum is taken before they are told apart.
+# Rows whose common maximum is taken first.
 ROW_GROUP = 16
 
 
@@ -47,7 +46,7 @@ def score_dtype(z: Tensor, prototypes: Tensor) -> torch.dtype:
 
 
 def candidates(k: int, count: int, score: torch.dtype, z: Tensor) -> int:
-    """Return how many prototypes of each state are looked at again for k of ``count``."""
+    """Return how many of ``count`` prototypes are looked at again to choose k."""
     return min(count, k if score == z.dtype else k + SPARE)
 
 
@@ -55,7 +54,7 @@ def tile_rows(z: Tensor, count: int) -> int:
     """Return how many states are scored against ``count`` prototypes at a time."""
     if torch.compiler.is_exporting():
         return len(z)
-    return max(ROW_GROUP, at_once(z, TILE_ELEMENTS, 2**27) // count // ROW_GROUP * ROW_GROUP)
+    return max(1, at_once(z, TILE_ELEMENTS, TILE_OF_GPU) // count // ROW_GROUP) * ROW_GROUP
 
 
 def product(states: Float[Tensor, "N d"], bank: Float[Tensor, "K d"]) -> Float[Tensor, "N K"]:
@@ -67,8 +66,8 @@ def product(states: Float[Tensor, "N d"], bank: Float[Tensor, "K d"]) -> Float[T
 def whole_rows(low: Float[Tensor, "R d"]) -> Float[Tensor, "S d"]:
     """Return rows filled up with zeros to a multiple of ``LOW_ROWS``.
 
-    A bf16 product on a CPU is compiled for its number of rows, and the code of a thousand such
-    products is kept: a megabyte for each number.
+    A bf16 product on a CPU is compiled for its number of rows, a megabyte for each number, and the
+    code of a thousand such products is kept.
     """
     missing = -len(low) % LOW_ROWS
     return torch.cat([low, low.new_zeros(missing, low.shape[1])]) if missing else low
@@ -83,7 +82,9 @@ def largest(
     largest maxima, so that two short top-k's find what one over the whole row would.
     """
     rows, width = scores.shape
-    size = _group_size(width, count)
+    size = 1  # g minimises width/g + count·g, the columns looked at
+    while width // (2 * size) >= count and width / (2 * size) > size * count:
+        size *= 2
     if size == 1:
         values, columns = scores.topk(count, dim=1)
         return values, columns
@@ -99,16 +100,6 @@ def largest(
     return values, columns.gather(1, place)
 
 
-def _group_size(width: int, count: int) -> int:
-    """Return the power of two g that makes width/g + count·g, the columns looked at, smallest."""
-    size = 1
-    while width // (2 * size) >= count and width / (2 * size) + 2 * size * count < (
-        width / size + size * count
-    ):
-        size *= 2
-    return size
-
-
 def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int64[Tensor, " K"]]:
     """Return the largest score of every column and its row."""
     if scores.device.type != "cpu" or len(scores) % ROW_GROUP:
@@ -122,32 +113,57 @@ def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int6
 
 
 def cosines_of(
-    unit_z: Float[Tensor, "N d"], unit_p: Float[Tensor, "K d"], indices: Int64[Tensor, "N m"]
+    unit_z: Float[Tensor, "S d"],
+    unit_p: Float[Tensor, "K d"],
+    indices: Int64[Tensor, "N m"],
+    rows: Int64[Tensor, " N"] | None = None,
 ) -> Float[Tensor, "N m"]:
-    """Return the cosines of every state with its own m prototypes, no prototype twice."""
+    """Return the products of every state with its own m prototypes, no pair twice.
+
+    Args:
+        unit_z: states; all N of them unless ``rows`` says which.
+        unit_p: prototypes.
+        indices: of the prototypes.
+        rows: of the states, ascending.
+    """
     n, m = indices.shape
     if unit_z.device.type == "cpu" and not torch.compiler.is_compiling():
         starts = torch.arange(0, n * m + 1, m)
+        if rows is not None:
+            starts = m * torch.searchsorted(rows, torch.arange(len(unit_z) + 1))
         return pair_products(starts, indices.flatten(), unit_z, unit_p).view(n, m)
-    rows = at_once(unit_z, TILE_ELEMENTS, 2**27) // (m * unit_z.shape[1]) + 1
-    parts = zip(torch.split(unit_z, rows), torch.split(indices, rows), strict=True)
+    step = at_once(unit_z, TILE_ELEMENTS, TILE_OF_GPU) // (m * unit_z.shape[1]) + 1
+    of = torch.split(unit_z, step) if rows is None else (unit_z[r] for r in torch.split(rows, step))
+    parts = zip(of, torch.split(indices, step), strict=True)
     return torch.cat([(unit_p[own] @ z[:, :, None]).squeeze(2) for z, own in parts])
 
 
-def cosines_of_pairs(
+def search(
     unit_z: Float[Tensor, "N d"],
     unit_p: Float[Tensor, "K d"],
-    row: Int64[Tensor, " e"],
-    column: Int64[Tensor, " e"],
-) -> Float[Tensor, " e"]:
-    """Return the cosines of listed pairs, rows ascending and no pair twice."""
-    if unit_z.device.type == "cpu":
-        starts = torch.searchsorted(row, torch.arange(len(unit_z) + 1))
-        return pair_products(starts, column, unit_z, unit_p)
-    step = at_once(unit_z, TILE_ELEMENTS, 2**27) // unit_z.shape[1]
-    parts = zip(torch.split(row, step), torch.split(column, step), strict=True)
-    return torch.cat([row.new_empty(0, dtype=unit_z.dtype)]
-                     + [(unit_z[r] * unit_p[c]).sum(1) for r, c in parts])  # fmt: skip
+    k: int,
+    mask: Bool[Tensor, " N"] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return indices and cosines [N, k], and each prototype's nearest state and cosine [K]."""
+    low = score_dtype(unit_z, unit_p)
+    low_z, low_p = unit_z.to(low), unit_p.to(low)
+    many, step = candidates(k, len(unit_p), low, unit_z), tile_rows(unit_z, len(unit_p))
+    columns: list[Tensor] = []
+    best: list[Tensor] = []
+    states: list[Tensor] = []
+    for start in range(0, len(unit_z), step):
+        tile = slice(start, start + step)
+        scores = product(low_z[tile], low_p)
+        columns.append(largest(scores, many)[1])
+        value, row = column_best(scores if mask is None else masked(scores, mask[tile]))
+        best.append(value)
+        states.append(row + start)
+    point = states[0]
+    if len(states) > 1:
+        point = torch.stack(states).gather(0, torch.stack(best).argmax(0, keepdim=True))[0]
+    chosen = torch.cat(columns)
+    cosines, order = cosines_of(unit_z, unit_p, chosen).topk(k, dim=1)
+    return chosen.gather(1, order), cosines, point, (unit_z[point] * unit_p).sum(1)
 
 
 def window_best(
@@ -170,6 +186,6 @@ def slack(score: torch.dtype, width: int) -> float:
     return rounding + (1.5 * torch.finfo(score).eps if score.itemsize == 2 else 0.0)
 
 
-def masked(scores: Float[Tensor, "R K"], keep: Bool[Tensor, " R"] | None) -> Float[Tensor, "R K"]:
+def masked(scores: Float[Tensor, "R K"], keep: Bool[Tensor, " R"]) -> Float[Tensor, "R K"]:
     """Return scores in which rows that are not to be kept are below every cosine."""
-    return scores if keep is None else scores.masked_fill(~keep[:, None], ABSENT)
+    return scores.masked_fill(~keep[:, None], ABSENT)

@@ -1,24 +1,29 @@
-"""Routing a tile of states at a time: no N×K matrix in the forward or the backward pass."""
+"""Routing a tile of states at a time: no N×K matrix in the forward or the backward pass.
+
+Gradients touch the chosen (state, prototype) pairs only. Every sum over them is a bag of weighted
+rows, so that nothing of shape [N, k, d] is formed.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.choice import (
     ABSENT,
     candidates,
-    column_best,
     cosines_of,
-    cosines_of_pairs,
     largest,
     masked,
     product,
     score_dtype,
+    search,
     slack,
     tile_rows,
     window_best,
@@ -26,11 +31,10 @@ from prismlm.ops.prototype_head.choice import (
 from prismlm.ops.prototype_head.routing import (
     Nearest,
     Routing,
-    at_least_float32,
     check_arguments,
     inverse_norms,
+    unit_rows,
 )
-from prismlm.ops.prototype_head.sparse import RowGradient, SelectedCosines, gather_sum
 
 # Where few states are read, a product goes faster with the many rows on the left.
 FEW_STATES = 8
@@ -61,44 +65,103 @@ def route(
         InputError: k > K, widths that differ, or a mask of another shape or dtype.
     """
     check_arguments(z, prototypes, k, mask)
-    z, prototypes = at_least_float32(z), at_least_float32(prototypes)
+    unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (z, prototypes))
+    if not len(z):
+        none, nobody = unit_z.new_empty(0, k), unit_p.new_full((len(unit_p),), -1)
+        return Routing(none.long(), none, none, none[:, 0], nobody.long(), nobody)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
-        inverse = inverse_norms(z), inverse_norms(prototypes)
-        found = _search(z * inverse[0], prototypes * inverse[1], k, mask)
+        found = search(unit_z, unit_p, k, mask)
     cosines, point_cosine = cast(
         "tuple[Tensor, Tensor]",
-        SelectedCosines.apply(z, prototypes, *found, *inverse),  # pyright: ignore[reportUnknownMemberType]
+        _ChosenCosines.apply(unit_z, unit_p, *found),  # pyright: ignore[reportUnknownMemberType]
     )
+    indices, _, point, _ = found
+    if mask is not None:
+        some = mask.any()
+        point, point_cosine = torch.where(some, point, -1), torch.where(some, point_cosine, -1)
     activations = torch.relu(scale * cosines)
-    return Routing(found[0], cosines, activations, cosines[:, 0], found[2], point_cosine)
+    return Routing(indices, cosines, activations, cosines[:, 0], point, point_cosine)
 
 
-def _search(
-    unit_z: Tensor, unit_p: Tensor, k: int, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return indices and cosines [N, k], and nearest state and cosine [K] of each prototype."""
-    if not len(unit_z):
-        none = unit_z.new_empty(0, k)
-        nobody = torch.full((len(unit_p),), -1, device=unit_z.device)
-        return none.long(), none, nobody, nobody.to(unit_z.dtype)
-    low = score_dtype(unit_z, unit_p)
-    low_z, low_p = unit_z.to(low), unit_p.to(low)
-    many, step = candidates(k, len(unit_p), low, unit_z), tile_rows(unit_z, len(unit_p))
-    columns: list[Tensor] = []
-    best = low_p.new_full((len(unit_p),), ABSENT)
-    state = torch.full_like(best, -1, dtype=torch.long)
-    for start in range(0, len(unit_z), step):
-        tile = slice(start, start + step)
-        scores = product(low_z[tile], low_p)
-        columns.append(largest(scores, many)[1])
-        value, row = column_best(masked(scores, None if mask is None else mask[tile]))
-        state = torch.where(value > best, row + start, state)
-        best = torch.maximum(best, value)
-    chosen = torch.cat(columns)
-    cosines, order = cosines_of(unit_z, unit_p, chosen).topk(k, dim=1)
-    point_cosine = (unit_z[state.clamp_min(0)] * unit_p).sum(1)
-    point_cosine = torch.where(state >= 0, point_cosine, -torch.ones_like(point_cosine))
-    return chosen.gather(1, order), cosines, state, point_cosine
+def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:
+    """Return ẑ_n = Σ_i α_ni p_i without gathering [N, k, d] rows."""
+    weights = routing.activations
+    rows = prototypes.to(weights.dtype)
+    return cast("Tensor", _WeightedSum.apply(weights, rows, routing.indices))  # pyright: ignore[reportUnknownMemberType]
+
+
+def gather_sum(
+    indices: Int64[Tensor, "N k"], weights: Float[Tensor, "N k"], rows: Float[Tensor, "K d"]
+) -> Float[Tensor, "N d"]:
+    """Return Σ_j weights_nj rows[indices_nj]."""
+    return F.embedding_bag(indices, rows, per_sample_weights=weights.contiguous(), mode="sum")
+
+
+def scatter_sum(
+    indices: Int64[Tensor, "N k"],
+    count: int,
+    *parts: tuple[Float[Tensor, "N k"], Float[Tensor, "N d"]],
+) -> Float[Tensor, "K d"]:
+    """Return Σ weights_nj rows_n over the pairs with indices_nj = i, for every i < count.
+
+    Of several (weights, rows) the sums are added; the pairs are sorted once.
+    """
+    target, order = indices.flatten().sort()
+    source = order // indices.shape[1]
+    offsets = torch.searchsorted(target, torch.arange(count, device=target.device))
+    total: Tensor | None = None
+    for weights, rows in parts:
+        own = weights.flatten()[order]
+        found = F.embedding_bag(
+            source, rows.contiguous(), offsets, per_sample_weights=own, mode="sum"
+        )
+        total = found if total is None else total.add_(found)
+    assert total is not None
+    return total
+
+
+class _ChosenCosines(torch.autograd.Function):
+    """Hands out cosines that a search has found, with gradients for those pairs only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        unit_z: Tensor,
+        unit_p: Tensor,
+        indices: Tensor,
+        cosines: Tensor,
+        point: Tensor,
+        point_cosines: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(unit_z, unit_p, indices, point)
+        return cosines, point_cosines
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        unit_z, unit_p, indices, point = ctx.saved_tensors
+        of_cosines, of_points = grads[0], grads[1][:, None]
+        to_z = gather_sum(indices, of_cosines, unit_p).index_add_(0, point, unit_p * of_points)
+        to_p = scatter_sum(indices, len(unit_p), (of_cosines, unit_z))
+        return to_z, to_p.addcmul_(unit_z[point], of_points), None, None, None, None
+
+
+class _WeightedSum(torch.autograd.Function):
+    """:func:`gather_sum` with the gradients of weights and rows, as sums over the same pairs.
+
+    ``embedding_bag`` has them too, at twice the time on a CPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, rows: Tensor, indices: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, rows, indices)
+        return gather_sum(indices, weights, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        weights, rows, indices = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        to_rows = scatter_sum(indices, len(rows), (weights, grad))
+        return cosines_of(grad, rows, indices), to_rows, None
 
 
 @torch.no_grad()
@@ -120,32 +183,21 @@ def nearest(
     check_arguments(z, prototypes, k)
     z, prototypes = at_least_float32(z), at_least_float32(prototypes)
     inverse = inverse_norms(prototypes) if inverse is None else inverse.to(z.dtype)
-    parts = [(z.new_empty(0, k), z.new_empty(0, k, dtype=torch.long))]
     with torch.autocast(z.device.type, enabled=False):
-        for states in torch.split(z, tile_rows(z, len(prototypes))):
-            unit = states * inverse_norms(states)
-            parts.append(largest(products(unit, prototypes).mul_(inverse.T), k))
+        parts = [
+            largest(scores_of(states * inverse_norms(states), prototypes).mul_(inverse.T), k)
+            for states in torch.split(z, tile_rows(z, len(prototypes)))
+        ]
     cosines, indices = (torch.cat(column) for column in zip(*parts, strict=True))
     return Nearest(indices, cosines, torch.relu(scale * cosines))
 
 
-def products(
+def scores_of(
     states: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"]
 ) -> Float[Tensor, "N K"]:
     """Return Z Pᵀ; a product of few rows with many columns takes up to three times as long."""
     few = len(states) <= FEW_STATES
     return (prototypes @ states.T).T.contiguous() if few else states @ prototypes.T
-
-
-def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:
-    """Return ẑ_n = Σ_i α_ni p_i without gathering [N, k, d] rows."""
-    weights = routing.activations
-    rows = prototypes.to(weights.dtype)
-    sums = gather_sum(routing.indices, weights, rows.detach())
-    return cast(
-        "Tensor",
-        RowGradient.apply(sums, rows, weights.detach(), routing.indices),  # pyright: ignore[reportUnknownMemberType]
-    )
 
 
 class WindowScan(NamedTuple):
@@ -179,16 +231,8 @@ def scan_windows(
     """Route owned positions and find the best of each window that reach a prototype's threshold.
 
     What indexing needs from one product: for every window b and prototype i, the owned t with the
-    largest cos(z_bt, p_i), where that is at least threshold_i. A long window that is read in pieces
-    may give one for each; the better of them is what one piece would give. The threshold leaves
-    candidates out and changes no bit of the others, nor of the routing.
-
-    Args:
-        z: hidden states of windows.
-        prototypes: the bank.
-        k: prototypes per token.
-        owned: the positions to look at.
-        threshold: what is not worth keeping; None keeps the best of every window.
+    largest cos(z_bt, p_i), where that is at least threshold_i (None: always). A long window that is
+    read in pieces may give one for each; the better of them is what one piece would give.
 
     Raises:
         InputError: shapes that do not fit, or k > K.
@@ -198,23 +242,19 @@ def scan_windows(
             f"scan_windows expects z [B, T, d] and owned [B, T], got {list(z.shape)} "
             f"and {list(owned.shape)}."
         )
-    flat = at_least_float32(z).flatten(0, 1)
-    check_arguments(flat, prototypes, k)
-    if not owned.any():
-        return _nothing(flat, k)
-    prototypes = at_least_float32(prototypes)
-    if threshold is None:
-        threshold = prototypes.new_full((len(prototypes),), ABSENT)
+    check_arguments(z.flatten(0, 1), prototypes, k)
     with torch.autocast(z.device.type, enabled=False):
-        unit_z, unit_p = flat * inverse_norms(flat), prototypes * inverse_norms(prototypes)
-        low = score_dtype(flat, prototypes)
+        unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (z.flatten(0, 1), prototypes))
+        if threshold is None:
+            threshold = unit_p.new_full((len(unit_p),), ABSENT)
+        low = score_dtype(unit_z, unit_p)
+        low_z, low_p = unit_z.to(low).view(z.shape), unit_p.to(low)
         lowest = (threshold - slack(low, z.shape[2])).clamp_min(ABSENT / 2)
-        many = candidates(k, len(prototypes), low, flat)
-        found = _scan(unit_z.to(low).view(z.shape), unit_p.to(low), many, owned, lowest)
-        chosen, row, prototype = found
+        many = candidates(k, len(unit_p), low, unit_z)
+        chosen, row, prototype = _scan(low_z, low_p, many, owned, lowest)
         own = unit_z[owned.flatten()]
         cosines, order = cosines_of(own, unit_p, chosen).topk(k, dim=1)
-        cosine = cosines_of_pairs(unit_z, unit_p, row, prototype)
+        cosine = cosines_of(unit_z, unit_p, prototype[:, None], row).squeeze(1)
     kept = cosine >= threshold[prototype]
     row, length = row[kept], z.shape[1]
     indices = chosen.gather(1, order)
@@ -241,8 +281,3 @@ def _scan(
     row, prototype = (torch.cat(part) for part in zip(*best, strict=True))
     row, order = row.sort(stable=True)
     return torch.cat(columns), row, prototype[order]
-
-
-def _nothing(flat: Tensor, k: int) -> WindowScan:
-    none, empty = flat.new_empty(0), torch.empty(0, dtype=torch.long, device=flat.device)
-    return WindowScan(empty.view(0, k), none.view(0, k), empty, empty, empty, none)

@@ -8,13 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.fitted import PICKS, RIDGE
-from prismlm.ops.prototype_head.routing import (
-    Routing,
-    at_least_float32,
-    check_arguments,
-    inverse_norms,
-)
+from prismlm.ops.prototype_head.routing import Routing, check_arguments, inverse_norms
 
 MOST_SWEEPS = 10_000
 

@@ -1,8 +1,8 @@
-"""What routing returns, the checks that every form of it shares, and the head's losses (PRISM)."""
+"""What routing returns, and the head's losses (PRISM)."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -17,8 +17,8 @@ class Routing(NamedTuple):
     Cosines and activations are float32 (float64 for float64 input) and carry gradients.
 
     Attributes:
-        indices: the k nearest prototypes, by cosine descending; of a head with fitted weights those
-            that were pursued, in the order of choice.
+        indices: the k nearest prototypes, by cosine descending; with fitted weights those that
+            were pursued, in the order of choice.
         cosines: their cosines c, in [−1, 1].
         activations: α = ReLU(scale · c). Zero is not a use.
         nearest_prototype_cosine: max over prototypes, per state.
@@ -65,30 +65,38 @@ def check_arguments(z: Tensor, prototypes: Tensor, k: int, mask: Tensor | None =
         )
 
 
-def at_least_float32(vectors: Tensor) -> Tensor:
-    """Return vectors in the dtype that routing computes in: float32, or float64 for such input."""
-    return vectors if vectors.dtype == torch.float64 else vectors.float()
-
-
-def norm(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:
-    """Return ‖v‖ per vector, without an array of squares; its gradient at a zero row is 0."""
-    norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-    return cast("Tensor", norms)
-
-
 def inverse_norms(vectors: Float[Tensor, "... d"]) -> Float[Tensor, "... 1"]:
     """Return 1/‖v‖ per vector, and 0 for a zero row: its cosine to everything is then 0."""
-    norms = norm(vectors)
+    norms = cast("Tensor", torch.linalg.vector_norm(vectors, dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]
     return norms.masked_fill(norms == 0, torch.inf).reciprocal()
+
+
+def unit_rows(vectors: Float[Tensor, "N d"]) -> Float[Tensor, "N d"]:
+    """Return v / ‖v‖ per row; a zero row stays zero and has no gradient."""
+    return cast("Tensor", _Unit.apply(vectors))  # pyright: ignore[reportUnknownMemberType]
+
+
+class _Unit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor) -> Tensor:
+        inverse = inverse_norms(vectors)
+        unit = vectors * inverse
+        ctx.save_for_backward(unit, inverse)
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        unit, inverse = ctx.saved_tensors
+        along = (grads[0] * unit).sum(-1, keepdim=True)
+        return torch.addcmul(grads[0], along, unit, value=-1).mul_(inverse)
 
 
 def prototype_pull(routing: Routing) -> Float[Tensor, ""]:
     """R1 = −(1/K) Σ_i max_j c_ij: every prototype is drawn to its nearest state.
 
-    Prototypes without a nearest state (a mask that leaves none) are left out of the mean.
+    It is 0 where a mask leaves no state.
     """
-    found = routing.nearest_point >= 0
-    return -_masked_mean(routing.nearest_point_cosine, found)
+    return -(routing.nearest_point_cosine * (routing.nearest_point >= 0)).mean()
 
 
 def point_pull(routing: Routing, mask: Bool[Tensor, " N"] | None = None) -> Float[Tensor, ""]:
@@ -107,29 +115,27 @@ def residual(
     The source calls it a mean squared error and prints a sum; ``mean`` is the default, ``sum``
     is d times that.
     """
-    squared = norm(z - reconstruction).square().squeeze(-1)
-    per_state = squared / z.shape[1] if reduction == "mean" else squared
-    return _masked_mean(per_state, mask)
+    squared = (z - reconstruction).square()
+    return _masked_mean(squared.mean(-1) if reduction == "mean" else squared.sum(-1), mask)
 
 
 def diversity(prototypes: Float[Tensor, "K d"]) -> Float[Tensor, ""]:
     """DIV = mean over i ≠ j of cos²(p_i, p_j), through the d×d Gram matrix.
 
-    Σ_ij (p̃_i·p̃_j)² = ‖P̃ᵀP̃‖²_F, so no K×K matrix is formed. For K > d the value is never below
-    the Welch bound (K − d) / (d (K − 1)). One prototype has diversity 0. Under autocast the Gram
-    matrix is a product in half precision, of relative error below 1 % of DIV.
+    Σ_ij (p̃_i·p̃_j)² = ‖P̃ᵀP̃‖²_F, of which every row but zeros adds 1 with itself. For K > d the
+    value is never below the Welch bound (K − d) / (d (K − 1)). One prototype has diversity 0.
+    Under autocast the Gram matrix is a product in half precision, of relative error below 1 %.
     """
     count = prototypes.shape[0]
     if count < 2:
         return prototypes.sum() * 0
-    unit = prototypes * inverse_norms(prototypes)
+    unit = unit_rows(prototypes)
     gram = (unit.T @ unit).to(unit.dtype)
-    diagonal = unit.square().sum(-1).square().sum()
-    return (gram.square().sum() - diagonal) / (count * (count - 1))
+    with_itself = prototypes.detach().any(1).sum()
+    return (gram.square().sum() - with_itself) / (count * (count - 1))
 
 
 def _masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return values.mean() if values.numel() else values.sum()
-    kept = torch.where(mask, values, torch.zeros_like(values))
-    return kept.sum() / mask.sum().clamp_min(1)
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)
