@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from prismlm.errors import InputError
 from prismlm.index.spool import quantise, record_type
 from prismlm.models.seam import LogitMap, output_embedding
-from prismlm.ops.prototype_head.choice import has_fast_product, largest, whole_rows
+from prismlm.ops.prototype_head.fast import has_fast_product, largest, whole_rows
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:

@@ -1,11 +1,14 @@
 """Routing a tile of states at a time: no N×K matrix in the forward or the backward pass.
 
-Gradients touch the chosen (state, prototype) pairs only. Every sum over them is a bag of weighted
-rows, so that nothing of shape [N, k, d] is formed.
+A low-precision product chooses, in bf16 (float16 on a GPU) within 1.5 ε of the cosine, ε that
+dtype's epsilon, so that ``SPARE`` more candidates are ranked by their float32 cosines; pairs that
+are closer than the rounding may come in any order. Gradients touch the chosen (state, prototype)
+pairs only. Every sum over them is a bag of weighted rows: nothing of shape [N, k, d] is formed.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,21 +16,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.ops.pair_products import pair_products
 from prismlm.ops.precision import at_least_float32
-from prismlm.ops.prototype_head.choice import (
-    ABSENT,
-    candidates,
-    cosines_of,
-    largest,
-    masked,
-    product,
-    score_dtype,
-    search,
-    slack,
-    tile_rows,
-    window_best,
-)
 from prismlm.ops.prototype_head.routing import (
     Nearest,
     Routing,
@@ -35,9 +25,154 @@ from prismlm.ops.prototype_head.routing import (
     inverse_norms,
     unit_rows,
 )
+from prismlm.ops.tiles import at_once
 
 # Where few states are read, a product goes faster with the many rows on the left.
 FEW_STATES = 8
+# Candidates beyond k where a low-precision product chooses.
+SPARE = 8
+# The score of what a mask leaves out: below every cosine.
+ABSENT = -2.0
+# Scores held at a time: 16 MiB on a CPU, 512 MiB on a GPU.
+TILE_ELEMENTS, TILE_OF_GPU = 2**22, 2**27
+# Rows of a CPU's bf16 product come in multiples of this.
+LOW_ROWS = 64
+# Rows whose common maximum is taken first.
+ROW_GROUP = 16
+
+
+@cache
+def has_fast_product() -> bool:
+    """Whether this CPU multiplies bf16 numbers itself; elsewhere a bf16 product is no faster."""
+    capabilities = getattr(torch.cpu, "get_capabilities", dict[str, bool])()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
+def score_dtype(z: Tensor, prototypes: Tensor) -> torch.dtype:
+    """Return the dtype of the product that chooses: as low as pays on the device."""
+    if z.dtype == torch.float64:
+        return z.dtype
+    if z.is_cuda:
+        return torch.float16
+    large = len(z) >= 256 and z.shape[1] >= 64 and len(prototypes) >= 1024
+    return torch.bfloat16 if large and has_fast_product() else torch.float32
+
+
+def _candidates(k: int, count: int, score: torch.dtype) -> int:
+    return min(count, k + SPARE if score.itemsize == 2 else k)
+
+
+def tile_rows(z: Tensor, count: int) -> int:
+    """Return how many states are scored against ``count`` prototypes at a time."""
+    if torch.compiler.is_exporting():
+        return len(z)
+    return max(1, at_once(z, TILE_ELEMENTS, TILE_OF_GPU) // count // ROW_GROUP) * ROW_GROUP
+
+
+def product(states: Float[Tensor, "N d"], bank: Float[Tensor, "K d"]) -> Float[Tensor, "N K"]:
+    """Return the scores of states, both in the dtype that chooses."""
+    rows = whole_rows(states) if states.dtype == torch.bfloat16 else states
+    return (rows @ bank.T)[: len(states)]
+
+
+def whole_rows(low: Float[Tensor, "R d"]) -> Float[Tensor, "S d"]:
+    """Return rows filled up with zeros to a multiple of ``LOW_ROWS``.
+
+    A bf16 product on a CPU is compiled for its number of rows, a megabyte for each number, and the
+    code of a thousand such products is kept.
+    """
+    missing = -len(low) % LOW_ROWS
+    return torch.cat([low, low.new_zeros(missing, low.shape[1])]) if missing else low
+
+
+def largest(
+    scores: Float[Tensor, "R K"], count: int
+) -> tuple[Float[Tensor, "R m"], Int64[Tensor, "R m"]]:
+    """Return the ``count`` largest values of every row, descending, and their columns.
+
+    Columns j, j + G, j + 2G … form group j. The m largest values lie in the m groups with the
+    largest maxima, so that two short top-k's find what one over the whole row would.
+    """
+    rows, width = scores.shape
+    size = 1  # g minimises width/g + count·g, the columns looked at
+    while width // (2 * size) >= count and width / (2 * size) > size * count:
+        size *= 2
+    if size == 1:
+        values, columns = scores.topk(count, dim=1)
+        return values, columns
+    groups = width // size
+    grouped = scores[:, : size * groups].reshape(rows, size, groups)
+    leading = grouped.amax(1).topk(count, dim=1, sorted=False).indices
+    steps = torch.arange(0, size * groups, groups, device=scores.device)
+    columns = (leading[:, :, None] + steps).flatten(1)
+    if size * groups < width:
+        tail = torch.arange(size * groups, width, device=scores.device)
+        columns = torch.cat([columns, tail.expand(rows, -1)], dim=1)
+    values, place = scores.gather(1, columns).topk(count, dim=1)
+    return values, columns.gather(1, place)
+
+
+def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int64[Tensor, " K"]]:
+    """Return the largest score of every column and its row."""
+    if scores.device.type != "cpu" or len(scores) % ROW_GROUP:
+        best, row = scores.max(0)
+        return best, row
+    # A CPU is slow at indices down columns: a group's common maximum first.
+    grouped = scores.view(-1, ROW_GROUP, scores.shape[1])
+    best, group = grouped.amax(1).max(0)
+    inside = grouped[group, :, torch.arange(len(group))].argmax(1)
+    return best, group * ROW_GROUP + inside
+
+
+def cosines_of(
+    unit_z: Float[Tensor, "S d"],
+    unit_p: Float[Tensor, "K d"],
+    indices: Int64[Tensor, "N m"],
+    rows: Int64[Tensor, " N"] | None = None,
+) -> Float[Tensor, "N m"]:
+    """Return products of states (all N, or the ``rows``, ascending) with m prototypes of each."""
+    n, m = indices.shape
+    if unit_z.device.type == "cpu" and not torch.compiler.is_compiling():
+        starts = torch.arange(0, n * m + 1, m)
+        if rows is not None:
+            starts = m * torch.searchsorted(rows, torch.arange(len(unit_z) + 1))
+        return pair_products(starts, indices.flatten(), unit_z, unit_p).view(n, m)
+    step = at_once(unit_z, TILE_ELEMENTS, TILE_OF_GPU) // (m * unit_z.shape[1]) + 1
+    of = torch.split(unit_z, step) if rows is None else (unit_z[r] for r in torch.split(rows, step))
+    parts = zip(of, torch.split(indices, step), strict=True)
+    return torch.cat([(unit_p[own] @ z[:, :, None]).squeeze(2) for z, own in parts])
+
+
+def _search(
+    unit_z: Float[Tensor, "N d"],
+    unit_p: Float[Tensor, "K d"],
+    k: int,
+    mask: Bool[Tensor, " N"] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return indices and cosines [N, k], and each prototype's nearest state and cosine [K]."""
+    low = score_dtype(unit_z, unit_p)
+    low_z, low_p = unit_z.to(low), unit_p.to(low)
+    many, step = _candidates(k, len(unit_p), low), tile_rows(unit_z, len(unit_p))
+    columns: list[Tensor] = []
+    best: list[Tensor] = []
+    states: list[Tensor] = []
+    for start in range(0, len(unit_z), step):
+        tile = slice(start, start + step)
+        scores = product(low_z[tile], low_p)
+        columns.append(largest(scores, many)[1])
+        value, row = column_best(scores if mask is None else _masked(scores, mask[tile]))
+        best.append(value)
+        states.append(row + start)
+    point = states[0]
+    if len(states) > 1:
+        point = torch.stack(states).gather(0, torch.stack(best).argmax(0, keepdim=True))[0]
+    chosen = torch.cat(columns)
+    cosines, order = cosines_of(unit_z, unit_p, chosen).topk(k, dim=1)
+    return chosen.gather(1, order), cosines, point, (unit_z[point] * unit_p).sum(1)
+
+
+def _masked(scores: Tensor, keep: Tensor) -> Tensor:
+    return scores.masked_fill(~keep[:, None], ABSENT)
 
 
 def route(
@@ -70,7 +205,7 @@ def route(
         none, nobody = unit_z.new_empty(0, k), unit_p.new_full((len(unit_p),), -1)
         return Routing(none.long(), none, none, none[:, 0], nobody.long(), nobody)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
-        found = search(unit_z, unit_p, k, mask)
+        found = _search(unit_z, unit_p, k, mask)
     cosines, point_cosine = cast(
         "tuple[Tensor, Tensor]",
         _ChosenCosines.apply(unit_z, unit_p, *found),  # pyright: ignore[reportUnknownMemberType]
@@ -201,16 +336,7 @@ def scores_of(
 
 
 class WindowScan(NamedTuple):
-    """Routing of the N owned positions, and the positions that windows enter for a prototype.
-
-    Attributes:
-        indices: the nearest prototypes of every owned position, in the order of ``owned``.
-        cosines: to those.
-        window: which window a candidate comes from.
-        offset: its position in the window.
-        prototype: what it is a candidate for.
-        cosine: to that.
-    """
+    """Routing of N owned positions in their order, and M positions that enter for a prototype."""
 
     indices: Int64[Tensor, "N k"]
     cosines: Float[Tensor, "N k"]
@@ -235,49 +361,51 @@ def scan_windows(
     read in pieces may give one for each; the better of them is what one piece would give.
 
     Raises:
-        InputError: shapes that do not fit, or k > K.
+        InputError: k > K, or widths that differ.
     """
-    if z.ndim != 3 or owned.shape != z.shape[:2]:
-        raise InputError(
-            f"scan_windows expects z [B, T, d] and owned [B, T], got {list(z.shape)} "
-            f"and {list(owned.shape)}."
-        )
-    check_arguments(z.flatten(0, 1), prototypes, k)
+    flat, (length, width) = z.flatten(0, 1), z.shape[1:]
+    check_arguments(flat, prototypes, k)
+    unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (flat, prototypes))
+    if threshold is None:
+        threshold = unit_p.new_full((len(unit_p),), ABSENT)
+    low = score_dtype(unit_z, unit_p)
+    low_z, low_p, many = unit_z.to(low), unit_p.to(low), _candidates(k, len(unit_p), low)
+    # By how much a score may be below the cosine in float32.
+    slack = (width + 8) * torch.finfo(torch.float32).eps + 1.5 * torch.finfo(low).eps
+    lowest = (threshold - slack).clamp_min(ABSENT / 2)
+    columns: list[Tensor] = []
+    best: list[tuple[Tensor, Tensor]] = []
+    rows = tile_rows(z, len(unit_p))
+    windows, step = max(1, rows // length), min(rows, length)
+    numbers = torch.arange(len(flat), device=z.device).view(owned.shape)
     with torch.autocast(z.device.type, enabled=False):
-        unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (z.flatten(0, 1), prototypes))
-        if threshold is None:
-            threshold = unit_p.new_full((len(unit_p),), ABSENT)
-        low = score_dtype(unit_z, unit_p)
-        low_z, low_p = unit_z.to(low).view(z.shape), unit_p.to(low)
-        lowest = (threshold - slack(low, z.shape[2])).clamp_min(ABSENT / 2)
-        many = candidates(k, len(unit_p), low, unit_z)
-        chosen, row, prototype = _scan(low_z, low_p, many, owned, lowest)
-        own = unit_z[owned.flatten()]
-        cosines, order = cosines_of(own, unit_p, chosen).topk(k, dim=1)
+        for first in range(0, len(z), windows):
+            for start in range(0, length, step):
+                tile = slice(first, first + windows), slice(start, start + step)
+                own, number = owned[tile].flatten(), numbers[tile]
+                scores = product(low_z[number.flatten()], low_p)
+                columns.append(largest(scores, many)[1][own])
+                scores = _masked(scores, own).view(*number.shape, -1)
+                window, offset, prototype = _window_best(scores, lowest)
+                best.append((number[window, offset], prototype))
+        row, prototype = (torch.cat(part) for part in zip(*best, strict=True))
+        row, order = row.sort(stable=True)
+        prototype, chosen = prototype[order], torch.cat(columns)
+        cosines, order = cosines_of(unit_z[owned.flatten()], unit_p, chosen).topk(k, dim=1)
         cosine = cosines_of(unit_z, unit_p, prototype[:, None], row).squeeze(1)
     kept = cosine >= threshold[prototype]
-    row, length = row[kept], z.shape[1]
-    indices = chosen.gather(1, order)
+    row, indices = row[kept], chosen.gather(1, order)
     return WindowScan(indices, cosines, row // length, row % length, prototype[kept], cosine[kept])
 
 
-def _scan(
-    z: Tensor, bank: Tensor, many: int, owned: Tensor, lowest: Tensor
+def _window_best(
+    scores: Float[Tensor, "b t K"], lowest: Float[Tensor, " K"]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return candidates [N, many] of owned positions, and row and prototype of windows' best."""
-    length, rows = z.shape[1], tile_rows(z, len(bank))
-    windows, step = max(1, rows // length), min(rows, length)
-    columns: list[Tensor] = []
-    best: list[tuple[Tensor, Tensor]] = []
-    for first in range(0, len(z), windows):
-        for start in range(0, length, step):
-            part = slice(first, first + windows), slice(start, start + step)
-            own = owned[part].flatten()
-            scores = product(z[part].flatten(0, 1), bank)
-            columns.append(largest(scores, many)[1][own])
-            scores = masked(scores, own).view(*owned[part].shape, -1)
-            window, offset, prototype = window_best(scores, lowest)
-            best.append(((first + window) * length + start + offset, prototype))
-    row, prototype = (torch.cat(part) for part in zip(*best, strict=True))
-    row, order = row.sort(stable=True)
-    return torch.cat(columns), row, prototype[order]
+    """Return window, position and prototype of windows' largest scores that reach ``lowest``."""
+    size = ROW_GROUP if scores.shape[1] % ROW_GROUP == 0 else 1
+    grouped = scores.unflatten(1, (-1, size))
+    maxima = grouped.amax(2)
+    window, prototype = (maxima.amax(1) >= lowest).nonzero(as_tuple=True)
+    group = maxima[window, :, prototype].argmax(1)
+    inside = grouped[window, group, :, prototype].argmax(1)
+    return window, group * size + inside, prototype

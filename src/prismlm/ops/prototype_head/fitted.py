@@ -10,8 +10,15 @@ from torch import Tensor
 
 from prismlm.ops import tiles
 from prismlm.ops.precision import at_least_float32
-from prismlm.ops.prototype_head.choice import cosines_of, largest, product, score_dtype
-from prismlm.ops.prototype_head.fast import gather_sum, scatter_sum, scores_of
+from prismlm.ops.prototype_head.fast import (
+    cosines_of,
+    gather_sum,
+    largest,
+    product,
+    scatter_sum,
+    score_dtype,
+    scores_of,
+)
 from prismlm.ops.prototype_head.routing import Nearest, check_arguments, inverse_norms, unit_rows
 
 # λ, beside the 1 that a unit prototype has with itself: two that are nearly one share their weight.
@@ -38,20 +45,20 @@ def pursue(
                                                 S ← S ∪ {the 16 largest r·u_i, i ∉ S}
 
     The k nearest to the state would say much of it several times and some of it never.
-    One at a time, it is the algorithm of Bruckstein, Elad and Zibulevsky (2008): *On the uniqueness
-    of nonnegative sparse solutions to underdetermined systems of equations*; several at a time as
-    in Wang, Kwon and Shim (2012): *Generalized orthogonal matching pursuit*.
+    Source: Bruckstein, Elad and Zibulevsky (2008): *On the uniqueness of nonnegative sparse
+    solutions to underdetermined systems of equations*; several at a time as in Wang, Kwon and Shim
+    (2012): *Generalized orthogonal matching pursuit*.
 
     Args:
         z: states.
         prototypes: of any length.
         k: how many to choose.
-        first: the ``PICKS`` nearest to each state; k of them where k is less.
+        first: the min(k, ``PICKS``) nearest to each state.
         inverse: the prototypes' :func:`inverse_norms`, where they are known.
 
     Returns:
-        Different prototypes, in the order of choice. Their cosines, without gradients, and
-        activations α = w / ‖p‖, with those of :func:`fit_weights`.
+        Different prototypes, in the order of choice, their cosines, without gradients, and
+        activations α = w / ‖p‖.
 
     Raises:
         InputError: k > K, or widths that differ.

@@ -32,32 +32,18 @@ def route(
     unit_z, unit_p = z64 * inverse_norms(z64), p64 * inverse_norms(p64)
     # Summed pair by pair: a matrix product may round equal prototypes differently.
     cosines = (unit_z[:, None] * unit_p).sum(-1).to(at_least_float32(z).dtype)
-    n, num_prototypes = cosines.shape
-
-    values = cast("list[list[float]]", cosines.tolist())  # pyright: ignore[reportUnknownMemberType]
-    chosen: list[list[int]] = []
-    for row in values:
-        order = sorted(range(num_prototypes), key=lambda i, row=row: (-row[i], i))
-        chosen.append(order[:k])
-    indices = torch.tensor(chosen, dtype=torch.int64, device=z.device).reshape(n, k)
+    # Stable sorts keep the lower index first.
+    indices = cosines.sort(dim=1, descending=True, stable=True).indices[:, :k]
     selected = cosines.gather(1, indices)
-
-    allowed = [j for j in range(n) if mask is None or bool(mask[j])]
-    nearest: list[int] = []
-    nearest_cosine: list[Tensor] = []
-    for i in range(num_prototypes):
-        column = {j: values[j][i] for j in allowed}
-        best = min(allowed, key=lambda j, column=column: (-column[j], j), default=-1)
-        nearest.append(best)
-        nearest_cosine.append(cosines[best, i] if allowed else cosines.new_full((), -1.0))
-    return Routing(
-        indices,
-        selected,
-        torch.relu(scale * selected),
-        selected[:, 0],
-        torch.tensor(nearest, dtype=torch.int64, device=z.device),
-        torch.stack(nearest_cosine),
-    )
+    allowed = [j for j in range(len(z)) if mask is None or bool(mask[j])]
+    nearest = indices.new_full((len(prototypes),), -1)
+    nearest_cosine = cosines.new_full((len(prototypes),), -1.0)
+    if allowed:
+        columns = cosines[allowed].sort(dim=0, descending=True, stable=True)
+        nearest = torch.tensor(allowed)[columns.indices[0]]
+        nearest_cosine = columns.values[0]
+    activations = torch.relu(scale * selected)
+    return Routing(indices, selected, activations, selected[:, 0], nearest, nearest_cosine)
 
 
 def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:
