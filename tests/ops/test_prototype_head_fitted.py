@@ -217,7 +217,7 @@ def test_a_low_precision_product_chooses_what_one_in_full_does(monkeypatch):
     monkeypatch.setattr(fitted, "PICKS", 4)
     first = nearest(z, bank, 4, 1.0).indices
     in_full = pursue(z, bank, 18, first)
-    monkeypatch.setattr(fitted, "score_dtype", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(fitted.fast, "score_dtype", lambda *_: torch.bfloat16)
     found = pursue(z, bank, 18, first)
     assert all(len(set(row)) == 18 for row in found.indices.tolist())
     others = [i for i in range(50) if i not in (7, 8)]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from prismlm.errors import InputError
 from prismlm.index.spool import quantise, record_type
 from prismlm.models.seam import LogitMap, output_embedding
-from prismlm.ops.prototype_head.fast import has_fast_product, largest, whole_rows
+from prismlm.ops.prototype_head.fast import has_fast_product, largest, product
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _screened_logits(
     More than twice as fast; the rounding of the others, up to 2⁻⁸ of a logit, is averaged over them
     in the sum that normalises the probability.
     """
-    logits = functional.linear(whole_rows(z.bfloat16()), low)[: len(z)].float()
+    logits = product(z.bfloat16(), low).float()
     if bias is not None:
         logits += bias
     some = min(LARGEST, logits.shape[1])

@@ -1,18 +1,11 @@
 """Routing hidden states to prototypes, and the losses of the prototype head (PRISM)."""
 
-from prismlm.ops.prototype_head.fast import (
-    WindowScan,
-    nearest,
-    reconstruct,
-    route,
-    scan_windows,
-)
+from prismlm.ops.prototype_head.fast import nearest, reconstruct, route, scan_windows
 from prismlm.ops.prototype_head.fitted import PICKS, fit_weights, pursue
 from prismlm.ops.prototype_head.routing import (
     Nearest,
     Routing,
     diversity,
-    inverse_norms,
     point_pull,
     prototype_pull,
     residual,
@@ -22,10 +15,8 @@ __all__ = [
     "PICKS",
     "Nearest",
     "Routing",
-    "WindowScan",
     "diversity",
     "fit_weights",
-    "inverse_norms",
     "nearest",
     "point_pull",
     "prototype_pull",

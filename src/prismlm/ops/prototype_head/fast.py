@@ -70,19 +70,13 @@ def tile_rows(z: Tensor, count: int) -> int:
 
 
 def product(states: Float[Tensor, "N d"], bank: Float[Tensor, "K d"]) -> Float[Tensor, "N K"]:
-    """Return the scores of states, both in the dtype that chooses."""
-    rows = whole_rows(states) if states.dtype == torch.bfloat16 else states
-    return (rows @ bank.T)[: len(states)]
-
-
-def whole_rows(low: Float[Tensor, "R d"]) -> Float[Tensor, "S d"]:
-    """Return rows filled up with zeros to a multiple of ``LOW_ROWS``.
+    """Return the scores of states, both in the dtype that chooses.
 
     A bf16 product on a CPU is compiled for its number of rows, a megabyte for each number, and the
-    code of a thousand such products is kept.
+    code of a thousand such products is kept: rows are filled up to a multiple of ``LOW_ROWS``.
     """
-    missing = -len(low) % LOW_ROWS
-    return torch.cat([low, low.new_zeros(missing, low.shape[1])]) if missing else low
+    missing = -len(states) % LOW_ROWS if states.dtype == torch.bfloat16 else 0
+    return (F.pad(states, (0, 0, 0, missing)) @ bank.T)[: len(states)]
 
 
 def largest(
@@ -125,10 +119,7 @@ def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int6
 
 
 def cosines_of(
-    unit_z: Float[Tensor, "S d"],
-    unit_p: Float[Tensor, "K d"],
-    indices: Int64[Tensor, "N m"],
-    rows: Int64[Tensor, " N"] | None = None,
+    unit_z: Tensor, unit_p: Tensor, indices: Int64[Tensor, "N m"], rows: Tensor | None = None
 ) -> Float[Tensor, "N m"]:
     """Return products of states (all N, or the ``rows``, ascending) with m prototypes of each."""
     n, m = indices.shape
@@ -160,7 +151,9 @@ def _search(
         tile = slice(start, start + step)
         scores = product(low_z[tile], low_p)
         columns.append(largest(scores, many)[1])
-        value, row = column_best(scores if mask is None else _masked(scores, mask[tile]))
+        if mask is not None:
+            scores = scores.masked_fill(~mask[tile, None], ABSENT)
+        value, row = column_best(scores)
         best.append(value)
         states.append(row + start)
     point = states[0]
@@ -169,10 +162,6 @@ def _search(
     chosen = torch.cat(columns)
     cosines, order = cosines_of(unit_z, unit_p, chosen).topk(k, dim=1)
     return chosen.gather(1, order), cosines, point, (unit_z[point] * unit_p).sum(1)
-
-
-def _masked(scores: Tensor, keep: Tensor) -> Tensor:
-    return scores.masked_fill(~keep[:, None], ABSENT)
 
 
 def route(
@@ -192,12 +181,9 @@ def route(
     Args:
         z: hidden states.
         prototypes: the bank P, any norms; a zero row has cosine 0 to everything.
-        k: prototypes per token.
-        scale: τ > 0, a number or a scalar tensor.
+        k: prototypes per token; more than K are an InputError.
+        scale: τ > 0.
         mask: False leaves a state out of ``nearest_point``.
-
-    Raises:
-        InputError: k > K, widths that differ, or a mask of another shape or dtype.
     """
     check_arguments(z, prototypes, k, mask)
     unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (z, prototypes))
@@ -221,8 +207,7 @@ def route(
 def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:
     """Return ẑ_n = Σ_i α_ni p_i without gathering [N, k, d] rows."""
     weights = routing.activations
-    rows = prototypes.to(weights.dtype)
-    return cast("Tensor", _WeightedSum.apply(weights, rows, routing.indices))  # pyright: ignore[reportUnknownMemberType]
+    return gather_sum(routing.indices, weights, prototypes.to(weights.dtype))
 
 
 def gather_sum(
@@ -280,25 +265,6 @@ class _ChosenCosines(torch.autograd.Function):
         return to_z, to_p.addcmul_(unit_z[point], of_points), None, None, None, None
 
 
-class _WeightedSum(torch.autograd.Function):
-    """:func:`gather_sum` with the gradients of weights and rows, as sums over the same pairs.
-
-    ``embedding_bag`` has them too, at twice the time on a CPU.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, rows: Tensor, indices: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, rows, indices)
-        return gather_sum(indices, weights, rows)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        weights, rows, indices = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        to_rows = scatter_sum(indices, len(rows), (weights, grad))
-        return cosines_of(grad, rows, indices), to_rows, None
-
-
 @torch.no_grad()
 def nearest(
     z: Float[Tensor, "N d"],
@@ -311,9 +277,6 @@ def nearest(
 
     It writes no normalised copy of the prototypes, which for one state takes as long as its scores.
     ``inverse`` are their :func:`inverse_norms`, where they are known.
-
-    Raises:
-        InputError: k > K, or widths that differ.
     """
     check_arguments(z, prototypes, k)
     z, prototypes = at_least_float32(z), at_least_float32(prototypes)
@@ -359,9 +322,6 @@ def scan_windows(
     What indexing needs from one product: for every window b and prototype i, the owned t with the
     largest cos(z_bt, p_i), where that is at least threshold_i (None: always). A long window that is
     read in pieces may give one for each; the better of them is what one piece would give.
-
-    Raises:
-        InputError: k > K, or widths that differ.
     """
     flat, (length, width) = z.flatten(0, 1), z.shape[1:]
     check_arguments(flat, prototypes, k)
@@ -385,7 +345,7 @@ def scan_windows(
                 own, number = owned[tile].flatten(), numbers[tile]
                 scores = product(low_z[number.flatten()], low_p)
                 columns.append(largest(scores, many)[1][own])
-                scores = _masked(scores, own).view(*number.shape, -1)
+                scores = scores.masked_fill(~own[:, None], ABSENT).view(*number.shape, -1)
                 window, offset, prototype = _window_best(scores, lowest)
                 best.append((number[window, offset], prototype))
         row, prototype = (torch.cat(part) for part in zip(*best, strict=True))
@@ -398,9 +358,7 @@ def scan_windows(
     return WindowScan(indices, cosines, row // length, row % length, prototype[kept], cosine[kept])
 
 
-def _window_best(
-    scores: Float[Tensor, "b t K"], lowest: Float[Tensor, " K"]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _window_best(scores: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return window, position and prototype of windows' largest scores that reach ``lowest``."""
     size = ROW_GROUP if scores.shape[1] % ROW_GROUP == 0 else 1
     grouped = scores.unflatten(1, (-1, size))

@@ -10,15 +10,7 @@ from torch import Tensor
 
 from prismlm.ops import tiles
 from prismlm.ops.precision import at_least_float32
-from prismlm.ops.prototype_head.fast import (
-    cosines_of,
-    gather_sum,
-    largest,
-    product,
-    scatter_sum,
-    score_dtype,
-    scores_of,
-)
+from prismlm.ops.prototype_head import fast
 from prismlm.ops.prototype_head.routing import Nearest, check_arguments, inverse_norms, unit_rows
 
 # λ, beside the 1 that a unit prototype has with itself: two that are nearly one share their weight.
@@ -59,9 +51,6 @@ def pursue(
     Returns:
         Different prototypes, in the order of choice, their cosines, without gradients, and
         activations α = w / ‖p‖.
-
-    Raises:
-        InputError: k > K, or widths that differ.
     """
     check_arguments(z, prototypes, k)
     z, bank = at_least_float32(z), at_least_float32(prototypes)
@@ -70,9 +59,9 @@ def pursue(
         indices, along, weights = _pursued(z, unit, k, first[:, :k])
         cosines = along * inverse_norms(z)
     if torch.is_grad_enabled() and (z.requires_grad or bank.requires_grad):
-        weights, inverse = _with_gradient(z, unit, indices, weights), None
+        weights, inverse = _Weights.apply(z, unit, indices, weights), None  # pyright: ignore[reportUnknownMemberType]
     lengths = inverse_norms(bank) if inverse is None else inverse.to(z.dtype)
-    return Nearest(indices, cosines, weights * lengths.squeeze(1)[indices])
+    return Nearest(indices, cosines, cast("Tensor", weights) * lengths.squeeze(1)[indices])
 
 
 def fit_weights(
@@ -91,12 +80,12 @@ def fit_weights(
     z, unit = at_least_float32(z), at_least_float32(unit)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
         weights = _pursued(z, unit, indices.shape[1], indices)[2]
-    return _with_gradient(z, unit, indices, weights)
+    return cast("Tensor", _Weights.apply(z, unit, indices, weights))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _pursued(z: Tensor, unit: Tensor, k: int, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return k prototypes of every state, u·z of them, and their weights."""
-    score = score_dtype(z, unit)
+    score = fast.score_dtype(z, unit)
     low = unit.to(score) if score != z.dtype and k > PICKS else None
     step = _states_together(z, len(unit), k)
     parts = zip(torch.split(z, step), torch.split(first, step), strict=True)
@@ -144,11 +133,11 @@ def _nearest(rest: Tensor, unit: Tensor, low: Tensor | None, taken: Tensor, coun
     Of twice as many with the largest scores, where ``low``, the u_i in less precision, choose.
     """
     if low is None:
-        return largest(scores_of(rest, unit).scatter_(1, taken, -torch.inf), count)[1]
+        return fast.largest(fast.scores_of(rest, unit).scatter_(1, taken, -torch.inf), count)[1]
     rest = unit_rows(rest)
-    scores = product(rest.to(low.dtype), low).scatter_(1, taken, -torch.inf)
-    columns = largest(scores, min(2 * count, len(unit) - taken.shape[1]))[1]
-    return columns.gather(1, cosines_of(rest, unit, columns).topk(count, dim=1).indices)
+    scores = fast.product(rest.to(low.dtype), low).scatter_(1, taken, -torch.inf)
+    columns = fast.largest(scores, min(2 * count, len(unit) - taken.shape[1]))[1]
+    return columns.gather(1, fast.cosines_of(rest, unit, columns).topk(count, dim=1).indices)
 
 
 def solve(
@@ -196,11 +185,6 @@ def _solve_positive(gram: Tensor, along: Tensor, positive: Tensor) -> Tensor:
     return found.masked_fill((failed > 0)[:, None], torch.nan)
 
 
-def _with_gradient(z: Tensor, unit: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    found = _Weights.apply(z, unit, indices, weights)  # pyright: ignore[reportUnknownMemberType,reportUnknownVariableType]
-    return cast("Tensor", found)
-
-
 class _Weights(torch.autograd.Function):
     """Hands out weights that were found, with their gradient through the equations they solve."""
 
@@ -219,6 +203,6 @@ class _Weights(torch.autograd.Function):
             rows = _rows(unit, own)
             parts.append(_solve_positive(_ridged(rows @ rows.mT), grad.double(), w > 0))
         v = torch.cat(parts).to(z.dtype)
-        q = gather_sum(indices, v, unit)
-        rest = z - gather_sum(indices, weights, unit)
-        return q, scatter_sum(indices, len(unit), (v, rest), (weights, -q)), None, None
+        q = fast.gather_sum(indices, v, unit)
+        rest = z - fast.gather_sum(indices, weights, unit)
+        return q, fast.scatter_sum(indices, len(unit), (v, rest), (weights, -q)), None, None

@@ -12,14 +12,12 @@ from prismlm.errors import InputError
 
 
 class Routing(NamedTuple):
-    """Which prototypes each hidden state relies on, for N states, K prototypes, k per token.
-
-    Cosines and activations are float32 (float64 for float64 input) and carry gradients.
+    """Which prototypes each hidden state relies on; float32 (float64 for float64), with gradients.
 
     Attributes:
         indices: the k nearest prototypes, by cosine descending; with fitted weights those that
             were pursued, in the order of choice.
-        cosines: their cosines c, in [−1, 1].
+        cosines: their cosines c.
         activations: α = ReLU(scale · c). Zero is not a use.
         nearest_prototype_cosine: max over prototypes, per state.
         nearest_point: the state nearest to each prototype; −1 if the mask leaves no state.
