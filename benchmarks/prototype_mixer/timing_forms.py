@@ -55,7 +55,7 @@ class DirectMixer(PrototypeMixer):
         write, read = self.gates(
             GateInputs(
                 x,
-                self.read_projection(x),
+                self.read_projection.weight,
                 self.prototypes,
                 self.log_write_temperature,
                 self.log_read_temperature,

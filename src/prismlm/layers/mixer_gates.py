@@ -28,7 +28,7 @@ class GateInputs(NamedTuple):
 
     Attributes:
         x: what positions write by.
-        queries: W x, what they read by; None with shared gates.
+        read_map: W; positions read by W x. None with shared gates.
         prototypes: p.
         log_write_temperature: log τ_w.
         log_read_temperature: log τ_r, or None with shared gates.
@@ -38,7 +38,7 @@ class GateInputs(NamedTuple):
     """
 
     x: Float[Tensor, "B T d"]
-    queries: Float[Tensor, "B T d"] | None
+    read_map: Float[Tensor, "d d"] | None
     prototypes: Float[Tensor, "R d"]
     log_write_temperature: Float[Tensor, " G"]
     log_read_temperature: Float[Tensor, " G"] | None
@@ -49,9 +49,10 @@ class GateInputs(NamedTuple):
 class ChannelGates(nn.Module):
     """Both gates of a mixer, without parameters of their own.
 
-        write = softmax_k(x·p_k / τ_w),   read = softmax_k(q·p_k / τ_r), or write without queries q
+        write = softmax_k(x·p_k / τ_w),   read = softmax_k(x·(Wᵀp_k) / τ_r), or write without W
 
-    They are a module so that a forward hook can stand on them: interventions on channels are hooks.
+    Both are one product of x with R or 2R columns, since (W x)·p = x·(Wᵀp). They are a module so
+    that a forward hook can stand on them: interventions on channels are hooks.
 
     Args:
         temperature_mode: ``divide`` scores by τ, or ``multiply``.
@@ -65,19 +66,21 @@ class ChannelGates(nn.Module):
 
     def forward(self, inputs: GateInputs) -> MixerEvidence:
         """Return both gates; with shared gates they are one tensor unless exclusions differ."""
-        scores = self._scores(inputs.x, inputs.prototypes, inputs.log_write_temperature)
-        write = self._softmax(scores, inputs.write_excluded)
-        if inputs.queries is not None and inputs.log_read_temperature is not None:
-            scores = self._scores(inputs.queries, inputs.prototypes, inputs.log_read_temperature)
+        own, count = inputs.prototypes, len(inputs.prototypes)
+        columns = own if inputs.read_map is None else torch.cat([own, own @ inputs.read_map])
+        scores = at_least_float32(inputs.x @ columns.T)
+        gate = self._scaled(scores[..., :count], inputs.log_write_temperature)
+        write = self._softmax(gate, inputs.write_excluded)
+        if inputs.log_read_temperature is not None:
+            gate = self._scaled(scores[..., count:], inputs.log_read_temperature)
         elif inputs.write_excluded is inputs.read_excluded:
             return MixerEvidence(write, write)
-        return MixerEvidence(write, self._softmax(scores, inputs.read_excluded))
+        return MixerEvidence(write, self._softmax(gate, inputs.read_excluded))
 
-    def _scores(self, x: Tensor, prototypes: Tensor, log_temperature: Tensor) -> Tensor:
-        scores = at_least_float32(x @ prototypes.T)
+    def _scaled(self, scores: Tensor, log_temperature: Tensor) -> Tensor:
         temperature = at_least_float32(log_temperature).exp()
         if self.groups > 1:
-            temperature = temperature.repeat_interleave(len(prototypes) // self.groups)
+            temperature = temperature.repeat_interleave(scores.shape[-1] // self.groups)
         return scores / temperature if self.temperature_mode == "divide" else scores * temperature
 
     def _softmax(self, scores: Tensor, excluded: Tensor | None) -> Tensor:

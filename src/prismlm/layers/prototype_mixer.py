@@ -225,7 +225,7 @@ class PrototypeMixer(nn.Module):
         write, read = self.gates(
             GateInputs(
                 x,
-                None if self.shared_gates else self.read_projection(x),
+                None if self.shared_gates else weight_of(self.read_projection, x),
                 self.prototypes,
                 self.log_write_temperature,
                 None if self.shared_gates else self.log_read_temperature,

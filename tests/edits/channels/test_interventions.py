@@ -36,8 +36,9 @@ class Gates(nn.Module):
     def forward(self, inputs):
         x = inputs.x @ inputs.prototypes.T / inputs.log_write_temperature.exp()
         q = x.clone()
-        if inputs.queries is not None:
-            q = inputs.queries @ inputs.prototypes.T / inputs.log_read_temperature.exp()
+        if inputs.read_map is not None:
+            folded = inputs.prototypes @ inputs.read_map
+            q = inputs.x @ folded.T / inputs.log_read_temperature.exp()
         self.scores(x, q)
         write, read = x.softmax(-1), q.softmax(-1)
         self.gates(write, read)

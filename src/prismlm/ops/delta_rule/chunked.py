@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from prismlm.errors import InputError
 from prismlm.ops.compaction import Reach, check_flags
-from prismlm.ops.prototype_mixer.state import working_dtype
+from prismlm.ops.precision import working_dtype
 
 CHUNK = 64
 

@@ -14,6 +14,7 @@ The backward pass keeps the states, and computes all else again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -25,12 +26,12 @@ from torch.nn import functional as F
 
 from prismlm.ops import tiles
 from prismlm.ops.compaction import Reach
+from prismlm.ops.precision import working_dtype
 from prismlm.ops.prototype_mixer.state import (
     EMPTY_BELOW,
     PrefixState,
     check_arguments,
     empty_state,
-    working_dtype,
 )
 
 SEGMENT, TILE = 4096, 2048
@@ -61,11 +62,9 @@ def prefix_mean(
         out_i = Σ_k read_ik S_ik / M_ik
 
     Position i sees only j < i; the first position without a state gives 0. A channel whose mass
-    M_ik is below 1e-30 reads as empty: it gives 0 and passes on no gradient. Calls chained through
-    ``state`` give what one call gives, and one position takes O(R·D). Sums and mass are float32
-    (float64 for float64 input); ``out`` has the dtype of the values. Decays below 2e-9 act as 2e-9.
-
-    Source: ProtoT, Eq. 1 and 2.
+    M_ik is below 1e-30 reads as empty. Calls chained through ``state`` give what one call gives.
+    Sums and mass are float32 (float64 for float64 input); ``out`` has the dtype of the values.
+    Decays below 2e-9 act as 2e-9. Source: ProtoT, Eq. 1 and 2.
 
     Args:
         write: how much each position writes into each channel, at least 0.
@@ -81,9 +80,6 @@ def prefix_mean(
         normalise: False leaves out the division by M.
         groups: G, which divides R and D; each of G equal parts of the channels and the values is a
             prefix mean of its own.
-
-    Returns:
-        The outputs, and the state that the next position reads.
 
     Raises:
         InputError: shapes that do not fit, no position or channel, a decay outside of (0, 1).
@@ -125,18 +121,16 @@ class _Rows(NamedTuple):
             r = r.masked_fill(starts[..., None], 0)
         return _Rows(w, r, v, beta, starts)
 
-    def segments(self) -> list[_Rows]:
-        """Return parts of so many positions as are computed at once."""
-        rows, length = self.write.shape[:2]
+    def segments(self) -> Iterator[_Rows]:
+        """Yield parts of so many positions as are computed at once."""
         size = SEGMENT
         if tiles.in_cache(self.write):
             # Compiled code is written out part by part.
-            size = TILE if torch.compiler.is_compiling() else max(TILE // rows // 32, 1) * 32
-        if length <= size:
-            return [self]
+            compiling = torch.compiler.is_compiling()
+            size = TILE if compiling else max(TILE // len(self.write) // 32, 1) * 32
         # Split, as the gradient of a slice would be of all of them.
         parts = [repeat(None) if x is None else torch.split(x, size, 1) for x in self]
-        return [_Rows(*part) for part in zip(*parts, strict=False)]
+        return (_Rows(*part) for part in zip(*parts, strict=False))
 
 
 def _blocks(device: torch.device) -> tuple[int, torch.dtype]:

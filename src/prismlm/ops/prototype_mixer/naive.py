@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from prismlm.ops.precision import working_dtype
 from prismlm.ops.prototype_mixer.state import (
     EMPTY_BELOW,
     PrefixState,
     check_arguments,
-    working_dtype,
 )
 
 

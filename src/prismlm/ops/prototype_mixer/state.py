@@ -54,13 +54,10 @@ def check_arguments(
     batch, length, channels = write.shape
     if read.shape != write.shape:
         raise InputError(
-            f"read is {list(read.shape)} and write {list(write.shape)}: both gates have one value "
-            "for each position and channel."
+            f"read is {list(read.shape)} and write {list(write.shape)}: both gates are [B, T, R]."
         )
     if values.ndim != 3 or values.shape[:2] != (batch, length):
-        raise InputError(
-            f"values are {list(values.shape)}: expected [{batch}, {length}, D] beside write."
-        )
+        raise InputError(f"values are {list(values.shape)}: expected [{batch}, {length}, D].")
     if decay.shape != ((channels,) if decay.ndim == 1 else write.shape):
         raise InputError(
             f"decay is {list(decay.shape)}: expected [{channels}], one per channel, or "
@@ -91,9 +88,3 @@ def check_groups(groups: int, channels: int, value_width: int) -> None:
             f"{groups} groups of {channels} channels and values of width {value_width}: expected a "
             "number of groups that divides both."
         )
-
-
-def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """Return float64 if any of the tensors is, else float32."""
-    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
-    return torch.float64 if wide else torch.float32
