@@ -42,7 +42,7 @@ def normalised_entropy(
 
     Raises:
         InputError: fewer than two tokens to choose from, or logits of a position that hold NaN or
-            +∞ or are −∞ throughout. In a compiled graph that is a RuntimeError.
+            +∞ or are −∞ throughout. In a compiled graph and on a GPU that is a RuntimeError.
     """
     vocabulary = _vocabulary(logits)
     logits = logits.detach()
@@ -89,8 +89,8 @@ def _below_uniform(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
 
 
 def _check_finite(shares: Tensor, first_position: int) -> None:
-    if torch.compiler.is_compiling():
-        # Looking at a value would cut the graph in two, and torch has no public name for this.
+    if torch.compiler.is_compiling() or shares.is_cuda:
+        # Looking at a value would cut the graph in two, or wait for the GPU. Not a public name:
         check = torch._assert_async  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         check(torch.isfinite(shares).all(), NOT_A_NUMBER)
     # A sum of shares is a number if all of them are, and is quicker than looking at each.
