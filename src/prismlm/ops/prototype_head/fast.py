@@ -361,7 +361,7 @@ def scan_windows(
 def _window_best(scores: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return window, position and prototype of windows' largest scores that reach ``lowest``."""
     size = ROW_GROUP if scores.shape[1] % ROW_GROUP == 0 else 1
-    grouped = scores.unflatten(1, (-1, size))
+    grouped = scores.view(len(scores), -1, size, scores.shape[2])
     maxima = grouped.amax(2)
     window, prototype = (maxima.amax(1) >= lowest).nonzero(as_tuple=True)
     group = maxima[window, :, prototype].argmax(1)

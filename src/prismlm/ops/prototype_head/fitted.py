@@ -59,9 +59,9 @@ def pursue(
         indices, along, weights = _pursued(z, unit, k, first[:, :k])
         cosines = along * inverse_norms(z)
     if torch.is_grad_enabled() and (z.requires_grad or bank.requires_grad):
-        weights, inverse = _Weights.apply(z, unit, indices, weights), None  # pyright: ignore[reportUnknownMemberType]
+        weights, inverse = _with_gradient(z, unit, indices, weights), None
     lengths = inverse_norms(bank) if inverse is None else inverse.to(z.dtype)
-    return Nearest(indices, cosines, cast("Tensor", weights) * lengths.squeeze(1)[indices])
+    return Nearest(indices, cosines, weights * lengths.squeeze(1)[indices])
 
 
 def fit_weights(
@@ -80,7 +80,7 @@ def fit_weights(
     z, unit = at_least_float32(z), at_least_float32(unit)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
         weights = _pursued(z, unit, indices.shape[1], indices)[2]
-    return cast("Tensor", _Weights.apply(z, unit, indices, weights))  # pyright: ignore[reportUnknownMemberType]
+    return _with_gradient(z, unit, indices, weights)
 
 
 def _pursued(z: Tensor, unit: Tensor, k: int, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -160,14 +160,14 @@ def solve(
         wrong = short > 0
         count = wrong.sum(1, keepdim=True)
         worst = short == short.amax(1, keepdim=True)
-        positive = positive ^ (wrong & (worst | (count < fewest)))
+        positive = torch.logical_xor(positive, wrong & (worst | (count < fewest)))
         fewest = torch.minimum(count, fewest)
         if looks:
             rest = count.squeeze(1).nonzero().squeeze(1)
             if not len(rest):
                 break
-            state = gram, along, positive, fewest, bound, left
-            gram, along, positive, fewest, bound, left = (of[rest] for of in state)
+            gram, along, positive = gram[rest], along[rest], positive[rest]
+            fewest, bound, left = fewest[rest], bound[rest], left[rest]
     return weights.clamp_min(0)
 
 
@@ -183,6 +183,10 @@ def _solve_positive(gram: Tensor, along: Tensor, positive: Tensor) -> Tensor:
     factor, failed = cast("tuple[Tensor, Tensor]", torch.linalg.cholesky_ex(masked))  # pyright: ignore[reportUnknownMemberType]
     found = torch.cholesky_solve((along * positive)[:, :, None], factor).squeeze(2)
     return found.masked_fill((failed > 0)[:, None], torch.nan)
+
+
+def _with_gradient(z: Tensor, unit: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
+    return cast("Tensor", _Weights.apply(z, unit, indices, weights))  # pyright: ignore[reportUnknownMemberType]
 
 
 class _Weights(torch.autograd.Function):
