@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.ops import prototype_head as ops
-from prismlm.ops.prototype_head.routing import (
-    at_least_float32,
-    check_arguments,
-    inverse_norms,
-)
+from prismlm.ops.precision import at_least_float32
+from prismlm.ops.prototype_head.routing import check_arguments, inverse_norms
 
 
 class DensePrototypeHead(nn.Module):
