@@ -1,4 +1,4 @@
-"""The timings of a GPU, at tiny sizes on a CPU: every part gives its figures, or why there are none."""
+"""The timings of a GPU, at tiny sizes on a CPU."""
 
 import os
 import subprocess
