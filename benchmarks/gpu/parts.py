@@ -354,11 +354,11 @@ def training(setting: Setting) -> Figures:
     from prismlm.corpus import sample_path
 
     texts = setting.work / "texts.jsonl"
-    rows = pq.read_table(sample_path()).slice(0, setting.size(6000, 60)).to_pylist()
+    rows = pq.read_table(sample_path()).slice(0, setting.size(1500, 60)).to_pylist()
     texts.write_text("".join(json.dumps({"text": row["text"]}) + "\n" for row in rows))
     corpus = setting.work / "corpus"
     command("corpus", "build", texts, "--out", corpus, "--vocab-size", setting.size(16384, 400))
-    few, many = setting.size(4, 1), setting.size(12, 2)
+    few, many = setting.size(2, 1), setting.size(6, 2)
     counts: dict[int, int] = {}
     for steps in (few, many):
         values: Figures = {

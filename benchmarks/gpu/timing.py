@@ -80,14 +80,14 @@ PARTS = {
         ),
     ),
     "feedback": Part(
-        60,
+        90,
         script(
             "uncertainty_feedback.overhead", f"--rows 64 {FEEDBACK}", f"--rows 4 {SMALL_FEEDBACK}"
         ),
     ),
     "head compiled": Part(80, parts.head_compiled),
-    "training": Part(60, parts.training),
-    "index": Part(60, parts.index),
+    "training": Part(100, parts.training),
+    "index": Part(90, parts.index),
 }
 """In the order of their worth, but that ``index`` reads what ``training`` leaves."""
 

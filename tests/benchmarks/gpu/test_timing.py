@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu import render, timing
-from benchmarks.gpu.parts import Setting
+from benchmarks.gpu.parts import Setting, gated_mean
 from prismlm.files import read_json
+from prismlm.ops.prototype_mixer import prefix_mean
 from tests.helpers import forked
 
 ROOT = Path(__file__).parents[3]
@@ -48,6 +50,26 @@ def test_the_page_shows_what_was_timed_and_what_waits(timed):
     assert page.count(render.LEFT) == len(render.MIXER)
     assert "| waits: with | " in page
     assert "Failed" not in page
+
+
+def gated_linear_attention(queries, keys, values, gates, scale):
+    """Return o_i = q_i S_i with S_i = diag(e^g_i) S_{i−1} + k_i v_iᵀ, of one head."""
+    q, k, v, g = (x.float().squeeze(2) for x in (queries, keys, values, gates))
+    state, out = torch.zeros(len(q), q.shape[2], v.shape[2]), []
+    for i in range(q.shape[1]):
+        state = g[:, i, :, None].exp() * state + k[:, i, :, None] * v[:, i, None]
+        out.append(scale * (q[:, i, None] @ state).squeeze(1))
+    return torch.stack(out, 1).unsqueeze(2), None
+
+
+def test_the_kernel_of_gated_linear_attention_is_given_what_makes_it_the_prefix_mean():
+    generator = torch.Generator().manual_seed(0)
+    write, read, values = (torch.rand(2, 50, size, generator=generator) for size in (8, 8, 16))
+    decay = torch.linspace(0.05, 0.999, 8)
+    found = gated_mean(gated_linear_attention, write, read, values, decay)
+    expected = prefix_mean(write, read, values, decay)[0]
+    # Rounded to bfloat16 on its way.
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_part_that_fails_or_is_late_is_noted_and_leaves_nothing_running(tmp_path, monkeypatch):
