@@ -269,8 +269,8 @@ def on_gpu(route: dict[str, Any], steps: dict[str, Any]) -> str:
     ]
     for name, found in steps["recipes"].items():
         lines.append(
-            f"A step of {steps['preset']} with {prototypes:,} prototypes (`{name}`, by `bash "
-            f"benchmarks/timing_gpu.sh OUT`) took **{found['ratio']:.1f}** times "
+            f"A step of {steps['preset']} with {prototypes:,} prototypes (`{name}`, by `python -m "
+            f"benchmarks.prototype_head.step_time`) took **{found['ratio']:.1f}** times "
             f"({found['low']:.1f} to {found['high']:.1f}) one without a head, "
             f"{found['head_ms']:.0f} ms in place of {found['plain_ms']:.0f}. "
             f"{measured_on(steps['environment'])}"

@@ -13,6 +13,8 @@ from prismlm.files import read_json
 
 PLACE = (("", "date"), ("at ", "commit"), ("on ", "machine"))
 VERSIONS = (("Python", "python"), ("torch", "torch"), ("transformers", "transformers"))
+BEFORE_NEW_OPERATIONS = ("041f69c2",)
+"""Commits of GPU timings that are older than the operations as they are now."""
 
 
 def page_options(description: str | None) -> argparse.ArgumentParser:
@@ -97,7 +99,9 @@ def measured_on(where: dict[str, Any] | None) -> str:
         return "When, at which commit and on what this was measured was not noted."
     words = ["Measured", *(f"{joint}{where[key]}" for joint, key in PLACE if key in where)]
     versions = [f"{name} {where[key]}" for name, key in VERSIONS if key in where]
-    return f"{' '.join(words)}; {', '.join(versions)}."
+    older = where.get("commit") in BEFORE_NEW_OPERATIONS
+    caution = " **The operations were rewritten since: [what is to be timed anew](gpu.md).**"
+    return f"{' '.join(words)}; {', '.join(versions)}.{caution if older else ''}"
 
 
 def runs_made(environments: list[dict[str, Any]]) -> str:

@@ -96,6 +96,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--vocabulary", type=int, default=50257)
     parser.add_argument("--levels", type=int, default=65536)
+    parser.add_argument("--rows", type=int, help="of the table, interpolated; else one a level")
     parser.add_argument("--batch", type=int, default=1, help="rows of a step and a prefill")
     parser.add_argument("--large-batch", type=int, default=8, help="rows of a larger step")
     parser.add_argument("--length", type=int, default=256, help="tokens of such a row")
@@ -130,7 +131,7 @@ def pair(given: argparse.Namespace) -> tuple[GPT2LMHeadModel, GPT2LMHeadModel]:
     plain = GPT2LMHeadModel(config).to(given.device)
     shared: dict[int, Any] = {id(parameter): parameter for parameter in plain.parameters()}
     fed = copy.deepcopy(plain, shared)
-    attach_uncertainty(fed, given.levels, rows=None, deviation=None, passes=1)
+    attach_uncertainty(fed, given.levels, rows=given.rows, deviation=None, passes=1)
     return plain, fed
 
 

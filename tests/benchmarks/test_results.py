@@ -28,7 +28,7 @@ def ends(path, monkeypatch, *words):
 
 
 def test_every_folder_of_benchmarks_that_writes_a_page_is_found():
-    assert len(RENDERERS) == 34
+    assert len(RENDERERS) == 35
 
 
 @of_every_renderer

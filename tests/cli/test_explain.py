@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 import prismlm
+from prismlm.cli.app import app
 from prismlm.cli.printing.trace import place_text
 from prismlm.errors import InputError
 from prismlm.explain.shares import worth_showing
@@ -37,6 +40,24 @@ def printed(prism, tiny_model):
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "Looking for its sources"),
+        (
+            ["--against", "2"],
+            "Looking for its sources, and reading again text in which another token came next",
+        ),
+    ],
+)
+def test_what_takes_some_seconds_is_said(words, said, tiny_model, monkeypatch):
+    told = []
+    monkeypatch.setattr("prismlm.cli.explain.waiting", lambda what: nullcontext(told.append(what)))
+    result = CliRunner().invoke(app, ["explain", str(tiny_model), TEXT, *words])
+    assert result.exit_code == 0, result.output
+    assert told[-1] == said
 
 
 @pytest.fixture

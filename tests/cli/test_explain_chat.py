@@ -70,18 +70,49 @@ def test_files_of_chats_are_explained_and_audited_by_their_answers(prism, model,
     assert found["texts"][0]["opening"] == QUESTION
 
 
-def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_counted(
-    prism, model, chats, tmp_path
-):
+@pytest.fixture(scope="module")
+def unanswered(chats):
+    """Return a file of the chat, and of two more that end with a question."""
     asked_again = [*CHAT, {"role": "user", "content": QUESTION}]
     rows = [{"id": f"{n}", "messages": one} for n, one in enumerate([CHAT[:-1], CHAT, asked_again])]
-    path = tmp_path / "chats.jsonl"
+    path = chats.with_name("unanswered.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+UNANSWERED = {"chat without an answer": 2}
+
+
+def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_counted(
+    prism, model, chats, unanswered
+):
     found, alone = (
-        json.loads(done(prism("audit", model, file, "--json"))) for file in (path, chats)
+        json.loads(done(prism("audit", model, file, "--json"))) for file in (unanswered, chats)
     )
-    assert found["left_out"] == {"chat without an answer": 2}
+    assert found["left_out"] == UNANSWERED
     assert [found[name] for name in ("texts", "predictions")] == [1, alone["predictions"]]
+
+
+def test_it_is_left_out_of_a_comparison_and_counted(prism, model, chats, unanswered):
+    found, alone = (
+        json.loads(done(prism("compare", model, model, "--file", file, "--json")))["texts"]
+        for file in (unanswered, chats)
+    )
+    assert found.pop("left_out") == UNANSWERED
+    assert alone.pop("left_out") == {}
+    assert found == alone
+    said = done(prism("compare", model, model, "--file", unanswered))
+    assert "1 texts, " in said
+    assert ", left out: chat without an answer: 2" in said
+
+
+def test_it_is_not_among_the_texts_that_rely_on_a_document(prism, model, lm, chats, unanswered):
+    document = lm.explain(CHAT).documents(1)[0].doc_id
+    words = ("sources", model, "--doc", document, "--file")
+    found, alone = (json.loads(done(prism(*words, file, "--json"))) for file in (unanswered, chats))
+    assert found["left_out"] == UNANSWERED
+    assert [found[name] for name in ("texts_read", "share")] == [1, alone["share"]]
+    assert "left out: chat without an answer: 2" in done(prism(*words, unanswered))
 
 
 def test_a_corpus_is_built_of_chats(prism, model, chats, tmp_path):

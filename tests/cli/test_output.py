@@ -13,9 +13,11 @@ from prismlm.cli.output import (
     plain,
     print_cost,
     print_rows,
+    quality_rows,
 )
 from prismlm.cli.printing.tables import print_report, show
 from prismlm.cost import Cost
+from prismlm.explain.quality import HeadQuality
 from prismlm.instruments.results import Report, Table
 
 
@@ -137,3 +139,24 @@ def test_foreign_text_is_no_markup(printed, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     printed()
     assert MARKED in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mean_state", "alone", "explained", "recovered", "share"),
+    [
+        (6.0, 4.2, 0.9, "90.0% of what the states say beyond their mean", "0.900"),
+        (4.01, 3.95, 0.9, "600.0%, no figure of a trained model, where 0% to 100% can be", "0.900"),
+        (4.0, 3.9, 0.9, "nothing to recover: the states say no more than their mean", "0.900"),
+        (3.9, 4.1, 0.9, "nothing to recover: the states say no more than their mean", "0.900"),
+        (
+            *(6.0, 90.0, 25.84),
+            "-4,200.0%, no figure of a trained model, where 0% to 100% can be",
+            "25.840, no figure of a working head, where 0 to 1 can be",
+        ),
+    ],
+)
+def test_figures_that_no_working_head_has_are_called_so(
+    mean_state, alone, explained, recovered, share
+):
+    rows = dict(quality_rows(HeadQuality(10, 4.0, alone, explained, 0.1, 0.8, 1, 9, mean_state)))
+    assert (rows["recovered"], rows["explained share"]) == (recovered, share)

@@ -15,6 +15,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.explain.attribution import attribute
 from prismlm.explain.audit import Audit, audit_identity
 from prismlm.explain.audit_files import audit_files, read_audit
+from prismlm.explain.compare import compare_texts
 from prismlm.explain.sources import (
     audited_texts_that_rely,
     check_document,
@@ -43,6 +44,23 @@ def lm(tiny_model):
 def audited(lm):
     audit = Audit(lm, text_options([lm]))
     return audit, list(audit.read(TEXTS))
+
+
+def test_of_a_head_that_does_not_fit_an_audit_says_so_and_gives_no_support(lm, audited):
+    assert audited[0].to_dict()["notes"] == []
+    assert audited[0].to_dict()["support"]["levels"]
+    wrong = prismlm.load(lm.path)
+    with torch.no_grad():
+        wrong.head.prototypes.mul_(50)
+    audit = Audit(wrong, text_options([wrong]))
+    rows = list(audit.read(TEXTS[:2]))
+    assert min(row.explained_share for row in rows) > 1.5
+    assert [row.support for row in rows] == [None, None]
+    summary = audit.to_dict() | {"left_out": {}}
+    assert "The prototype head does not fit this model" in summary["notes"][0]
+    assert summary["notes"][0] in audit_page(summary)
+    compared = compare_texts(lm, wrong, TEXTS[:2], text_options([lm]))
+    assert compared["support"] is None
 
 
 def shares(sources):

@@ -113,6 +113,14 @@ def test_answers_of_chats_are_audited(chats, lm):
     assert "texts.jsonl:1: number 0 is" in chats.refused("POST", "/api/audits", bad)
 
 
+def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_said(chats):
+    texts = [{"id": "answered", "messages": CHAT}, {"id": "asked", "messages": CHAT[:-1]}]
+    events = chats.events("/api/audits", {"texts": [one | {"text": ""} for one in texts]})
+    (start,) = (data for name, data in events if name == "start")
+    assert [start["texts"], start["left_out"]] == [1, "chat without an answer: 1"]
+    assert [data["text_id"] for name, data in events if name == "row"] == ["answered"]
+
+
 def test_files_of_chats_are_audited(chats):
     def sent(row):
         return {"files": [{"name": "a.jsonl", "content": json.dumps(row)}]}

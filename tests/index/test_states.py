@@ -11,7 +11,7 @@ import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError
 from prismlm.index import states as module
-from prismlm.index.build import IndexOptions, build_index
+from prismlm.index.build import IndexOptions, Shard, build_index
 from prismlm.index.lens import Lens
 from prismlm.index.states import META_FILE, STATES_FILE, HiddenStates, read_states
 from prismlm.models.seam import capture
@@ -75,6 +75,33 @@ def test_passes_of_another_size_keep_the_same_states_in_the_same_order(
     torch.testing.assert_close(
         small.states(everything), kept.states(everything), rtol=2**-7, atol=1e-3
     )
+
+
+def test_an_index_reads_passes_of_the_devices_size_and_finds_the_same(
+    lm, corpus, tmp_path, monkeypatch
+):
+    options, sizes = IndexOptions(contexts=4, **WINDOWS), []
+    large = build_index(lm.model, lm.head, corpus, tmp_path / "large", options)
+    monkeypatch.setattr(module, "PASS_TOKENS", 128)
+    watched = lm.model.get_input_embeddings().register_forward_hook(
+        lambda _module, given, _output: sizes.append(given[0].numel())
+    )
+    with watched:
+        small = build_index(lm.model, lm.head, corpus, tmp_path / "small", options)
+    assert np.median(sizes) == 128
+    lenses = [Lens.open(path, lm.model, lm.head) for path in (large, small)]
+    records = [lens.cells.records(np.arange(len(lens.cells))) for lens in lenses]
+    assert np.array_equal(*(one["position"] for one in records))
+    differences = np.subtract(*(one["code"].astype(int) for one in records))
+    assert np.abs(differences).max() <= 1
+
+
+def test_a_scan_in_passes_of_another_size_is_not_resumed(lm, corpus, tmp_path, monkeypatch):
+    options = IndexOptions(contexts=4, **WINDOWS)
+    build_index(lm.model, lm.head, corpus, tmp_path / "lens", options, Shard(0, 2))
+    monkeypatch.setattr(module, "PASS_TOKENS", 128)
+    with pytest.raises(InputError, match="pass_tokens"):
+        build_index(lm.model, lm.head, corpus, tmp_path / "lens", options, Shard(1, 2))
 
 
 def indexed(lm, corpus, out, options, states):

@@ -134,6 +134,8 @@ def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> No
         + (f" · explained share {explained:.2f}" if explained is not None else "")
         + (f" · left out: {counted(summary['left_out'])}" if summary["left_out"] else "")
     )
+    for note in summary["notes"]:
+        console.print(note, style="bold", soft_wrap=True)
     if summary["support"] is not None:
         console.print(f"Support: {levels_in_words(summary['support']['levels'])}")
     console.print()

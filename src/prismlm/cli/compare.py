@@ -62,8 +62,9 @@ def compare(
         from prismlm.corpus.read import DocumentReader
 
         options = text_options([a, b], window, stride)
-        reader = DocumentReader(list(file), tokenizer=a.tokenizer)
+        reader = DocumentReader(list(file), tokenizer=a.tokenizer, answered_chats="last")
         value["texts"] = compare_texts(a, b, reader, options)
+        value["texts"]["left_out"] = dict(reader.left_out)
     value["prototypes"] = compare_prototypes(a, b)
     pairs = value["prototypes"]["pairs"]
     if parquet is not None:
@@ -85,10 +86,12 @@ def print_comparison(value: dict[str, Any], by: str, top: int) -> None:
 
 
 def _print_texts(console: Console, texts: dict[str, Any], by: str, top: int) -> None:
+    from prismlm.corpus.read import counted
     from prismlm.explain.support import levels_in_words
 
     ce = texts["ce"]
-    console.print(f"{texts['texts']:,} texts, {texts['predictions']:,} predictions")
+    left_out = f", left out: {counted(texts['left_out'])}" if texts["left_out"] else ""
+    console.print(f"{texts['texts']:,} texts, {texts['predictions']:,} predictions{left_out}")
     console.print(
         f"cross-entropy  A {ce['a']:.4f}  B {ce['b']:.4f}  B − A {ce['difference']:+.4f} nats"
     )

@@ -47,12 +47,23 @@ def print_rows(rows: list[tuple[str, str]], last: str) -> None:
 
 
 def quality_rows(quality: HeadQuality) -> list[tuple[str, str]]:
-    """Return what prototypes alone say, as names and amounts."""
+    """Return what prototypes alone say, and where a figure cannot be a working head's, so."""
+    from prismlm.explain.summary import fits
+
     worse = quality.prototype_only_ce / quality.ce - 1
+    recovered, explained = quality.recovered, f"{quality.explained_share:.3f}"
+    if recovered is None:
+        beyond = "nothing to recover: the states say no more than their mean"
+    elif fits(recovered):
+        beyond = f"{recovered:.1%} of what the states say beyond their mean"
+    else:
+        beyond = f"{recovered:,.1%}, no figure of a trained model, where 0% to 100% can be"
+    if not fits(quality.explained_share):
+        explained += ", no figure of a working head, where 0 to 1 can be"
     return [
         ("CE of the prototypes alone", f"{quality.prototype_only_ce:.3f}, {worse:+.1%}"),
-        ("recovered", f"{quality.recovered or 0:.1%} of what the states say beyond their mean"),
-        ("explained share", f"{quality.explained_share:.3f}"),
+        ("recovered", beyond),
+        ("explained share", explained),
         ("FVU", f"{quality.fvu:.3f}"),
         ("agreement", f"{quality.agreement:.1%}"),
         ("in use", f"{quality.in_use:.1%}"),

@@ -42,18 +42,20 @@ def sources(
     opened = lm.lens_for("document to find")
     found = document_sources(opened, doc)
     texts: TextUses | None = None
+    left_out: dict[str, int] = {}
     if audit is not None:
         texts = audited_texts_that_rely(opened, doc, audit)
     elif file:
         from prismlm.corpus.read import DocumentReader
 
-        reader = DocumentReader(list(file), tokenizer=lm.tokenizer)
+        reader = DocumentReader(list(file), tokenizer=lm.tokenizer, answered_chats="last")
         texts = texts_that_rely(lm, doc, reader, text_options([lm]))
+        left_out = dict(reader.left_out)
     if as_json:
         listed = None if texts is None else [text._asdict() for text in texts.texts]
         value = {"model": str(model), "lens": str(opened.path), **asdict(found), "texts": listed}
         if texts is not None:
-            value |= {"texts_read": texts.read, "share": texts.share}
+            value |= {"texts_read": texts.read, "share": texts.share, "left_out": left_out}
         print_json(
             value | ({} if texts is None or texts.least is None else {"least_share": texts.least})
         )
@@ -63,6 +65,10 @@ def sources(
     print_sources(console, found, top)
     if texts is not None:
         print_texts(console, texts, top)
+    if left_out:
+        from prismlm.corpus.read import counted
+
+        console.print(f"left out: {counted(left_out)}", style="dim")
 
 
 def print_sources(console: Console, found: DocumentSources, top: int) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prismlm.explain.attribution import sum_of
-from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
+from prismlm.explain.summary import fits
 from prismlm.explain.support import Support, SupportCount
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS, key_of
@@ -36,6 +36,10 @@ FIGURES = (
 )
 # Explained shares are counted in bins of 0.001, so that their median needs no list of all.
 BINS_FROM, BINS_TO, BINS = -1.0, 3.0, 4000
+MISFIT = (
+    "The prototype head does not fit this model: the median explained share is not one that a "
+    "working head has, from 0% to 100%. Attach a new one."
+)
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ class Audit:
         whole = self.attribution()
         meta = self.lens.meta
         documents = whole.documents(DOCUMENTS_LISTED, dict(self.where))
+        explained = self._median_explained()
         return {
             "model": self.model,
             "lens": str(self.lens.path),
@@ -184,7 +189,8 @@ class Audit:
             "tokens": self.tokens,
             "predictions": self.predictions,
             "ce": self._loss / self.predictions if self.predictions else None,
-            "explained_share": self._median_explained(),
+            "explained_share": explained,
+            "notes": [] if explained is None or fits(explained) else [MISFIT],
             "shares": {by: whole.sources(by, dict(self.where)).to_dict() for by in GROUP_COLUMNS},
             "documents": [
                 document.to_dict()
@@ -210,7 +216,7 @@ class Audit:
             shares=found and {by: found.sources(by, dict(self.where)) for by in GROUP_COLUMNS},
             documents=named,
             other_documents=others,
-            support=found.support if isinstance(found, PositionAttribution) else None,
+            support=of_text.support,
         )
         self.texts += 1
         self.tokens += of_text.tokens

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from prismlm.errors import InputError
 from prismlm.explain.attribution import sum_of
-from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.shares import Attribution
 from prismlm.explain.support import SupportCount
 from prismlm.explain.texts import TextOptions, read_texts
@@ -87,8 +86,7 @@ def compare_texts(
         for of_text, total, counted in zip(pair, sums, counts, strict=True):
             if total is not None:
                 total.add(of_text.attribution)  # pyright: ignore[reportArgumentType] - of its lens
-            if isinstance(of_text.attribution, PositionAttribution):
-                counted.add(of_text.attribution.support)
+            counted.add(of_text.support)
     if not predictions:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
     ce, supports = losses / predictions, [counted.to_dict() for counted in counts]

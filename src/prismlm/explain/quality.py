@@ -52,8 +52,11 @@ class HeadQuality:
 
     @property
     def recovered(self) -> float | None:
-        """What ẑ alone recovers: (CE of the mean state − prototype-only CE) / (the same − CE)."""
-        if self.mean_state_ce is None:
+        """What ẑ alone recovers: (CE of the mean state − prototype-only CE) / (the same − CE).
+
+        None where it was not measured, or states say no more than their mean.
+        """
+        if self.mean_state_ce is None or self.mean_state_ce <= self.ce:
             return None
         return (self.mean_state_ce - self.prototype_only_ce) / (self.mean_state_ce - self.ce)
 

@@ -90,6 +90,11 @@ def _information(attributed: float, share: Share) -> float:
     return p * math.log(p / share.base_rate) if share.base_rate else p
 
 
+def fits(explained: float) -> bool:
+    """Say whether a median explained share, or what is recovered, can be a working head's."""
+    return LOWEST_EXPLAINED <= explained <= HIGHEST_EXPLAINED
+
+
 def doubts(table: EvidenceTable) -> list[str]:
     """Return what is wrong with model or head, to see by figures that no working ones have."""
     if not len(table.states):
@@ -106,7 +111,7 @@ def doubts(table: EvidenceTable) -> list[str]:
     share = float((explained / (explained + table.residual + table.bias)).median())
     if not table.evidence.any():
         why = "no prototype is active"
-    elif not LOWEST_EXPLAINED <= share <= HIGHEST_EXPLAINED:
+    elif not fits(share):
         why = f"the median explained share is {share:,.0%}, where 0% to 100% can be"
     else:
         return []

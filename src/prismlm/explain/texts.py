@@ -15,9 +15,12 @@ from prismlm.corpus.chat import encode_chat
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError
 from prismlm.explain.attribution import attribute, merge_attributions
+from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.positions import DocumentsSoFar
 from prismlm.explain.prediction import OutputLayer, split_states
 from prismlm.explain.shares import Attribution, Method
+from prismlm.explain.summary import fits
+from prismlm.explain.support import Support
 from prismlm.index.opened_model import check_embedded
 from prismlm.models.seam import capture
 
@@ -93,6 +96,14 @@ class TextFigures:
     losses: np.ndarray
     explained: np.ndarray
     attribution: Attribution | None
+
+    @property
+    def support(self) -> Support | None:
+        """How well the corpus supports it; None where that is not known, or the head is wrong."""
+        found = self.attribution
+        if not isinstance(found, PositionAttribution) or not fits(float(np.median(self.explained))):
+            return None
+        return found.support
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.documents import MESSAGES, Document
 from prismlm.corpus.formats import extension
-from prismlm.corpus.read import DocumentReader, InputFile
+from prismlm.corpus.read import DocumentReader, InputFile, counted
 from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import FIGURES, Audit
 from prismlm.explain.audit_files import audit_files
@@ -74,10 +75,12 @@ def routes(session: Session) -> APIRouter:
         response_class=StreamingResponse,
     )
     def audit(texts: Texts) -> StreamingResponse:
-        documents = _documents(session.lm, texts, session.limits.audited)
+        documents, left_out = _documents(session.lm, texts, session.limits.audited)
         found = Audit(session.lm, text_options([session.lm]), None, texts.least_share)
         answer = session.keep(Answer())
-        return streamed(session, answer, partial(_read, session.lm, answer, found, documents))
+        return streamed(
+            session, answer, partial(_read, session.lm, answer, found, documents, left_out)
+        )
 
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
     async def report(key: str, kind: str) -> Response:
@@ -93,8 +96,8 @@ def routes(session: Session) -> APIRouter:
     return router
 
 
-def _documents(lm: PrismLM, texts: Texts, most: int) -> list[Document]:
-    """Return the texts that hold something; raise InputError for what cannot be audited."""
+def _documents(lm: PrismLM, texts: Texts, most: int) -> tuple[list[Document], str]:
+    """Return the texts that can be audited, and how many were left out; or raise InputError."""
     rows = [
         {"id": one.id} | ({"text": one.text} if one.messages is None else {MESSAGES: one.messages})
         for one in texts.texts
@@ -103,7 +106,7 @@ def _documents(lm: PrismLM, texts: Texts, most: int) -> list[Document]:
     if rows:
         lines = "\n".join(json_text(row, ensure_ascii=True) for row in rows)
         files.append(File(name="texts.jsonl", content=lines))
-    found = _documents_of(lm, files)
+    found, left_out = _documents_of(lm, files)
     if len(found) > MOST_TEXTS:
         raise InputError(f"more than {MOST_TEXTS:,} texts. {_FEWER}")
     characters = sum(len(one.text) for one in found)
@@ -115,10 +118,10 @@ def _documents(lm: PrismLM, texts: Texts, most: int) -> list[Document]:
     long = next((one.doc_id for one in found if len(one.doc_id) > LONGEST_ID), None)
     if long is not None:
         raise InputError(f"the id {long[:40]!r}… is longer than {LONGEST_ID} characters.")
-    return found
+    return found, counted(left_out)
 
 
-def _documents_of(lm: PrismLM, files: list[File]) -> list[Document]:
+def _documents_of(lm: PrismLM, files: list[File]) -> tuple[list[Document], Counter[str]]:
     """Return what the command reads of files, and one beyond what the explorer takes at most."""
     if not files:
         raise InputError("no text: what was given is empty.")
@@ -131,9 +134,10 @@ def _documents_of(lm: PrismLM, files: list[File]) -> list[Document]:
             path.write_bytes(check_text(f"the file {name}", file.content).encode())
             named.append(InputFile(path, name))
         try:
-            reader = DocumentReader([file.path for file in named], tokenizer=lm.tokenizer)
+            paths = [file.path for file in named]
+            reader = DocumentReader(paths, tokenizer=lm.tokenizer, answered_chats="last")
             reader.files = named
-            return list(islice(reader, MOST_TEXTS + 1))
+            return list(islice(reader, MOST_TEXTS + 1)), reader.left_out
         except InputError as error:
             words = str(error)
             for file in named:
@@ -141,10 +145,18 @@ def _documents_of(lm: PrismLM, files: list[File]) -> list[Document]:
             raise InputError(words.replace(directory, "their folder")) from error
 
 
-def _read(lm: PrismLM, answer: Answer, audit: Audit, documents: list[Document], tell: Tell) -> None:
+def _read(
+    lm: PrismLM,
+    answer: Answer,
+    audit: Audit,
+    documents: list[Document],
+    left_out: str,
+    tell: Tell,
+) -> None:
     """Tell how many predictions there are, how many are done, each row, and the whole."""
     predictions = sum(max(0, len(document_ids(lm, one)) - 1) for one in documents)
-    tell("start", {"id": answer.id, "texts": len(documents), "predictions": predictions})
+    counts = {"texts": len(documents), "left_out": left_out, "predictions": predictions}
+    tell("start", {"id": answer.id, **counts})
     done = 0
 
     def on_pass(count: int) -> bool:
@@ -182,7 +194,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 def _whole(audit: Audit, summary: dict[str, Any]) -> dict[str, Any]:
     """Return the sums over all texts as parts of the pages read them."""
     whole, pool = audit.attribution(), Pool(audit.lens)
-    names = ("texts", "tokens", "predictions", "ce", "explained_share", "support")
+    names = ("texts", "tokens", "predictions", "ce", "explained_share", "notes", "support")
     value = {name: summary[name] for name in names} | {
         "shares": [shown_shares(whole.sources(by)) for by in GROUP_COLUMNS],
         "documents": [pool.document(one) for one in whole.documents(DOCUMENTS_SHOWN)],

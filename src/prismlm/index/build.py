@@ -21,7 +21,7 @@ from prismlm.index.opened_model import check_embedded
 from prismlm.index.positions import check_share
 from prismlm.index.scan import IndexOptions, Scan, ScanInput, scan_passes
 from prismlm.index.state import Partial
-from prismlm.index.states import HiddenStates
+from prismlm.index.states import HiddenStates, pass_tokens
 from prismlm.index.write import lens_bytes, write_lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
@@ -37,7 +37,7 @@ SAVE_SECONDS = 60.0
 SAVE_SHARE = 0.02
 WAIT_SECONDS = 0.5
 # What the record of a lens says elsewhere, or not.
-NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
+NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states", "pass_tokens")
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,8 @@ def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
         "codes": options.codes,
         "precision": "bf16" if options.bf16 else "float32",
         "shards": shard.count,
+        # An interrupted scan counts its passes, and those of another device are of another size.
+        "pass_tokens": pass_tokens(given.model.device),
     }
     if given.states is not None:
         given.states.check(run)

@@ -11,11 +11,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from prismlm.corpus.datasets import DatasetReader, HubDataset
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.estimate import built, cost_of, draw
-from prismlm.corpus.windows import PASS_TOKENS, split_counts
+from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.index.build import IndexOptions, check_index
 from prismlm.index.scan import Scan, ScanInput, scan_passes
 from prismlm.index.spool import Spool
+from prismlm.index.states import pass_tokens
 from prismlm.index.write import lens_bytes
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
@@ -100,5 +101,5 @@ def _tokens_per_second(
     scan.spool = None if options.positions is None else Spool(Path(), head.width)
     with evaluating(model):
         passes = scan_passes(scan, given, given.order.count)
-        enough = PASSES_MEASURED * PASS_TOKENS // 2
+        enough = PASSES_MEASURED * pass_tokens(model.device) // 2
         return rate_of(passes, seconds=60.0, enough=enough) or 1e4

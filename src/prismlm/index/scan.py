@@ -18,7 +18,7 @@ from prismlm.index.mass import Key, MassCounter
 from prismlm.index.positions import next_tokens, position_records, screening_weight
 from prismlm.index.sort_cells import SORT_BYTES
 from prismlm.index.spool import Spool
-from prismlm.index.states import HiddenStates, predicting, states_of
+from prismlm.index.states import HiddenStates, pass_tokens, predicting, states_of
 from prismlm.layers import PrototypeHead
 from prismlm.ops import prototype_head, top_contexts
 from prismlm.ops.prototype_head import Nearest
@@ -213,7 +213,8 @@ def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
     while scan.slot < end:
         block = given.block(scan.slot)
         kept = None if given.states is None else given.states.of_block(scan.slot)
-        passes = block_passes(block, given.corpus, given.corpus.eos_token_id)
+        size = pass_tokens(given.model.device)
+        passes = block_passes(block, given.corpus, given.corpus.eos_token_id, size)
         for number, (batch, key) in enumerate(passes):
             # The end of a document predicts nothing of it.
             owned = predicting(batch, given.corpus)

@@ -74,7 +74,8 @@ def _figures(summary: dict[str, Any]) -> str:
         f'<div class="p-figure"><b>{escape(value)}</b><span>{label}</span></div>'
         for value, label in figures
     )
-    return f'<div class="p-figures p-block">{cells}</div>'
+    notes = "".join(f'<p class="p-caveat">{escape(note)}</p>' for note in summary["notes"])
+    return f'<div class="p-figures p-block">{cells}</div>{notes}'
 
 
 def _shares(summary: dict[str, Any]) -> Iterable[str]:

@@ -9,10 +9,10 @@ const SHOWN = 100;
 const OPENING = 120; // characters that a row has of its text
 
 /** What there is to read and what was read of it; rows of texts, in which order they stand and how many of them; and, at the end, the whole.
- * @typedef {{ id: string, note: string, predictions: number, texts: number, read: number, began: number, rows: any[], order: string, shown: number,
+ * @typedef {{ id: string, note: string, predictions: number, texts: number, leftOut: string, read: number, began: number, rows: any[], order: string, shown: number,
  *   whole: any, stopped: boolean, failed: unknown }} Report */
 /** @type {Report} */
-export const NONE = { id: "", note: "Reading…", predictions: 1, texts: 1, read: 0, began: 0, rows: [], order: "order", shown: SHOWN,
+export const NONE = { id: "", note: "Reading…", predictions: 1, texts: 1, leftOut: "", read: 0, began: 0, rows: [], order: "order", shown: SHOWN,
   whole: null, stopped: false, failed: null };
 export const report = signal(NONE);
 
@@ -43,8 +43,9 @@ const coming = ({ id, note, predictions, texts, read, began, rows, failed }) => 
 };
 
 /** What all texts rely on. @param {Report} now */
-const wholly = ({ whole, stopped, texts }) => html`${stopped
+const wholly = ({ whole, stopped, texts, leftOut }) => html`${stopped
   ? html`<p class="p-note x-stopped">Stopped after ${count(whole.texts)} of ${count(texts)} texts; what follows is of these.</p>` : nothing}
+  ${leftOut ? html`<p class="p-note">Left out: ${leftOut}.</p>` : nothing}${whole.notes.map((note) => html`<p class="p-caveat">${note}</p>`)}
   <h2>What these texts rely on</h2>
   <div class="p-columns-3">${whole.shares.map(shares)}</div>${documents(unpacked(whole.shared), whole.documents, "Documents these texts rely on most")}`;
 

@@ -1,0 +1,118 @@
+"""The timings of a GPU, at tiny sizes on a CPU."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import render, timing
+from benchmarks.gpu.parts import Setting, gated_mean
+from prismlm.files import read_json
+from prismlm.ops.prototype_mixer import prefix_mean
+from tests.helpers import forked
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory):
+    out = tmp_path_factory.mktemp("timed")
+    done = forked.run_script(ROOT / "benchmarks" / "gpu" / "timing.py", out, "--tiny")
+    assert done.returncode == 0, done.stdout + done.stderr + (out / "gpu.log").read_text()
+    return read_json(out / "gpu.json")["parts"]
+
+
+def test_every_part_is_timed(timed):
+    assert list(timed) == list(timing.PARTS)
+    figures = {name: part["figures"] for name, part in timed.items()}
+    checks = figures["checks"]
+    assert not [name for name, part in checks.items() if "failed" in part]
+    for name in ("head, gpt2-small", "head, gpt2-xl"):
+        assert figures[name]["ratio"]["ratio"] > 0
+        # The optimizer of a CPU looks at the steps of two more parameters; the head at nothing.
+        assert figures[name]["waits"]["with"] - figures[name]["waits"]["without"] == 2
+    assert figures["head compiled"]["waits"] == 0
+    assert figures["head compiled"]["skipped"] == "CUDA graph: there is no GPU"
+    assert set(figures["feedback"]["timed"]) == {"decode", "prefill", "step", "large step"}
+    assert set(figures["mixer"]["parts"]) == {"mixer", "step"}
+    assert figures["training"]["waits_of_a_step"] >= 0
+    assert figures["index"]["states"]["train"] > figures["index"]["states"]["heldout"] > 0
+
+
+def test_the_page_shows_what_was_timed_and_what_waits(timed):
+    once = [read_json(ROOT / "docs" / "results" / file) for file in render.ONCE]
+    assert render.render(once, {}).count(render.LEFT) == len(render.GOALS)
+    page = render.render(once, timed)
+    # The mixer at tiny sizes has other lengths and precision.
+    assert page.count(render.LEFT) == len(render.MIXER)
+    assert "| waits: with | " in page
+    assert "Failed" not in page
+
+
+def gated_linear_attention(queries, keys, values, gates, scale):
+    """Return o_i = q_i S_i with S_i = diag(e^g_i) S_{i−1} + k_i v_iᵀ, of one head."""
+    q, k, v, g = (x.float().squeeze(2) for x in (queries, keys, values, gates))
+    state, out = torch.zeros(len(q), q.shape[2], v.shape[2]), []
+    for i in range(q.shape[1]):
+        state = g[:, i, :, None].exp() * state + k[:, i, :, None] * v[:, i, None]
+        out.append(scale * (q[:, i, None] @ state).squeeze(1))
+    return torch.stack(out, 1).unsqueeze(2), None
+
+
+def test_the_kernel_of_gated_linear_attention_is_given_what_makes_it_the_prefix_mean():
+    generator = torch.Generator().manual_seed(0)
+    write, read, values = (torch.rand(2, 50, size, generator=generator) for size in (8, 8, 16))
+    decay = torch.linspace(0.05, 0.999, 8)
+    found = gated_mean(gated_linear_attention, write, read, values, decay)
+    expected = prefix_mean(write, read, values, decay)[0]
+    # Rounded to bfloat16 on its way.
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_part_that_fails_or_is_late_is_noted_and_leaves_nothing_running(tmp_path, monkeypatch):
+    def fail(setting):
+        raise ValueError("it cannot be")
+
+    def stay(setting):
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        subprocess.run(["sleep", "60"], check=True)
+
+    parts = {"fails": timing.Part(9, fail), "stays": timing.Part(2, stay)}
+    monkeypatch.setattr(timing, "PARTS", parts)
+    noted = [
+        timing.run_part(name, Setting("cpu", True, tmp_path), part.seconds, tmp_path / "log")
+        for name, part in parts.items()
+    ]
+    assert noted[0]["failed"] == "ValueError: it cannot be"
+    assert noted[1]["failed"] == "took more than 2 s"
+    group = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.02)
+    pytest.fail("a process of the part still runs")
+
+
+def test_parts_for_which_no_time_is_left_are_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["timing", str(tmp_path), "--tiny", "--limit", "0"])
+    with pytest.raises(SystemExit, match="1"):
+        timing.main()
+    parts = read_json(tmp_path / "gpu.json")["parts"].values()
+    assert [part["failed"] for part in parts] == ["no time was left"] * len(timing.PARTS)
+
+
+def test_figures_are_of_a_named_commit(tmp_path):
+    script = tmp_path / "benchmarks" / "timing_gpu.sh"
+    script.parent.mkdir()
+    script.write_bytes((ROOT / "benchmarks" / "timing_gpu.sh").read_bytes())
+    given = {name: value for name, value in os.environ.items() if name != "GIT_COMMIT"}
+    given |= {"GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    done = subprocess.run(["bash", script], capture_output=True, text=True, env=given, check=False)
+    assert done.returncode != 0
+    assert "name the commit" in done.stderr
