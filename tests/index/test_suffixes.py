@@ -185,10 +185,3 @@ def test_damage_is_noticed_when_it_is_opened(written, name, how):
         file.write_bytes({"empty": b"", "cut off": content[:-1], "other": b"PK" * 200}[how])
     with pytest.raises(FormatError, match=rf"{name}.*Build the lens again"):
         Suffixes.open(written)
-
-
-def test_a_wrong_order_is_noticed_when_it_is_used(written):
-    order = np.load(written / ORDER_FILE)
-    np.save(written / ORDER_FILE, np.full_like(order, 10**6))
-    with pytest.raises(FormatError, match=f"{ORDER_FILE} is damaged"):
-        Suffixes.open(written).count([5])

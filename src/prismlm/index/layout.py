@@ -28,12 +28,11 @@ OTHER = "(other)"
 MASS_FILE = "mass.parquet"
 PROTOTYPES_FILE = "prototypes.parquet"
 # Positions in the cells of their nearest prototypes; key and first row of each range, which is a
-# cell and a next token that occur together; checksums of blocks of positions.
+# cell and a next token that occur together.
 CELLS_FILE = "cells.npy"
 CELL_KEYS_FILE = "cell-keys.npy"
 CELL_STARTS_FILE = "cell-starts.npy"
-CELL_CHECKSUMS_FILE = "cell-checksums.npy"
-CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE, CELL_CHECKSUMS_FILE)
+CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE)
 # Centres of product quantisation, in lenses whose cells are coded so.
 CELL_CENTRES_FILE = "cell-centres.npy"
 CELL_DOCUMENTS_FILE = "cell-documents.parquet"
@@ -76,11 +75,6 @@ PROTOTYPES_SCHEMA = pa.schema(
         ("label_score", pa.float32()),
     ]
 )
-SCHEMAS = {
-    INDEX_FILE: INDEX_SCHEMA,
-    MASS_FILE: MASS_SCHEMA,
-    PROTOTYPES_FILE: PROTOTYPES_SCHEMA,
-}
 
 
 TrainedOn = bool | Literal["fine-tuned"] | None
@@ -102,8 +96,8 @@ class LensMeta:
         with_text: whether the index holds text, or offsets only.
         precision: of the passes that read the corpus: float32, which is the model's own, or bf16;
             None where that was not noted.
-        cells: how positions were kept in cells; None in a lens without.
-        support: what text scores that the corpus does not hold; None in a lens without cells.
+        cells: how positions were kept in cells.
+        support: what text scores that the corpus does not hold; None with too little text.
         labels: who named the prototypes, and what the names are worth; None before.
         map: how the prototypes were laid out; None before.
         convergence: points of the mean nearest cosine against the share of the corpus read.
@@ -123,8 +117,8 @@ class LensMeta:
     documents: int
     tokens: int
     with_text: bool
+    cells: dict[str, Any]
     precision: str | None = None
-    cells: dict[str, Any] | None = None
     support: dict[str, Any] | None = None
     labels: dict[str, Any] | None = None
     map: dict[str, Any] | None = None
@@ -230,11 +224,16 @@ def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) 
     Raises:
         FormatError: it is damaged, or has other columns than it should.
     """
-    check_schema(path, schema)
     try:
-        return pq.read_table(path, columns=columns, page_checksum_verification=True)
+        if pq.read_schema(path).equals(schema):
+            return pq.read_table(path, columns=columns, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+    names = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    raise FormatError(
+        f"{path} has other columns than a lens of this version: expected {names}. Build the lens "
+        "again."
+    )
 
 
 def open_array(path: Path) -> np.ndarray:
@@ -247,27 +246,6 @@ def open_array(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r")
     except Exception as error:  # numpy raises half a dozen unrelated types here
         raise FormatError(f"{path} is damaged ({error}). Build the lens again.") from error
-
-
-def check_schema(path: Path, schema: pa.Schema) -> None:
-    """Check that a file is a Parquet table of the right columns, from its footer alone.
-
-    Raises:
-        FormatError: it is not.
-    """
-    try:
-        present = pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
-    if not present.equals(schema):
-        raise FormatError(
-            f"{path} has other columns than a lens of this version: expected "
-            f"{_columns(schema)}; it has {_columns(present)}. Build the lens again."
-        )
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
 def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any]]) -> None:
@@ -306,7 +284,7 @@ def lens_summary(directory: Path) -> dict[str, int | float]:
     return {
         "tokens": meta.tokens,
         "documents": meta.documents,
-        "positions": 0 if meta.cells is None else int(meta.cells["rows"]),
+        "positions": int(meta.cells["rows"]),
         "prototypes": len(usage),
         "with_contexts": len(kept.unique()),
         "in_use": int((usage.to_numpy() > 0).sum()),

@@ -105,9 +105,6 @@ class Lens:
         seen = identity_of(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, head, tokenizer)
-        # Tables are read when they are first needed; what is cut off is noticed at once.
-        for name, schema in layout.SCHEMAS.items():
-            layout.check_schema(directory / name, schema)
         lens = cls(directory, meta, head)
         lens._seen = seen
         _ = lens.cells
@@ -148,14 +145,14 @@ class Lens:
             "again."
         )
 
-    def _table(self, name: str) -> pa.Table:
+    def _table(self, name: str, schema: pa.Schema) -> pa.Table:
         layout.check_files(self.path, self.meta, [name])
-        return layout.read_table(self.path / name, layout.SCHEMAS[name])
+        return layout.read_table(self.path / name, schema)
 
     @read_once
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        return self._table(layout.INDEX_FILE)
+        return self._table(layout.INDEX_FILE, layout.INDEX_SCHEMA)
 
     @read_once
     def prototypes(self) -> pa.Table:
@@ -172,7 +169,7 @@ class Lens:
     @read_once
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
-        return self._table(layout.MASS_FILE)
+        return self._table(layout.MASS_FILE, layout.MASS_SCHEMA)
 
     @read_once
     def names(self) -> list[str]:
@@ -185,41 +182,35 @@ class Lens:
         return self.prototypes["category"].to_pylist()
 
     @read_once
-    def cells(self) -> Cells | None:
-        """Every position, or a sample, in the cell of its prototype; None in a lens without."""
-        if self.meta.cells is None:
-            return None
+    def cells(self) -> Cells:
+        """Every position, or a sample, in the cell of its prototype."""
         return Cells(self.path, self.meta.cells, partial(layout.check_files, self.path, self.meta))
 
     @cached_property
-    def cell_sizes(self) -> np.ndarray | None:
-        """At how many positions each prototype is the nearest, int64 [K]; None without cells."""
-        return None if self.cells is None else self.cells.sizes(self.num_prototypes)
+    def cell_sizes(self) -> np.ndarray:
+        """At how many positions each prototype is the nearest, int64 [K]."""
+        return self.cells.sizes(self.num_prototypes)
 
     @cached_property
     def listed(self) -> np.ndarray:
         """Which prototypes lists show by default, bool [K]: those of ``MIN_PLACES`` or more.
 
-        Fewer places do not say what a prototype is. In a lens without cells, all are listed.
+        Fewer places do not say what a prototype is.
         """
-        sizes = self.cell_sizes
-        return np.ones(self.num_prototypes, bool) if sizes is None else sizes >= MIN_PLACES
+        return self.cell_sizes >= MIN_PLACES
 
     @read_once
     def leading(self) -> np.ndarray:
         """The prototypes in the order of how much text is theirs, int64 [K].
 
         The nearest one at most positions comes first. With fitted weights those used at most
-        positions correct many others by a little and may be near to no text at all. Without cells,
-        the order is that of use.
+        positions correct many others by a little and may be near to no text at all.
         """
-        sizes = self.cell_sizes
-        used = self.prototypes["usage"].to_numpy()
-        return np.argsort(-used, kind="stable") if sizes is None else np.lexsort((-used, -sizes))
+        return np.lexsort((-self.prototypes["usage"].to_numpy(), -self.cell_sizes))
 
     @read_once
     def support(self) -> SupportScale | None:
-        """What text scores that the corpus does not hold; None in a lens without cells."""
+        """What text scores that the corpus does not hold; None with too little text."""
         if self.meta.support is None:
             return None
         where = f"{self.path / layout.META_FILE}, support,"
@@ -230,7 +221,7 @@ class Lens:
         """The suffix array of its text; None in a lens without one."""
         if not has_suffixes(self.path):
             return None
-        layout.check_files(self.path, self.meta, suffixes.SMALL_FILES)
+        layout.check_files(self.path, self.meta, [suffixes.DOCUMENTS_FILE])
         return Suffixes.open(self.path)
 
     @property

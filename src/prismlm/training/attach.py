@@ -375,6 +375,6 @@ class _Work:
     def names(self, lens: Path) -> None:
         """Name the prototypes, where the lens keeps positions and has no names yet."""
         meta = read_meta(lens)
-        if meta.labels is None and meta.cells is not None:
+        if meta.labels is None:
             opened = Lens.open(lens, self.model, load_sidecar(self.out).head)
             label_lens(opened, self.model, progress=self.progress)

@@ -144,7 +144,6 @@ def _read(
     with Writer(directory / "states", {}, z.shape[1]) as writer:
         writer.add(z, ids.flatten().cpu())
         writer.end_block()
-        writer.note(complete=True)
     return seconds / ids.numel(), HiddenStates.open(directory / "states")
 
 

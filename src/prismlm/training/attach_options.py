@@ -28,8 +28,8 @@ class AttachOptions:
         states_gb: the most disk for hidden states; what fits is an even sample of the corpus.
         keep_states: leave them there, to fit another head.
         contexts: L, the places kept per prototype in the lens.
-        positions: the share of positions that goes to the lens's cells; None for none.
-        codes: of their states, int8, pq, pq8 or pq12.
+        positions: the share of positions that goes to the lens's cells.
+        codes: of their states, int8 or pq.
         heldout_tokens: that the head's figures are measured on.
         device: where the model runs: auto, cpu or cuda.
         precision: of reading the corpus: auto, float32 or bf16.
@@ -44,7 +44,7 @@ class AttachOptions:
     states_gb: float = 4.0
     keep_states: bool = False
     contexts: int = 64
-    positions: float | None = 1.0
+    positions: float = 1.0
     codes: CodeName = "int8"
     heldout_tokens: int = HELDOUT_TOKENS
     device: str = "auto"
