@@ -31,7 +31,6 @@ from prismlm.cli.output import print_cost, print_json, print_rows
 from prismlm.errors import InputError, check_choice
 
 if TYPE_CHECKING:
-
     from prismlm.corpus import Columns, Corpus, HubDataset
     from prismlm.corpus.store import Split as SplitName
     from prismlm.cost import Cost
