@@ -147,11 +147,7 @@ class Parts:
 
     @contextmanager
     def working(self, number: int, run: dict[str, Any], *, overwrite: bool) -> Iterator[Path]:
-        """Yield the directory of a part, which no other process works on during the block.
-
-        Raises:
-            InputError: one does, or parts of another run are there.
-        """
+        """Yield the directory of a part, which no other process works on during the block."""
         try:
             self._begin(run, overwrite=overwrite)
             with locked(self.path / LOCK_FILE, shared=True), writing(self.part(number)):
@@ -317,9 +313,6 @@ def estimate_index(
     Args:
         model, head, corpus, options: as of ``build_index``.
         scale: how many times as much text there is as in ``corpus``; None: not known.
-
-    Raises:
-        InputError: what ``build_index`` would refuse.
     """
     options = options or IndexOptions()
     check_index(model, corpus, options)

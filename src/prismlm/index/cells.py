@@ -84,11 +84,7 @@ class Cells:
         known = {name: value for name, value in meta.items() if name != "checksums"}
         self.meta = from_json(CellsMeta, known, where)
         sizes = self.meta.position_bytes, self.meta.token_bytes
-        if (
-            sizes[0] not in POSITION_TYPES
-            or sizes[1] not in TOKEN_TYPES
-            or self.meta.vocabulary < 1
-        ):
+        if sizes[0] not in POSITION_TYPES or sizes[1] not in TOKEN_TYPES:
             raise FormatError(f"{where} cannot be read. Build the lens again.")
         if self.meta.codes != "int8":
             check([layout.CELL_CENTRES_FILE])
@@ -117,25 +113,15 @@ class Cells:
         return self.meta.rows
 
     def ranges(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the positions of each cell and next token start and stop; empty if none.
-
-        Args:
-            cells, tokens: pairs, int64 [n].
-
-        Returns:
-            starts, stops: rows, int64 [n].
-        """
+        """Return the first row of each pair of cell and next token, and the one after: [n] each."""
         wanted = cells.astype(np.int64) * self.meta.vocabulary + tokens
         return self._first_row(wanted), self._first_row(wanted + 1)
 
     def beside(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where a cell's positions with other next tokens start and stop, either side.
+        """Return where a cell's rows of other next tokens start and stop, before and after: [n, 2].
 
         Args:
             cells, tokens: pairs, int64 [n].
-
-        Returns:
-            starts, stops: rows before the token's own, and after them, int64 [n, 2].
         """
         cell = cells.astype(np.int64) * self.meta.vocabulary
         edges = [cell, cell + tokens, cell + tokens + 1, cell + self.meta.vocabulary]
@@ -194,11 +180,7 @@ class Cells:
         return self._columns[column]
 
     def matching(self, conditions: Conditions) -> np.ndarray:
-        """Return which documents match a filter: bool [documents].
-
-        Raises:
-            InputError: a value of the filter occurs nowhere.
-        """
+        """Return which documents match a filter: bool [documents]; see :func:`rows_matching`."""
         if conditions not in self._matching:
             self._matching[conditions] = rows_matching(conditions, self.keys, self.keys)
         return self._matching[conditions]
@@ -231,14 +213,7 @@ class Cells:
         """Return how many positions of a document each cell holds, and how many it has at all.
 
         Every record is looked at, since cells are not ordered by document: about a second for some
-        million.
-
-        Args:
-            document: a row of ``documents``.
-            cells: K.
-
-        Returns:
-            int64 [K] each.
+        million. ``document`` is a row of ``documents``, ``cells`` is K; int64 [K] each.
         """
         keys, starts = self.keys_and_starts
         first = int(self.starts[document])

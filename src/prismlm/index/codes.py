@@ -54,12 +54,7 @@ class Int8Codes:
 
 
 class ProductCodes:
-    """The nearest centre of each part of a state, which is filled up with zeros to whole parts.
-
-    Args:
-        width: d.
-        centres: float32 [parts, 256, numbers of a part].
-    """
+    """The nearest centre of each part of a state, which is filled up with zeros to whole parts."""
 
     def __init__(self, width: int, centres: np.ndarray) -> None:
         self.width, self.centres = width, centres
@@ -70,11 +65,7 @@ class ProductCodes:
 
     @classmethod
     def learn(cls, sample: np.ndarray, name: str = "pq") -> ProductCodes:
-        """Learn centres from states, float32 [n, d], n ≥ 1; the same for the same states.
-
-        Raises:
-            InputError: faiss is not installed.
-        """
+        """Learn centres from states, float32 [n, d], n ≥ 1; the same for the same states."""
         faiss, width = _faiss(), sample.shape[1]
         parts, part = parts_of(width, name), PARTS[name]
         # There must be a state for each centre; where there are fewer, they are repeated.
@@ -133,11 +124,7 @@ def check_codes(name: str) -> CodeName:
 
 
 def open_codes(directory: Path, name: str, width: int) -> Codes:
-    """Return the code that the cells of a lens have.
-
-    Raises:
-        FormatError: another version wrote it, or the centres are damaged.
-    """
+    """Return the code that the cells of a lens have."""
     if name == "int8":
         return Int8Codes(width)
     if name not in PARTS:

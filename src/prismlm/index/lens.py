@@ -258,12 +258,7 @@ class Lens:
         return sentence_around(text, left, right)
 
     def beside(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
-        """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`.
-
-        Args:
-            position: of the token whose sentence it is.
-            others: global positions of the same document, ascending.
-        """
+        """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`."""
         around = self.sentence(position)
         if around is None or self.corpus is None:
             return []
@@ -343,11 +338,7 @@ class Lens:
         return "domain" if len(self.keys("mass", "domain").names) > 1 else "source"
 
     def matching(self, table: Literal["index", "mass"], conditions: Conditions) -> np.ndarray:
-        """Return which rows of the index or the mass match a filter: bool [rows].
-
-        Raises:
-            InputError: a value of the filter occurs nowhere in the lens.
-        """
+        """Return which rows of the index or the mass match a filter: bool [rows]."""
         if (table, conditions) not in self._matching:
             keys, known = partial(self.keys, table), partial(self.keys, "mass")
             self._matching[table, conditions] = rows_matching(conditions, keys, known)
@@ -359,11 +350,7 @@ class Lens:
         return self.index.slice(row, 1).drop_columns(figures).to_pylist()[0]
 
     def rows_of(self, prototype: int) -> slice:
-        """Return the index rows of one prototype, best context first.
-
-        Raises:
-            InputError: there is no such prototype.
-        """
+        """Return the index rows of one prototype, best context first."""
         check_whole("the prototype", prototype, most=self.num_prototypes - 1)
         return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
 

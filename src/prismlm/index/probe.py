@@ -85,11 +85,7 @@ class Probe:
 
     @classmethod
     def open(cls, directory: Path) -> Probe:
-        """Read ``probe.safetensors``.
-
-        Raises:
-            FormatError: it is missing or damaged.
-        """
+        """Read ``probe.safetensors``."""
         path = directory / PROBE_FILE
         try:
             with safe_open(str(path), framework="pt") as file:

@@ -170,12 +170,7 @@ def _sorted_by(key: Key) -> list[tuple[bool, str]]:
 
 
 def mass_table(mass: Tensor, keys: Sequence[Key]) -> pa.Table:
-    """Return ``mass.parquet``: one row per (prototype, group) that occurs.
-
-    Args:
-        mass: uses, and activations in steps, int64 [2, groups, K].
-        keys: of the groups.
-    """
+    """Return ``mass.parquet``: one row per (prototype, group) that occurs."""
     prototype, group = mass[0].T.nonzero().T.numpy()
     columns = [
         pa.array([key[i] for key in keys], pa.string()).take(pa.array(group))
@@ -322,15 +317,7 @@ def _states(given: ScanInput, batch: WindowBatch, owned: Tensor, known: Tensor |
 def scan_pass(
     scan: Scan, given: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor
 ) -> int:
-    """Take what a pass has found: contexts, uses, positions; return its predictions.
-
-    Args:
-        scan: so far.
-        given: what is read.
-        batch: B windows of T positions.
-        owned: which positions give a state, bool [B, T], on the device of ``states``.
-        states: [B, T, d].
-    """
+    """Take what a pass has found: contexts, uses, positions; return its predictions."""
     head, z = given.head, states.float()
     threshold = scan.top.threshold.to(z.device)
     found = prototype_head.scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)

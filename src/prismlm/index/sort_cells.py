@@ -33,13 +33,7 @@ def in_order(records: np.ndarray) -> np.ndarray:
 
 
 class Spool:
-    """The records of one shard, in one file of sorted runs.
-
-    Args:
-        path: the file.
-        width: d.
-        runs: how many records each run of an existing file has.
-    """
+    """The records of one shard, in one file of sorted runs."""
 
     def __init__(self, path: Path, width: int, runs: Sequence[int] = ()) -> None:
         self.path, self.dtype, self.runs = path, record_type(width), list(runs)
@@ -52,11 +46,7 @@ class Spool:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits as one run.
-
-        Raises:
-            OSError: the disk is full or failing.
-        """
+        """Write what waits as one run."""
         waiting = np.concatenate([np.empty(0, self.dtype), *self._waiting])
         self._waiting = []
         if len(waiting):
@@ -96,13 +86,6 @@ def write_cells(
         progress: shows positions done.
         codes: of hidden states. Centres of pq are learned from a sample of the positions.
         tokens: of the whole corpus, which no position is above.
-
-    Returns:
-        What ``meta.json`` says of them.
-
-    Raises:
-        OSError: the disk is full or failing.
-        InputError: ``codes`` needs faiss, which is not installed.
     """
     runs, dtype = [run for spool in spools for run in spool.opened()], spools[0].dtype
     counts = np.zeros(num_cells, np.int64)

@@ -74,11 +74,7 @@ class HiddenStates:
 
     @classmethod
     def open(cls, directory: Path) -> HiddenStates:
-        """Open the states in a directory.
-
-        Raises:
-            FormatError: a file is missing, cut off, damaged or of another version.
-        """
+        """Open the states in a directory."""
         return cls(
             directory, read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
         )
@@ -98,11 +94,7 @@ class HiddenStates:
         return fingerprints.of_json([self.run, self._ends[-1]])
 
     def check(self, run: dict[str, Any]) -> None:
-        """Check that these are the states of what an index is to read.
-
-        Raises:
-            InputError: they are of another model, corpus, split, window or stride.
-        """
+        """Check that these are the states of what an index is to read."""
         of = ("model", "corpus", "split", "window", "stride")
         other = [name for name in of if self.run[name] != run[name]]
         if other:
@@ -209,11 +201,7 @@ def read_states(
 def states_of(
     model: PreTrainedModel, batch: WindowBatch, owned: Tensor, *, bf16: bool = False
 ) -> Tensor:
-    """Return the hidden states of a forward pass, [B, T, d].
-
-    Raises:
-        InputError: one of those that are ``owned``, bool [B, T], is not finite.
-    """
+    """Return the hidden states of a forward pass, [B, T, d]."""
     ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
     with (
         torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
@@ -232,12 +220,7 @@ def _floats(numbers: np.ndarray) -> Tensor:
 
 
 class Writer:
-    """Writes the two files during a ``with`` block, and what they are of if it succeeds.
-
-    Attributes:
-        rows: positions so far.
-        row_bytes: of a position.
-    """
+    """Writes the two files during a ``with`` block, and what they are of if it succeeds."""
 
     def __init__(self, directory: Path, run: dict[str, Any], width: int) -> None:
         self.directory, self.row_bytes, self.rows = directory, bytes_per_position(width), 0

@@ -112,10 +112,6 @@ def _in_pieces(order: np.ndarray, first: int, width: int) -> Iterator[np.ndarray
 
 def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
     """Return where parts of whole documents begin and end: each as large as fits, or one document.
-
-    Args:
-        firsts: where each document begins, ascending from 0.
-        total: tokens of all.
     """
     ends, edges = np.append(firsts[1:], total), [0]
     while edges[-1] < total:
@@ -136,9 +132,6 @@ class Suffixes:
     Nothing is read before a question is asked: a search looks at about 2·log₂ n places. Positions
     are those of the corpus: global int64 token offsets. No match holds an end of text, so none goes
     beyond a document; a sequence with one in it stands nowhere.
-
-    Attributes:
-        path: the lens directory.
     """
 
     def __init__(

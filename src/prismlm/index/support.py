@@ -41,9 +41,6 @@ PERCENTILES = 101
 class SupportScale:
     """What unseen text of the corpus has.
 
-    Raises:
-        TypeError: there are no percentiles, as in a damaged file.
-
     Attributes:
         nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
         predictions: how many it was measured on.
@@ -75,19 +72,7 @@ def measure_support(
     split: Split,
     progress: Reporter = SILENT,
 ) -> SupportScale | None:
-    """Measure the scale on stretches of 32 predictions of 160 documents that the cells lack.
-
-    Args:
-        cells: of the lens.
-        model: the model.
-        head: its prototype head.
-        corpus: that the cells are of.
-        split: which documents of it.
-        progress: shows stretches read.
-
-    Returns:
-        The scale, or None where there is too little text to measure it.
-    """
+    """Measure the scale on stretches of 32 predictions of 160 documents that the cells lack."""
     stretches = calibration_stretches(corpus, split)
     found: list[np.ndarray] = []
     with progress.task("Measuring support", len(stretches), "stretches") as task:

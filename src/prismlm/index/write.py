@@ -48,19 +48,7 @@ def write_lens(
     meta: dict[str, Any],
     progress: Reporter,
 ) -> None:
-    """Write all files of a lens.
-
-    Args:
-        directory: empty.
-        given: what was read.
-        scan: what was found, by all shards.
-        spools: the positions of each shard.
-        meta: what the record of the lens says of its inputs.
-        progress: shows documents and positions done.
-
-    Raises:
-        OSError: the disk is full or failing.
-    """
+    """Write all files of a lens."""
     kept, options, corpus = top_contexts.finish(scan.top), given.options, given.corpus
     model, head, split = given.model, given.head, options.split
     write_index(directory, kept, corpus, options.with_text, progress)

@@ -75,13 +75,7 @@ class EndpointLabeller:
 
 
 def name_question(made: Made, raised: Mapping[str, float], first: int, end: int) -> Question:
-    """Return what the name of a prototype is asked for with.
-
-    Args:
-        made: has the places, those from ``first`` up to, without, ``end`` of this prototype.
-        raised: tokens of its signature, with their values.
-        first, end: rows of ``made.places``.
-    """
+    """Return what the name of a prototype is asked for with."""
     # Evenly through the places, which are in the order of next tokens.
     rows = np.unique(np.linspace(first, end - 1, min(SHOWN, end - first)).astype(int))
     lines = [json_text({token: round(value, 2) for token, value in raised.items()})]
@@ -98,12 +92,7 @@ def name_question(made: Made, raised: Mapping[str, float], first: int, end: int)
 
 
 def category_question(first: Question, named: Mapping[str, str]) -> Question:
-    """Return what a category is asked for with, in the conversation that gave the name.
-
-    Args:
-        first: question of it.
-        named: the name and description that it gave.
-    """
+    """Return what a category is asked for with, in the conversation that gave the name."""
     said = {"role": "assistant", "content": json_text(named)}
     return Question(
         (*first.messages, said, {"role": "user", "content": prompt("category")}),

@@ -15,11 +15,7 @@ Sort = Literal["text", "usage", "score", "name", "id"]
 
 
 class Catalogue:
-    """The prototypes of a lens, ready to be searched.
-
-    Args:
-        lens: theirs.
-    """
+    """The prototypes of a lens, ready to be searched."""
 
     def __init__(self, lens: Lens) -> None:
         self.lens = lens
@@ -113,11 +109,7 @@ class Catalogue:
         return {"id": number, **own, "positions": positions, "score": row["label_score"]}
 
     def card(self, number: int) -> dict[str, Any]:
-        """Return all that is known of a prototype.
-
-        Raises:
-            InputError: there is no such prototype.
-        """
+        """Return all that is known of a prototype."""
         places = self.lens.rows_of(number)
         count = min(CONTEXTS, places.stop - places.start)
         row = self.rows[number]

@@ -94,17 +94,7 @@ def embedded_labels(
     weigh: Weigh | None = None,
     progress: Reporter = SILENT,
 ) -> list[Label | None]:
-    """Name every cell from its places; None for one without any.
-
-    Args:
-        text: the corpus.
-        places: of all cells.
-        cells: says what domain a document is of.
-        subject_words: by :func:`~prismlm.labels.categories.subject_words`.
-        raised: tokens that each prototype raises, the most telling first.
-        weigh: says which words come first, by default :func:`telling`.
-        progress: shows prototypes named.
-    """
+    """Name every cell from its places; None for one without any."""
     found = _Statistics(text, places, cells, subject_words, raised, weigh or telling)
     labels: list[Label | None] = []
     with progress.task("Naming prototypes", len(places.size), "prototypes") as task:

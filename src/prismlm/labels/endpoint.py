@@ -84,9 +84,6 @@ class Session:
     Attributes:
         tally: requests that were answered, and their tokens in and out, where it counts them.
         failures: how often each thing went wrong with a question that got no answer.
-
-    Raises:
-        ModuleNotFoundError: openai is not installed, of the extra ``label``.
     """
 
     def __init__(self, endpoint: Endpoint, answers: Answers) -> None:

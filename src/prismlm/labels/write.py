@@ -170,14 +170,7 @@ def make_labels(
     *,
     weigh: Weigh | None = None,
 ) -> Made:
-    """Name every prototype from four fifths of the documents; the lens has its corpus.
-
-    Args:
-        lens: of the model.
-        model: whose output embedding says what is near to what.
-        progress: shows the steps.
-        weigh: as of :func:`~prismlm.labels.embedded.embedded_labels`.
-    """
+    """Name every prototype from four fifths of the documents; the lens has its corpus."""
     cells, corpus, count = lens.cells, lens.corpus, lens.num_prototypes
     assert corpus is not None
     with progress.task("Reading places", 1, "steps") as task:
