@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from prismlm.index.layout import lens_summary
+from prismlm.index.layout import MASS_FILE, summed_share, write_table
 from prismlm.index.scan import (
     LARGEST_GROUPS,
     OTHER,

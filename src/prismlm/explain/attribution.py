@@ -8,7 +8,7 @@ with a_n the evidence that falls on position n of the corpus (explain/positions.
 sources, domains and licences are sums over the same positions. Unattributed is the share of
 residual, bias and prototypes that no position which carries the prediction relies on.
 
-By ``contexts``, what a lens without cells can say, the evidence of a prototype is spread over its
+By ``contexts`` the evidence of a prototype is spread over its
 kept contexts c by e⁺_i exp(cos(state, c) / 0.02), whatever token they predicted; roll-ups by
 source, domain and licence take each prototype's activation over the whole corpus.
 
@@ -69,7 +69,7 @@ def attribute(
 
     Args:
         table: their evidence.
-        lens: the lens; without cells, ``evidence`` is ``contexts``.
+        lens: the lens.
         method: ``evidence``, ``contexts`` or ``source``.
         so_far: of ``evidence``, what carried the predictions of the text before these, which are
             added to it; left out where the table knows its whole text.
@@ -77,7 +77,7 @@ def attribute(
     Raises:
         InputError: no such method, or the table lacks the activations it needs.
     """
-    if method == "evidence" and lens.cells is not None:
+    if method == "evidence":
         return by_position(table, lens, lens.cells, so_far)
     uses = table.uses(method)
     if method == "source":
@@ -100,7 +100,7 @@ def merge_attributions(parts: list[Attribution]) -> Attribution:
 
 def sum_of(lens: Lens, method: Method) -> PositionSum | ContextSum:
     """Return what adds up the attributions of many texts in memory that the lens alone sets."""
-    if method == "evidence" and lens.cells is not None:
+    if method == "evidence":
         return PositionSum(lens, lens.cells)
     return ContextSum(lens, method)
 

@@ -260,8 +260,6 @@ def lens_summary(directory: Path) -> dict[str, int | float]:
     meta = read_meta(directory)
     usage = read_table(directory / PROTOTYPES_FILE, PROTOTYPES_SCHEMA, ["usage"])["usage"]
     kept = read_table(directory / INDEX_FILE, INDEX_SCHEMA, ["prototype"])["prototype"]
-    mass = read_table(directory / MASS_FILE, MASS_SCHEMA, ["source", "tokens"])
-    summed = mass.filter(pc.field("source") == OTHER)["tokens"].to_numpy().sum()
     return {
         "tokens": meta.tokens,
         "documents": meta.documents,
@@ -269,8 +267,15 @@ def lens_summary(directory: Path) -> dict[str, int | float]:
         "prototypes": len(usage),
         "with_contexts": len(kept.unique()),
         "in_use": int((usage.to_numpy() > 0).sum()),
-        "summed_share": float(summed / max(1, mass["tokens"].to_numpy().sum())),
+        "summed_share": summed_share(directory),
     }
+
+
+def summed_share(directory: Path) -> float:
+    """Return which share of all uses is of sources without rows of their own, in [0, 1]."""
+    mass = read_table(directory / MASS_FILE, MASS_SCHEMA, ["source", "tokens"])
+    summed = mass.filter(pc.field("source") == OTHER)["tokens"].to_numpy().sum()
+    return float(summed / max(1, mass["tokens"].to_numpy().sum()))
 
 
 def check_fresh(

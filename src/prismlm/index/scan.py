@@ -23,7 +23,7 @@ from prismlm.index.codes import CodeName
 from prismlm.index.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
 from prismlm.index.positions import next_tokens, position_records, screening_weight
 from prismlm.index.sort_cells import DOCUMENTS_AT_ONCE, Spool
-from prismlm.index.states import HiddenStates, predicting, states_of
+from prismlm.index.states import HiddenStates, pass_tokens, predicting, states_of
 from prismlm.layers import PrototypeHead
 from prismlm.ops import prototype_head, top_contexts
 from prismlm.ops.prototype_head import Nearest
@@ -74,12 +74,7 @@ class IndexOptions:
 class ScanInput:
     """What is read and how.
 
-    Attributes:
-        model: the causal language model, in evaluation mode.
-        head: its prototype head.
-        corpus: the text.
-        options: how it is read.
-        states: what was read before and need not be again; None: the model reads all.
+    The model is in evaluation mode; ``states`` were read before and need not be again.
     """
 
     model: PreTrainedModel
@@ -111,12 +106,7 @@ class ScanInput:
 
 @dataclass(frozen=True)
 class Groups:
-    """The (source, domain, licence) that have rows of their own in ``mass.parquet``.
-
-    Attributes:
-        keys: sorted.
-        of: which of them each document of the corpus has, int64 [documents].
-    """
+    """The (source, domain, licence) with rows of their own, and which each document has."""
 
     keys: list[Key]
     of: Tensor
@@ -287,7 +277,8 @@ def scan_passes(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
         number = given.order.block(slot)
         block = read_block(corpus, given.order, number, how.split, how.window, how.stride)
         kept = None if given.states is None else given.states.of_block(slot)
-        for batch, _ in block_passes(block, corpus, corpus.eos_token_id):
+        most = pass_tokens(given.model.device)
+        for batch, _ in block_passes(block, corpus, corpus.eos_token_id, most):
             # The end of a document predicts nothing of it.
             owned = predicting(batch, corpus)
             known = None

@@ -31,7 +31,6 @@ ORDER_FILE = "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
 FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 PACKAGE = "pydivsufsort"
-PIECE = 2**18
 # Tokens that are ordered together, unless a single document has more.
 PART = 2**21
 # Places up to here fit 4 bytes.
@@ -47,14 +46,12 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
     Nothing is written without the package pydivsufsort, which sorts.
 
     The lens then needs the corpus no more: it keeps a copy of the n tokens, 2 or 4 bytes each, the
-    order of their n places, 4 bytes each (8 from 2³² tokens on), and 24 bytes a document.
-
-    Memory: 5·w bytes for each of 2 million tokens, w being the bytes of the largest token id: 21 MB
-    up to 65,536 tokens in the vocabulary, 31 MB above; more if one document is longer.
+    order of their n places, 4 bytes each (8 from 2³² tokens on), and 24 bytes a document. Memory:
+    5·w bytes for each of 2 million tokens, w being the bytes of the largest token id; more if one
+    document is longer.
 
     Raises:
         InputError: the split has no documents.
-        FormatError: the corpus is damaged.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         return
@@ -65,65 +62,43 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
         )
     starts, lengths = corpus.starts[documents], corpus.lengths[documents]
     ends = np.cumsum(lengths)
-    total = int(ends[-1])
+    firsts, total = ends - lengths, int(ends[-1])
     stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
-    _write(directory / TOKENS_FILE, stored, _pieces(corpus, starts, lengths))
+    with array_file(directory / TOKENS_FILE, stored) as append:
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            append(corpus.tokens(start, length))
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
     places = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
-    firsts = ends - lengths
     parts = parts_of(firsts, total)
-    _write(directory / ORDER_FILE, places, _sorted(tokens, parts))
+    with array_file(directory / ORDER_FILE, places) as append:
+        for order in _orders(tokens, parts):
+            append(order)
     part = np.searchsorted([end for _, end in parts], firsts, side="right")
     np.save(directory / DOCUMENTS_FILE, np.array([firsts, starts, part], "<i8"))
 
 
-def _pieces(corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the tokens of documents, those that stand side by side in the corpus together."""
-    follows = starts[1:] != starts[:-1] + lengths[:-1]
-    first = np.concatenate([[True], follows])
-    last = np.concatenate([follows, [True]])
-    for start, end in zip(starts[first].tolist(), (starts + lengths)[last].tolist(), strict=True):
-        for at in range(start, end, PIECE):
-            yield corpus.tokens(at, min(PIECE, end - at))
-
-
-def _sorted(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np.ndarray]:
-    """Yield the places of all suffixes, part after part in order, a piece at a time."""
+def _orders(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np.ndarray]:
+    """Yield the places of all suffixes of each part, in the order of what follows them."""
     sorter: Any = import_module(PACKAGE)
-    # Bytes that are zero in every token would be sorted too, at five bytes of memory each.
+    # Big-endian bytes sort as the tokens do; those that are zero in every token are left out.
     size, width = tokens.itemsize, max(1, (int(tokens.max()).bit_length() + 7) // 8)
     for first, end in parts:
-        text = np.empty((end - first, width), dtype=np.uint8)
-        for at in range(0, end - first, PIECE):
-            piece = tokens[first + at : min(end, first + at + PIECE)].view(np.uint8)
-            text[at : at + PIECE] = piece.reshape(-1, size)[:, size - width :]
-        yield from _in_pieces(sorter.divsufsort(text.reshape(-1)), first, width)
-
-
-def _in_pieces(order: np.ndarray, first: int, width: int) -> Iterator[np.ndarray]:
-    """Yield the tokens, counted from ``first``, whose bytes stand in an order, a piece at a time.
-
-    Big-endian bytes sort as the tokens do; suffixes within a token are left out.
-    """
-    for at in range(0, len(order), PIECE):
-        piece = order[at : at + PIECE]
-        yield first + piece[piece % width == 0].astype(np.int64) // width
+        text = np.ascontiguousarray(tokens[first:end]).view(np.uint8).reshape(-1, size)
+        order = sorter.divsufsort(np.ascontiguousarray(text[:, size - width :]).reshape(-1))
+        # Suffixes within a token are no suffixes of the tokens.
+        yield first + order[order % width == 0].astype(np.int64) // width
 
 
 def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
     """Return where parts of whole documents begin and end: each as large as fits, or one document.
+
+    ``firsts`` is where each document begins, ascending from 0.
     """
     ends, edges = np.append(firsts[1:], total), [0]
     while edges[-1] < total:
         following, beyond = np.searchsorted(ends, [edges[-1], edges[-1] + PART], side="right")
         edges.append(int(ends[max(following, beyond - 1)]))
     return list(pairwise(edges))
-
-
-def _write(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
-    with array_file(path, dtype) as append:
-        for part in parts:
-            append(part)
 
 
 class Suffixes:
