@@ -292,13 +292,6 @@ def test_a_lens_of_something_else(refused, copy, texts):
         change_meta(lens, **{key: "0" * 32})
         assert words in refused("audit", copy, texts)
         change_meta(lens, **{key: meta[key]})
-    table = pq.read_table(lens / "index.parquet")
-    pq.write_table(table.slice(8), lens / "index.parquet")
-    change_meta(lens)
-    assert "states for" in refused("audit", copy, texts, "--method", "contexts")
-    pq.write_table(table.take(list(range(len(table)))[::-1]), lens / "index.parquet")
-    change_meta(lens)
-    assert "not in the order" in refused("audit", copy, texts, "--method", "contexts")
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
