@@ -260,7 +260,6 @@ def test_input_that_cannot_be_used(refused, tiny_model, texts, tmp_path):
         "index.parquet",
         "mass.parquet",
         "prototypes.parquet",
-        "contexts.safetensors",
         "cells.npy",
         "cell-documents.parquet",
         "meta.json",
@@ -275,10 +274,8 @@ def test_a_damaged_lens(refused, copy, texts, out, name, harm):
     else:
         kept = data[: len(data) // 2] if harm == "cut" else bytes(255 - b for b in data)
         path.write_bytes(kept)
-    # Contexts are read by the methods that use them alone.
-    method = "contexts" if name.startswith("contexts") else "evidence"
     reports = ("--csv", out / "a.csv", "--html", out / "a.html", "--overwrite")
-    assert name in refused("audit", copy, texts, "--method", method, *reports)
+    assert name in refused("audit", copy, texts, *reports)
     assert list(out.iterdir()) == []
 
 

@@ -305,14 +305,16 @@ def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
     from prismlm.index.build import Parts
 
-    done = [number + 1 for number in Parts(out, part.count).complete()]
-    left = sorted(set(range(1, part.count + 1)) - set(done))
+    parts, every = Parts(out, part.count), range(1, part.count + 1)
+    # The others may have ended at the same time, and written the lens.
+    done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else list(every)
+    left = sorted(set(every) - set(done))
     if as_json:
         print_json({"lens": None, "shards": part.count, "done": done, "left": left})
         return
     typer.echo(
-        f"Part {part.number + 1} of {part.count} is done; left: {', '.join(map(str, left))}. "
-        "The last one writes the lens."
+        f"Part {part.number + 1} of {part.count} is done; left: "
+        f"{', '.join(map(str, left)) or 'none'}. The last one writes the lens."
     )
 
 

@@ -82,7 +82,7 @@ def build_index(
         progress: shows tokens done.
 
     Returns:
-        The lens, or None if other parts are still missing.
+        The lens, or None if another process writes it.
 
     Raises:
         InputError: the lens exists, the corpus has no text in this split, its tokenizer is not
@@ -112,12 +112,11 @@ def build_index(
         if len(parts.complete()) < shard.count:
             return None
         with writing(out, wait=True):
-            # Another process may have put the lens in its place.
-            if parts.path.is_dir():
-                meta = _meta(given, run, trained_on)
-                with atomic_directory(out) as directory:
-                    _write(directory, given, parts, meta, progress)
-                discard(parts.path)
+            if not parts.path.is_dir():  # another process has written the lens
+                return None
+            with atomic_directory(out) as directory:
+                _write(directory, given, parts, _meta(given, run, trained_on), progress)
+            discard(parts.path)
     return out
 
 

@@ -286,19 +286,6 @@ class Lens:
         """Where each prototype's contexts start in the index, int64 [K + 1]."""
         return self._offsets(self.index)
 
-    @cached_property
-    def first_masses(self) -> np.ndarray:
-        """Where each prototype's rows start in the mass, int64 [K + 1]."""
-        return self._offsets(self.mass)
-
-    @cached_property
-    def mass_weights(self) -> np.ndarray:
-        """The share of each row of the mass in its prototype's activation, float64 [rows]."""
-        prototype = self.mass["prototype"].to_numpy()
-        activation = self.mass["activation_sum"].to_numpy()
-        total = np.bincount(prototype, activation, minlength=self.num_prototypes)[prototype]
-        return np.divide(activation, total, out=np.zeros_like(activation), where=total > 0)
-
     @read_once
     def states(self) -> Tensor:
         """The unit hidden state of every kept context, bf16 [rows, d], row for row."""

@@ -83,8 +83,8 @@ def _orders(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np
     # Big-endian bytes sort as the tokens do; those that are zero in every token are left out.
     size, width = tokens.itemsize, max(1, (int(tokens.max()).bit_length() + 7) // 8)
     for first, end in parts:
-        text = np.ascontiguousarray(tokens[first:end]).view(np.uint8).reshape(-1, size)
-        order = sorter.divsufsort(np.ascontiguousarray(text[:, size - width :]).reshape(-1))
+        text = tokens[first:end].view(np.uint8).reshape(-1, size)
+        order = sorter.divsufsort(np.array(text[:, size - width :], order="C").reshape(-1))
         # Suffixes within a token are no suffixes of the tokens.
         yield first + order[order % width == 0].astype(np.int64) // width
 
