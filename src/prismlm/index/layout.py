@@ -169,8 +169,7 @@ def read_meta(directory: Path) -> LensMeta:
         )
     if value.pop("digest", None) != fingerprints.of_json(value):
         raise FormatError(f"{path} was changed since it was written. Build the lens again.")
-    for name in ("format_version", "prismlm"):
-        value.pop(name)
+    del value["format_version"], value["prismlm"]
     meta = from_json(LensMeta, value, str(path))
     check_json(list(meta.files.values()), [{"bytes": int, "digest": str}], f"{path}: files")
     sizes = {name: file["bytes"] for name, file in meta.files.items()}

@@ -58,12 +58,10 @@ class HiddenStates:
     """
 
     def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
-        self.directory = directory
-        self.width, self.run = int(meta["width"]), meta["run"]
-        self._ends = [0, *meta["ends"]]
+        self.directory, self.run = directory, meta["run"]
+        self.width, self._ends = int(meta["width"]), [0, *meta["ends"]]
         states, tokens = directory / STATES_FILE, directory / TOKENS_FILE
-        row = BYTES_PER_NUMBER * self.width
-        for path, size in ((states, row), (tokens, BYTES_PER_TOKEN)):
+        for path, size in ((states, BYTES_PER_NUMBER * self.width), (tokens, BYTES_PER_TOKEN)):
             if not path.is_file() or path.stat().st_size < len(self) * size:
                 raise FormatError(
                     f"{path} is missing or cut off. Remove {directory}, and it is read again."
@@ -74,10 +72,9 @@ class HiddenStates:
 
     @classmethod
     def open(cls, directory: Path) -> HiddenStates:
-        """Open the states in a directory."""
-        return cls(
-            directory, read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
-        )
+        """Open the states in a directory; FormatError if a file is damaged."""
+        note = read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
+        return cls(directory, note)
 
     def __len__(self) -> int:
         """How many positions there are."""
@@ -91,10 +88,10 @@ class HiddenStates:
     @property
     def fingerprint(self) -> str:
         """Of what they are of, and how much of it."""
-        return fingerprints.of_json([self.run, self._ends[-1]])
+        return fingerprints.of_json([self.run, len(self)])
 
     def check(self, run: dict[str, Any]) -> None:
-        """Check that these are the states of what an index is to read."""
+        """Raise InputError unless these are the states of what an index is to read."""
         of = ("model", "corpus", "split", "window", "stride")
         other = [name for name in of if self.run[name] != run[name]]
         if other:
@@ -103,9 +100,10 @@ class HiddenStates:
                 "index without them, or with those settings."
             )
 
-    def states(self, rows: np.ndarray) -> Tensor:
+    def states(self, rows: np.ndarray | slice) -> Tensor:
         """Return the states of some rows, float32 [n, d]."""
-        return _floats(self._states[rows])
+        numbers = np.array(self._states[rows] if len(self) else np.empty((0, self.width), "<u2"))
+        return torch.from_numpy(numbers.view(np.int16)).view(torch.bfloat16).float()
 
     def tokens(self, rows: np.ndarray | slice = slice(None)) -> Tensor:
         """Return the tokens that follow some rows, int64 [n]; of all rows if none are named."""
@@ -113,11 +111,7 @@ class HiddenStates:
 
     def of_block(self, slot: int) -> Tensor | None:
         """Return all states of the ``slot``-th block that is read, float32; None if it was not."""
-        if slot >= self.blocks:
-            return None
-        if self._ends[slot] == self._ends[slot + 1]:
-            return torch.zeros(0, self.width)
-        return _floats(self._states[self._ends[slot] : self._ends[slot + 1]])
+        return self.states(slice(*self._ends[slot : slot + 2])) if slot < self.blocks else None
 
 
 def pass_tokens(device: torch.device) -> int:
@@ -213,10 +207,6 @@ def states_of(
     if not torch.isfinite(z.float().sum()) and not torch.isfinite(z[owned.to(z.device)]).all():
         raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
     return z
-
-
-def _floats(numbers: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(numbers).view(np.int16).copy()).view(torch.bfloat16).float()
 
 
 class Writer:
