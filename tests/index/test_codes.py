@@ -98,7 +98,7 @@ def test_changed_centres_are_refused(tmp_path):
 def test_another_name_or_a_missing_library_is_refused(monkeypatch):
     check_codes("int8")
     check_codes("pq")
-    with pytest.raises(InputError, match="'int8', 'pq'"):
+    with pytest.raises(InputError, match="'int8' or 'pq'"):
         check_codes("int4")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InputError, match=r"prismlm\[pq\]"):
