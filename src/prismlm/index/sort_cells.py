@@ -115,7 +115,9 @@ def write_cells(
             keys, begins = np.unique(
                 records["cell"].astype(np.int64) * vocabulary + records["token"], return_index=True
             )
-            append(kept), append_keys(keys), append_starts(begins + written)
+            append(kept)
+            append_keys(keys)
+            append_starts(begins + written)
             written += len(records)
             task.advance(len(records))
     return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, *sizes))

@@ -192,12 +192,14 @@ def make_labels(
 
 def _labelling(made: Made, scores: Scores) -> Labelling:
     seen = Counter(label.category for label in made.labels if label is not None)
+    kinds = accuracies(scores)
     return Labelling(
         source=EMBEDDED,
         prototypes=len(made.labels),
         named=seen.total(),
         scored=int(np.isfinite(scores.detection).sum()),
-        **accuracies(scores),
+        detection=kinds["detection"],
+        fuzzing=kinds["fuzzing"],
         categories={name: seen[name] for name in CATEGORIES},
         documents=made.documents[0],
         held_out=made.documents[1],
