@@ -183,9 +183,9 @@ def _opened(
     checkpoint = load_checkpoint(path, device=device)
     longest = getattr(checkpoint.model.config, "max_position_embeddings", None)
     longest = min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
-    window = (trained_length(path) or longest) if window is None else window
-    stride = max(1, window * 3 // 4) if stride is None else stride
-    options = replace(options, window=window, stride=stride)
+    width = (trained_length(path) or longest) if window is None else window
+    step = max(1, width * 3 // 4) if stride is None else stride
+    options = replace(options, window=width, stride=step)
     check_options(checkpoint.model, options)
     return checkpoint, options
 

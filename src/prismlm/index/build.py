@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
@@ -37,7 +38,8 @@ NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
 SECONDS_MEASURED = 10.0
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """One part of an index that several processes make: which, from 0, and of how many."""
 
     number: int = 0
@@ -215,7 +217,7 @@ def _meta(given: ScanInput, run: dict[str, Any], trained_on: layout.TrainedOn) -
 
 def _scan(given: ScanInput, shard: Shard, directory: Path, progress: Reporter) -> None:
     """Read the blocks of a part, and write what was found."""
-    slots = given.order.slots(*shard)
+    slots = given.order.slots(shard.number, shard.count)
     documents, tokens = split_counts(given.corpus, given.options.split)
     share_of_all = len(slots) / given.order.count
     with progress.task("Indexing", round((tokens - documents) * share_of_all), "tokens") as task:
