@@ -103,7 +103,6 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
         ([*index, "--positions", 0], ["--positions is 0", "above 0 and up to 1"]),
         ([*index, "--positions", 1.5], ["--positions is 1.5"]),
         ([*index, "--positions", "nan"], ["--positions is nan"]),
-        ([*index, "--positions", "some"], ["--positions", "'some'"]),
         ([*index, "--codes", "int4"], ["--codes is 'int4'", "'int8' or 'pq'"]),
         ([*index, "--precision", "bf17"], ["--precision is 'bf17'", "Did you mean 'bf16'?"]),
         ([*index, "--device", "cpuu"], ["the device 'cpuu' cannot be used", "expected cpu"]),
