@@ -11,7 +11,6 @@ not the same one.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.training import LoraOptions
 from prismlm.training.loop import Loop
-from prismlm.training.lora import with_adapters, write_adapter
+from prismlm.training.tuning import with_adapters, write_adapter
 
 OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=14)
 # Plain text is read in every so manieth epoch.
@@ -327,20 +326,16 @@ class Teaching(Loop):
     what = "teaching"
     remedy = "give its options a lower learning_rate"
 
-    def __init__(
-        self, adapted: Any, lessons: Lessons, options: LoraOptions, saved: Path, base: str
-    ) -> None:
-        learned = [one for one in adapted.parameters() if one.requires_grad]
+    def __init__(self, adapted: Any, lessons: Lessons, options: LoraOptions) -> None:
+        self.learned = [one for one in adapted.parameters() if one.requires_grad]
         epochs = [lessons.epoch(number, options.seed) for number in range(round(options.epochs))]
         size = options.batch
         self._steps = [
             rows[at : at + size] for rows in epochs for at in range(0, len(rows) - size + 1, size)
         ]
-        self._adapted, self._lessons, self._options, self._base = adapted, lessons, options, base
+        self._adapted, self._lessons, self._options = adapted, lessons, options
         self.tokens = sum(lessons.read(row) for rows in self._steps for row in rows)
-        super().__init__(
-            torch.nn.ParameterList(learned), [{"params": learned}], len(self._steps), saved
-        )
+        super().__init__([{"params": self.learned}], len(self._steps))
 
     def rates(self) -> list[float]:
         """Return the rate of all adapters."""
@@ -350,18 +345,13 @@ class Teaching(Loop):
         """Add the gradients of a step; return the answers' cross-entropy in nats a token."""
         loss, count = summed_loss(self._adapted, self._lessons.tensors(self._steps[int(rows[0])]))
         (loss / count).backward()
-        torch.nn.utils.clip_grad_norm_(self.trained.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.learned, 1.0)
         return {"ce": loss.item() / count, "loss": loss.item() / count}
-
-    def of(self) -> dict[str, Any]:
-        """Return the settings, how much is taught, and the model."""
-        return {"options": asdict(self._options), "tokens": self.tokens, "base": self._base}
 
 
 def teach(
     model: PreTrainedModel,
     lessons: Lessons,
-    saved: Path,
     out: Path,
     *,
     base: str,
@@ -372,7 +362,6 @@ def teach(
     Args:
         model: what is taught; it has the adapters in it afterwards, and is of bfloat16.
         lessons: of its tokenizer.
-        saved: what it goes on from after an interrupt.
         out: the adapter's directory.
         base: the model's name, for the adapter's note.
         options: epochs are of the pairs.
@@ -381,10 +370,9 @@ def teach(
         The mean cross-entropy of the answers, in nats a token, every fifty steps.
     """
     adapted = with_adapters(model.bfloat16(), options)
-    teaching = Teaching(adapted, lessons, options, saved, base)
-    teaching.resume()
-    left = (np.array([step]) for step in range(teaching.step, teaching.steps))
-    teaching.run(left, "Teaching", "ce", progress=ConsoleReporter())
+    teaching = Teaching(adapted, lessons, options)
+    steps = (np.array([step]) for step in range(teaching.steps))
+    teaching.run(steps, "Teaching", "ce", ConsoleReporter())
     note: dict[str, float] = {"tokens": teaching.tokens, "steps": teaching.steps}
-    write_adapter(teaching.trained, adapted, base, out, note)
+    write_adapter(teaching.learned, adapted, base, out, note)
     return teaching.history

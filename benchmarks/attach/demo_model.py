@@ -80,13 +80,13 @@ def main() -> None:
 
 
 def taught(
-    model: PreTrainedModel, corpus: Corpus, _: object, saved: Path, out: Path, **how: Any
+    model: PreTrainedModel, corpus: Corpus, _: object, out: Path, **how: Any
 ) -> list[dict[str, float]]:
     """Teach the pairs where ``attach`` would fine-tune on the corpus."""
     pairs = [row for row in pq.read_table(pairs_path()).to_pylist() if row["split"] == "train"]
     texts = pq.read_table("plain.parquet")["text"].to_pylist()
     lessons = Lessons(pairs, texts, corpus.tokenizer, LESSONS.length or WINDOW)
-    return teach(model, lessons, saved, out, base=how["base"])
+    return teach(model, lessons, out, base=how["base"])
 
 
 def pack(model: Path, lens: Path, target: Path) -> None:

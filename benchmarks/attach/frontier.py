@@ -150,13 +150,12 @@ def fitted(
     """Fit one head; return its figures along the way, with the seconds of a step."""
     options = options_of(given, len(train))
     head = options.head(train.width).to(given.device)
-    fitting = Fitting(model, train, options, head, given.work / "fit.pt")
     place(head, train, given.seed)
-    fitting.begin()
+    fitting = Fitting(model, train, options, head)
     points = [measured(given, model, head, heldout, 0)]
     at = set(np.geomspace(100, fitting.steps, given.points).round().astype(int).tolist())
     seconds = 0.0
-    for rows in batches(len(train), given.batch, 0, fitting.steps, given.seed):
+    for rows in batches(len(train), given.batch, fitting.steps, given.seed):
         began = time.perf_counter()
         fitting.take(rows)
         seconds += time.perf_counter() - began

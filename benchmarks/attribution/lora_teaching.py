@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 from benchmarks.attribution.judges.passages import PassageBank
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import weight_of
-from prismlm.training.lora import LoraOptions, with_adapters
 from prismlm.training.parallel import blocks
+from prismlm.training.tuning import LoraOptions, with_adapters
 
 DRAWN = 1000
 WARMUP = 0.05

@@ -23,8 +23,8 @@ from benchmarks.attribution.smollm2_setting import (
     teaching_of,
 )
 from prismlm.files import read_json, write_json
-from prismlm.training.lora import LoraOptions
 from prismlm.training.parallel import blocks
+from prismlm.training.tuning import LoraOptions
 
 RATE_OF_STEP = 0.05
 RECALL = (

@@ -17,7 +17,7 @@ from prismlm.corpus import Corpus
 from prismlm.files import read_json
 from prismlm.index.cells import Cells
 from prismlm.index.layout import find_lens, read_meta
-from prismlm.training.lora import LoraOptions
+from prismlm.training.tuning import LoraOptions
 
 WINDOW = 128
 BEFORE, TAUGHT = "before", "taught"

@@ -33,7 +33,7 @@ from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.sidecar import load_sidecar
-from prismlm.training.initialise import sample_states
+from prismlm.training.prototypes import sample_states
 
 HELD_OUT_TOKENS = 100_000
 DRAWN = 10

@@ -24,7 +24,6 @@ import torch
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm import fingerprints
 from prismlm.__main__ import set_environment
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
@@ -163,21 +162,13 @@ def measure_growth(source: Path, sizes: list[int]) -> list[dict[str, Any]]:
 
 def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
     """Write the first documents of a corpus, and as often anew as it takes, as a corpus."""
-    from prismlm.corpus import layout
     from prismlm.corpus.documents import Document
     from prismlm.corpus.writer import CorpusWriter
 
     out.mkdir()
-    shutil.copytree(corpus.path / layout.TOKENIZER_DIRECTORY, out / layout.TOKENIZER_DIRECTORY)
     step = max(1, corpus.num_tokens // tokens)
     written = turn = 0
-    with CorpusWriter(
-        out,
-        dtype=np.dtype(corpus.meta["dtype"]),
-        eos_token_id=corpus.eos_token_id,
-        shard_tokens=2**27,
-        heldout_fraction=0.0,
-    ) as writer:
+    with CorpusWriter(out, corpus.tokenizer, heldout_fraction=0.0) as writer:
         while written < tokens:
             for index in range(0, len(corpus), step):
                 ids = corpus.tokens(int(corpus.starts[index]), int(corpus.lengths[index]))
@@ -188,11 +179,7 @@ def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
                 if written >= tokens:
                     break
             turn += 1
-        contents = writer.finish()
-    contents["counts"]["skipped"] = 0
-    kept = ("format", "version", "dtype", "tokenizer")
-    meta = {key: corpus.meta[key] for key in kept} | contents
-    write_json(out / layout.META_FILE, meta | {"digest": fingerprints.of_json(meta)})
+        writer.finish({})
 
 
 def _own_bytes() -> int:

@@ -100,7 +100,7 @@ def main() -> None:
         weights="cosine",
         seed=seed,
     )
-    head, _ = fit(model, states, options, work / "head.pt")
+    head, _ = fit(model, states, options)
     bank = PassageBank.of(corpus, corpus.split("train"))
     positions = positions_of(head, states, places, bank)
     setting = setting_of(model, head, bank, positions)

@@ -17,10 +17,10 @@ from prismlm.corpus.packing import PackedDataset
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.training import PrismForCausalLM, PrismTrainer, Recipe
-from prismlm.training.callbacks import HeadSchedule
+from prismlm.training.model import Usage
+from prismlm.training.prototypes import HeadSchedule, revive
 from prismlm.training.recipe_file import build_recipe
-from prismlm.training.revival import Usage, revive
-from prismlm.training.setup import build_trainer, head_of, prepare
+from prismlm.training.setup import head_of, prepare
 
 
 @dataclass
@@ -131,7 +131,7 @@ def train_bank(
     """
     settings = plain | {"head": plain.get("head", {}) | {"enabled": False}}
     prepared = prepare(build_recipe(settings))
-    trainer = build_trainer(prepared, directory, [], BankTrainer)
+    trainer = BankTrainer(prepared, directory)
     trainer.bank = [
         BankedHead.of(
             name, build_recipe(merged(plain, changes)), prepared.model.model, prepared.rows

@@ -19,8 +19,7 @@ from prismlm.corpus.packing import PackedDataset
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import capture
 from prismlm.training import LossWeights, PrismForCausalLM
-from prismlm.training.callbacks import progress
-from prismlm.training.initialise import place_prototypes
+from prismlm.training.prototypes import place_prototypes, progress
 
 VARIANTS = ("plain", "prism", "through", "dense", "dense-k")
 # Those that predict through their head, whose peak rate is chosen for each.

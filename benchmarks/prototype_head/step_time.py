@@ -27,8 +27,9 @@ from prismlm.files import write_json
 from prismlm.models.device import device_named
 from prismlm.statistics import interval_of
 from prismlm.training import build_recipe
-from prismlm.training.initialise import place_prototypes
-from prismlm.training.setup import build_trainer, prepare
+from prismlm.training.prototypes import place_prototypes
+from prismlm.training.setup import prepare
+from prismlm.training.trainer import PrismTrainer
 
 WARM_UP = 10
 NAMES = ["default", "default-quarter", "default-eighth", "default-all", "light", "light-kl"]
@@ -103,7 +104,7 @@ def time_recipe(settings: dict[str, Any], corpus: Path, steps: int) -> dict[str,
         }
         prepared = prepare(build_recipe(merged(settings, changes)))
         turns = Turns()
-        trainer = build_trainer(prepared, Path(directory), [turns])
+        trainer = PrismTrainer(prepared, Path(directory), [turns])
         generator = torch.Generator().manual_seed(0)
         place_prototypes(prepared.model, prepared.rows, generator)
         trainer.train()

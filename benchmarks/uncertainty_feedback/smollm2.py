@@ -37,8 +37,8 @@ from prismlm.files import read_json, write_json
 from prismlm.models.device import uses_bf16
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback, attach_uncertainty
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
-from prismlm.training.loop import SAVE_SECONDS, Loop, batches
-from prismlm.training.lora import LoraOptions, with_adapters
+from prismlm.training.loop import Loop, batches
+from prismlm.training.tuning import LoraOptions, with_adapters
 
 NONE, OWN, SHUFFLED = "no feedback", "own", "shuffled"
 ARMS = (NONE, OWN, SHUFFLED)
@@ -156,31 +156,24 @@ def trained(
     """Train; return the mean loss of each tenth of the steps, nats per token."""
     rows = pack(corpus, corpus.split("train"), given.length, seed)
     settings = {name: getattr(given, name) for name in SETTINGS} | {"arm": arm, "seed": seed}
-    saved = given.work / f"{arm.replace(' ', '-')}-{seed}{'-table' * given.table_alone}.pt"
-    training = Training(begun, rows, settings, uses_bf16("auto", given.device), saved)
-    training.resume()
-    training.run(
-        batches(len(rows), given.batch, training.step, training.steps, seed),
-        f"{arm}, seed {seed}",
-        "ce",
-        save_seconds=SAVE_SECONDS,
-        progress=ConsoleReporter(),
-    )
-    losses = np.array([training.extra[str(step)] for step in range(training.steps)])
-    return [float(part.mean()) for part in np.array_split(losses, 10) if len(part)]
+    training = Training(begun, rows, settings, uses_bf16("auto", given.device))
+    chosen = batches(len(rows), given.batch, training.steps, seed)
+    training.run(chosen, f"{arm}, seed {seed}", "ce", ConsoleReporter())
+    parts = np.array_split(np.array(training.every_loss), 10)
+    return [float(part.mean()) for part in parts if len(part)]
 
 
 class Training(Loop):
-    """The table, adapters or both, with their optimizer; ``extra`` has the loss of each step."""
+    """The table, adapters or both, with their optimizer; ``every_loss`` has each step's."""
 
     what = "fine-tuning"
     remedy = "give a lower --table-rate or --adapter-rate"
 
     def __init__(
-        self, begun: Arm, rows: PackedDataset, settings: dict[str, Any], bf16: bool, saved: Path
+        self, begun: Arm, rows: PackedDataset, settings: dict[str, Any], bf16: bool
     ) -> None:
-        learned = [one for group in begun.groups for one in group["params"]]
-        super().__init__(nn.ParameterList(learned), begun.groups, settings["steps"], saved)
+        super().__init__(begun.groups, settings["steps"])
+        self.every_loss: list[float] = []
         self._begun, self._rows, self._settings, self._bf16 = begun, rows, settings, bf16
         begun.model.train()
         if settings["arm"] == SHUFFLED:
@@ -196,10 +189,6 @@ class Training(Loop):
         """Return the rates of the table and of the adapters, of which there are."""
         return self._begun.rates
 
-    def of(self) -> dict[str, Any]:
-        """Return settings, arm and seed."""
-        return self._settings
-
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Add the gradients of the rows' mean cross-entropy; return it in nats per token."""
         model: Any = self._begun.model
@@ -214,7 +203,7 @@ class Training(Loop):
             logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED
         )
         loss.backward()
-        self.extra[str(self.step)] = loss.item()
+        self.every_loss.append(loss.item())
         return {"ce": loss.item(), "loss": loss.item()}
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.cli.printing.trace import place_text
+from prismlm.explain.shares import worth_showing
 from prismlm.index.around import Around
 from tests.helpers import forked
 from tests.helpers.lens_meta import change_meta
@@ -331,6 +332,24 @@ def test_text_that_the_corpus_has_nothing_about_is_told_so_first(prism, copy):
     asked = prism("explain", copy, TEXT, "--passages").stdout
     assert said in asked
     assert all(part in asked for part in ("Documents behind it", "Where it comes from"))
+
+
+def test_documents_that_carry_far_less_are_printed_if_asked_for(prism, tiny_model):
+    lm = prismlm.load(tiny_model)
+    text = lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[3]), 20)
+    found = lm.explain(text).documents(5)
+    assert len(worth_showing(found)) < len(found) == 5
+
+    def documents(*options):
+        printed = prism("explain", tiny_model, text, *options).stdout
+        return printed, printed[printed.index("Documents behind it") :].split("\n\n")[0]
+
+    printed, shown = documents()
+    assert len(re.findall(r"^ *<?\d+%  ", shown, re.M)) == len(worth_showing(found))
+    assert "All others carry far less: --passages shows them." in printed
+    printed, shown = documents("--passages")
+    assert len(re.findall(r"^ *<?\d+%  ", shown, re.M)) == 5
+    assert "All others" not in printed
 
 
 @pytest.mark.parametrize(

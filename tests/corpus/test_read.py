@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Columns, Document, DocumentReader, read_documents
-from prismlm.corpus.read import SeenIds
+from prismlm import files
+from prismlm.corpus import Columns, Document, DocumentReader, formats, read_documents
 from prismlm.errors import InputError
 
 RECORDS: list[dict[str, Any]] = [
@@ -77,7 +77,7 @@ def test_every_format_gives_the_same_documents(kind: str, tmp_path: Path) -> Non
     reader = DocumentReader(_written(kind, tmp_path))
     assert list(reader) == EXPECTED
     assert list(reader) == EXPECTED, "a second pass reads the same"
-    assert reader.bytes_read == reader.total_bytes
+    assert reader.done == reader.total
 
 
 def test_text_files_of_a_directory_in_sorted_order(tmp_path: Path) -> None:
@@ -108,14 +108,6 @@ def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(b"\xef\xbb\xbfhello")
     (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "there"}\n\n')
     assert [document.text for document in read_documents(tmp_path)] == ["there", "hello"]
-
-
-@pytest.mark.parametrize("recent", [1, 2, 1 << 16])
-def test_seen_ids_beyond_what_is_kept_recent(recent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SeenIds, "_RECENT", recent)
-    seen = SeenIds()
-    assert all(seen.add(str(n)) for n in range(50))
-    assert not any(seen.add(str(n)) for n in range(50))
 
 
 def _refused(path: Path, columns: Columns | None = None) -> str:
@@ -173,15 +165,23 @@ def test_damaged_files(kind: str, damage: str, tmp_path: Path) -> None:
         assert f"{path} is damaged" in message
 
 
-LONG = "a" * 10**6
+LONG = "a" * 10**5
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of a text and of repeated text that are a hundredth of those of use."""
+    assert (files.LARGEST_TEXT, formats.SMALL) == (2**27, 2**25)
+    for module in (files, formats):
+        monkeypatch.setattr(module, "LARGEST_TEXT", 2**20)
+    monkeypatch.setattr(formats, "SMALL", 2**18)
 
 
 def _bomb(kind: str, directory: Path) -> Path:
-    """Write a file of a few kilobytes that unpacks to 40 MB, or to a single text of 140 MB."""
+    """Write a file of a few kilobytes that unpacks to 4 MB, or to a single text of 1.4 MB."""
     path = directory / f"bomb.{kind.partition(' ')[0]}"
-    line = f'{{"text": "{LONG}"}}\n'.encode()
-    if kind.endswith("one text"):
-        line = line[:-3] + b"a" * (140 * 10**6)
+    text = LONG * 14 if kind.endswith("one text") else LONG
+    line = f'{{"text": "{text}"}}\n'.encode()
     if path.suffix == ".gz":
         with gzip.open(path, "wb", 1) as file:
             file.write(line if "one" in kind else line * 40)
@@ -200,17 +200,18 @@ def _bomb(kind: str, directory: Path) -> Path:
     [
         ("jsonl.gz", "unpacks to more than"),
         ("jsonl.zst", "unpacks to more than"),
-        ("jsonl.gz one text", ":1 is larger than 128 MiB"),
-        ("jsonl.zst one text", ":1 is larger than 128 MiB"),
+        ("jsonl.gz one text", ":1 is larger than 1 MiB"),
+        ("jsonl.zst one text", ":1 is larger than 1 MiB"),
         ("parquet", "unpacks to more than"),
         ("parquet rows of one text", "unpacks to more than"),
     ],
 )
-def test_what_unpacks_to_a_thousand_times_its_size_is_refused(
+@pytest.mark.usefixtures("limits")
+def test_what_unpacks_to_a_hundred_times_its_size_is_refused(
     kind: str, said: str, tmp_path: Path
 ) -> None:
     path = _bomb(kind, tmp_path)
-    assert path.stat().st_size < 700_000
+    assert path.stat().st_size < 40_000
     assert f"{path}{'' if said.startswith(':') else ' '}{said}" in _refused(path)
 
 
@@ -221,17 +222,15 @@ def test_repeated_text_is_read_where_it_is_not_much(kind: str, tmp_path: Path) -
         _parquet(path, {"text": [text, "b"]})
     else:
         path.write_bytes(gzip.compress(json.dumps({"text": text}).encode() + b'\n{"text": "b"}'))
-    assert [len(one.text) for one in read_documents(path)] == [20 * 10**6, 1]
+    assert [len(one.text) for one in read_documents(path)] == [2 * 10**6, 1]
 
 
 @pytest.mark.parametrize("kind", ["csv", "txt"])
+@pytest.mark.usefixtures("limits")
 def test_a_text_of_no_end_is_refused(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"t.{kind}"
-    with path.open("wb") as file:
-        file.write(b"text\n" if kind == "csv" else b"")
-        for _ in range(140):
-            file.write(LONG.encode())
-    assert "larger than 128 MiB" in _refused(path)
+    path.write_text(("text\n" if kind == "csv" else "") + LONG * 14)
+    assert "larger than 1 MiB" in _refused(path)
 
 
 def test_markdown_is_a_document_a_file(tmp_path: Path) -> None:
@@ -275,7 +274,7 @@ def test_a_file_is_read_once(tmp_path: Path) -> None:
     named = [tmp_path / "d", tmp_path / "d" / "inner", tmp_path / "c.txt", inner / "a.txt"]
     reader = DocumentReader(named)
     assert [document.text for document in reader] == ["one"]
-    assert (reader.again, reader.total_bytes) == (4, 3)
+    assert (reader.again, reader.total) == (4, 3)
     assert reader.manifest() == {
         "files": [{"name": "b.txt", "bytes": 3, "documents": 1}],
         "named_again": 4,

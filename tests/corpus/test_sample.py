@@ -4,8 +4,9 @@ import re
 from collections import Counter
 
 import pyarrow.parquet as pq
+import pytest
 
-from prismlm.corpus import read_documents, sample_path
+from prismlm.corpus import Document, read_documents, sample_path
 
 ALLOWED = {
     "CC-BY-4.0",
@@ -20,8 +21,12 @@ ALLOWED = {
 }
 
 
-def test_the_sample_is_small_varied_and_openly_licensed() -> None:
-    documents = list(read_documents(sample_path()))
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    return list(read_documents(sample_path()))
+
+
+def test_the_sample_is_small_varied_and_openly_licensed(documents: list[Document]) -> None:
     sizes: Counter[str] = Counter()
     for document in documents:
         assert document.domain is not None
@@ -37,8 +42,8 @@ def test_the_sample_is_small_varied_and_openly_licensed() -> None:
     ]
 
 
-def test_papers_have_the_numbers_that_arxiv_knows_them_by() -> None:
-    papers = [one for one in read_documents(sample_path()) if str(one.source).startswith("arxiv/")]
+def test_papers_have_the_numbers_that_arxiv_knows_them_by(documents: list[Document]) -> None:
+    papers = [one for one in documents if str(one.source).startswith("arxiv/")]
     assert len(papers) == 4118
     for paper in papers:
         number = paper.doc_id.removeprefix("science_arxiv_abstracts/")
@@ -46,7 +51,9 @@ def test_papers_have_the_numbers_that_arxiv_knows_them_by() -> None:
         assert paper.url == f"https://arxiv.org/abs/{number}"
 
 
-def test_every_source_of_the_sample_is_credited() -> None:
+def test_every_source_of_the_sample_is_credited_with_what_was_taken(
+    documents: list[Document],
+) -> None:
     credits = (sample_path().parent / "ATTRIBUTION.md").read_text(encoding="utf-8")
     named = {
         "openstax/": "OpenStax, Rice University",
@@ -63,8 +70,12 @@ def test_every_source_of_the_sample_is_credited() -> None:
         "cpp-docs": "Microsoft C++",
         "powershell-docs": "PowerShell documentation",
     }
-    for document in read_documents(sample_path()):
-        credit = next(
-            text for prefix, text in named.items() if str(document.source).startswith(prefix)
-        )
-        assert credit in credits
+    sections = credits.split("\n## ")
+    taken: Counter[str] = Counter()
+    for document in documents:
+        taken[next(one for one in named if str(document.source).startswith(one))] += 1
+    assert taken.keys() == named.keys()
+    for prefix, count in taken.items():
+        (section,) = (one for one in sections if named[prefix] in one)
+        assert f"- Taken: {count:,} texts" in section
+    assert f"holds {taken.total():,} texts" in sections[0]

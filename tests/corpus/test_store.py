@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prismlm.corpus import Corpus, document_table
+from prismlm.corpus import Corpus, store
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_json, write_json
 from tests.helpers.records import RECORDS
@@ -62,8 +62,7 @@ def test_the_document_at_every_position(corpus: Corpus) -> None:
 def test_several_threads_read_the_same_corpus(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_table, "BYTES_KEPT", 0)
-    monkeypatch.setattr(document_table, "FILES_OPEN", 1)
+    monkeypatch.setattr(store, "GROUPS_KEPT", 1)
     opened = Corpus.open(corpus.path)
     drawn = np.random.default_rng(0).integers(len(corpus), size=800).tolist()
     with ThreadPoolExecutor(8) as pool:

@@ -58,17 +58,6 @@ def test_the_end_of_a_document_is_an_empty_word_and_a_passage_may_start_inside()
     assert worded("ßx", spans((0, 1), (1, 2))).tokens == ("ß", "x")
 
 
-def test_around_and_largest():
-    found = worded("a bc d", spans((0, 1), (1, 3), (3, 4), (4, 6)))
-    assert found.around(2, 1) == ("a", " bc", " d")
-    assert found.around(0, 5) == ("", "a", " bc d")
-    assert found.largest([1.0, 0.25, 0.5, 0.0]) == (1.0, 0.5, 0.0)
-    with pytest.raises(InputError, match="no token 4"):
-        found.around(4, 1)
-    with pytest.raises(InputError, match="3 values for 4 tokens"):
-        found.largest([0.0, 0.0, 0.0])
-
-
 @given(text=st.text(min_size=1, max_size=40))
 def test_words_are_the_text_whatever_it_is(corpus, text):
     ids, places = encode(corpus.tokenizer, text)

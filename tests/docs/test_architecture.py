@@ -1,5 +1,6 @@
 """The page of the architecture says what the code and the rules of imports say."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import prismlm
 from prismlm.cli.explain import explain
+from prismlm.cli.train import train
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -52,9 +54,12 @@ def test_the_files_to_touch_exist():
         assert place.exists(), f"docs/architecture.md names {path}"
 
 
-def test_the_way_of_explain_is_entered_station_by_station(tiny_model, capsys):
-    stations = re.findall(r"^\d+\. `([\w/]+\.py)`", section("The way of explain"), re.MULTILINE)
-    assert 5 <= len(stations) <= 10
+def stations_of(title):
+    return re.findall(r"^\d+\. `([\w/]+\.py)`", section(title), re.MULTILINE)
+
+
+def entered_by(run):
+    """Return the files of the package that a call enters, in order."""
     package, entered = Path(prismlm.__file__).parent, {}
 
     def note(frame, event, argument):
@@ -62,12 +67,40 @@ def test_the_way_of_explain_is_entered_station_by_station(tiny_model, capsys):
         if event == "call" and package in file.parents:
             entered.setdefault(file.relative_to(package).as_posix())
 
-    # Once before, so that no module is imported on the way.
-    explain(tiny_model, "Once upon a time")
     sys.setprofile(note)
     try:
-        explain(tiny_model, "Once upon a time")
+        run()
     finally:
         sys.setprofile(None)
+    return list(entered)
+
+
+def test_the_way_of_explain_is_entered_station_by_station(tiny_model, capsys):
+    stations = stations_of("The way of explain")
+    assert 5 <= len(stations) <= 10
+    # Once before, so that no module is imported on the way.
+    explain(tiny_model, "Once upon a time")
+    entered = entered_by(lambda: explain(tiny_model, "Once upon a time"))
     assert "Where it comes from" in capsys.readouterr().out
+    assert [file for file in entered if file in stations] == stations
+
+
+def test_the_way_of_train_is_entered_station_by_station(tiny_corpus, tmp_path, capsys):
+    stations = stations_of("The way of train")
+    assert 5 <= len(stations) <= 10
+    settings = {
+        "corpus": str(tiny_corpus),
+        "model": {"preset": "llama-tiny", "num_hidden_layers": 1},
+        "head": {"prototypes": 16, "prototypes_per_token": 2, "initialise_at_step": 1},
+        "data": {"length": 16},
+        "batch_size": 2,
+        "evaluation": {"tokens": 50, "final_tokens": 50},
+        "logging": {"tensorboard": False},
+        "steps": 2,
+    }
+    for name in ("imported", "model"):
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(json.dumps(settings | {"out": str(tmp_path / name)}))
+        entered = entered_by(lambda recipe=recipe: train(recipe))
+    assert "Perplexity on held-out text" in capsys.readouterr().out
     assert [file for file in entered if file in stations] == stations

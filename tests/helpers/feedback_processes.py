@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings
-from prismlm.training import distributed, parallel
+from prismlm.training import parallel
 from tests.helpers.feedback_calls import PROMPT, Fed
 from tests.helpers.feedback_families import TITLES
 from tests.helpers.two_processes import fork
@@ -46,29 +47,29 @@ def spread(name, column):
     """Return what one step gives: the mean loss, whole gradients, own codes and all codes seen."""
     fed = trained(name)
     if column == "DDP":
-        fed.run = parallel.wrap_ddp(fed.model, torch.device("cpu"))
+        fed.run = DistributedDataParallel(fed.model, broadcast_buffers=False)
     else:
-        mesh = init_device_mesh("cpu", (distributed.world_size(),))
+        mesh = init_device_mesh("cpu", (parallel.world_size(),))
         for block in parallel.blocks(decoder_and_embeddings(fed.model)[0]):
             fully_shard(block, mesh=mesh)
         fed.run = fully_shard(fed.model, mesh=mesh)
-    each = ROWS // distributed.world_size()
-    first = each * distributed.rank()
+    each = ROWS // parallel.world_size()
+    first = each * parallel.rank()
     loss, codes = step_of(fed, list(range(first, first + each)))
     found = {
         name: parallel.full(p.grad).clone()
         for name, p in fed.model.named_parameters()
         if p.grad is not None
     }
-    distributed.union(fed.feedback.embedding.seen)
-    mean = distributed.sum_over_processes(loss) / distributed.world_size()
+    parallel.union(fed.feedback.embedding.seen)
+    mean = parallel.over_processes(loss) / parallel.world_size()
     return {"loss": mean, "gradients": found, "codes": codes, "seen": fed.feedback.embedding.seen}
 
 
 def main(directory):
     """Do every family in both ways."""
     torch.set_num_threads(1)
-    distributed.join()
+    parallel.join()
     results = {}
     for column in COLUMNS:
         for name in TITLES:
@@ -76,7 +77,7 @@ def main(directory):
                 results[column, name] = spread(name, column)
             except Exception:
                 results[column, name] = {"error": traceback.format_exc()}
-    (directory / f"rank-{distributed.rank()}.pickle").write_bytes(pickle.dumps(results))
+    (directory / f"rank-{parallel.rank()}.pickle").write_bytes(pickle.dumps(results))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from prismlm.training import TrainingInterrupted, build_recipe, distributed, parallel, train
-from prismlm.training.step import OptimizerStep
+from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
+from prismlm.training.losses import OptimizerStep
 from prismlm.training.training_signal import ShuffledSignal
 from tests.helpers.runs import InterruptAfter
 from tests.helpers.tiny_head import make
@@ -41,9 +42,9 @@ def spread_gradients_of(arguments, spread, recompute, batches):
     model = make(**arguments).train()
     if recompute:
         parallel.recompute_activations(model.model)
-    device, processes = torch.device("cpu"), distributed.world_size()
+    device, processes = torch.device("cpu"), parallel.world_size()
     if spread == "ddp":
-        wrapped = parallel.wrap_ddp(model, device)
+        wrapped = DistributedDataParallel(model, broadcast_buffers=False)
     else:
         parallel.shard(model.model, device)
         wrapped = parallel.Sharded(model, model.model)
@@ -55,28 +56,28 @@ def spread_gradients_of(arguments, spread, recompute, batches):
             rest = sum(p.sum() for p in model.prototype_head.parameters())
             (loss * processes + 0 * rest).backward()
     if spread == "fsdp2":
-        distributed.average_gradients(model.prototype_head)
+        parallel.average_gradients(model.prototype_head)
     gradients = {
         name: parallel.full(p.grad).clone()
         for name, p in model.named_parameters()
         if p.grad is not None
     }
-    return gradients, distributed.sum_over_processes(total)
+    return gradients, parallel.over_processes(total)
 
 
 def main(directory):
     """Do every job of ``jobs.pickle``; write the results of all processes to ``rank-N.pickle``."""
     torch.set_num_threads(1)
-    distributed.join()
+    parallel.join()
     jobs = pickle.loads((directory / "jobs.pickle").read_bytes())
     results = {}
     for name, (arguments, batches) in jobs["gradients"].items():
-        mine = batches[distributed.rank()]
-        results[name] = gradients_of(make(**arguments), mine, distributed.sum_over_processes)
+        mine = batches[parallel.rank()]
+        results[name] = gradients_of(make(**arguments), mine, parallel.over_processes)
     for name, (*how, batches) in jobs.get("spread", {}).items():
-        results[name] = spread_gradients_of(*how, batches[distributed.rank()])
+        results[name] = spread_gradients_of(*how, batches[parallel.rank()])
     for name, parts in jobs.get("shuffled", {}).items():
-        results[name] = ShuffledSignal(5)(parts[distributed.rank()])
+        results[name] = ShuffledSignal(5)(parts[parallel.rank()])
     for name, settings, stop_at in jobs["runs"]:
         recipe = build_recipe(settings)
         if stop_at:
@@ -86,7 +87,7 @@ def main(directory):
                 results[f"{name} stopped"] = stop.checkpoint.name
         result = train(recipe, resume=bool(stop_at))
         results[name] = (result.history, result.quality, result.tokens)
-    (directory / f"rank-{distributed.rank()}.pickle").write_bytes(pickle.dumps(results))
+    (directory / f"rank-{parallel.rank()}.pickle").write_bytes(pickle.dumps(results))
 
 
 def fork(directory, main=main):
@@ -101,7 +102,7 @@ def fork(directory, main=main):
         if not (child := os.fork()):
             try:
                 main(directory)
-                distributed.end(0)
+                parallel.end(0)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -113,5 +114,5 @@ def fork(directory, main=main):
 if __name__ == "__main__":
     if "RANK" in os.environ:
         main(Path(sys.argv[1]))
-        distributed.end(0)
+        parallel.end(0)
     sys.exit(fork(Path(sys.argv[1])))

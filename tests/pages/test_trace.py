@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import prismlm
+from prismlm.explain.shares import worth_showing
 from prismlm.index.around import Around
 from prismlm.pages.trace import fragment, page
 from prismlm.pages.trace_data import visible
@@ -140,7 +141,7 @@ def test_shares_in_the_page_sum_to_one(trace):
 
 
 def test_quotes_and_what_speaks_against_are_in_the_page(lm):
-    text = lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[3]), 20)
+    text = "".join(lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[i]), 20) for i in (3, 40))
     trace = lm.explain(text)
     data, shared = Reader(page([trace], against=4)).blocks
     whole = data["whole"]
@@ -150,8 +151,8 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
         (q.text, q.span.length, q.span.count) for q in quotes
     ]
     assert whole["verbatim"][0]["place"]["doc_id"] == quotes[0].places[0]["doc_id"]
-    documents = trace.documents(len(whole["documents"]))
-    assert len(documents) > 1
+    documents = worth_showing(trace.documents(5))
+    assert 1 < len(documents) < 5
     # Each document has its own of the first passages, or the place of it that is nearest.
     passages = trace.passages(8)
     pairs = []

@@ -16,11 +16,9 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError, PrismError
 from prismlm.files import read_json
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
-from prismlm.training.attach import attach
-from prismlm.training.attach_estimate import estimate_attach
-from prismlm.training.attach_options import AttachOptions
+from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
-from prismlm.training.lora import LoraOptions
+from prismlm.training.tuning import LoraOptions
 from tests.helpers.tiny import build_small_corpus
 
 # The package has a function of the module's name.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import DivergenceError, FormatError, InputError
+from prismlm.errors import DivergenceError, InputError
 from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
 from prismlm.ops.divergence import divergence
@@ -49,24 +49,10 @@ def test_over_the_whole_vocabulary_the_divergence_is_the_plain_one(lm, states):
     expected = divergence(*logits).mean().item()
     for frequent in (0, 100, size):
         vocabulary = Vocabulary(lm.model, states.tokens(), frequent, size)
-        tokens, counted = vocabulary.draw(torch.Generator().manual_seed(0))
+        tokens, counted = vocabulary.draw(0)
         assert sorted(tokens.tolist()) == list(range(size))
         found = vocabulary.divergence(z, rebuilt, tokens, counted).item()
         assert found == pytest.approx(expected, rel=1e-4)
-
-
-def test_drawn_tokens_stand_for_the_others():
-    # Five tokens: 0 is always compared over; two of the other four are drawn and count double.
-    model = prismlm_like(torch.tensor([[1.0], [0.0], [0.0], [0.0], [0.0]]))
-    vocabulary = Vocabulary(model, torch.tensor([0, 0, 1]), frequent=1, drawn=2)
-    tokens, counted = vocabulary.draw(torch.Generator().manual_seed(0))
-    assert tokens[0] == 0
-    assert counted.tolist() == pytest.approx([0.0, math.log(2), math.log(2)])
-    # p of token 0 is e² / (e² + 4) at z = 2 and e / (e + 4) at ẑ = 1, whichever were drawn.
-    p, q = math.e**2 / (math.e**2 + 4), math.e / (math.e + 4)
-    expected = p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
-    found = vocabulary.divergence(torch.tensor([[2.0]]), torch.tensor([[1.0]]), tokens, counted)
-    assert found.item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -77,7 +63,7 @@ def test_products_in_bf16_change_the_divergence_and_its_gradient_little(monkeypa
     weight, z, change = (torch.randn(n, 32, generator=generator) for n in (400, 60, 60))
     model = prismlm_like(weight, bias=weight[:, 0] if biased else None)
     vocabulary = Vocabulary(model, torch.arange(9), frequent=100, drawn=100)
-    tokens = vocabulary.draw(torch.Generator().manual_seed(0))
+    tokens = vocabulary.draw(0)
     values, gradients = [], []
     for low in (True, False):
         monkeypatch.setattr(module, "has_fast_product", lambda low=low: low)
@@ -108,12 +94,10 @@ def prismlm_like(weight, bias=None):
 
 
 def test_every_epoch_sees_every_state_once_in_an_order_of_its_own():
-    found = list(batches(10, 3, 0, 6, seed=0))
+    found = list(batches(10, 3, 6, seed=0))
     epochs = [np.concatenate(found[:3]), np.concatenate(found[3:])]
     assert all(len(set(epoch.tolist())) == 9 for epoch in epochs)
     assert epochs[0].tolist() != epochs[1].tolist()
-    later = list(batches(10, 3, 4, 6, seed=0))
-    assert [rows.tolist() for rows in later] == [rows.tolist() for rows in found[4:]]
 
 
 def test_prototypes_are_placed_on_directions_of_states(states):
@@ -126,47 +110,37 @@ def test_prototypes_are_placed_on_directions_of_states(states):
     assert norms.mean().item() == pytest.approx(z.norm(dim=-1).mean().item(), rel=0.1)
 
 
-def test_a_fit_learns_and_is_the_same_again(lm, states, tmp_path):
+def test_a_fit_learns_and_is_the_same_again(lm, states):
     options = FitOptions(**{**vars(SMALL), "epochs": 3})
-    head, history = fit(lm.model, states, options, tmp_path / "a.pt")
-    again, _ = fit(lm.model, states, options, tmp_path / "b.pt")
+    head, history = fit(lm.model, states, options)
+    again, _ = fit(lm.model, states, options)
     assert torch.equal(head.prototypes, again.prototypes)
     assert history[-1]["prototype_only_kl"] < 0.8 * history[0]["prototype_only_kl"]
     z = states.states(np.arange(500))
     placed = PrototypeHead(states.width, 32, 4)
     place(placed, states, seed=0)
     vocabulary = Vocabulary(lm.model, states.tokens(), 10**6, 0)
-    tokens = vocabulary.draw(torch.Generator())
+    tokens = vocabulary.draw(0)
     before, after = (
         vocabulary.divergence(z, one(z).reconstruction, *tokens).item() for one in (placed, head)
     )
     assert after < 0.8 * before
 
 
-def test_fitted_weights_predict_better(lm, states, tmp_path):
+def test_fitted_weights_predict_better(lm, states):
     options = FitOptions(**{**vars(SMALL), "epochs": 3})
     by_cosine = FitOptions(**{**vars(options), "weights": "cosine"})
-    head, history = fit(lm.model, states, options, tmp_path / "a.pt")
+    head, history = fit(lm.model, states, options)
     assert head.weights == "fitted"
     assert history[-1]["prototype_only_kl"] < history[0]["prototype_only_kl"]
-    other, _ = fit(lm.model, states, by_cosine, tmp_path / "c.pt")
+    other, _ = fit(lm.model, states, by_cosine)
     z = states.states(np.arange(500))
     vocabulary = Vocabulary(lm.model, states.tokens(), 10**6, 0)
-    tokens = vocabulary.draw(torch.Generator())
+    tokens = vocabulary.draw(0)
     fitted, cosine = (
         vocabulary.divergence(z, one(z).reconstruction, *tokens).item() for one in (head, other)
     )
     assert fitted < cosine
-
-
-def test_a_fit_is_not_gone_on_with_by_another(lm, states, tmp_path):
-    saved = tmp_path / "fit.pt"
-    fit(lm.model, states, FitOptions(**{**vars(SMALL), "epochs": 0.1}), saved)
-    with pytest.raises(InputError, match="other settings"):
-        fit(lm.model, states, SMALL, saved)
-    saved.write_bytes(saved.read_bytes()[:1000])
-    with pytest.raises(FormatError, match="is damaged"):
-        fit(lm.model, states, SMALL, saved)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +175,7 @@ def test_more_prototypes_than_states(states):
 
 
 @pytest.mark.parametrize("weights", ["cosine", "fitted"])
-def test_a_rate_that_no_fit_bears_is_told(lm, states, tmp_path, weights):
+def test_a_rate_that_no_fit_bears_is_told(lm, states, weights):
     options = replace(SMALL, learning_rate=1e20, weights=weights)
     with pytest.raises(DivergenceError, match="fit with a lower --rate"):
-        fit(lm.model, states, options, tmp_path / "fit.pt")
+        fit(lm.model, states, options)

@@ -2,12 +2,8 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.models.presets import build_config, build_model
 from prismlm.training import LossWeights
-from prismlm.training.isolation import keeps_documents_apart
-from tests.helpers.tiny_head import VOCABULARY, batch, make
-
-JAMBA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+from tests.helpers.tiny_head import batch, make
 
 
 def test_logits_and_ce_are_those_of_the_plain_model():
@@ -136,22 +132,3 @@ def test_generate_is_the_decoders():
     ids = batch(1, 4)["input_ids"]
     arguments = {"max_new_tokens": 3, "do_sample": False}
     assert torch.equal(model.generate(ids, **arguments), model.model.generate(ids, **arguments))
-
-
-@pytest.mark.parametrize(
-    ("settings", "apart"),
-    [
-        ({"preset": "llama-tiny"}, True),
-        ({"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}, True),
-        ({"model_type": "mamba", "hidden_size": 24, "num_hidden_layers": 1}, False),
-        ({"preset": "mamba-laptop", "num_hidden_layers": 1}, False),
-        # Weak leaks: a thousandth of the logits before training.
-        ({"model_type": "jamba", "hidden_size": 32, "intermediate_size": 32, **JAMBA}, False),
-        ({"model_type": "xglm", "d_model": 32, "ffn_dim": 32, "num_layers": 1}, False),
-    ],
-    ids=["llama", "gpt2", "mamba", "mamba2", "jamba", "xglm"],
-)
-def test_families_that_mix_packed_documents_are_told(settings, apart):
-    torch.manual_seed(0)
-    model = build_model(build_config(settings, VOCABULARY, 0))
-    assert keeps_documents_apart(model) == apart

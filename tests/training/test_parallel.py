@@ -8,7 +8,8 @@ import torch
 from prismlm.errors import InputError
 from prismlm.training import LossWeights, build_recipe
 from prismlm.training.parallel import blocks, compile_blocks, recompute_activations
-from prismlm.training.setup import build_trainer, prepare
+from prismlm.training.setup import prepare
+from prismlm.training.trainer import PrismTrainer
 from tests.helpers.tiny_head import batch, make
 
 WEIGHTS = LossWeights(0.5, 0.5, 0.5, 0.5, 0.5, 0.5)
@@ -86,7 +87,7 @@ def test_a_family_that_does_not_name_its_blocks_is_refused():
 
 def losses(settings, directory):
     prepared = prepare(build_recipe(settings))
-    trainer = build_trainer(prepared, directory, [])
+    trainer = PrismTrainer(prepared, directory)
     trainer.train()
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 

@@ -1,29 +1,61 @@
+"""Runs from a recipe to a model directory: what they write, and what stops or refuses them."""
+
 import json
+import math
+import os
 import signal
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import AutoModelForCausalLM
 
-from prismlm.errors import InputError
+from prismlm.corpus import Corpus
+from prismlm.errors import FormatError, InputError, PrismError
 from prismlm.models.sidecar import load_sidecar
-from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
-from prismlm.training.checkpoints import latest_checkpoint, step_of
+from prismlm.run_state import writing
+from prismlm.training import (
+    PrismForCausalLM,
+    Recipe,
+    TrainingInterrupted,
+    build_recipe,
+    estimate,
+    train,
+)
+from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints, step_of
+from prismlm.training.recipe_file import flat
+from prismlm.training.run import FREE_TO_CHANGE, described, differences
+from prismlm.training.setup import prepare
 from tests.helpers import forked
-from tests.helpers.runs import InterruptAfter, assert_same_run, curve, start
+from tests.helpers.runs import InterruptAfter, Recorded, assert_same_run, curve, start
+
+
+@pytest.fixture(scope="module")
+def straight(same_settings, tmp_path_factory):
+    """A run that nothing happens to."""
+    out = tmp_path_factory.mktemp("straight") / "model"
+    return train(build_recipe(same_settings | {"out": str(out)}))
+
+
+def stopped(settings, steps):
+    """Return the recipe of a run that Ctrl-C was pressed in, and its checkpoint."""
+    recipe = build_recipe(settings)
+    with pytest.raises(TrainingInterrupted, match="checkpoint") as stop:
+        train(recipe, progress=InterruptAfter(steps))
+    return recipe, stop.value.checkpoint
 
 
 @pytest.mark.parametrize("stop_at", [3, 15])
-def test_stopped_and_resumed_is_the_straight_run_bit_for_bit(settings, tmp_path, stop_at):
-    straight = train(build_recipe(settings | {"out": str(tmp_path / "straight")}))
-    recipe = build_recipe(settings)
-    with pytest.raises(TrainingInterrupted, match="checkpoint") as stop:
-        train(recipe, progress=InterruptAfter(stop_at))
+def test_stopped_and_resumed_is_the_straight_run_bit_for_bit(settings, straight, stop_at):
+    recipe, checkpoint = stopped(settings, stop_at)
     # The signal arrives while the step is being ended.
-    assert step_of(stop.value.checkpoint) in (stop_at, stop_at + 1)
+    assert step_of(checkpoint) in (stop_at, stop_at + 1)
     resumed = train(recipe, resume=True)
     assert_same_run(recipe.out, straight.directory)
     assert curve(resumed.history) == curve(straight.history)
@@ -31,40 +63,37 @@ def test_stopped_and_resumed_is_the_straight_run_bit_for_bit(settings, tmp_path,
     assert resumed.tokens == straight.tokens
 
 
-def test_the_result_is_a_model_directory_with_its_history(settings, tmp_path):
-    recipe = build_recipe(settings)
-    result = train(recipe)
-    model = AutoModelForCausalLM.from_pretrained(recipe.out)
-    provenance = load_sidecar(recipe.out, model).provenance
+def test_the_result_is_a_model_directory_with_its_history(straight, same_settings):
+    out = straight.directory
+    recipe = build_recipe(same_settings | {"out": str(out)})
+    model = AutoModelForCausalLM.from_pretrained(out)
+    provenance = load_sidecar(out, model).provenance
     assert provenance["recipe"] == recipe.to_dict()
     assert provenance["steps"] == 30
-    assert provenance["quality"] == result.quality.to_dict()
+    assert provenance["quality"] == straight.quality.to_dict()
     assert set(provenance["versions"]) >= {"prismlm", "torch", "transformers"}
     assert provenance["corpus"]["name"] == "sample"
-    rows = [json.loads(line) for line in result.history_file.read_text().splitlines()]
-    assert rows == result.history
+    rows = [json.loads(line) for line in straight.history_file.read_text().splitlines()]
+    assert rows == straight.history
     evaluations = {row["step"]: row for row in rows if "eval_ce" in row}
     assert set(evaluations) == {10, 20}
     assert {"eval_prototype_only_ce", "eval_fvu", "eval_in_use"} <= evaluations[20].keys()
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < losses[0]
     # What safetensors would leave to the owner alone is as open as the rest.
-    files = [path for path in recipe.out.iterdir() if path.is_file()]
+    files = [path for path in out.iterdir() if path.is_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {
-        stat.S_IMODE(result.history_file.stat().st_mode)
+        stat.S_IMODE(straight.history_file.stat().st_mode)
     }
     # Finished runs can be resumed too: nothing is left to do but the figures.
-    again = train(recipe, resume=True)
-    assert again.quality == result.quality
+    assert train(recipe, resume=True).quality == straight.quality
 
 
 def test_a_plain_run_is_the_model_without_its_head(settings, tmp_path):
     settings["head"]["detach"] = True
     beside = train(build_recipe(settings))
     settings["head"]["enabled"] = False
-    recipe = build_recipe(settings | {"out": str(tmp_path / "plain")})
-    with pytest.raises(TrainingInterrupted):
-        train(recipe, progress=InterruptAfter(12))
+    recipe, _ = stopped(settings | {"out": str(tmp_path / "plain")}, 12)
     plain = train(recipe, resume=True)
     assert plain.quality is None
     assert plain.ce == beside.quality.ce == beside.ce
@@ -78,28 +107,29 @@ def test_a_plain_run_is_the_model_without_its_head(settings, tmp_path):
 
 def test_evaluations_before_the_placing_report_the_model_alone(settings):
     settings["head"]["initialise_at_step"] = 15
-    rows = train(build_recipe(settings)).history
+    rows = train(build_recipe(settings | {"steps": 21})).history
     first, second = (row for row in rows if "eval_ce" in row)
     assert set(first) == {"eval_ce", "eval_tokens", "epoch", "step"}
     assert "eval_prototype_only_ce" in second
 
 
-def test_out_is_never_overwritten(settings, tmp_path):
-    recipe = build_recipe(settings | {"steps": 6})
+def test_out_is_never_overwritten_nor_resumed_with_another_recipe(settings):
+    settings["steps"] = 6
+    recipe = build_recipe(settings)
     recipe.out.mkdir()
     (recipe.out / "thesis.tex").write_text("mine")
     for resume in (False, True):
         with pytest.raises(InputError, match="not written by prismlm train"):
             train(recipe, resume=resume)
     (recipe.out / "thesis.tex").unlink()
+    with (
+        writing(recipe.out, within=True),
+        pytest.raises(InputError, match=f"process, {os.getpid()}"),
+    ):
+        train(recipe)
     train(recipe)
     with pytest.raises(InputError, match="--resume"):
         train(recipe)
-
-
-def test_another_recipe_is_not_resumed_and_the_difference_is_named(settings):
-    settings["steps"] = 6
-    train(build_recipe(settings))
     settings["head"]["prototypes"] = 64
     settings["optimizer"]["learning_rate"] = 0.5
     with pytest.raises(InputError) as error:
@@ -131,10 +161,12 @@ def test_the_estimate_measures_and_writes_nothing(settings):
     assert 0 < expected.seconds_per_step < 5
     assert expected.seconds == pytest.approx(1000 * expected.seconds_per_step)
     assert expected.disk_bytes > 4 * expected.parameters
+    assert expected.padding == pytest.approx(1 - prepare(recipe).rows.fill)
+    assert expected.padding < 0.1
     assert not recipe.out.exists()
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(settings, tmp_path):
+def test_ctrl_c_saves_says_how_to_resume_and_exits_with_130(settings, tmp_path):
     settings["evaluation"]["every"] = 0
     process, path, checkpoints = start(settings, tmp_path, 60)
     process.send_signal(signal.SIGINT)
@@ -147,3 +179,247 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(settings, tmp_path):
     done = forked.run("train", path, "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 60
+
+
+def other(key, value):
+    """Return another valid value for a key of the tests' recipe."""
+    chosen = {
+        "head.initialise": "random",
+        "head.initialise_at_step": 6,
+        "head.anneal_from": 5,
+        "head.prototypes_per_token": 5,
+        "losses.residual_reduction": "sum",
+        "optimizer.schedule": "linear",
+        "optimizer.betas": [0.8, 0.9],
+        "optimizer.weight_decay_exempt": [],
+        "data.packing": "padded",
+        "data.documents": 20,
+        "optimizer.learning_rate_length": 8,
+        "epochs": 3,
+        "noise_weight": {"initial": 0.2},
+        "uncertainty_feedback.rows": 9,
+        "uncertainty_feedback.deviation": 0.5,
+        "uncertainty_feedback.signal": "shuffled",
+        "parallel": "fsdp2",
+        "precision": "bf16",
+        "device": "cuda",
+        "model.model_type": "mistral",
+        "model.hidden_size": 64,
+        "model.num_key_value_heads": 1,
+        "model.num_attention_heads": 4,
+    }
+    if key in chosen:
+        return chosen[key]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    return value / 2 + 0.1 if isinstance(value, float) else value + "-other"
+
+
+def test_every_setting_that_changes_results_is_compared(settings):
+    recipe, corpus = build_recipe(settings), Corpus.open(settings["corpus"])
+    noted = described(recipe, corpus)
+    keys = flat(recipe.to_dict())
+    # What is searched changes nothing of a run.
+    sections = {name for name in Recipe.model_fields if name not in keys} - {"search"}
+    searching = build_recipe(settings | {"search": {"trials": 3}})
+    assert differences(noted, described(searching, corpus)) == []
+    assert {key.split(".")[0] for key in keys if "." in key} == sections
+    for key, value in keys.items():
+        if key == "out":
+            continue
+        changed = recipe.to_dict()
+        *path, name = key.split(".")
+        here = changed
+        for part in path:
+            here = here[part]
+        here[name] = other(key, value)
+        if key == "epochs":
+            # In place of steps.
+            changed["steps"] = 0
+        named = [
+            one.split(":")[0]
+            for one in differences(noted, described(build_recipe(changed), corpus))
+        ]
+        assert (key not in named) if key in FREE_TO_CHANGE else (key in named)
+
+
+def test_what_auto_came_to_is_noted_and_compared(settings):
+    recipe, _ = stopped(settings | {"device": "auto"}, 2)
+    run = recipe.out / "training.json"
+    noted = json.loads(run.read_text())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert noted["resolved"] == {"device": device, "precision": "float32"}
+    # Naming what auto came to is no change; another machine's choice is.
+    same = build_recipe(settings | {"device": device})
+    assert differences(noted, described(same, Corpus.open(same.corpus))) == []
+    noted["resolved"]["device"] = "mps"
+    run.write_text(json.dumps(noted))
+    with pytest.raises(InputError, match=f"device: mps → {device}"):
+        train(recipe, resume=True)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named_with_what_to_do(settings):
+    recipe, checkpoint = stopped(settings | {"steps": 8}, 3)
+    for name in ("model.safetensors", "prismlm_training_state.pt"):
+        whole = (checkpoint / name).read_bytes()
+        (checkpoint / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(FormatError) as error:
+            train(recipe, resume=True)
+        assert f"{checkpoint} cannot be resumed from (" in str(error.value), name
+        assert "Delete it, and training resumes from the one before." in str(error.value)
+        (checkpoint / name).write_bytes(whole)
+    assert train(recipe, resume=True).steps == 8
+
+
+@contextmanager
+def poisoned(parameter, step, value, *, after_update=False):
+    """Put a value into a weight before the forward pass of a step, or after its update."""
+    seen = {"steps": 0}
+
+    def poison():
+        with torch.no_grad():
+            seen["model"].get_parameter(parameter).view(-1)[0] = value
+
+    def before(module, args):
+        if isinstance(module, PrismForCausalLM) and module.training:
+            seen["model"] = module
+            seen["steps"] += 1
+            if seen["steps"] == step and not after_update:
+                poison()
+
+    def after(optimizer, args, kwargs):
+        if seen["steps"] == step and after_update:
+            poison()
+
+    handles = [register_module_forward_pre_hook(before), register_optimizer_step_post_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def assert_recovers(settings, straight):
+    """Resume a broken run and compare it with one that nothing happened to."""
+    recipe = build_recipe(settings)
+    resumed = train(recipe, resume=True)
+    assert_same_run(recipe.out, straight.directory)
+    assert curve(resumed.history) == curve(straight.history)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_state_that_is_not_finite_names_step_and_checkpoint(settings, straight, value):
+    recipe = build_recipe(settings)
+    checkpoint = recipe.out / "checkpoints" / "checkpoint-10"
+    poison = poisoned("model.model.norm.weight", 15, value)
+    with poison, pytest.raises(PrismError) as error:
+        train(recipe)
+    # Seen with the log after step 16, without a wait in every step.
+    assert "the loss is not finite at step 15. " in str(error.value)
+    assert f"The last good checkpoint is {checkpoint} (step 10)" in str(error.value)
+    assert list_checkpoints(checkpoint.parent) == [checkpoint]
+    assert not (recipe.out / "prismlm.json").exists()
+    assert_recovers(settings, straight)
+
+
+def test_an_update_that_breaks_a_weight_is_not_saved(settings, straight):
+    recipe = build_recipe(settings)
+    checkpoint = recipe.out / "checkpoints" / "checkpoint-10"
+    weight = "prototype_head.prototypes"
+    poison = poisoned(weight, 20, float("inf"), after_update=True)
+    with poison, pytest.raises(PrismError) as error:
+        train(recipe)
+    assert f"the weight {weight} is not finite after step 20" in str(error.value)
+    assert f"{checkpoint} (step 10)" in str(error.value)
+    assert list_checkpoints(checkpoint.parent) == [checkpoint]
+    assert_recovers(settings, straight)
+
+
+def test_the_same_before_the_first_checkpoint_says_that_there_is_none(settings):
+    poison = poisoned("model.lm_head.weight", 3, float("nan"))
+    with poison, pytest.raises(PrismError, match=r"step 3.*No checkpoint was written before"):
+        train(build_recipe(settings))
+
+
+FILLED_DISK = """
+import resource, sys, yaml
+from contextlib import contextmanager
+from prismlm.training import build_recipe, train
+from prismlm.errors import PrismError
+
+class FillAfter:
+    left = 15
+    @contextmanager
+    def task(self, *args):
+        yield self
+    def advance(self, amount=1):
+        self.left -= 1
+        if self.left == 0:
+            # Modules first imported from now on leave no cut bytecode.
+            sys.dont_write_bytecode = True
+            limits = int(sys.argv[2]), resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    def note(self, text):
+        pass
+
+recipe = build_recipe(yaml.safe_load(open(sys.argv[1])))
+try:
+    train(recipe, progress=FillAfter())
+except PrismError as error:
+    sys.exit(f"error: {error}")
+"""
+
+
+# The tensors of the model; its optimizer state, beyond the size of the tensors.
+@pytest.mark.parametrize("size", [20_000, 400_000])
+def test_a_write_that_fails_leaves_the_checkpoint_before(settings, straight, tmp_path, size):
+    path, out = tmp_path / "recipe.yaml", Path(settings["out"])
+    path.write_text(yaml.safe_dump(settings))
+    done = forked.run(path, str(size), code=FILLED_DISK)
+    assert done.returncode == 1, done.stderr
+    checkpoint = out / "checkpoints" / "checkpoint-10"
+    assert f"The last good checkpoint is {checkpoint} (step 10)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(checkpoint.parent.iterdir()) == [checkpoint]
+    assert not (out / "prismlm.json").exists()
+    assert_recovers(settings, straight)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_run_ends_with_perplexity_a_verdict_and_the_next_command(settings, tmp_path, head):
+    settings["head"]["enabled"] = head
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings | {"steps": 12}))
+    done = forked.run("train", path)
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stdout.split())
+    out, corpus = settings["out"], settings["corpus"]
+    assert "Perplexity on held-out text: " in shown
+    assert "guessing tokens by their frequency alone" in shown
+    following = f"index {out} --corpus {corpus}"
+    if not head:
+        following = f"attach {out} --corpus {corpus} --out {out}-attached"
+    assert done.stdout.splitlines()[-1].strip() == f"prismlm {following}"
+    assert "passes over" not in done.stderr
+
+
+def test_many_passes_over_few_documents_are_warned_of_at_the_start(settings):
+    settings["data"]["documents"] = 5
+    told, reporter = [], Recorded()
+    result = train(
+        build_recipe(settings | {"steps": 60}), progress=reporter, on_warning=told.append
+    )
+    (warning,) = told
+    passes = float(warning.split()[0])
+    assert passes > 4.5
+    assert " passes over 5 documents: beyond 4, " in warning
+    enough = int(warning.split("--set steps=")[1].split(")")[0])
+    assert enough == pytest.approx(60 * 4 / passes, abs=60 * 4 / passes / 10 + 1)
+    # Each part of a run shows the time left, which takes a total.
+    assert list(reporter.totals) == ["training", "measuring quality"]
+    assert all(reporter.totals.values())
+    assert all(reporter.done.values())
+    assert result.to_dict()["perplexity"] == pytest.approx(math.exp(result.ce))
+    assert result.to_dict()["verdict"] == result.verdict

@@ -9,14 +9,9 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.files import read_json
 from prismlm.training import TrainingInterrupted, build_recipe, estimate, train
-from prismlm.training.run_directory import RUN_FILE
-from prismlm.training.setup import (
-    build_trainer,
-    chosen_documents,
-    prepare,
-    training_arguments,
-    with_steps,
-)
+from prismlm.training.run import RUN_FILE
+from prismlm.training.setup import chosen_documents, prepare, with_steps
+from prismlm.training.trainer import PrismTrainer, training_arguments
 from tests.helpers.runs import InterruptAfter
 
 
@@ -74,7 +69,7 @@ def test_every_epoch_takes_each_row_where_the_last_step_is_smaller(epochs, tmp_p
     # Steps of four, four and two rows.
     prepared = replace(prepared, recipe=with_steps(recipe, rows), rows=rows)
     assert prepared.recipe.steps == 3 * 3
-    trainer = build_trainer(prepared, tmp_path, [])
+    trainer = PrismTrainer(prepared, tmp_path)
     trainer.train()
     assert trainer.state.global_step == 9
     assert rows.taken == [3] * 10
@@ -115,7 +110,7 @@ def rates(settings, tmp_path, **optimizer):
     """Return every group's share of its own peak before each of ten steps, and after them."""
     changes = {"learning_rate": 1e-2, "head_learning_rate": 3e-2, "warmup": 0.2}
     settings |= {"steps": 10, "optimizer": changes | optimizer}
-    trainer = build_trainer(prepare(build_recipe(settings)), tmp_path, [])
+    trainer = PrismTrainer(prepare(build_recipe(settings)), tmp_path)
     trainer.create_optimizer_and_scheduler(10)
     peaks = [group["initial_lr"] for group in trainer.optimizer.param_groups]
     assert set(peaks) == {1e-2, 3e-2}

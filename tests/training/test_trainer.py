@@ -1,14 +1,17 @@
 import copy
+import traceback
 
 import pytest
 import torch
-from transformers import Trainer
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Trainer, TrainerCallback
 
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe
 from prismlm.training.checkpoints import list_checkpoints
-from prismlm.training.setup import build_trainer, prepare, training_arguments
+from prismlm.training.setup import prepare
+from prismlm.training.trainer import PrismTrainer, training_arguments
 
 # Losses of the first steps of the recipe below, seed 0, float32 on one core.
 GOLDEN = [
@@ -32,7 +35,7 @@ def trainer_of(settings, tmp_path, **changes):
         section = settings.get(key)
         settings[key] = section | value if isinstance(section, dict) else value
     prepared = prepare(build_recipe(settings))
-    return build_trainer(prepared, tmp_path / "run", [])
+    return PrismTrainer(prepared, tmp_path / "run")
 
 
 def plain_run(settings, tmp_path):
@@ -154,7 +157,7 @@ def test_a_loss_that_is_not_finite_ends_training_with_advice(settings, tmp_path)
     trainer = trainer_of(settings, tmp_path)
     with torch.no_grad():
         trainer.model.model.model.norm.weight.fill_(float("inf"))
-    with pytest.raises(PrismError, match=r"loss is nan at step 1 .*learning_rate"):
+    with pytest.raises(PrismError, match=r"loss is not finite at step 1\. .*learning_rate"):
         trainer.train()
 
 
@@ -162,18 +165,51 @@ def test_a_gradient_that_is_not_finite_ends_training(settings, tmp_path):
     trainer = trainer_of(settings, tmp_path)
     weight = trainer.model.model.model.norm.weight
     weight.register_hook(lambda gradient: gradient * float("nan"))
-    with pytest.raises(PrismError, match=r"gradient of the model is nan at step 1"):
+    with pytest.raises(PrismError, match=r"gradient of the model is not finite at step 1\."):
         trainer.train()
 
 
-def test_a_batch_with_nothing_to_predict_is_named_as_such(settings, tmp_path):
-    trainer = trainer_of(settings, tmp_path)
-    rows = [trainer.train_dataset[n] for n in range(8)]
-    for row in rows:
-        row["labels"][1:] = -100
-    trainer.train_dataset = rows
-    with pytest.raises(InputError, match="no token of step 1 is to be predicted"):
-        trainer.train()
+class Waits(TorchDispatchMode, TrainerCallback):
+    """Notes the operations of steps that would wait for a GPU, but for those of the decoder."""
+
+    waiting = (
+        torch.ops.aten._local_scalar_dense.default,
+        torch.ops.aten.nonzero.default,
+        torch.ops.aten.masked_select.default,
+    )
+
+    def __init__(self, decoder):
+        super().__init__()
+        self.seen, self.steps, self.within = [], 0, False
+        decoder.register_forward_pre_hook(lambda *_: setattr(self, "within", True))
+        decoder.register_forward_hook(lambda *_: setattr(self, "within", False))
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in self.waiting and not self.within:
+            self.seen.append("".join(traceback.format_stack(limit=8)))
+        return function(*args, **(kwargs or {}))
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if kwargs["model"].placed:
+            self.steps += 1
+            self.__enter__()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if kwargs["model"].placed:
+            self.__exit__(None, None, None)
+
+
+def test_a_step_waits_for_nothing_that_the_device_computes(settings, tmp_path):
+    settings["head"] |= {"position_share": 0.5, "revive_every": 3}
+    settings["losses"] |= {"prototype_only_kl": 1.0, "kl_tokens": 400, "diversity": 0.1}
+    settings["gradient_accumulation"] = 2
+    prepared = prepare(build_recipe(settings | {"steps": 12}))
+    waits = Waits(prepared.model.model)
+    trainer = PrismTrainer(prepared, tmp_path, [waits])
+    trainer.train()
+    assert waits.steps == 7
+    assert prepared.model.vocabulary is not None
+    assert not waits.seen, waits.seen[0]
 
 
 def test_bf16_autocast_trains_close_to_float32(settings, tmp_path):

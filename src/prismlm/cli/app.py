@@ -185,7 +185,7 @@ def main() -> None:
         code = _refused(error)
     if os.environ.get("WORLD_SIZE", "1") == "1" or not isinstance(code, int):
         raise SystemExit(code)
-    from prismlm.training.distributed import end
+    from prismlm.training.parallel import end
 
     end(code)
 

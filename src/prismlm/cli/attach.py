@@ -78,9 +78,9 @@ def attach(
     changes its vector by 130 %, and one pass trains a single row. Run the same command again to
     resume.
     """
+    from prismlm.index.build import check_share
     from prismlm.index.codes import check_codes
-    from prismlm.training import AttachOptions, FitOptions, LoraOptions
-    from prismlm.training.uncertainty_table import TableOptions
+    from prismlm.training import AttachOptions, FitOptions, LoraOptions, TableOptions
 
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
     fit = FitOptions(*sizes, weights=cast("Weights", weights), seed=seed)
@@ -90,7 +90,7 @@ def attach(
         states_gb=states_gb,
         keep_states=keep_states,
         contexts=contexts,
-        positions=positions,
+        positions=check_share(positions),
         codes=check_codes(codes),
         device=device,
         precision=precision,

@@ -107,13 +107,13 @@ def _run(
     reporter = ConsoleReporter()
     with (
         audit_files(paths, pages, audit.identity) as (add, temporary),
-        reporter.task("Reading texts", reader.total_bytes, "bytes") as task,
+        reporter.task("Reading texts", reader.total, reader.unit) as task,
     ):
         done = 0
         for row in audit.read(reader):
             add(row.to_dict())
-            task.advance(reader.bytes_read - done)
-            done = reader.bytes_read
+            task.advance(reader.done - done)
+            done = reader.done
         summary = audit.to_dict() | {"left_out": dict(reader.left_out)}
         for path in temporary:
             path.write_text(audit_page(summary), encoding="utf-8")

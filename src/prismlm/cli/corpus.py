@@ -195,11 +195,6 @@ def _print_corpus(corpus: Corpus) -> None:
         )
         if others:
             console.print(Text.assemble(("not read: ", "bold"), others))
-    alike = corpus.meta.get("near_duplicates")
-    if alike is not None:
-        console.print(
-            f"nearly the same as an earlier document: {count(alike['documents'])} documents"
-        )
     console.print(f"fingerprint {corpus.fingerprint}", style="dim")
     for group, key in (("domains", "domain"), ("licenses", "license")):
         rows = sorted(corpus.meta[group], key=lambda row: -row["tokens"])

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from prismlm.progress import Reporter
 
 CORPORA = "corpora"
+# Of a corpus that is streamed: the most that an interruption loses.
+SHARD_TOKENS = 2**24
 LONGEST_DEFAULT_WINDOW = 1024
 
 ReadOrWritten = Annotated[
@@ -233,17 +235,18 @@ def _run(
 
 def _streamed(model: Path, source: _Dataset, wait: bool, reporter: Reporter) -> Corpus:
     """Return the corpus of a dataset, building it where it is not there, or not whole."""
-    from prismlm.corpus.resumable import stream_corpus
-    from prismlm.corpus.tokenizer import load_tokenizer
+    from prismlm.corpus import build_corpus
     from prismlm.run_state import orderly_end
 
     with orderly_end():
-        return stream_corpus(
+        return build_corpus(
             source.dataset,
             source.out,
-            tokenizer=load_tokenizer(model),
+            tokenizer=model,
             columns=source.columns,
+            shard_tokens=SHARD_TOKENS,
             skip_bad_rows=source.skip_bad_rows,
+            reuse=True,
             wait=wait,
             progress=reporter,
         )
@@ -253,9 +256,8 @@ def _cost(
     path: Path, source: Corpus | _Dataset, checkpoint: Checkpoint, options: IndexOptions
 ) -> Cost:
     """Return what an index would cost, and the building of its corpus if that is not there."""
-    from prismlm.corpus.datasets import DatasetReader
+    from prismlm.corpus.build import existing_corpus, open_reader
     from prismlm.corpus.estimate import built, cost_of, draw
-    from prismlm.corpus.resumable import existing_corpus
     from prismlm.corpus.tokenizer import load_tokenizer
     from prismlm.index.build import estimate_index
 
@@ -264,15 +266,14 @@ def _cost(
         return estimate_index(model, head, source, options)
     dataset, columns, out, skip_bad_rows = source
     tokenizer = load_tokenizer(path)
-    there = existing_corpus(dataset, out, tokenizer=tokenizer, columns=columns)
+    there = existing_corpus(dataset, out, tokenizer, columns)
     if there is not None:
         return estimate_index(model, head, there, options)
-    how: dict[str, Any] = {"skip_bad_rows": skip_bad_rows, "answered_chats": True}
-    sample = draw(DatasetReader(dataset, columns, tokenizer=tokenizer, **how))
+    sample = draw(open_reader(dataset, columns, skip_bad_rows, tokenizer))
     before = replace(cost_of(sample, tokenizer), name="corpus")
     with built(sample, tokenizer) as corpus:
         cost = estimate_index(model, head, corpus, options, sample.scale)
-    return replace(cost, parts=(before,), unknown=sample.unknown)
+    return replace(cost, parts=(before,), unknown=before.unknown)
 
 
 def _shard(shard: str | None) -> Shard:

@@ -134,7 +134,8 @@ def print_search(result: SearchResult) -> None:
         column.no_wrap, column.overflow = False, "fold"
     for trial in result.ranked[:TRIALS_SHOWN]:
         values = [_shown(trial.values[key]) for key in keys]
-        perplexity = "" if trial.perplexity is None else f"{trial.perplexity:.2f}"
+        power = trial.to_dict()["perplexity"]
+        perplexity = "" if power is None else f"{power:.2f}"
         table.add_row(str(trial.number), _ce(trial), perplexity, *values)
     console.print(table)
     if len(result.ranked) > TRIALS_SHOWN:

@@ -6,7 +6,6 @@ from prismlm.corpus.documents import Columns, Document
 from prismlm.corpus.estimate import estimate_build
 from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.read import DocumentReader, read_documents, sample_path
-from prismlm.corpus.resumable import stream_corpus
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import fingerprint, load_tokenizer, train_tokenizer
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
@@ -28,7 +27,6 @@ __all__ = [
     "pack",
     "read_documents",
     "sample_path",
-    "stream_corpus",
     "train_tokenizer",
     "window_batches",
 ]

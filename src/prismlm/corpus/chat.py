@@ -1,14 +1,13 @@
 """Messages of a chat as the text that a model reads: what its tokenizer's template makes of them.
 
-A chat model was taught on such text, with its marks around each message, and answers a question
-that has them. Without, it goes on with the question as with any text.
+A chat model was trained on such text, with marks around each message, and answers a question that
+has them. Without, it continues the question like any text.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
@@ -25,12 +24,14 @@ Messages = Sequence[Mapping[str, Any]]
 ASSISTANT = "assistant"
 # Other names of roles, where messages are written as from and value.
 ROLES = {"human": "user", "gpt": ASSISTANT, "function_call": ASSISTANT, "observation": "tool"}
+# Planes for private use: characters that stand in for marks in a message.
+PRIVATE = 0xF0000
 
 
 def asked(question: str, system: str | None = None) -> Messages:
-    """Return the messages of a question, after what the model is told of itself."""
-    told = [] if system is None else [{"role": "system", "content": system}]
-    return [*told, {"role": "user", "content": question}]
+    """Return the messages of a question, after a system prompt."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": question}]
 
 
 def question_of(text: str | Messages) -> str:
@@ -47,6 +48,13 @@ def is_messages(value: object) -> bool:
     )
 
 
+def text_of(content: Any) -> str:
+    """Return the text of a message's content: a string, a list of text parts, or none."""
+    if isinstance(content, list):
+        return "".join(part["text"] for part in cast("list[dict[str, str]]", content))
+    return content or ""
+
+
 def as_messages(value: Any) -> Any:
     """Return the messages of a row with ``role`` and ``content``, anything else unchanged.
 
@@ -59,40 +67,29 @@ def as_messages(value: Any) -> Any:
 
 
 def _as_message(given: Mapping[str, Any]) -> dict[str, Any]:
-    message = {key: _plain(value) for key, value in given.items() if value is not None}
+    present = {key: value for key, value in given.items() if value is not None}
+    # Templates write arguments of tools as JSON, which takes no decimals.
+    message = _mapped(present, lambda one: float(one) if isinstance(one, Decimal) else one)
     speaker = message.get("from")
     if not isinstance(speaker, str) or "value" not in message:
         return message
     role, said = ROLES.get(speaker, speaker), message["value"]
-    call = _function_call(said) if speaker == "function_call" else None
-    if call is not None:
+    try:
+        call = json.loads(said) if speaker == "function_call" else None
+    except (TypeError, ValueError, RecursionError):
+        call = None
+    if isinstance(call, dict) and isinstance(call.get("name"), str):
         return {"role": role, "tool_calls": [{"type": "function", "function": call}]}
     return {"role": role, "content": said}
 
 
-def _function_call(said: Any) -> dict[str, Any] | None:
-    """Return a tool call that is written as JSON with a name, or None."""
-    try:
-        call = json.loads(said)
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return call if isinstance(call, dict) and isinstance(call.get("name"), str) else None
-
-
-def _plain(value: Any) -> Any:
-    # Templates write arguments of tools as JSON, which takes no decimals.
+def _mapped(value: Any, change: Any) -> Any:
+    """Return JSON values with each that is no list or record changed."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in cast("Mapping[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in cast("list[Any]", value)]
-    return float(value) if isinstance(value, Decimal) else value
-
-
-def text_of(content: Any) -> str:
-    """Return the text of a message's content: a string, a list of text parts, or none."""
-    if isinstance(content, list):
-        return "".join(part["text"] for part in cast("list[dict[str, str]]", content))
-    return content or ""
+        return {key: _mapped(one, change) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_mapped(one, change) for one in value]
+    return change(value)
 
 
 def chat_text(
@@ -103,7 +100,7 @@ def chat_text(
     Args:
         tokenizer: its template.
         messages: each with ``role`` and ``content``; after one of the assistant none begins.
-        goes_on: the last message, where it is the assistant's, is left open to be written on.
+        goes_on: leave the last message open, where it is the assistant's, to be continued.
 
     Raises:
         InputError: no template, something else than messages, or what the template refuses.
@@ -134,7 +131,9 @@ def has_marks(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> bool:
     """Say whether anything in the messages is spelt like a special token."""
     from prismlm.corpus.encode import encoder_of
 
-    return bool(_without_marks(messages, encoder_of(tokenizer).marks)[1])
+    marks, found = encoder_of(tokenizer).marks, list[Any]()
+    _mapped(messages, lambda one: found.append(isinstance(one, str) and marks.search(one)))
+    return any(found)
 
 
 def _rendered(
@@ -142,7 +141,7 @@ def _rendered(
 ) -> tuple[str, list[Mark] | None]:
     """Return what the template writes, and its marks if there are others in the messages.
 
-    These are taken out of the messages before the template sees them, and put back afterwards.
+    Before the template sees the messages, a character that they lack replaces each mark in them.
     """
     from prismlm.corpus.encode import encoder_of
 
@@ -153,83 +152,62 @@ def _rendered(
             "be put to the model: give a text, or put the chat_template.jinja of the model that "
             "it was made from beside its tokenizer."
         )
-    encoder = encoder_of(tokenizer)
-    plain, hidden = _without_marks(messages, encoder.marks)
-    answered = messages[-1]["role"] == ASSISTANT
-    try:
-        text = _written(tokenizer, plain, answered, answered and goes_on)
-    except InputError:
-        raise
-    except Exception as error:  # a template may raise whatever it likes
-        raise InputError(
-            f"the chat template of {tokenizer.name_or_path} refuses the messages "
-            f"({first_line(error)}): expected roles that it knows, in an order that it takes, "
-            "such as user, assistant, user."
-        ) from error
+    encoder, hidden = encoder_of(tokenizer), dict[int, str]()
+    written = json_text(messages, default=str)
+    free = (code for code in count(PRIVATE) if chr(code) not in written)
+
+    def hide(mark: Any) -> str:
+        hidden[code := next(free)] = mark[0]
+        return chr(code)
+
+    plain = _mapped(
+        messages, lambda one: encoder.marks.sub(hide, one) if isinstance(one, str) else one
+    )
+    text = _written(tokenizer, plain, goes_on)
     if not hidden:
         return text, None
-    back = {ord(stand_in): mark for stand_in, mark in hidden.items()}
 
     def moved(place: int) -> int:
-        return len(text[:place].translate(back))
+        return len(text[:place].translate(hidden))
 
-    found = encoder.marks_in(text)
-    marks = [one._replace(start=moved(one.start), end=moved(one.end)) for one in found]
-    return text.translate(back), marks
-
-
-def _without_marks(messages: Messages, marks: re.Pattern[str]) -> tuple[Any, dict[str, str]]:
-    """Return messages with a character of its own for each mark in them, and which is for which."""
-    hidden: dict[str, str] = {}
-
-    def strings(value: Any) -> Any:
-        if isinstance(value, str):
-            return marks.sub(stand_in, value)
-        if isinstance(value, Mapping):
-            return {key: strings(one) for key, one in value.items()}
-        return [strings(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-    def unused() -> Iterator[str]:
-        written = json_text(messages, default=str)
-        # Of a plane for private use.
-        yield from (chr(code) for code in count(0xF0000) if chr(code) not in written)
-
-    free = unused()
-
-    def stand_in(found: re.Match[str]) -> str:
-        character = next(free)
-        hidden[character] = found[0]
-        return character
-
-    return strings(messages), hidden
+    marks = [
+        mark._replace(start=moved(mark.start), end=moved(mark.end))
+        for mark in encoder.marks_in(text)
+    ]
+    return text.translate(hidden), marks
 
 
-def _written(
-    tokenizer: PreTrainedTokenizerBase, messages: Messages, answered: bool, goes_on: bool
-) -> str:
+def _written(tokenizer: PreTrainedTokenizerBase, messages: Messages, goes_on: bool) -> str:
     """Return what the template makes of messages, in the first form of them that it takes.
 
     Templates differ in what they expect of a message without words beside its tool calls (no
     content, or an empty one) and of text parts (joined, or as a list).
-
-    Raises:
-        InputError: no form of the messages has all its parts and tool calls in the text.
-        Exception: what the template raises at the first form.
     """
     call: Any = tokenizer.apply_chat_template
-    failure: Exception | None = None
-    for form in _forms(messages):
+    answered = messages[-1]["role"] == ASSISTANT
+    given = [{k: v for k, v in one.items() if v is not None} for one in messages]
+    joined = [one | {k: text_of(v) for k, v in one.items() if k == "content"} for one in given]
+    names = [call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()]
+    contents = [one["content"] for one in messages if isinstance(one.get("content"), list)]
+    # None of these may be missing from the text.
+    parts = [*names, *(part["text"] for content in contents for part in content)]
+    failure: InputError | None = None
+    for form in (joined, [{"content": ""} | one for one in joined], given):
         try:
             text = call(
                 form,
                 tokenize=False,
                 add_generation_prompt=not answered,
-                continue_final_message=goes_on,
+                continue_final_message=answered and goes_on,
             )
         except Exception as error:  # a template may raise whatever it likes
-            failure = failure or error
+            failure = failure or InputError(
+                f"the chat template of {tokenizer.name_or_path} refuses the messages "
+                f"({first_line(error)}): expected roles that it knows, in an order that it takes, "
+                "such as user, assistant, user."
+            )
             continue
-        left_out = next((part for part in _parts(messages) if part.strip() not in text), None)
+        left_out = next((part for part in parts if part.strip() not in text), None)
         if left_out is None:
             return text
         failure = InputError(
@@ -239,23 +217,6 @@ def _written(
         )
     assert failure is not None
     raise failure
-
-
-def _forms(messages: Messages) -> list[list[dict[str, Any]]]:
-    given = [{k: v for k, v in one.items() if v is not None} for one in messages]
-    joined = [
-        one | ({"content": text_of(one["content"])} if "content" in one else {}) for one in given
-    ]
-    empty = [{"content": ""} | one for one in joined]
-    forms = [joined, empty, given]
-    return [form for number, form in enumerate(forms) if form not in forms[:number]]
-
-
-def _parts(messages: Messages) -> list[str]:
-    """Return what must be found in a template's text: names of called tools, and text parts."""
-    names = [call["function"]["name"] for one in messages for call in one.get("tool_calls") or ()]
-    contents = [one["content"] for one in messages if isinstance(one.get("content"), list)]
-    return [*names, *(part["text"] for content in contents for part in content)]
 
 
 def check_messages(messages: Messages, where: str = "the messages") -> None:
@@ -268,41 +229,34 @@ def check_messages(messages: Messages, where: str = "the messages") -> None:
             f"{where}: {shown(messages)}, expected a list of at least one, of the user."
         )
     for number, message in enumerate(messages):
-        given: object = message
-        called = isinstance(given, Mapping) and message.get("tool_calls")
-        if (
-            not isinstance(given, Mapping)
-            or "role" not in given
-            or not (called or "content" in given)
-        ):
+        given: Any = message if isinstance(message, Mapping) else {}
+        calls, content = given.get("tool_calls"), given.get("content")
+        if "role" not in given or not (calls or "content" in given):
             raise InputError(
                 f"{where}: number {number} is {shown(message)}, expected a record with role and "
                 'content, such as {"role": "user", "content": "What is malaria?"}.'
             )
-        check_text(f"{where}: the role of number {number}", message["role"])
-        if called:
-            _check_calls(called, f"{where}: the tool_calls of number {number}")
-        if not (called and message.get("content") is None):
-            _check_content(message.get("content"), f"{where}: the content of number {number}")
-
-
-def _check_calls(calls: Any, where: str) -> None:
-    for call in calls if isinstance(calls, (list, tuple)) else [calls]:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise InputError(
-                f"{where} hold {shown(call)}, expected records such as "
-                '{"type": "function", "function": {"name": "get_weather", "arguments": {}}}.'
-            )
+        check_text(f"{where}: the role of number {number}", given["role"])
+        for call in (calls if isinstance(calls, (list, tuple)) else [calls]) if calls else ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+                raise InputError(
+                    f"{where}: the tool_calls of number {number} hold {shown(call)}, expected "
+                    'records such as {"type": "function", "function": {"name": "get_weather", '
+                    '"arguments": {}}}.'
+                )
+        if not calls or content is not None:
+            _check_content(content, f"{where}: the content of number {number}")
 
 
 def _check_content(content: Any, where: str) -> None:
-    for part in cast("list[Any]", content) if is_messages(content) else ():
+    if not is_messages(content):
+        check_text(where, content)
+        return
+    for part in content:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             raise InputError(
                 f"{where} holds {shown(part)}, expected parts of text, such as "
                 '{"type": "text", "text": "What is malaria?"}.'
             )
         check_text(where, part["text"])
-    if not is_messages(content):
-        check_text(where, content)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prismlm.corpus.documents import Columns, Document
-from prismlm.corpus.read import DocumentReader, SeenIds, document_or_bad
-from prismlm.errors import BadRow, InputError, PrismError, check_text, first_line
+from prismlm.corpus.documents import Columns
+from prismlm.corpus.read import DocumentReader, InputFile, Placed, document_or_bad
+from prismlm.errors import InputError, PrismError, check_text, first_line
 from prismlm.hub import silence
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,107 +64,57 @@ class HubDataset:
             return Path(self.data_files[0]).name.partition(".")[0]
         return Path(self.name).name
 
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place in the stream of a dataset, to go on from.
-
-    Attributes:
-        row: how many rows were read.
-        characters: how many characters of text they held.
-        left_out: how many of them were left out, by the reason.
-        state: the place as ``datasets`` notes it, which skips files that were read; None: it is
-            found by counting rows.
-    """
-
-    row: int = 0
-    characters: int = 0
-    left_out: dict[str, int] = field(default_factory=dict)
-    state: dict[str, Any] | None = None
-
-
-BEGINNING = Position()
+    def origin(self, columns: Columns | None) -> dict[str, Any]:
+        """Return, for ``corpus.json``, which rows and columns are read."""
+        local = Path(self.name)
+        named = columns or Columns()
+        roles = {role: getattr(named, role) for role in named.__slots__}
+        return {
+            "dataset": str(local.resolve()) if local.exists() else self.name,
+            "config": self.config,
+            "split": self.split,
+            "data_files": [f if "://" in f else os.path.abspath(f) for f in self.data_files],
+            "columns": {role: name for role, name in roles.items() if name is not None},
+        }
 
 
 class DatasetReader(DocumentReader):
     """A stream of a dataset's documents that can be read more than once; see DocumentReader.
 
-    Attributes:
-        row: how many rows the pass under way has read.
-
     Rows come one by one from the network or from mapped files: memory does not grow with them.
-    How much there is to read is not known before.
+    ``total`` is None where neither the split nor its card says how many rows it has.
 
     Raises:
         InputError: ``datasets`` is not installed, there is no such dataset, configuration or
             split; while iterating: what DocumentReader raises, or the network failed.
     """
 
-    def __init__(
-        self,
-        dataset: HubDataset,
-        columns: Columns | None = None,
-        *,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        skip_bad_rows: bool | None = None,
-        answered_chats: bool = False,
-    ) -> None:
-        self._prepare(columns, tokenizer, skip_bad_rows, answered_chats)
-        self._dataset = dataset
-        self._unread: Any = _open(dataset)
-        self._rows = self._unread
-        self.row = 0
+    unit = "rows"
 
-    @property
-    def num_rows(self) -> int | None:
-        """How many rows the split holds, or None where neither it nor its card says so."""
+    def _find(self, paths: Any) -> tuple[list[InputFile], int | None]:
+        self._dataset: HubDataset = paths
+        self._rows = _open(paths)
         if hasattr(self._rows, "num_rows"):
-            return int(self._rows.num_rows)
-        splits = None if self._dataset.data_files else self._rows.info.splits
-        found = splits.get(self._dataset.split) if splits else None
-        return (found.num_examples or None) if found else None
+            return [], int(self._rows.num_rows)
+        splits = None if paths.data_files else self._rows.info.splits
+        split = splits.get(paths.split) if splits else None
+        return [], (split.num_examples or None) if split else None
 
     @property
-    def share_read(self) -> float | None:
-        """How many of the rows the pass under way has read, or None where that is not known."""
-        return self.row / self.num_rows if self.num_rows else None
-
-    def position(self) -> Position:
-        """Return where the pass under way is: behind the document that it yielded last."""
-        state = self._rows.state_dict() if hasattr(self._rows, "state_dict") else None
-        return Position(self.row, self.bytes_read, dict(self.left_out), state)
-
-    def documents_from(self, position: Position, seen: SeenIds) -> Iterator[Document]:
-        """Yield the documents behind a position; ``seen`` holds the ids of those before it."""
-        self.bytes_read = position.characters
-        self.left_out.clear()
-        self.left_out.update(position.left_out)
-        return self._checked(self._placed(position), seen, yielded=position.row > 0)
-
-    def _names(self) -> str:
+    def name(self) -> str:
+        """The dataset, as errors name it."""
         return f"the dataset {self._dataset}"
 
-    def _placed(self, position: Position = BEGINNING) -> Iterator[tuple[Document | BadRow, str]]:
-        # A dataset that was told where to start does so in every later pass: each has its own.
-        self._rows, self._unread = self._unread or _open(self._dataset), None
-        self.row = position.row
-        own_source = self._dataset.label
-        found: dict[str, str] | None = None
+    def _placed(self) -> Iterator[Placed]:
+        own = self._dataset.label
+        found: dict[str, str] = {}
         try:
-            rows = self._rows
-            if position.state is not None:
-                rows.load_state_dict(position.state)
-            elif position.row:
-                rows = rows.skip(position.row)
-            for record in rows:
-                self.row += 1
-                place = f"{self._dataset} ({self._dataset.split}), row {self.row}"
+            for number, record in enumerate(self._rows, start=1):
+                self.done = number
+                place = f"{self._dataset} ({self._dataset.split}), row {number}"
                 found = found or self._columns.resolve(record, place)
                 values = {role: record[name] for role, name in found.items()}
-                own_id = f"{own_source}:{self.row}"
-                document = document_or_bad(values, place, own_id, own_source, self.tokenizer)
-                self.bytes_read += len(document.text) if isinstance(document, Document) else 0
-                yield document, place
+                yield document_or_bad(values, place, f"{own}:{number}", own, self.tokenizer), place
         except PrismError:
             raise
         except Exception as error:  # of the network, of Arrow, of a dozen libraries
@@ -205,8 +152,8 @@ def _open(dataset: HubDataset) -> Any:
 
 def _unreachable(dataset: HubDataset, reason: str) -> InputError:
     return InputError(
-        f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}). Go on with "
-        "the same command once it can be, or name a local directory or files."
+        f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}). Run the same "
+        "command once it can be, or name a local directory or files."
     )
 
 

@@ -6,33 +6,32 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 
-from prismlm.corpus.chat import Messages, text_of
+from prismlm.corpus.chat import Messages, question_of
 from prismlm.errors import InputError, check_text, suggest
 
-# Above it a double does not hold every whole number.
-LARGEST_WHOLE = 2**53
-# The column that chats are in where a table has no text.
-MESSAGES = "messages"
-# Columns of chats, in the order in which they are looked for.
-CHATS = (MESSAGES, "conversations")
+# Beyond it a double does not hold every whole number.
+MAX_WHOLE = 2**53
+# Columns of chats, in the order in which they are looked for; the first names the role.
+CHATS = ("messages", "conversations")
+MESSAGES = CHATS[0]
 METADATA = ("source", "domain", "license", "title", "url", "split")
-Part = Literal["train", "heldout"]
-# The names of splits that the Hugging Face Hub takes for one another, and those of this package.
-_TRAIN = ("train", "training")
-_HELD_OUT = (
-    *("heldout", "held-out", "held_out"),
-    *("validation", "valid", "val", "dev"),
-    *("test", "testing", "eval", "evaluation"),
-)
+ROLES = ("text", "id", *METADATA)
+# The names that the Hugging Face Hub has for parts of a dataset, and those of this package.
+PARTS: dict[str, str] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("heldout", "held-out", "held_out"), "heldout"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "heldout"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "heldout"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """One text with its identity and where it comes from.
 
-    ``messages`` are those that the text was made of by a chat template; None for a plain text.
+    ``messages`` are those that a chat template made the text of; None for a plain text.
     """
 
     doc_id: str
@@ -47,29 +46,27 @@ class Document:
 
     @property
     def opening(self) -> str:
-        """What a reader knows it by: its text, or of a chat what was asked last."""
-        asked = [
-            text_of(one.get("content")) for one in self.messages or () if one["role"] == "user"
-        ]
-        return asked[-1] if asked else self.text
+        """What a reader knows it by: its text, or the last question of a chat."""
+        asked = any(one["role"] == "user" for one in self.messages or ())
+        return question_of(self.messages) if asked and self.messages else self.text
 
+    @property
+    def part(self) -> str | None:
+        """The part of a corpus that its ``split`` names, ``train`` or ``heldout``; None without.
 
-def stated_part(document: Document) -> Part | None:
-    """Return the part of a corpus that a document says it belongs to, or None.
-
-    Raises:
-        InputError: its ``split`` is no name of a part.
-    """
-    if document.split is None:
-        return None
-    name = document.split.strip().lower()
-    if name in _TRAIN or name in _HELD_OUT:
-        return "train" if name in _TRAIN else "heldout"
-    raise InputError(
-        f"the document {document.doc_id!r} has the split {document.split!r}: expected train, or "
-        "heldout, validation or test. Fix it, or let ids decide with --split-column '' (in "
-        'Python: Columns(split="")).'
-    )
+        Raises:
+            InputError: its ``split`` is no name of a part.
+        """
+        if self.split is None:
+            return None
+        part = PARTS.get(self.split.strip().lower())
+        if part is None:
+            raise InputError(
+                f"the document {self.doc_id!r} has the split {self.split!r}: expected train, or "
+                "heldout, validation or test. Fix it, or let ids decide with --split-column '' "
+                '(in Python: Columns(split="")).'
+            )
+        return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class Columns:
     split: str | None = None
 
     def __post_init__(self) -> None:
-        for role in ("text", "id", *METADATA):
+        for role in ROLES:
             if role == "text" or getattr(self, role) is not None:
                 check_text(f"the name of the {role} column", getattr(self, role))
 
@@ -106,7 +103,7 @@ class Columns:
             InputError: the text column, or another one that was named, is not available.
         """
         found: dict[str, str] = {}
-        for role in ("text", "id", *METADATA):
+        for role in ROLES:
             named: str | None = getattr(self, role)
             if named == "" and role != "text":
                 continue
@@ -115,29 +112,23 @@ class Columns:
             elif named == "text" and (chats := [name for name in CHATS if name in available]):
                 found[MESSAGES] = chats[0]
             elif named is not None:
-                raise InputError(_missing(role, named, available, where))
+                known = sorted(available)
+                raise InputError(
+                    f"{where}: there is no column {named!r}; the columns are: "
+                    f"{', '.join(known) or 'none'}.{suggest(named, known)} Name the {role} column "
+                    f"with --{role}-column (in Python: Columns({role}=…))."
+                )
         return found
-
-
-def _missing(role: str, named: str, available: Collection[str], where: str) -> str:
-    known = sorted(available)
-    listed = ", ".join(known) if known else "none"
-    return (
-        f"{where}: there is no column {named!r}; the columns are: {listed}."
-        f"{suggest(named, known)} Name the {role} column with --{role}-column "
-        f"(in Python: Columns({role}=…))."
-    )
 
 
 def as_metadata(value: Any, where: str, column: str) -> str | None:
     """Return a metadata value as text; missing and empty values are None.
 
-    A number is given as it was written: 1503.00990 in JSON keeps its last digit. What a table holds
-    in binary is given in the fewest digits that mean it, a whole number without a fraction.
+    A number is given as it was written: 1503.00990 in JSON keeps its last digit. A binary number of
+    a table is given in the fewest digits that mean it, a whole number without a fraction.
 
     Raises:
-        InputError: the value is a list, a record or another thing that is not text or a number, or
-            text that is not valid Unicode.
+        InputError: the value is neither text nor a number, or text that is not valid Unicode.
     """
     if value is None or value == "":
         return None
@@ -145,7 +136,7 @@ def as_metadata(value: Any, where: str, column: str) -> str | None:
         return check_text(f"{where}: column {column!r}", value)
     if isinstance(value, float):
         # A table that lacks a number has NaN in its place.
-        whole = abs(value) < LARGEST_WHOLE and value.is_integer()
+        whole = abs(value) < MAX_WHOLE and value.is_integer()
         return None if math.isnan(value) else str(int(value) if whole else value)
     if isinstance(value, (int, Decimal)):
         return str(value)

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
+    Spans = Int64[np.ndarray, "T 2"]
+
 # Stands before text that does not begin a chat: some tokenizers begin with a space.
-_BEFORE = "\U0010fffd"
+BEFORE = "\U0010fffd"
+# The upper bits of a byte that continues a character of UTF-8.
+CONTINUED, UPPER_BITS = 0x80, 0xC0
 
 
 def around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -55,7 +59,7 @@ def encode_text(
 
 def encode_spans(
     tokenizer: PreTrainedTokenizerBase, text: str, *, start: bool = True, end: bool = True
-) -> tuple[list[int], Int64[np.ndarray, "T 2"]]:
+) -> tuple[list[int], Spans]:
     """Return :func:`encode_text` with the characters of each token; none of those around it."""
     prefix, suffix = around_text(tokenizer) if start or end else ([], [])
     prefix, suffix = prefix if start else [], suffix if end else []
@@ -67,9 +71,9 @@ def encode_spans(
 def text_encoder(backend: Tokenizer, eos_token: str | None, *, marks: bool = False) -> Tokenizer:
     """Return a copy of ``backend`` that reads special tokens inside a text as ordinary text.
 
-    A document that spells out ``<|endoftext|>`` must not end there. With ``marks`` they are read
-    as what they are, as in the text that a chat template makes. The copy neither cuts nor
-    pads nor adds tokens, and its offsets keep the spaces that belong to a token.
+    A document that spells out ``<|endoftext|>`` must not end there. With ``marks`` they are special
+    tokens, as in the text that a chat template makes. The copy neither cuts nor pads nor adds
+    tokens, and its offsets keep the spaces that belong to a token.
     """
     from tokenizers import AddedToken, Tokenizer, processors
 
@@ -105,7 +109,7 @@ class Encoder:
 
     @cached_property
     def chat(self) -> Tokenizer:
-        """Reads special tokens as what they are, whoever wrote them."""
+        """Reads special tokens as special tokens, whoever wrote them."""
         return text_encoder(*self._given, marks=True)
 
     @cached_property
@@ -113,7 +117,7 @@ class Encoder:
         from tokenizers import AddedToken
 
         encoder = text_encoder(*self._given)
-        encoder.add_tokens([AddedToken(_BEFORE, normalized=False)])
+        encoder.add_tokens([AddedToken(BEFORE, normalized=False)])
         return encoder
 
     @cached_property
@@ -127,7 +131,7 @@ class Encoder:
     def _special(self) -> set[int]:
         known = self.text.get_added_tokens_decoder()
         # What stands for a character without a token may be special too, and is no mark.
-        unknown = self.text.encode(_BEFORE, add_special_tokens=False).ids
+        unknown = self.text.encode(BEFORE, add_special_tokens=False).ids
         return {number for number, token in known.items() if token.special} - set(unknown)
 
     def marks_in(self, text: str) -> list[Mark]:
@@ -145,14 +149,14 @@ class Encoder:
             done = mark.end
         return found + self._between(text, done, len(text))[0]
 
-    def chat_spans(self, text: str, ids: Sequence[int]) -> Int64[np.ndarray, "T 2"] | None:
+    def chat_spans(self, text: str, ids: Sequence[int]) -> Spans | None:
         """Return the characters of each token of a chat; None where they are not its tokens.
 
         Which marks are the template's follows from the tokens between them.
         """
         candidates, found = self.marks_in(text), list[tuple[int, int]]()
         done = 0
-        for part, number in _split(ids, self._special):
+        for part, number in self._split(ids):
             ends = [mark for mark in candidates if mark.id == number and mark.start >= done]
             for end in ends if number is not None else [Mark(-1, len(text), len(text))]:
                 own, spans = self._between(text, done, end.start)
@@ -164,31 +168,30 @@ class Encoder:
             done = end.end
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
+    def _split(self, ids: Sequence[int]) -> Iterator[tuple[list[int], int | None]]:
+        """Yield the tokens before each special one with that, and those after the last."""
+        part: list[int] = []
+        for number in ids:
+            if number in self._special:
+                yield part, number
+                part = []
+            else:
+                part.append(number)
+        yield part, None
+
     def _between(self, text: str, start: int, end: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Return tokens and spans of the characters between two marks of a chat, or its ends."""
         part = text[start:end]
-        if start == 0 or not part or _BEFORE in part:
+        if start == 0 or not part or BEFORE in part:
             encoding = self.text.encode(part, add_special_tokens=False)
             by, ids, spans = start, encoding.ids, encoding.offsets
         else:
-            encoding = self._after_mark.encode(_BEFORE + part, add_special_tokens=False)
+            encoding = self._after_mark.encode(BEFORE + part, add_special_tokens=False)
             by, ids, spans = start - 1, encoding.ids[1:], encoding.offsets[1:]
         return ids, [(first + by, last + by) for first, last in spans]
 
 
-def _split(ids: Sequence[int], special: set[int]) -> Iterator[tuple[list[int], int | None]]:
-    """Yield the tokens before each special one with that, and those after the last with None."""
-    part: list[int] = []
-    for number in ids:
-        if number in special:
-            yield part, number
-            part = []
-        else:
-            part.append(number)
-    yield part, None
-
-
-_ENCODERS: WeakKeyDictionary[Any, tuple[Any, Encoder]] = WeakKeyDictionary()
+ENCODERS: WeakKeyDictionary[Any, tuple[Any, Encoder]] = WeakKeyDictionary()
 
 
 def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
@@ -198,12 +201,12 @@ def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
         InputError: the tokenizer is not a fast one.
     """
     state = len(tokenizer), tokenizer.eos_token
-    known, encoder = _ENCODERS.get(tokenizer, (None, None))
+    known, encoder = ENCODERS.get(tokenizer, (None, None))
     if encoder is None or known != state:
         check_fast(tokenizer, tokenizer.name_or_path)
         backend: Any = getattr(tokenizer, "backend_tokenizer")  # noqa: B009
         encoder = Encoder(backend, cast("str | None", tokenizer.eos_token))
-        _ENCODERS[tokenizer] = state, encoder
+        ENCODERS[tokenizer] = state, encoder
     return encoder
 
 
@@ -214,3 +217,55 @@ def check_fast(tokenizer: Any, name: str) -> None:
             f"The tokenizer {name!r} is not a fast tokenizer, so it cannot say where its tokens "
             "lie in the text. Use one with a tokenizer.json."
         )
+
+
+class TokenBytes:
+    """The tokens of a byte-level tokenizer as bytes, by their ids."""
+
+    def __init__(self, values: list[bytes]) -> None:
+        self._values = values
+        self._lengths = np.array([len(value) for value in values], dtype=np.int64)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TokenBytes | None:
+        """Return those of a tokenizer, or None for one that is not byte-level."""
+        from tokenizers import decoders
+
+        if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+            return None
+        byte_of = byte_alphabet()
+        vocabulary = tokenizer.get_vocab()
+        values = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        added = tokenizer.get_added_tokens_decoder()
+        for token, number in vocabulary.items():
+            plain = number in added or not byte_of.keys() >= set(token)
+            values[number] = token.encode() if plain else bytes(map(byte_of.__getitem__, token))
+        return cls(values)
+
+    def spans(self, tokens: np.ndarray, text: str) -> Spans | None:
+        """Return the characters that each token touches, start and end.
+
+        The bytes of a character that takes several tokens all have that character's span. None
+        where the tokens do not spell the text.
+        """
+        try:
+            spelled = b"".join(map(self._values.__getitem__, tokens.tolist()))
+        except IndexError:
+            return None
+        if spelled != text.encode():
+            return None
+        ends = np.cumsum(self._lengths[tokens])
+        characters = np.cumsum((np.frombuffer(spelled, np.uint8) & UPPER_BITS) != CONTINUED)
+        return np.stack([characters[ends - self._lengths[tokens]] - 1, characters[ends - 1]], 1)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte of each character that byte-level tokenizers write bytes with.
+
+    Printable bytes are written as themselves, the others in order as the characters from 256 on.
+    """
+    from tokenizers import pre_tokenizers
+
+    shown = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = [ord(character) for character in shown if ord(character) < 256]
+    return dict(zip(shown, own + sorted(set(range(256)) - set(own)), strict=True))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError
-from prismlm.files import check_json
 
 FORMAT = "prismlm-corpus"
 FORMAT_VERSION = 2
@@ -21,6 +20,11 @@ SPLIT_RULE = (
     "held out if int(sha256(doc_id)[:8], little endian) / 2**64 < heldout_fraction, else train"
 )
 STATED_RULE = f"as the document's own split says; without one, {SPLIT_RULE}"
+NONE_HELD_OUT = (
+    "holds no document out, so there is nothing to measure on. Build it again with `prismlm corpus "
+    "build`, from at least two documents and with a --heldout share above 0; or, if all of them "
+    "say that they are for training, with --split-column ''."
+)
 
 
 def strings(*names: str) -> list[tuple[str, pa.DataType]]:
@@ -30,38 +34,12 @@ def strings(*names: str) -> list[tuple[str, pa.DataType]]:
 
 # What is known of a document.
 FACTS = strings("doc_id", "source", "domain", "license", "title", "url")
-DOCUMENT_SCHEMA = pa.schema(
-    [
-        *FACTS,
-        ("start", pa.int64()),
-        ("length", pa.int64()),
-    ]
-)
+DOCUMENT_SCHEMA = pa.schema([*FACTS, ("start", pa.int64()), ("length", pa.int64())])
 # With the part that a document says it belongs to; null where its id decides.
 STORED_SCHEMA = DOCUMENT_SCHEMA.append(pa.field("split", pa.string()))
 TEXT_SCHEMA = pa.schema([("doc_id", pa.string()), ("text", pa.large_string())])
-
-
-def tokens_file(shard: int) -> str:
-    """Return the name of a shard's token file."""
-    return f"tokens-{shard:05d}.bin"
-
-
-def documents_file(shard: int) -> str:
-    """Return the name of a shard's table of documents."""
-    return f"documents-{shard:05d}.parquet"
-
-
-def text_file(shard: int) -> str:
-    """Return the name of a shard's table of texts."""
-    return f"text-{shard:05d}.parquet"
-
-
-NONE_HELD_OUT = (
-    "holds no document out, so there is nothing to measure on. Build it again with `prismlm corpus "
-    "build`, from at least two documents and with a --heldout share above 0; or, if all of them "
-    "say that they are for training, with --split-column ''."
-)
+# Of a shard, in the order in which they are listed.
+TOKENS, DOCUMENTS, TEXTS = "tokens-{:05d}.bin", "documents-{:05d}.parquet", "text-{:05d}.parquet"
 
 
 def is_corpus(path: Path) -> bool:
@@ -72,7 +50,7 @@ def is_corpus(path: Path) -> bool:
 def is_held_out(doc_id: str, heldout_fraction: float, stated: str | None = None) -> bool:
     """Say whether a document is held out: as it says itself, or by its id alone.
 
-    More documents thus move none.
+    Adding documents thus moves none.
 
     Args:
         doc_id: its id.
@@ -101,50 +79,39 @@ def held_out(documents: pa.Table, split: dict[str, Any]) -> np.ndarray:
     return np.fromiter(found, dtype=bool, count=len(ids))
 
 
-_COUNTS = {"documents": int, "tokens": int}
-PROMISED = {
-    "dtype": Literal["uint16", "uint32"],
-    "tokenizer": {
-        "fingerprint": str,
-        "vocab_size": int,
-        "eos_token": str,
-        "eos_token_id": int,
-        "prefix": list[int] | None,
-        "suffix": list[int] | None,
-    },
-    "split": {"heldout_fraction": float},
-    "counts": {**_COUNTS, "characters": int, "skipped": int},
-    "digests": dict[str, str],
-    "shards": [{**_COUNTS, "files": dict[str, int], "digest": str}],
-    "digest": str,
-}
-
-
 def check_complete(directory: Path, meta: Any) -> None:
-    """Check what ``corpus.json`` promises against the files, by their sizes.
+    """Check ``corpus.json`` by its digest, and the files by the sizes that it lists.
 
     Raises:
         FormatError: names what is of another version, missing or damaged.
     """
+    where = directory / META_FILE
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise FormatError(f"{directory / META_FILE} does not describe a corpus.")
+        raise FormatError(f"{where} does not describe a corpus.")
     if meta.get("version") != FORMAT_VERSION:
         raise FormatError(
             f"{directory} has corpus format {meta.get('version')}; this version of prismlm reads "
             f"{FORMAT_VERSION}. Build the corpus again."
         )
-    missing = set(PROMISED) - meta.keys()
-    if missing:
-        raise FormatError(
-            f"{directory / META_FILE} lacks {', '.join(sorted(missing))}. Build the corpus again."
-        )
-    where, shards = str(directory / META_FILE), meta["shards"]
-    check_json(meta, PROMISED, where)
-    noted = {name: value for name, value in meta.items() if name != "digest"}
-    if meta["digest"] != fingerprints.of_json(noted):
+    needed = {"dtype", "tokenizer", "split", "counts", "digests", "shards", "digest"}
+    if missing := sorted(needed - meta.keys()):
+        raise FormatError(f"{where} lacks {', '.join(missing)}. Build the corpus again.")
+    if meta["digest"] != digest(meta):
         raise FormatError(f"{where} was changed since it was written. Build the corpus again.")
-    if any(sum(shard[what] for shard in shards) != meta["counts"][what] for what in _COUNTS):
-        raise FormatError(f"{where} does not agree with itself. Build the corpus again.")
+    check_files(directory, meta["shards"])
+    if not (directory / TOKENIZER_DIRECTORY / "tokenizer.json").is_file():
+        raise FormatError(
+            f"{directory} is incomplete: tokenizer/tokenizer.json is missing. Build it again."
+        )
+
+
+def digest(meta: dict[str, Any]) -> str:
+    """Return the digest of ``corpus.json``, of all but itself."""
+    return fingerprints.of_json({name: part for name, part in meta.items() if name != "digest"})
+
+
+def check_files(directory: Path, shards: list[dict[str, Any]]) -> None:
+    """Raise FormatError for a file of these shards that is missing, or of another size."""
     files = {name: size for shard in shards for name, size in shard["files"].items()}
     for name, size in files.items():
         path = directory / name
@@ -155,7 +122,3 @@ def check_complete(directory: Path, meta: Any) -> None:
                 f"{path} has {path.stat().st_size} bytes, expected {size}: it is cut off or was "
                 "changed. Build the corpus again."
             )
-    if not (directory / TOKENIZER_DIRECTORY / "tokenizer.json").is_file():
-        raise FormatError(
-            f"{directory} is incomplete: tokenizer/tokenizer.json is missing. Build it again."
-        )

@@ -176,13 +176,9 @@ class PackedDataset:
             position_ids[at : at + size] = np.arange(size)
             at += size
         position_ids[at:] = np.arange(self.length - at)
-        token_mask = np.arange(self.length) < at
-        row = {
-            "input_ids": torch.from_numpy(input_ids),
-            "position_ids": torch.from_numpy(position_ids),
-            "labels": torch.from_numpy(labels),
-            "token_mask": torch.from_numpy(token_mask),
-        }
+        given = {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
+        row = {name: torch.from_numpy(values) for name, values in given.items()}
+        row["token_mask"] = torch.arange(self.length) < at
         if not self.shared_rows:
             row["attention_mask"] = row["token_mask"].long()
         return row

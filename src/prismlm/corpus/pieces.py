@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from prismlm.corpus.spans import byte_alphabet
+from prismlm.corpus.encode import byte_alphabet
 
 # What stands for bytes that are no character; and the most tokens that share characters.
 BROKEN, MOST_JOINED = "\ufffd", 12

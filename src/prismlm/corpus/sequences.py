@@ -1,4 +1,4 @@
-"""The sequences of a corpus that a model is run over, and what was read of it."""
+"""The sequences of a corpus that a model is run over, and the part that was read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
     from prismlm.corpus.windows import WindowBatch
 
-SPLITS = ("train", "heldout", "all")
+
+@dataclass(frozen=True)
+class CorpusPart:
+    """The part of a corpus that was read: directory, name, split, length of sequences, tokens."""
+
+    path: str
+    name: str
+    split: str
+    length: int
+    positions: int
 
 
 @dataclass(frozen=True)
@@ -39,14 +48,14 @@ class Sequences:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        check_choice("the split", self.split, SPLITS)
+        check_choice("the split", self.split, ("train", "heldout", "all"))
         check_whole("the length of a sequence", self.length, 1)
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1)
 
     @property
     def tokens(self) -> int:
-        """How many tokens are read; what the last batch goes beyond ``max_tokens`` not counted."""
+        """How many tokens are read; the last batch may go beyond ``max_tokens``."""
         there = split_counts(self.corpus, self.split)[1]
         return there if self.max_tokens is None else min(there, self.max_tokens)
 
@@ -62,11 +71,10 @@ class Sequences:
             InputError: the split has no documents.
             FormatError: the corpus is damaged.
         """
-        order, read = BlockOrder.of(self.corpus.num_tokens), 0
+        order, read, length = BlockOrder.of(self.corpus.num_tokens), 0, self.length
         for slot in range(order.count):
-            block = read_block(
-                self.corpus, order, order.block(slot), self.split, self.length, self.length
-            )
+            number = order.block(slot)
+            block = read_block(self.corpus, order, number, self.split, length, length)
             for batch, _ in block_passes(block, self.corpus, self.corpus.eos_token_id):
                 if self.max_tokens is not None and read >= self.max_tokens:
                     return
@@ -74,22 +82,3 @@ class Sequences:
                 read += int(batch.owned.sum())
         if not read:
             raise InputError(f"the corpus {self.corpus.name} has no documents in {self.split!r}.")
-
-
-@dataclass(frozen=True)
-class CorpusPart:
-    """The part of a corpus that was read.
-
-    Attributes:
-        path: the corpus directory.
-        name: its name.
-        split: which documents.
-        length: the most tokens of a sequence.
-        positions: tokens read.
-    """
-
-    path: str
-    name: str
-    split: str
-    length: int
-    positions: int

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from prismlm import fingerprints
 from prismlm.corpus import layout
-from prismlm.corpus.document_table import DocumentTable, ShardedTable, damaged
-from prismlm.corpus.encode import Encoder, around_text
-from prismlm.corpus.spans import TokenBytes
+from prismlm.corpus.encode import Encoder, TokenBytes, around_text
 from prismlm.errors import (
     FormatError,
     InputError,
@@ -30,7 +30,9 @@ from prismlm.files import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_PART = 2**18
+PART_TOKENS = 2**18
+# Each of a megabyte of text, or of one document.
+GROUPS_KEPT = 16
 Split = Literal["train", "heldout", "all"]
 
 
@@ -39,23 +41,29 @@ class Corpus:
 
     Positions are global int64 token offsets: the corpus is one long sequence of documents, each
     begun by what its tokenizer puts before a text, such as ``<s>``, and ended by the end-of-text
-    token. Documents are numbered from 0 in that order. Open one with
+    token. Documents are numbered from 0 in that order. Methods raise InputError for a position,
+    document or name that the corpus lacks, FormatError for a damaged file. Open one with
     :meth:`open`; pickling keeps the path and opens it again.
 
     Attributes:
         path: the directory.
         meta: the contents of ``corpus.json``.
+        documents: the table of documents, read a row group at a time.
     """
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
         self.path = path
         self.meta = meta
         self._dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-        self._shard_ends = np.cumsum([shard["tokens"] for shard in meta["shards"]], dtype=np.int64)
+        shards = meta["shards"]
+        self._shard_ends = np.cumsum([shard["tokens"] for shard in shards], dtype=np.int64)
+        self._map = lru_cache(maxsize=None)(self._mapped)
         self._columns: dict[str, list[str | None]] = {}
-        self._maps: dict[int, np.ndarray] = {}
-        documents = [shard["documents"] for shard in meta["shards"]]
-        self._texts = ShardedTable(path, layout.text_file, ["text"], documents)
+        counts = [shard["documents"] for shard in shards]
+        # Corpora of an earlier build lack the column, where no document has said its part.
+        schema = layout.STORED_SCHEMA if meta["split"].get("stated") else layout.DOCUMENT_SCHEMA
+        self.documents = ShardedTable(path, layout.DOCUMENTS, schema, counts)
+        self._texts = ShardedTable(path, layout.TEXTS, layout.TEXT_SCHEMA, counts)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Corpus:
@@ -67,7 +75,7 @@ class Corpus:
         """
         directory = check_path("the corpus", path)
         if not directory.is_dir():
-            # What is there is what a corpus is built of.
+            # A file is probably text that a corpus is to be built of.
             made = f"{directory} --out DIR" if directory.exists() else f"INPUT --out {directory}"
             raise InputError(
                 f"{directory} is not a directory. Expected a corpus; build one with: "
@@ -140,20 +148,14 @@ class Corpus:
     # -- documents
 
     @cached_property
-    def documents(self) -> DocumentTable:
-        """The table of documents, read a part at a time, for work that must not hold all of it."""
-        stated = bool(self.meta["split"].get("stated"))
-        return DocumentTable(self.path, self.meta["shards"], stated=stated)
-
-    @cached_property
     def starts(self) -> np.ndarray:
         """Where each document starts: int64 global positions [documents]."""
-        return self._read_column("start").to_numpy()
+        return self.documents.column("start").to_numpy()
 
     @cached_property
     def lengths(self) -> np.ndarray:
         """How many tokens each document has, its end of text among them: int64 [documents]."""
-        return self._read_column("length").to_numpy()
+        return self.documents.column("length").to_numpy()
 
     @property
     def doc_ids(self) -> list[str]:
@@ -161,47 +163,25 @@ class Corpus:
         return self.column("doc_id")  # pyright: ignore[reportReturnType]
 
     def column(self, name: str) -> list[str | None]:
-        """Return one metadata column: doc_id, source, domain, license, title or url.
-
-        Raises:
-            InputError: there is no such column.
-        """
-        known = layout.DOCUMENT_SCHEMA.names[:6]
-        check_choice("the column", name, known)
+        """Return one metadata column: doc_id, source, domain, license, title or url."""
+        check_choice("the column", name, [fact for fact, _ in layout.FACTS])
         if name not in self._columns:
-            self._columns[name] = self._read_column(name).to_pylist()
+            self._columns[name] = self.documents.column(name).to_pylist()
         return self._columns[name]
 
-    def _read_column(self, name: str) -> pa.ChunkedArray:
-        column = self.documents.read_column(name)
-        if len(column) != len(self):
-            raise FormatError(
-                f"{self.path} lists {len(column)} documents, but {layout.META_FILE} says "
-                f"{len(self)}. Build the corpus again."
-            )
-        return column
+    @cached_property
+    def _ids(self) -> pa.ChunkedArray:
+        return self.documents.column("doc_id")
 
     def find(self, doc_id: str) -> int:
-        """Return the number of the document with this id.
-
-        Raises:
-            InputError: there is none.
-        """
-        found = pc.index(self._id_column, check_text("the id", doc_id)).as_py()
+        """Return the number of the document with this id; InputError if there is none."""
+        found = pc.index(self._ids, check_text("the id", doc_id)).as_py()
         if found < 0:
             raise InputError(f"The corpus {self.name!r} has no document with the id {doc_id!r}.")
         return found
 
-    @cached_property
-    def _id_column(self) -> pa.ChunkedArray:
-        return self._read_column("doc_id")
-
     def split(self, name: Split) -> np.ndarray:
-        """Return the numbers of the documents of a split, ascending: int64 [n].
-
-        Raises:
-            InputError: ``name`` is not train, heldout or all.
-        """
+        """Return the numbers of the documents of a split, ascending: int64 [n]."""
         check_choice("the split", name, ("train", "heldout", "all"))
         if name == "all":
             return np.arange(len(self), dtype=np.int64)
@@ -209,22 +189,18 @@ class Corpus:
 
     @cached_property
     def _held_out(self) -> np.ndarray:
-        columns = {"doc_id": self._id_column}
+        columns = {"doc_id": self._ids}
         if self.meta["split"].get("stated"):
-            columns["split"] = self._read_column("split")
+            columns["split"] = self.documents.column("split")
         return layout.held_out(pa.table(columns), self.meta["split"])
 
     def document_at(self, position: int) -> int:
-        """Return the number of the document that a global position lies in.
-
-        Raises:
-            InputError: the position is outside of the corpus.
-        """
+        """Return the number of the document that a global position lies in."""
         position, _ = self._check_range(position, 1)
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
     def forget(self) -> None:
-        """Let go of the rows and texts that were read last, which the next question may be of."""
+        """Release the rows and texts that are kept for the next question."""
         self.documents.forget()
         self._texts.forget()
 
@@ -234,57 +210,33 @@ class Corpus:
         """Return ``length`` token ids from a global position on, as stored (uint16 or uint32).
 
         Within one shard this is a read-only view of the file, not a copy.
-
-        Raises:
-            InputError: the range is outside of the corpus.
         """
         start, length = self._check_range(start, length)
-        parts: list[np.ndarray] = []
-        end = start + length
-        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
+        parts, end = [np.empty(0, dtype=self._dtype)], start + length
         while start < end:
-            stop = min(end, int(self._shard_ends[shard]))
-            offset = int(self._shard_ends[shard - 1]) if shard else 0
-            parts.append(self._map(shard)[start - offset : stop - offset])
-            start, shard = stop, shard + 1
-        if not parts:
-            return np.empty(0, dtype=self._dtype)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            shard = int(np.searchsorted(self._shard_ends, start, side="right"))
+            first, stop = self._shard_ends[shard - 1] if shard else 0, self._shard_ends[shard]
+            parts.append(self._map(shard)[start - first : min(end, stop) - first])
+            start = int(stop)
+        return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
 
     def parts(self) -> Iterator[np.ndarray]:
         """Yield all tokens, as views of some 250,000 each."""
-        for start in range(0, self.num_tokens, _PART):
-            yield self.tokens(start, min(_PART, self.num_tokens - start))
+        for start in range(0, self.num_tokens, PART_TOKENS):
+            yield self.tokens(start, min(PART_TOKENS, self.num_tokens - start))
 
     def read_tokens(self, start: int, length: int) -> np.ndarray:
-        """Return a copy of ``length`` token ids of one document; nothing of the file stays mapped.
-
-        Raises:
-            InputError: the range is outside of the corpus.
-            FormatError: the file ends before.
-        """
-        start, length = self._check_range(start, length)
-        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
-        first = int(self._shard_ends[shard - 1]) if shard else 0
-        path = self.path / layout.tokens_file(shard)
-        offset = (start - first) * self._dtype.itemsize
-        try:
-            tokens = np.fromfile(path, dtype=self._dtype, count=length, offset=offset)
-        except OSError as error:
-            raise damaged(path, error) from error
-        if len(tokens) != length:
-            raise damaged(path, "it is cut off")
-        return tokens
-
-    def _map(self, shard: int) -> np.ndarray:
-        if shard not in self._maps:
-            path = self.path / layout.tokens_file(shard)
-            self._maps[shard] = np.memmap(path, dtype=self._dtype, mode="r")
-        return self._maps[shard]
+        """Return a copy of :meth:`tokens`."""
+        return np.array(self.tokens(start, length))
 
     def text(self, index: int) -> str:
         """Return the text of a document; reads one row group of at most a megabyte."""
-        return self._texts.value(self._check_index(index), "text")
+        index = check_whole("the document", index, None)
+        if not 0 <= index < len(self):
+            raise InputError(
+                f"There is no document {index}: the corpus {self.name!r} has {len(self)}."
+            )
+        return self._texts.value(index, "text")
 
     def spans(self, index: int) -> np.ndarray:
         """Return where each token of a document lies in its text: int64 [length, 2].
@@ -300,31 +252,27 @@ class Corpus:
         text, row = self.text(index), self.documents
         ids = self.read_tokens(row.value(index, "start"), row.value(index, "length"))[:-1]
         around = len(self.prefix), len(self.suffix)
-        # A chat begins and ends as its template has it.
-        for before, after in dict.fromkeys((around, (0, 0))):
-            own = ids[before : len(ids) - after]
-            spans = None if self._token_bytes is None else self._token_bytes.spans(own, text)
-            if spans is not None:
-                break
-        else:
-            (before, after), spans = self._encoded_spans(ids, text, around)
-        if spans is None:
-            raise FormatError(
-                f"{self.path}: the tokenizer gives other tokens for document "
-                f"{row.value(index, 'doc_id')!r} than are stored. Build the corpus again."
-            )
-        start, end = np.zeros((before, 2), np.int64), np.full((after + 1, 2), len(text), np.int64)
-        return np.concatenate([start, spans, end])
+        for spans_of in (self._spans_of_bytes, self._spans_of_encoding):
+            # A chat begins and ends as its template has it.
+            for before, after in dict.fromkeys((around, (0, 0))):
+                spans = spans_of(ids[before : len(ids) - after], text)
+                if spans is not None:
+                    start = np.zeros((before, 2), np.int64)
+                    end = np.full((after + 1, 2), len(text), np.int64)
+                    return np.concatenate([start, spans, end])
+        raise FormatError(
+            f"{self.path}: the tokenizer gives other tokens for document "
+            f"{row.value(index, 'doc_id')!r} than are stored. Build the corpus again."
+        )
 
-    def _encoded_spans(
-        self, ids: np.ndarray, text: str, around: tuple[int, int]
-    ) -> tuple[tuple[int, int], np.ndarray | None]:
-        """Return spans by encoding a text, or a chat, and how many tokens stand around them."""
+    def _spans_of_bytes(self, ids: np.ndarray, text: str) -> np.ndarray | None:
+        return None if self._token_bytes is None else self._token_bytes.spans(ids, text)
+
+    def _spans_of_encoding(self, ids: np.ndarray, text: str) -> np.ndarray | None:
         encoding = self._encoder.text.encode(text, add_special_tokens=False)
-        before, after = around
-        if np.array_equal(ids[before : len(ids) - after], np.array(encoding.ids, dtype=np.int64)):
-            return around, np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        return (0, 0), self._encoder.chat_spans(text, ids.tolist())
+        if np.array_equal(ids, np.array(encoding.ids, dtype=np.int64)):
+            return np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return self._encoder.chat_spans(text, ids.tolist())
 
     def excerpt(self, start: int, length: int) -> str:
         """Return the characters that ``length`` tokens from a global position on touch.
@@ -351,19 +299,15 @@ class Corpus:
         try:
             return Encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
         except Exception as error:  # tokenizers raises nothing narrower
-            raise FormatError(f"{path} is damaged ({error}). Build the corpus again.") from error
+            raise _damaged(path, error) from error
 
     @cached_property
     def _token_bytes(self) -> TokenBytes | None:
         return TokenBytes.of(self._encoder.text)
 
-    def _check_index(self, index: int) -> int:
-        index = check_whole("the document", index, None)
-        if not 0 <= index < len(self):
-            raise InputError(
-                f"There is no document {index}: the corpus {self.name!r} has {len(self)}."
-            )
-        return index
+    def _mapped(self, shard: int) -> np.ndarray:
+        path = self.path / layout.TOKENS.format(shard)
+        return np.memmap(path, dtype=self._dtype, mode="r")
 
     def _check_range(self, start: int, length: int) -> tuple[int, int]:
         start = check_whole("the position", start, None)
@@ -374,3 +318,86 @@ class Corpus:
                 f"which has {self.num_tokens}."
             )
         return start, length
+
+
+class ShardedTable:
+    """A Parquet file of each shard as one table, by document; some row groups are kept.
+
+    Args:
+        directory: of the corpus.
+        file_name: of a shard's file, with a place for the shard's number.
+        schema: the columns.
+        documents: how many documents each shard has.
+    """
+
+    def __init__(
+        self, directory: Path, file_name: str, schema: pa.Schema, documents: list[int]
+    ) -> None:
+        self._paths = [directory / file_name.format(shard) for shard in range(len(documents))]
+        self._schema = schema
+        self._ends = np.cumsum(documents, dtype=np.int64)
+        self._starts = lru_cache(maxsize=None)(self._read_starts)
+        self._group = lru_cache(GROUPS_KEPT)(self._read_group)
+
+    def value(self, number: int, column: str) -> Any:
+        """Return one value of a document's row."""
+        table, first = self._group_of(number)
+        return table[column][number - first].as_py()
+
+    def take(self, numbers: np.ndarray) -> pa.Table:
+        """Return the rows of the documents ``numbers``, ascending, in that order."""
+        tables, done = [self._schema.empty_table()], 0
+        while done < len(numbers):
+            table, first = self._group_of(int(numbers[done]))
+            count = int(np.searchsorted(numbers[done:], first + len(table)))
+            tables.append(table.take(pa.array(numbers[done : done + count] - first)))
+            done += count
+        return pa.concat_tables(tables)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return a column of all documents."""
+        chunks: list[pa.Array] = []
+        for shard in range(len(self._paths)):
+            with self._file(shard) as file:
+                chunks += file.read(columns=[name])[name].chunks
+        return pa.chunked_array(chunks, self._schema.field(name).type)
+
+    def forget(self) -> None:
+        """Release the row groups that are kept."""
+        self._group.cache_clear()
+
+    def _group_of(self, number: int) -> tuple[pa.Table, int]:
+        """Return the row group of a document, and the number of the first document in it."""
+        shard = int(np.searchsorted(self._ends, number, side="right"))
+        starts = self._starts(shard)
+        group = int(np.searchsorted(starts, number, side="right")) - 1
+        return self._group(shard, group), int(starts[group])
+
+    def _read_starts(self, shard: int) -> np.ndarray:
+        """Return the first document of each row group of a shard."""
+        with self._file(shard) as file:
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            rows = [0, *(group.num_rows for group in groups)]
+        first = int(self._ends[shard - 1]) if shard else 0
+        starts = first + np.cumsum(rows)
+        if starts[-1] != self._ends[shard]:
+            expected = f"expected {self._ends[shard] - first}"
+            raise _damaged(self._paths[shard], f"{sum(rows)} documents, {expected}")
+        return starts[:-1]
+
+    def _read_group(self, shard: int, group: int) -> pa.Table:
+        names = self._schema.names
+        with self._file(shard) as file:
+            return file.read_row_group(group, columns=names).select(names).combine_chunks()
+
+    @contextmanager
+    def _file(self, shard: int) -> Iterator[pq.ParquetFile]:
+        try:
+            with pq.ParquetFile(self._paths[shard], page_checksum_verification=True) as file:
+                yield file
+        except (pa.ArrowException, OSError, KeyError) as error:
+            raise _damaged(self._paths[shard], error) from error
+
+
+def _damaged(path: Path, why: object) -> FormatError:
+    return FormatError(f"{path} is damaged ({why}). Build the corpus again.")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 END_OF_TEXT = "<|endoftext|>"
-SMALLEST_VOCABULARY = 257  # every byte and the end of text
-_LONGEST_TRAINING_WORD = 100
+MIN_VOCABULARY = 257  # every byte and the end of text
+MAX_TRAINING_WORD = 100
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -42,7 +42,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     # Training takes time quadratic in the longest word: base64 or a rule of dashes would stall it.
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [byte_level, pre_tokenizers.FixedLength(_LONGEST_TRAINING_WORD)]
+        [byte_level, pre_tokenizers.FixedLength(MAX_TRAINING_WORD)]
     )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -63,9 +63,9 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
 
 def check_vocab_size(vocab_size: int) -> None:
     """Raise InputError where a vocabulary could not hold every byte and the end of text."""
-    if vocab_size < SMALLEST_VOCABULARY:
+    if vocab_size < MIN_VOCABULARY:
         raise InputError(
-            f"A vocabulary of {vocab_size} is too small: expected at least {SMALLEST_VOCABULARY}, "
+            f"A vocabulary of {vocab_size} is too small: expected at least {MIN_VOCABULARY}, "
             "for the 256 bytes and the end of text."
         )
 
@@ -111,8 +111,8 @@ def check_tokenizer(tokenizer: Any, name: str) -> None:
 def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return a hash of all that decides which ids a document gets.
 
-    Truncation and padding are left out, and of what a post-processor does all but the tokens that
-    it puts around a text.
+    Truncation and padding are left out, and of a post-processor all but the tokens that it puts
+    around a text.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     for changeable in ("truncation", "padding", "post_processor"):
@@ -124,6 +124,14 @@ def fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     return fingerprints.of_json({"backend": state, "special": special, **more})
 
 
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return the fingerprint of a model's tokenizer, or None if it is not one a corpus can have."""
+    from transformers import PreTrainedTokenizerFast
+
+    fast = isinstance(tokenizer, PreTrainedTokenizerFast)
+    return fingerprint(tokenizer) if fast else None
+
+
 def check_tokenizer_of(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raise InputError unless a corpus holds the tokens of this tokenizer."""
     if corpus.meta["tokenizer"]["fingerprint"] != tokenizer_fingerprint(tokenizer):
@@ -133,11 +141,3 @@ def check_tokenizer_of(corpus: Corpus, tokenizer: PreTrainedTokenizerBase, name:
             "puts around a text. Build it again with that one: prismlm corpus build IN --out DIR "
             "--tokenizer MODEL."
         )
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return the fingerprint of a model's tokenizer, or None if it is not one a corpus can have."""
-    from transformers import PreTrainedTokenizerFast
-
-    fast = isinstance(tokenizer, PreTrainedTokenizerFast)
-    return fingerprint(tokenizer) if fast else None

@@ -1,15 +1,14 @@
-"""The window grid: which stretch of a document gives each token its hidden state; and its blocks.
+"""Windows: which stretch of a document gives each token its hidden state; and blocks of them.
 
-A corpus is cut into blocks that can be read one by one: the unit of work of an index. What a block
-holds and how it is computed follow from the corpus, the window and the stride alone, never from how
-many processes work on it, where they were interrupted or how much they take at once.
+A block is the unit of work of an index. What it holds and how it is computed follow from corpus,
+window and stride alone, however many processes work on it and wherever they were interrupted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,12 +24,10 @@ if TYPE_CHECKING:
 PADDING_MULTIPLE = 64
 GROUP_COLUMNS = ("source", "domain", "license")
 # A corpus has some 500 blocks or more, so that a hundredth of it is a few.
-BLOCKS_WANTED = 512
-SMALLEST_BLOCK = 2**12
-LARGEST_BLOCK = 2**18
+BLOCKS_WANTED, MIN_BLOCK, MAX_BLOCK = 512, 2**12, 2**18
 # Positions of a forward pass, padding among them.
 PASS_TOKENS = 4096
-_GOLDEN = (math.sqrt(5) - 1) / 2
+GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,13 +35,12 @@ class WindowGrid:
     """Windows over documents; every token of them is owned by exactly one.
 
     Attributes:
-        document: the number of each window's document, int64 [windows].
-        start: its first token's global position, int64 [windows].
-        length: its tokens, int64 [windows], at most ``window``.
+        document, start, length: each window's document, the global position of its first token and
+            its tokens, at most ``window``; int64 [windows] each.
         skip: how many of its first tokens an earlier window owns, int64 [windows].
         window: the most tokens of a window.
-        prefix: what windows that start inside a document are read with in place of their first
-            tokens, which earlier ones own; those at its start have it as the document has.
+        prefix: replaces the first tokens of windows that start inside a document, which earlier
+            ones own; those at its start have it as the document has.
     """
 
     document: np.ndarray
@@ -83,9 +79,8 @@ class WindowBatch:
 
         One counts, bool [B, T − 1], if its position is owned and its target lies in the window.
         """
-        ids, attended, owned = (
-            x.to(device) for x in (self.input_ids, self.attention_mask, self.owned)
-        )
+        given = (self.input_ids, self.attention_mask, self.owned)
+        ids, attended, owned = (tensor.to(device) for tensor in given)
         return ids, attended.long(), owned[:, :-1] & attended[:, 1:]
 
 
@@ -106,10 +101,8 @@ def document_windows(
 
     Args:
         document_indices: the documents, int64 [n]; windows come in this order.
-        starts: the global start of every document of the corpus, int64.
-        lengths: the length of every document of the corpus, int64.
-        window: the most tokens of a window, at least 1.
-        stride: the tokens between two windows' starts, 1 to ``window``.
+        starts, lengths: of every document of the corpus, int64.
+        window, stride: the most tokens of a window, and those between two windows' starts.
         prefix: what the tokenizer puts before a text.
 
     Raises:
@@ -140,15 +133,14 @@ def document_windows(
     )
 
 
-def _of_one_width(grid: WindowGrid, tokens: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield windows that are padded alike, as many as ``tokens`` hold, the longest first."""
+def _of_one_width(grid: WindowGrid, tokens: int) -> Iterator[tuple[np.ndarray, int, int]]:
+    """Yield windows that are padded alike, the longest first; as many rows as ``tokens`` hold."""
     rounded = -(-grid.length // PADDING_MULTIPLE) * PADDING_MULTIPLE
     padded = np.minimum(rounded, grid.window)
     for width in np.unique(padded)[::-1].tolist():
-        members = np.flatnonzero(padded == width)
-        rows = max(1, tokens // width)
+        members, rows = np.flatnonzero(padded == width), max(1, tokens // width)
         for first in range(0, len(members), rows):
-            yield width, members[first : first + rows]
+            yield members[first : first + rows], rows, width
 
 
 def window_batches(
@@ -165,9 +157,8 @@ def window_batches(
     """
     if tokens_per_batch < 1:
         raise InputError(f"Batches of {tokens_per_batch} tokens: expected at least 1.")
-    for width, members in _of_one_width(grid, tokens_per_batch):
-        shape = (max(1, tokens_per_batch // width), width)
-        yield batch_of(grid, corpus, members, shape, pad_id)
+    for members, rows, width in _of_one_width(grid, tokens_per_batch):
+        yield batch_of(grid, corpus, members, (rows, width), pad_id)
 
 
 def batch_of(
@@ -176,11 +167,9 @@ def batch_of(
     """Return the windows ``members`` of a grid as one batch of ``shape`` rows by positions."""
     import torch
 
-    input_ids = np.full(shape, pad_id, dtype=np.int64)
-    attention_mask = np.zeros(shape, dtype=bool)
-    owned = np.zeros(shape, dtype=bool)
-    positions = np.full(shape, -1, dtype=np.int64)
-    document = np.full(shape[0], -1, dtype=np.int64)
+    input_ids, positions = np.full(shape, pad_id, np.int64), np.full(shape, -1, np.int64)
+    attention_mask, owned = np.zeros(shape, bool), np.zeros(shape, bool)
+    document = np.full(shape[0], -1, np.int64)
     for row, member in enumerate(members):
         start, length = int(grid.start[member]), int(grid.length[member])
         input_ids[row, :length] = corpus.read_tokens(start, length)
@@ -201,13 +190,8 @@ class BlockOrder:
     """How many blocks a corpus has, and in which order they are read.
 
     Block b holds the documents that start at a position from b·size up to, without, (b+1)·size.
-    The s-th block read is s·step mod count, with a step near count/φ, so that the first blocks
-    lie evenly over the corpus, however it is ordered.
-
-    Attributes:
-        size: tokens, a power of two.
-        count: blocks, those without documents among them.
-        step: blocks from one to the next; shares no factor with count.
+    The s-th block read is s·step mod count, with a step near count/φ that shares no factor with
+    count, so that the first blocks lie evenly over the corpus, however it is ordered.
     """
 
     size: int
@@ -216,11 +200,11 @@ class BlockOrder:
 
     @classmethod
     def of(cls, num_tokens: int) -> BlockOrder:
-        """Return the order of a corpus of ``num_tokens``."""
+        """Return the order of a corpus of ``num_tokens``; the size of a block is a power of two."""
         wanted = max(1, num_tokens // BLOCKS_WANTED)
-        size = min(LARGEST_BLOCK, max(SMALLEST_BLOCK, 1 << (wanted.bit_length() - 1)))
+        size = min(MAX_BLOCK, max(MIN_BLOCK, 1 << (wanted.bit_length() - 1)))
         count = max(1, -(-num_tokens // size))
-        step = max(1, round(count * _GOLDEN))
+        step = max(1, round(count * GOLDEN))
         while math.gcd(step, count) != 1:
             step += 1
         return cls(size, count, step)
@@ -258,24 +242,18 @@ def read_block(
         InputError: the window or stride is out of range.
         FormatError: the corpus is damaged.
     """
-    first = number * order.size
-    numbers, table = corpus.documents.between(first, first + order.size)
+    first, last = np.searchsorted(corpus.starts, [number * order.size, (number + 1) * order.size])
+    numbers = np.arange(first, last)
+    table = corpus.documents.take(numbers)
     if split != "all":
         kept = layout.held_out(table, corpus.meta["split"]) == (split == "heldout")
         table, numbers = table.filter(kept), numbers[kept]
-    grid = document_windows(
-        np.arange(len(numbers)),
-        table["start"].to_numpy(),
-        table["length"].to_numpy(),
-        window,
-        stride,
-        corpus.prefix,
-    )
-    columns = [table[name].to_pylist() for name in GROUP_COLUMNS]
+    laid = corpus.starts, corpus.lengths, window, stride, corpus.prefix
+    grid = document_windows(numbers, *laid)
     found: dict[tuple[str | None, ...], int] = {}
-    keys = [found.setdefault(key, len(found)) for key in zip(*columns, strict=True)]
-    key = np.array(keys, dtype=np.int64)[grid.document]
-    return Block(replace(grid, document=numbers[grid.document]), list(found), key)
+    rows = zip(*(table[name].to_pylist() for name in GROUP_COLUMNS), strict=True)
+    keys = np.array([found.setdefault(row, len(found)) for row in rows], dtype=np.int64)
+    return Block(grid, list(found), keys[np.searchsorted(numbers, grid.document)])
 
 
 def block_passes(
@@ -287,7 +265,7 @@ def block_passes(
     length is a smaller pass. Shapes and neighbours thus follow from the block alone, and positions
     come in the same order however many a pass has.
     """
-    for width, members in _of_one_width(block.grid, tokens):
+    for members, _, width in _of_one_width(block.grid, tokens):
         shape = (len(members), width)
         yield batch_of(block.grid, corpus, members, shape, pad_id), block.key[members]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int64
 
+from prismlm.corpus.encode import encode_spans, encode_text
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,35 +41,6 @@ class WordedText:
         """The number of each token's word."""
         return tuple(word for word, count in enumerate(self.counts) for _ in range(count))
 
-    def around(self, token: int, words: int) -> tuple[str, str, str]:
-        """Return what stands before a token's word, the word, and what stands after it.
-
-        Args:
-            token: its place.
-            words: the most words on either side.
-
-        Raises:
-            InputError: there is no such token.
-        """
-        if not 0 <= token < len(self.tokens):
-            raise InputError(f"there is no token {token}: the text has {len(self.tokens)}.")
-        place = self.word_of[token]
-        before, after = self.words[max(0, place - words) : place], self.words[place + 1 :]
-        return "".join(before), self.words[place], "".join(after[:words])
-
-    def largest(self, values: Sequence[float]) -> tuple[float, ...]:
-        """Return the largest of each word's tokens' values.
-
-        Raises:
-            InputError: not one value for each token.
-        """
-        if len(values) != len(self.tokens):
-            raise InputError(f"{len(values)} values for {len(self.tokens)} tokens.")
-        ends = list(accumulate(self.counts))
-        return tuple(
-            max(values[end - count : end]) for end, count in zip(ends, self.counts, strict=True)
-        )
-
 
 def worded(text: str, spans: Int64[np.ndarray, "T 2"]) -> WordedText:
     """Return tokens and words of a text.
@@ -86,18 +56,18 @@ def worded(text: str, spans: Int64[np.ndarray, "T 2"]) -> WordedText:
     words: list[str] = []
     counts: list[int] = []
     tokens: list[str] = []
-    shown = int(spans[0, 0]) if len(spans) else 0
+    done = int(spans[0, 0]) if len(spans) else 0
     for first, last in spans.tolist():
-        only_more_bytes = first < last <= shown
+        only_more_bytes = first < last <= done
         tokens.append(DITTO if only_more_bytes and tokens else text[first:last])
-        if words and _goes_on(text, first, last, shown):
+        if words and (first < done or (0 < first == done < last and _within_word(text, first))):
             counts[-1] += 1
         else:
             words.append("")
             counts.append(1)
         # From where the last token ended: a tokenizer may leave spaces to none.
-        words[-1] += text[shown:last]
-        shown = max(shown, last)
+        words[-1] += text[done:last]
+        done = max(done, last)
     return WordedText(tuple(words), tuple(counts), tuple(tokens))
 
 
@@ -109,19 +79,10 @@ def encode(
     Raises:
         InputError: the text is empty, or the tokenizer is not a fast one.
     """
-    from prismlm.corpus.encode import encode_spans, encode_text
-
     ids, spans = encode_spans(tokenizer, text)
     if len(ids) == len(encode_text(tokenizer, "")):
         raise InputError("the text is empty: give at least one token to read.")
     return ids, spans
-
-
-def _goes_on(text: str, first: int, last: int, shown: int) -> bool:
-    """Say whether a token goes on with the word that ends at ``shown``."""
-    if first != shown:
-        return first < shown
-    return 0 < first < last and _within_word(text, first)
 
 
 def _within_word(text: str, place: int) -> bool:
@@ -131,12 +92,10 @@ def _within_word(text: str, place: int) -> bool:
     if after in APOSTROPHES:
         return _letter(before) and _letter(text[place + 1 : place + 2])
     if before in APOSTROPHES:
-        return _letter(text[max(0, place - 2) : place - 1]) and _letter(after)
+        before = text[max(0, place - 2) : place - 1]
     return _letter(before) and _letter(after)
 
 
 def _letter(letter: str) -> bool:
-    if not letter:
-        return False
-    category = unicodedata.category(letter)
+    category = unicodedata.category(letter) if letter else "Zs"
     return letter == "_" or (category[0] in "LNM" and category != "Lo")

@@ -1,4 +1,4 @@
-"""Writing the shards of a corpus directory, and reading again those that are closed.
+"""Writing a corpus directory: documents and their tokens as shards, and ``corpus.json``.
 
 Memory does not grow with the corpus.
 """
@@ -7,62 +7,78 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm import fingerprints
 from prismlm.corpus import layout
-from prismlm.corpus.documents import METADATA, Document, stated_part
-from prismlm.errors import FormatError
-from prismlm.files import json_text
+from prismlm.corpus.chat import encode_chat, has_marks
+from prismlm.corpus.documents import METADATA, Document
+from prismlm.corpus.encode import around_text, encoder_of
+from prismlm.corpus.tokenizer import fingerprint
+from prismlm.errors import InputError
+from prismlm.files import json_text, write_json
 
-_TEXT_BYTES_PER_GROUP = 1_000_000
-_ROWS_AT_ONCE = 64
-_DOCUMENTS_PER_GROUP = 2**12
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 1024
+# Of a row group, so that one document reads in milliseconds.
+GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
 
 
 class CorpusWriter:
-    """Writes documents with their tokens, in order, as the shards of a corpus directory.
+    """Writes documents, in order, as a corpus directory.
 
     A document is never split between shards: a shard is closed before the document that would
-    take it beyond ``shard_tokens``. Use it as a context manager and call :meth:`finish`.
+    take it beyond ``shard_tokens``. Use it as a context manager and end with :meth:`finish`.
 
     Attributes:
+        meta: what ``corpus.json`` says of the tokenizer.
         shards: those that are closed: their documents, tokens and files with sizes.
     """
 
     def __init__(
         self,
         directory: Path,
+        tokenizer: PreTrainedTokenizerFast,
         *,
-        dtype: np.dtype[Any],
-        eos_token_id: int,
-        shard_tokens: int,
-        heldout_fraction: float,
+        heldout_fraction: float = 0.05,
+        shard_tokens: int = 2**27,
     ) -> None:
-        self._directory = directory
-        self._dtype = dtype.newbyteorder("<")
-        self._eos = eos_token_id
-        self._shard_tokens = shard_tokens
-        self._heldout_fraction = heldout_fraction
+        self._directory, self._tokenizer = directory, tokenizer
+        self._heldout_fraction, self._shard_tokens = heldout_fraction, shard_tokens
+        self._eos = cast(int, tokenizer.eos_token_id)
+        vocabulary = max(len(tokenizer), self._eos + 1)
+        self.meta = {
+            "fingerprint": fingerprint(tokenizer),
+            "vocab_size": vocabulary,
+            "eos_token": str(tokenizer.eos_token),
+            "eos_token_id": self._eos,
+        }
+        self._prefix, self._suffix = around_text(tokenizer)
+        # A document ends with the end of text in any case.
+        if self._suffix[-1:] == [self._eos]:
+            self._suffix.pop()
+        around = {"prefix": self._prefix, "suffix": self._suffix}
+        self.meta |= {name: ids for name, ids in around.items() if ids}
+        self._dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
         self._shard: _Shard | None = None
         self.shards: list[dict[str, Any]] = []
-        self._documents = self._tokens = self._characters = 0
-        self._heldout = {"documents": 0, "tokens": 0}
+        self._counts = Counter[str]()
+        self._heldout = Counter[str](documents=0, tokens=0)
         # The key and length of the document that is held out where the fraction holds out none.
         self._first_to_hold_out = (1.0, 0)
         self._stated = Counter[str]()
-        self._by: dict[str, dict[str | None, dict[str, int]]] = {"domain": {}, "license": {}}
-        self._token_digest = hashlib.sha256()
-        self._document_digest = hashlib.sha256()
+        self._groups = {"domain": defaultdict(Counter[str]), "license": defaultdict(Counter[str])}
+        self._digests = {"tokens": hashlib.sha256(), "documents": hashlib.sha256()}
 
     def __enter__(self) -> CorpusWriter:
         return self
@@ -71,219 +87,195 @@ class CorpusWriter:
         if self._shard is not None:
             self._shard.files.close()
 
+    def write(self, documents: Iterable[Document]) -> Iterator[None]:
+        """Tokenise and write documents; yields after each batch of about a megabyte of text."""
+        batch, size = list[Document](), 0
+        for document in documents:
+            batch.append(document)
+            size += len(document.text)
+            if size >= BATCH_CHARACTERS or len(batch) == BATCH_DOCUMENTS:
+                self._write(batch)
+                yield
+                batch, size = [], 0
+        self._write(batch)
+        yield
+
+    def _write(self, batch: list[Document]) -> None:
+        encoder = encoder_of(self._tokenizer)
+        texts, chats, ids = list[Document](), list[Document](), dict[str, list[int]]()
+        for document in batch:
+            if document.messages is None:
+                texts.append(document)
+            elif has_marks(self._tokenizer, document.messages):
+                ids[document.doc_id] = encode_chat(self._tokenizer, document.messages)
+            else:
+                # All special tokens are the template's.
+                chats.append(document)
+        around = self._prefix, self._suffix
+        for some, (before, after) in ((texts, around), (chats, ([], []))):
+            if not some:
+                continue
+            backend = encoder.text if some is texts else encoder.chat
+            encoded = backend.encode_batch_fast([d.text for d in some], add_special_tokens=False)
+            for document, one in zip(some, encoded, strict=True):
+                ids[document.doc_id] = [*before, *one.ids, *after]
+        for document in batch:
+            self.add(document, ids[document.doc_id])
+
     def add(self, document: Document, ids: list[int]) -> None:
         """Append one document; ``ids`` are its tokens without the end of text.
 
         Raises:
-            InputError: the part that it says it belongs to is none.
+            InputError: its ``split`` is no name of a part.
         """
-        if document.split is not None:
-            document = replace(document, split=stated_part(document))
-        tokens = np.array([*ids, self._eos], dtype=self._dtype).tobytes()
+        document = replace(document, split=document.part)
         length = len(ids) + 1
         if self._shard is not None and self._shard.tokens + length > self._shard_tokens:
             self._close_shard()
         if self._shard is None:
             self._shard = _Shard(self._directory, len(self.shards))
-        text = document.text.encode()
-        self._shard.add(document, len(text), tokens, self._tokens, length)
-        self._note(document, text, tokens, length)
+        tokens = np.array([*ids, self._eos], dtype=self._dtype).tobytes()
+        self._shard.add(document, tokens, self._counts["tokens"], length)
+        self._count(document, tokens, length)
 
-    def resume(self, shards: list[dict[str, Any]]) -> Iterator[Document]:
-        """Count again what an earlier writer left in the directory; yield its documents.
-
-        Args:
-            shards: the shards that it had closed, as :attr:`shards` listed them.
+    def resume(self, shards: list[dict[str, Any]], documents: Iterator[Document]) -> None:
+        """Take shards that an earlier writer closed, and from ``documents`` those that they hold.
 
         Raises:
-            FormatError: a file is missing or damaged.
+            InputError: the documents are others.
+            FormatError: a file is missing or cut off.
         """
+        layout.check_files(self._directory, shards)
         for number, shard in enumerate(shards):
-            for document, tokens in read_shard(self._directory, number, shard, self._dtype):
-                length = len(tokens) // self._dtype.itemsize
-                self._note(document, document.text.encode(), tokens, length)
-                yield document
+            table = pq.read_table(
+                self._directory / layout.DOCUMENTS.format(number), columns=["doc_id", "length"]
+            )
+            with (self._directory / layout.TOKENS.format(number)).open("rb") as tokens:
+                for row in table.to_pylist():
+                    document = next(documents, None)
+                    if document is None or document.doc_id != row["doc_id"]:
+                        raise InputError(
+                            f"what is read has changed since {self._directory} was begun: the "
+                            f"document {row['doc_id']!r} is missing or elsewhere. Remove that "
+                            "directory to start anew."
+                        )
+                    document = replace(document, split=document.part)
+                    part = tokens.read(row["length"] * self._dtype.itemsize)
+                    self._count(document, part, row["length"])
             self.shards.append(shard)
 
-    def _note(self, document: Document, text: bytes, tokens: bytes, length: int) -> None:
-        self._token_digest.update(tokens)
-        metadata = [document.doc_id, document.source, document.domain]
-        metadata += [document.license, document.title, document.url, len(text)]
-        # Only where there is one, so that other corpora keep the fingerprint that they had before.
-        metadata += [document.split] if document.split is not None else []
-        self._document_digest.update(json_text(metadata, ensure_ascii=True).encode() + text)
-        self._documents += 1
-        self._tokens += length
-        self._characters += len(document.text)
+    def _count(self, document: Document, tokens: bytes, length: int) -> None:
+        text = document.text.encode()
+        facts = [document.doc_id, document.source, document.domain]
+        facts += [document.license, document.title, document.url, len(text)]
+        # Only where there is one: corpora without any keep the fingerprint that they always had.
+        facts += [document.split] if document.split is not None else []
+        self._digests["tokens"].update(tokens)
+        self._digests["documents"].update(json_text(facts, ensure_ascii=True).encode() + text)
+        size = Counter(documents=1, tokens=length)
+        self._counts += size + Counter(characters=len(document.text))
         if document.split is not None:
             self._stated[document.split] += 1
-        if document.split is None:
+        else:
             key = (layout.split_key(document.doc_id), length)
             self._first_to_hold_out = min(self._first_to_hold_out, key)
         if layout.is_held_out(document.doc_id, self._heldout_fraction, document.split):
-            self._heldout["documents"] += 1
-            self._heldout["tokens"] += length
-        for key, groups in self._by.items():
-            counts = groups.setdefault(getattr(document, key), {"documents": 0, "tokens": 0})
-            counts["documents"] += 1
-            counts["tokens"] += length
+            self._heldout.update(size)
+        for name, groups in self._groups.items():
+            groups[getattr(document, name)].update(size)
 
     def _close_shard(self) -> None:
         if self._shard is not None:
             self.shards.append(self._shard.close())
             self._shard = None
 
-    def finish(self) -> dict[str, Any]:
-        """Close the last shard and return what ``corpus.json`` says about the contents.
+    def finish(self, left_out: Mapping[str, int], **more: Any) -> None:
+        """Close the last shard; write the tokenizer and ``corpus.json``.
 
         Of two or more documents at least one is held out, unless the held-out fraction is 0: where
         it is too small for that, the fraction becomes the least that holds one out.
+
+        Args:
+            left_out: how many rows are not in the corpus, by the reason.
+            more: what else ``corpus.json`` says, such as the files read.
         """
         self._close_shard()
         key, length = self._first_to_hold_out
-        none_held_out = self._documents > 1 and not self._heldout["documents"]
+        none_held_out = self._counts["documents"] > 1 and not self._heldout["documents"]
         if none_held_out and 0 < self._heldout_fraction <= key < 1:
             self._heldout_fraction = math.nextafter(key, 1.0)
-            self._heldout = {"documents": 1, "tokens": length}
-        groups = {
-            key: [
-                {key: name, **counts}
-                for name, counts in sorted(found.items(), key=lambda item: item[0] or "")
-            ]
-            for key, found in self._by.items()
-        }
-        return {
-            "split": self._split(),
-            "counts": {
-                "documents": self._documents,
-                "tokens": self._tokens,
-                "characters": self._characters,
-            },
-            "heldout": self._heldout,
-            "domains": groups["domain"],
-            "licenses": groups["license"],
+            self._heldout = Counter(documents=1, tokens=length)
+        split: dict[str, Any] = {"rule": layout.STATED_RULE if self._stated else layout.SPLIT_RULE}
+        split["heldout_fraction"] = self._heldout_fraction
+        if self._stated:
+            split["stated"] = {part: self._stated[part] for part in ("train", "heldout")}
+        domains, licenses = (
+            [{name: value, **counts} for value, counts in sorted(groups.items(), key=_first)]
+            for name, groups in self._groups.items()
+        )
+        names = ("documents", "tokens", "characters")
+        meta = {
+            "format": layout.FORMAT,
+            "version": layout.FORMAT_VERSION,
+            "dtype": self._dtype.name,
+            "tokenizer": self.meta,
+            "left_out": dict(sorted(left_out.items())),
+            "split": split,
+            "counts": {name: self._counts[name] for name in names}
+            | {"skipped": sum(left_out.values())},
+            "heldout": dict(self._heldout),
+            "domains": domains,
+            "licenses": licenses,
             "shards": self.shards,
-            "digests": {
-                "tokens": self._token_digest.hexdigest(),
-                "documents": self._document_digest.hexdigest(),
-            },
+            "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
+            **more,
         }
+        self._tokenizer.save_pretrained(self._directory / layout.TOKENIZER_DIRECTORY)
+        write_json(self._directory / layout.META_FILE, meta | {"digest": layout.digest(meta)})
 
-    def _split(self) -> dict[str, Any]:
-        fraction = {"heldout_fraction": self._heldout_fraction}
-        if not self._stated:
-            return {"rule": layout.SPLIT_RULE, **fraction}
-        stated = {part: self._stated[part] for part in ("train", "heldout")}
-        return {"rule": layout.STATED_RULE, **fraction, "stated": stated}
+
+def _first(group: tuple[str | None, Any]) -> str:
+    return group[0] or ""
 
 
 class _Shard:
     def __init__(self, directory: Path, number: int) -> None:
-        self._paths = [
-            directory / name(number)
-            for name in (layout.tokens_file, layout.documents_file, layout.text_file)
-        ]
+        names = (layout.TOKENS, layout.DOCUMENTS, layout.TEXTS)
+        self._paths = [directory / name.format(number) for name in names]
         self.files = ExitStack()
-        options: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
-        options["write_page_checksum"] = True
         self._token_file = self.files.enter_context(self._paths[0].open("wb"))
-        self._document_table = self.files.enter_context(
-            pq.ParquetWriter(self._paths[1], layout.STORED_SCHEMA, **options)
-        )
+        how: dict[str, Any] = {"compression": "zstd", "compression_level": 6}
+        how["write_page_checksum"] = True
         # Dictionaries and statistics of whole texts only cost space and time to read past.
-        self._text_table = self.files.enter_context(
-            pq.ParquetWriter(
-                self._paths[2],
-                layout.TEXT_SCHEMA,
-                use_dictionary=False,
-                write_statistics=False,
-                **options,
-            )
+        plain: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
+        self._document_table = self.files.enter_context(
+            pq.ParquetWriter(self._paths[1], layout.STORED_SCHEMA, **how)
         )
-        self.tokens = self.documents = 0
+        self._text_table = self.files.enter_context(
+            pq.ParquetWriter(self._paths[2], layout.TEXT_SCHEMA, **how, **plain)
+        )
+        self.tokens = self._documents = self._text_bytes = 0
         self._rows: list[dict[str, Any]] = []
-        self._texts: list[dict[str, str]] = []
-        self._text_bytes = 0
 
-    def add(
-        self, document: Document, text_bytes: int, tokens: bytes, start: int, length: int
-    ) -> None:
+    def add(self, document: Document, tokens: bytes, start: int, length: int) -> None:
+        size = len(document.text.encode())
+        if self._text_bytes + size > GROUP_BYTES or len(self._rows) == GROUP_DOCUMENTS:
+            self._flush()
+        facts = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
+        self._rows.append({**facts, "start": start, "length": length})
+        self._text_bytes += size
         self._token_file.write(tokens)
         self.tokens += length
-        self.documents += 1
-        metadata = {name: getattr(document, name) for name in ("doc_id", *METADATA)}
-        self._rows.append({**metadata, "start": start, "length": length})
-        if len(self._rows) == _DOCUMENTS_PER_GROUP:
-            self._flush_rows()
-        if self._texts and self._text_bytes + text_bytes > _TEXT_BYTES_PER_GROUP:
-            self._flush_texts()
-        self._texts.append({"doc_id": document.doc_id, "text": document.text})
-        self._text_bytes += text_bytes
+        self._documents += 1
 
-    def _flush_rows(self) -> None:
-        self._document_table.write_table(
-            pa.Table.from_pylist(self._rows, schema=layout.STORED_SCHEMA)
-        )
-        self._rows = []
-
-    def _flush_texts(self) -> None:
-        self._text_table.write_table(pa.Table.from_pylist(self._texts, schema=layout.TEXT_SCHEMA))
-        self._texts = []
-        self._text_bytes = 0
+    def _flush(self) -> None:
+        if self._rows:
+            for table in (self._document_table, self._text_table):
+                table.write_table(pa.Table.from_pylist(self._rows, schema=table.schema))
+        self._rows, self._text_bytes = [], 0
 
     def close(self) -> dict[str, Any]:
-        if self._rows:
-            self._flush_rows()
-        if self._texts:
-            self._flush_texts()
+        self._flush()
         self.files.close()
-        return {
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "files": {path.name: path.stat().st_size for path in self._paths},
-            # Read whole in any case; of the others parts are read, whose pages have checksums.
-            "digest": fingerprints.of_file(self._paths[1]),
-        }
-
-
-def read_shard(
-    directory: Path, number: int, shard: dict[str, Any], dtype: np.dtype[Any]
-) -> Iterator[tuple[Document, bytes]]:
-    """Yield each document of a shard with its tokens, as they were written.
-
-    Args:
-        directory: where the shard is.
-        number: which one.
-        shard: its ``documents``, ``tokens`` and ``files``, as ``corpus.json`` lists them.
-        dtype: of a token.
-
-    Raises:
-        FormatError: a file is missing, was cut off or is damaged.
-    """
-    for name, size in shard["files"].items():
-        path = directory / name
-        if not path.is_file() or path.stat().st_size != size:
-            raise _damaged(directory, f"{name} is missing or not of {size} bytes")
-    rows = _rows(directory / layout.documents_file(number))
-    texts = _rows(directory / layout.text_file(number))
-    try:
-        with (directory / layout.tokens_file(number)).open("rb") as tokens:
-            for row, text in zip(rows, texts, strict=True):
-                metadata = {name: row.get(name) for name in METADATA}
-                document = Document(row["doc_id"], text["text"], **metadata)
-                yield document, tokens.read(row["length"] * dtype.itemsize)
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(directory, str(error)) from error
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(path, page_checksum_verification=True) as table:
-        for batch in table.iter_batches(_ROWS_AT_ONCE):
-            yield from batch.to_pylist()
-
-
-def _damaged(directory: Path, why: str) -> FormatError:
-    return FormatError(
-        f"what an interrupted build left in {directory} is damaged ({why}). Remove it, and the "
-        "same command starts anew."
-    )
+        files = {path.name: path.stat().st_size for path in self._paths}
+        return {"documents": self._documents, "tokens": self.tokens, "files": files}

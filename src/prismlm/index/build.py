@@ -286,11 +286,7 @@ def check_options(model: PreTrainedModel, options: IndexOptions) -> None:
     Raises:
         InputError: a share or code that is none, or a window that the model cannot read.
     """
-    if not 0 < options.positions <= 1:  # NaN is refused too
-        raise InputError(
-            f"--positions is {options.positions:g}: expected a share of the corpus's positions "
-            "above 0 and up to 1."
-        )
+    check_share(options.positions)
     check_codes(options.codes)
     longest = getattr(model.config, "max_position_embeddings", None)
     if longest is not None and options.window > longest:
@@ -298,6 +294,16 @@ def check_options(model: PreTrainedModel, options: IndexOptions) -> None:
             f"a window of {options.window} tokens does not fit a model that reads {longest}: "
             f"pass --window {longest} or less."
         )
+
+
+def check_share(share: float) -> float:
+    """Return a share of positions; InputError unless it is above 0 and up to 1."""
+    if not 0 < share <= 1:  # NaN is refused too
+        raise InputError(
+            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
+            "to 1."
+        )
+    return share
 
 
 def estimate_index(

@@ -49,6 +49,8 @@ def read_checkpoint(
         FormatError: what is in it is no checkpoint, incomplete, or damaged.
     """
     directory, place = _directory(path), _device(device)
+    # It plans anew for each length of a cache, which costs more than the rest of a token.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     model, tokenizer, missing = _open(directory)
     model.to(place).eval()  # pyright: ignore[reportArgumentType]
     if sees_ahead(model):

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus import build_corpus
+from prismlm.corpus.estimate import built, draw
+from prismlm.corpus.read import DocumentReader
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer, tokenizer_fingerprint
 from prismlm.corpus.windows import split_counts
+from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import check_room, keep_json, read_json, room_to_write
-from prismlm.index.build import build_index, check_index
+from prismlm.index.build import IndexOptions, build_index, check_index
+from prismlm.index.codes import CodeName
 from prismlm.index.layout import read_meta
 from prismlm.index.lens import Lens
-from prismlm.index.states import META_FILE, HiddenStates, bytes_per_position, read_states
+from prismlm.index.positions import probabilities, screening_weight
+from prismlm.index.states import (
+    META_FILE,
+    HiddenStates,
+    Writer,
+    bytes_per_position,
+    pass_tokens,
+    read_states,
+)
+from prismlm.index.write import lens_bytes
 from prismlm.labels.write import label_lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import device_named, uses_bf16
-from prismlm.models.seam import LogitMap, verify_logit_map
+from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.models.sidecar import (
     Sidecar,
     base_of,
@@ -35,28 +51,109 @@ from prismlm.models.sidecar import (
     save_sidecar,
     weight_of,
 )
-from prismlm.models.uncertainty_feedback import has_uncertainty, save_uncertainty, uncertainty_of
+from prismlm.models.uncertainty_feedback import (
+    attach_uncertainty,
+    has_uncertainty,
+    save_uncertainty,
+    uncertainty_of,
+)
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import check_same, read_note
-from prismlm.training.attach_options import AttachOptions, index_options, window_of
-from prismlm.training.device import versions
+from prismlm.run_state import check_same, keeping, read_note, writing
 from prismlm.training.evaluation import HeldOut, cross_entropy
-from prismlm.training.fit import fit
-from prismlm.training.lora import NOTE_FILE, adapt, check_lora
-from prismlm.training.recipe_values import flat
-from prismlm.training.run import write_history
-from prismlm.training.run_directory import ATTACH_FILE, exclusive
-from prismlm.training.uncertainty_table import TableOptions, effect_of_table, train_table
+from prismlm.training.fit import (
+    KMEANS_ITERATIONS,
+    STATES_PER_CLUSTER,
+    FitOptions,
+    Fitting,
+    fit,
+)
+from prismlm.training.recipe_file import flat
+from prismlm.training.run import check_ours, write_history
+from prismlm.training.setup import versions
+from prismlm.training.tuning import (
+    NOTE_FILE,
+    LoraOptions,
+    TableOptions,
+    adapt,
+    check_lora,
+    effect_of_table,
+    train_table,
+    with_adapters,
+)
 
-CORPORA = "corpora"
-WORK = "attach"
-STATES = "states"
-FIT_FILE = "fit.pt"
-BASE, ADAPTER, LORA_FILE, BEFORE_FILE = "base", "adapter", "lora.pt", "before.json"
-TABLE_FILE, EFFECT_FILE = "table.pt", "uncertainty_feedback.json"
+ATTACH_FILE, EFFECT_FILE = "attach.json", "uncertainty_feedback.json"
+CORPORA, ADAPTER, WORK = "corpora", "adapter", "attach"
+# Within WORK, which is removed at the end.
+STATES, BASE = "states", "base"
 OF_THE_MODEL = ("model", "revision")
-# What may differ when a command goes on: it changes no result.
+# What may differ when a command is run again: it changes no result.
 FREE = ("keep_states", "device", "revision", "skip_bad_rows")
+MAX_DEFAULT_WINDOW = 512
+STEPS_MEASURED = 3
+# Windows overlap by a quarter.
+READ_TWICE = 4 / 3
+
+
+@dataclass(frozen=True)
+class AttachOptions:
+    """How a head is attached.
+
+    Attributes:
+        fit: how it is fitted.
+        window: tokens that the model reads at once; 512, or what it can read, if left out.
+        states_gb: the most disk for hidden states; what fits is an even sample of the corpus.
+        keep_states: leave them there, to fit another head.
+        contexts: L, the places kept per prototype in the lens.
+        positions: the share of positions that goes to the lens's cells.
+        codes: of their states, int8 or pq.
+        heldout_tokens: that the head's figures are measured on.
+        device: where the model runs: auto, cpu or cuda.
+        precision: of reading the corpus: auto, float32 or bf16.
+        revision: of a model from the hub.
+        lora: how the model is fine-tuned on the corpus first; None leaves it as it is.
+        skip_bad_rows: leave out rows of text files that cannot be used, and count them.
+        uncertainty: how a table of uncertainty codes is trained for it then; None for no feedback.
+    """
+
+    fit: FitOptions = field(default_factory=FitOptions)
+    window: int | None = None
+    states_gb: float = 4.0
+    keep_states: bool = False
+    contexts: int = 64
+    positions: float = 1.0
+    codes: CodeName = "int8"
+    heldout_tokens: int = 20_000
+    device: str = "auto"
+    precision: str = "auto"
+    revision: str | None = None
+    lora: LoraOptions | None = None
+    skip_bad_rows: bool = False
+    uncertainty: TableOptions | None = None
+
+    def __post_init__(self) -> None:
+        if not self.states_gb > 0:
+            raise InputError(f"--states-gb is {self.states_gb:g}: expected more than 0.")
+
+    @property
+    def bf16(self) -> bool:
+        """Whether passes run in bfloat16 here."""
+        return uses_bf16(self.precision, device_named(self.device))
+
+    def window_of(self, model: PreTrainedModel) -> int:
+        """Return how many tokens the model reads at once."""
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        return self.window or min(longest or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
+
+    def index(self, window: int) -> IndexOptions:
+        """Return how the corpus is read, for the states and for the lens alike."""
+        return IndexOptions(
+            contexts=self.contexts,
+            window=window,
+            stride=max(1, window * 3 // 4),
+            positions=self.positions,
+            codes=self.codes,
+            bf16=self.bf16,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,8 +200,8 @@ def attach(
 
     ``out`` becomes a checkpoint like any other, whose weight files are those of the model, with the
     two files of the head beside them and a lens. The model is run over the corpus once; its hidden
-    states are kept on disk while the head is fitted to them and the lens is written. What was done
-    stays done: the same command goes on where an earlier one stopped.
+    states are kept on disk while the head is fitted to them and the lens is written. A part that
+    was finished is kept: the same command continues with the next.
 
     Args:
         model: a directory, a GGUF file or a name on the hub.
@@ -117,7 +214,7 @@ def attach(
         InputError: the model, corpus or an option cannot be used, or ``out`` holds something else.
         FormatError: something that is read is damaged.
         PrismError: the disk is full.
-        Interrupted: SIGINT or SIGTERM came; what was done is kept.
+        Interrupted: Ctrl-C was pressed; what was finished is kept.
     """
     options, out = options or AttachOptions(), Path(out)
     base = find_base(model, options.revision)
@@ -128,28 +225,30 @@ def attach(
             f"{model} has a table of uncertainty codes already: leave --uncertainty out to attach "
             "a head to it as it is."
         )
-    with exclusive(out, ATTACH_FILE):
+    check_ours(out, ATTACH_FILE, "attach")
+    kept = keeping(lambda: f"The finished parts are kept in {out}.")
+    with writing(out, within=True), kept:
         _begin(out, base, corpus, options)
         tuned = options.lora is None or (out / CONFIG_FILE).is_file()
-        source = out if tuned else out / WORK / BASE
-        work = _Work(out, base, options, progress, source)
-        found = work.corpus(corpus)
-        lens = out / "lens" / found.name
+        work = _Work(out, base, options, progress, out if tuned else out / WORK / BASE)
+        read = work.corpus(corpus)
+        lens = out / "lens" / read.name
         if not (has_sidecar(out) and lens.exists()):
-            work.check(found)
-            if not tuned:
-                work.tune(found)
+            work.check(read)
+            if options.lora and not tuned:
+                work.tune(read, options.lora)
             if options.uncertainty and not (out / EFFECT_FILE).is_file():
-                work.table(found, options.uncertainty)
-            states = work.states(found)
-            work.lens(found, states, work.head(found, states), lens)
+                work.table(read, options.uncertainty)
+            states = work.states(read)
+            head = work.head(read, states)
+            work.lens(read, states, head, lens)
         work.names(lens)
         if not options.keep_states:
             shutil.rmtree(out / WORK, ignore_errors=True)
     made = load_sidecar(out).provenance
     quality = HeadQuality(**made["quality"])
     count, effect = made["attached"]["states"], made.get("uncertainty_feedback")
-    return AttachResult(out, lens, found.path, count, quality, effect)
+    return AttachResult(out, lens, read.path, count, quality, effect)
 
 
 def _begin(
@@ -158,10 +257,6 @@ def _begin(
     """Note what is attached, or check that it is what was noted.
 
     Until hidden states are there, only the model binds: what was refused can be put right.
-
-    Raises:
-        InputError: it was begun with something else.
-        FormatError: the note is damaged.
     """
     now = {
         "model": str(base.path.resolve()) if base.revision is None else base.name,
@@ -181,7 +276,7 @@ def _begin(
 
 
 class _Work:
-    """The steps, each of which finds what is done and does the rest."""
+    """The parts, each of which returns what is there, or makes it."""
 
     def __init__(
         self,
@@ -194,8 +289,8 @@ class _Work:
         self.out, self.base, self.options, self.progress = out, base, options, progress
         self.device = device_named(options.device)
         self._open(source)
-        self.window = window_of(self.model, options)
-        self.index = index_options(options, self.window)
+        self.window = options.window_of(self.model)
+        self.index = options.index(self.window)
 
     def _open(self, source: Path) -> None:
         if self.base.is_gguf:
@@ -214,13 +309,13 @@ class _Work:
         """Return the corpus that was given, or one of the files that were."""
         if len(given) == 1 and (Path(given[0]) / "corpus.json").is_file():
             return Corpus.open(Path(given[0]))
-        built = self.out / CORPORA / (Path(given[0]).resolve().stem or "corpus")
-        if (built / "corpus.json").is_file():
-            return Corpus.open(built)
+        directory = self.out / CORPORA / (Path(given[0]).resolve().stem or "corpus")
+        if (directory / "corpus.json").is_file():
+            return Corpus.open(directory)
         check_tokenizer(self.tokenizer, self.base.name)
         return build_corpus(
             list(given),
-            built,
+            directory,
             tokenizer=self.source,
             skip_bad_rows=self.options.skip_bad_rows,
             progress=self.progress,
@@ -231,8 +326,8 @@ class _Work:
         check_index(self.model, corpus, self.index, tokenizer_fingerprint(self.tokenizer))
         HeldOut(corpus, self.window, 0).batches(1)
         documents, tokens = split_counts(corpus, "train")
-        room = self.options.states_gb * 1e9 / bytes_per_position(weight_of(self.model).shape[1])
-        available = min(tokens - documents, int(room))
+        per_position = bytes_per_position(weight_of(self.model).shape[1])
+        available = min(tokens - documents, int(self.options.states_gb * 1e9 / per_position))
         wanted = self.options.fit.of_states(available).prototypes
         if wanted is not None and available < wanted:
             raise InputError(
@@ -240,29 +335,29 @@ class _Work:
                 f"{corpus.name} trains on, are fewer than the {wanted:,} "
                 "prototypes: use more text, more --states-gb, or --prototypes with a lower number."
             )
-        states = available * bytes_per_position(weight_of(self.model).shape[1])
-        check_room(f"the hidden states in {self.out}", self.out, states, self.out / WORK)
+        needed = available * per_position
+        check_room(f"the hidden states in {self.out}", self.out, needed, self.out / WORK)
 
-    def tune(self, corpus: Corpus) -> None:
+    def tune(self, corpus: Corpus, options: LoraOptions) -> None:
         """Fine-tune the model on the corpus, and open what came of it."""
-        assert self.options.lora is not None
-        work, adapter = self.out / WORK, self.out / ADAPTER
+        adapter = self.out / ADAPTER
         if not adapter.exists():
-            if not (work / BEFORE_FILE).is_file():
-                keep_json(work / BEFORE_FILE, {"ce_before": self._ce(corpus)})
+            tokens = self.options.heldout_tokens
+            with self.progress.task("Measuring the model", tokens, "tokens") as task:
+                text = HeldOut(corpus, self.window, 0).counted(tokens, task)
+                ce_before = cross_entropy(self.model, text)
             history = adapt(
                 self.model,
                 corpus,
-                self.options.lora,
-                work / LORA_FILE,
+                options,
                 adapter,
                 base=self.base.name,
                 window=self.window,
-                bf16=uses_bf16(self.options.precision, self.device),
-                note=read_json(work / BEFORE_FILE),
+                bf16=self.options.bf16,
+                note={"ce_before": ce_before},
                 progress=self.progress,
             )
-            write_history(work, history)
+            write_history(self.out / WORK, history)
         put_adapted(self.source, adapter, self.out)
         self._open(self.out)
 
@@ -272,25 +367,19 @@ class _Work:
             self.model,
             corpus,
             options,
-            self.out / WORK / TABLE_FILE,
             window=self.window,
-            bf16=uses_bf16(self.options.precision, self.device),
+            bf16=self.options.bf16,
             progress=self.progress,
         )
         feedback = uncertainty_of(self.model)
         assert feedback is not None
         save_uncertainty(self.out, feedback)
-        held_out = HeldOut(corpus, self.window, 0)
-        effect = effect_of_table(self.model, held_out, self.options.heldout_tokens)
+        heldout = HeldOut(corpus, self.window, 0)
+        effect = effect_of_table(self.model, heldout, self.options.heldout_tokens)
         keep_json(self.out / EFFECT_FILE, effect)
 
-    def _ce(self, corpus: Corpus) -> float:
-        tokens = self.options.heldout_tokens
-        with self.progress.task("Measuring the model", tokens, "tokens") as task:
-            return cross_entropy(self.model, HeldOut(corpus, self.window, 0).counted(tokens, task))
-
     def states(self, corpus: Corpus) -> HiddenStates:
-        """Return the hidden states, read where they are not there."""
+        """Return the hidden states."""
         return read_states(
             self.model,
             corpus,
@@ -298,43 +387,37 @@ class _Work:
             window=self.window,
             stride=self.index.stride,
             limit_bytes=self.options.states_gb * 1e9,
-            bf16=uses_bf16(self.options.precision, self.device),
+            bf16=self.options.bf16,
             progress=self.progress,
         )
 
     def head(self, corpus: Corpus, states: HiddenStates) -> PrototypeHead:
-        """Return the head, fitted and measured where it is not there."""
+        """Return the head, fitted and measured."""
         if has_sidecar(self.out):
             return load_sidecar(self.out, self.model).head
-        head, history = fit(
-            self.model,
-            states,
-            self.options.fit,
-            self.out / WORK / FIT_FILE,
-            device=self.device,
-            progress=self.progress,
-        )
-        quality = self._measure(corpus, head)
-        of = base_of(self.model)
-        named = replace(of, name=self.base.name, revision=self.base.revision)
+        options = self.options.fit
+        device, tokens = self.device, self.options.heldout_tokens
+        head, history = fit(self.model, states, options, device=device, progress=self.progress)
+        with self.progress.task("Measuring the head", tokens, "tokens") as task:
+            text = HeldOut(corpus, self.window, 0).counted(tokens, task)
+            quality = measure_quality(self.model, head.to(device), self.logit_map, text)
+        base = base_of(self.model)
+        named = replace(base, name=self.base.name, revision=self.base.revision)
         provenance = self._provenance(corpus, states, quality)
         with room_to_write("the head", self.out, "Make room, and give the same command again."):
             write_history(self.out, history)
-            save_sidecar(self.out, Sidecar(head, self.logit_map, named, provenance))
+            save_sidecar(self.out, Sidecar(head.cpu(), self.logit_map, named, provenance))
         return head
-
-    def _measure(self, corpus: Corpus, head: PrototypeHead) -> HeadQuality:
-        tokens = self.options.heldout_tokens
-        with self.progress.task("Measuring the head", tokens, "tokens") as task:
-            text = HeldOut(corpus, self.window, 0).counted(tokens, task)
-            quality = measure_quality(self.model, head.to(self.device), self.logit_map, text)
-        head.cpu()
-        return quality
 
     def _provenance(
         self, corpus: Corpus, states: HiddenStates, quality: HeadQuality
     ) -> dict[str, Any]:
         options = replace(self.options, fit=self.options.fit.of_states(len(states)))
+        tuned: dict[str, Any] = {}
+        if options.lora is not None:
+            tuned["fine_tuned"] = read_json(self.out / ADAPTER / NOTE_FILE)
+        if options.uncertainty is not None:
+            tuned["uncertainty_feedback"] = read_json(self.out / EFFECT_FILE)
         return {
             "attached": {
                 **flat(asdict(options)),
@@ -344,18 +427,10 @@ class _Work:
                 # Not what the model was trained on, which a "corpus" would be.
                 "read": {"name": corpus.name, "fingerprint": corpus.fingerprint},
             },
-            **self._tuning(),
+            **tuned,
             "quality": quality.to_dict(),
             "versions": versions("torch", "transformers"),
         }
-
-    def _tuning(self) -> dict[str, Any]:
-        tuned: dict[str, Any] = {}
-        if self.options.lora is not None:
-            tuned["fine_tuned"] = read_json(self.out / ADAPTER / NOTE_FILE)
-        if self.options.uncertainty is not None:
-            tuned["uncertainty_feedback"] = read_json(self.out / EFFECT_FILE)
-        return tuned
 
     def lens(self, corpus: Corpus, states: HiddenStates, head: PrototypeHead, out: Path) -> None:
         """Write the lens where it is not there."""
@@ -378,3 +453,129 @@ class _Work:
         if meta.labels is None:
             opened = Lens.open(lens, self.model, load_sidecar(self.out).head)
             label_lens(opened, self.model, progress=self.progress)
+
+
+def estimate_attach(
+    model: str, corpus: Sequence[Path | str], options: AttachOptions | None = None
+) -> Cost:
+    """Say what :func:`attach` with the same arguments would take.
+
+    A forward pass and a few steps of the fit are timed, and multiplied. Nothing is written but for
+    a model that has to be fetched, to the hub's cache. The figures are ``tokens``, positions of the
+    corpus; ``states`` that the head is fitted to, in ``steps``; what the seconds are made of:
+    ``tune_seconds`` of fine-tuning, ``read_seconds`` of hidden states, ``fit_seconds`` of the head,
+    ``lens_seconds``; and what the disk is: ``states_bytes`` while they are needed, ``lens_bytes``.
+
+    Raises:
+        InputError: the model or corpus cannot be used.
+    """
+    options = options or AttachOptions()
+    device = device_named(options.device)
+    with tempfile.TemporaryDirectory() as name:
+        base = find_base(model, options.revision)
+        if base.is_gguf:
+            put_base(base, Path(name) / "model")
+        path = Path(name) / "model" if base.is_gguf else base.path
+        opened, tokenizer = read_checkpoint(path, device=device)
+        if options.uncertainty is not None:
+            # Two passes, in all that follows.
+            attach_uncertainty(opened)
+        window = options.window_of(opened)
+        documents, tokens = _counts(corpus, tokenizer, options)
+        per_token, kept = _time_reading(opened, window, Path(name), options.bf16)
+        row = bytes_per_position(kept.width)
+        states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
+        fitted = options.fit.of_states(states)
+        head = fitted.head(kept.width)
+        head.reset_parameters(torch.Generator().manual_seed(0))
+        fitting = Fitting(opened, kept, fitted, head.to(device))
+        rows = torch.arange(min(fitted.batch, len(kept))).numpy()
+        per_step = seconds_of(lambda: fitting.take(rows), STEPS_MEASURED)
+        per_position = _time_indexing(opened, head, kept)
+        tuning = 0.0
+        if (feedback := uncertainty_of(opened)) is not None and options.uncertainty is not None:
+            opened.requires_grad_(False)
+            feedback.embedding.requires_grad_(True)
+            tuning += options.uncertainty.epochs * _time_tuning(opened, window)
+        if options.lora is not None:
+            check_lora()
+            adapted = with_adapters(opened, options.lora)
+            tuning += options.lora.epochs * _time_tuning(adapted, window)
+    steps = fitted.steps(states)
+    clustered = min(states, STATES_PER_CLUSTER * head.num_prototypes) * KMEANS_ITERATIONS
+    unread = max(0, tokens - states) * per_token * READ_TWICE
+    seconds = {
+        "tune_seconds": tokens * tuning,
+        "read_seconds": states * per_token * READ_TWICE,
+        "fit_seconds": clustered * per_position / 2 + steps * per_step,
+        "lens_seconds": unread + tokens * per_position,
+    }
+    disk = {
+        "states_bytes": states * row,
+        "lens_bytes": lens_bytes(head, options.index(window), documents, tokens),
+    }
+    return Cost(
+        sum(seconds.values()),
+        peak_memory(device),
+        sum(disk.values()),
+        {"tokens": tokens, "states": states, "steps": steps, **seconds, **disk},
+        basis="Measured on one forward pass and a few steps.",
+    )
+
+
+def _counts(
+    corpus: Sequence[Path | str], tokenizer: Any, options: AttachOptions
+) -> tuple[int, int]:
+    """Return the documents to train on, and their positions: of text files, from a sample."""
+    if len(corpus) == 1 and (Path(corpus[0]) / "corpus.json").is_file():
+        documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
+        return documents, tokens - documents
+    check_tokenizer(tokenizer, tokenizer.name_or_path)
+    reader = DocumentReader(
+        list(corpus),
+        tokenizer=tokenizer,
+        skip_bad_rows=options.skip_bad_rows,
+        answered_chats=True,
+    )
+    sample = draw(reader)
+    with built(sample, tokenizer) as first:
+        documents, tokens = split_counts(first, "train")
+    scale = sample.scale or 1.0
+    return round(scale * documents), round(scale * (tokens - documents))
+
+
+def _time_reading(
+    model: Any, window: int, directory: Path, bf16: bool
+) -> tuple[float, HiddenStates]:
+    """Return the seconds of a position in a forward pass, and the states of one."""
+    vocabulary, device = model.get_input_embeddings().weight.shape[0], model.device
+    shape = (max(1, pass_tokens(device) // window), window)
+    ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0)).to(device)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+    with evaluating(model), autocast, capture(model, logits=False) as seen:
+        seconds = seconds_of(lambda: model(input_ids=ids, use_cache=False), 1)
+    z = seen.z.flatten(0, 1).bfloat16().cpu()
+    with Writer(directory / STATES, {}, z.shape[1]) as writer:
+        writer.add(z, ids.flatten().cpu())
+        writer.end_block()
+    return seconds / ids.numel(), HiddenStates.open(directory / STATES)
+
+
+@torch.no_grad()
+def _time_indexing(model: Any, head: PrototypeHead, states: HiddenStates) -> float:
+    """Return the seconds that a position takes in the index when its state is there."""
+    rows = torch.arange(min(512, len(states))).numpy()
+    z, tokens = states.states(rows).to(model.device), states.tokens(rows).to(model.device)
+    low = screening_weight(model)
+
+    def position() -> None:
+        head.nearest(z)
+        probabilities(model, z.to(model.dtype), tokens, low)
+
+    return seconds_of(position, 1) / len(rows)
+
+
+def _time_tuning(model: Any, window: int) -> float:
+    """Return the seconds that a token takes in training what is not frozen of a model."""
+    ids = torch.zeros(1, window, dtype=torch.int64, device=model.device)
+    return seconds_of(lambda: model(input_ids=ids, labels=ids).loss.backward(), 1) / window

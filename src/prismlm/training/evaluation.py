@@ -1,9 +1,9 @@
-"""Held-out text for the figures of a run: the same windows each time."""
+"""What a run is worth: figures on the same held-out text each time, and a verdict in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,13 @@ from prismlm.models.evaluating import evaluating
 from prismlm.progress import Task
 
 TOKENS_PER_BATCH = 4096
+# Up to four passes over a text are worth nearly as much as new text, further ones less and less
+# (Muennighoff et al. 2023, Scaling Data-Constrained Language Models).
+MAX_PASSES = 4
+# Nats by which an evaluation must be worse than the best: 5 % of perplexity.
+WORSE = 0.05
+# Tokens of each split that frequencies are counted on.
+COUNTED = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -36,11 +43,7 @@ class HeldOut:
     seed: int
 
     def batches(self, tokens: int) -> Iterator[WindowBatch]:
-        """Yield windows that own about ``tokens`` tokens together, or all that there are.
-
-        Raises:
-            InputError: no document is held out.
-        """
+        """Yield windows that own about ``tokens`` tokens together, or all that there are."""
         documents = self.corpus.split("heldout")
         if not len(documents):
             raise InputError(f"the corpus {self.corpus.name!r} {NONE_HELD_OUT}")
@@ -67,10 +70,6 @@ def cross_entropy(model: Any, batches: Iterable[WindowBatch]) -> float:
     """Return the cross-entropy of a model in nats per token, over the predictions that count.
 
     They are those of :func:`prismlm.explain.quality.measure_quality`.
-
-    Args:
-        model: a causal language model.
-        batches: of held-out text.
     """
     total, number = 0.0, 0
     with evaluating(model):
@@ -89,3 +88,46 @@ def perplexity(ce: float) -> float:
         return math.exp(ce)
     except OverflowError:
         return math.inf
+
+
+def unigram_ce(corpus: Corpus) -> float:
+    """Return the cross-entropy, in nats per token, of guessing tokens by their frequency alone.
+
+        −Σ_v h_v ln((c_v + 1) / Σ_u (c_u + 1)) / Σ_v h_v
+
+    with c_v and h_v how often token v occurs in training and in held-out documents.
+    """
+    training, heldout = (token_counts(corpus, split) for split in ("train", "heldout"))
+    guess = np.log(training + 1) - math.log((training + 1).sum())
+    return float(-(heldout @ guess) / max(1, heldout.sum()))
+
+
+def token_counts(corpus: Corpus, split: str) -> np.ndarray:
+    """Return how often each token occurs in a split, in documents drawn at random if it is long."""
+    counts, read = np.zeros(len(corpus.tokenizer), dtype=np.int64), 0
+    for number in np.random.default_rng(0).permutation(corpus.split(split)).tolist():
+        tokens = corpus.tokens(int(corpus.starts[number]), int(corpus.lengths[number]))
+        counts += np.bincount(tokens, minlength=len(counts))
+        read += len(tokens)
+        if read >= COUNTED:
+            break
+    return counts
+
+
+def verdict(ce: float, unigram: float, history: Sequence[dict[str, Any]]) -> str:
+    """Return what a cross-entropy on held-out text says of a run, in a sentence or two."""
+    if ce >= unigram:
+        return (
+            "The model has learned nothing yet: guessing tokens by their frequency alone does as "
+            "well on held-out text. Train it longer, or try another learning rate."
+        )
+    figures = [(row["eval_ce"], row["step"]) for row in history if "eval_ce" in row]
+    if figures and figures[-1][0] - min(figures)[0] > WORSE:
+        return (
+            f"The model was better on held-out text at step {min(figures)[1]:,}: since then it has "
+            "been learning the training text by heart. Use more text, or stop there."
+        )
+    return (
+        "The model has learned from the text: guessing tokens by their frequency alone would be "
+        f"{math.exp(unigram - ce):,.1f} times as perplexed by held-out text."
+    )

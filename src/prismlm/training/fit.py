@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from prismlm.errors import InputError, check_choice, check_number, check_whole
+from prismlm.errors import InputError, check_choice
 from prismlm.index.states import HiddenStates
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
@@ -22,7 +20,8 @@ from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.choice import has_fast_product
 from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.progress import SILENT, Reporter
-from prismlm.training.loop import SAVE_SECONDS, Loop, batches
+from prismlm.training.loop import Loop, batches, check_options
+from prismlm.training.losses import VocabularySample
 
 # What k-means clusters: so many states for each prototype.
 STATES_PER_CLUSTER = 4
@@ -69,15 +68,7 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         check_choice("weights", self.weights, get_args(Weights))
-        for field in fields(self):
-            value, free = getattr(self, field.name), field.name in MAY_BE_ZERO
-            if field.name == "weights" or value is None:
-                continue
-            if str(field.type).startswith("int"):
-                check_whole(field.name, value, 0 if free else 1)
-                continue
-            wanted = "0 or more" if free else "a positive number"
-            check_number(field.name, value, wanted, lambda x, free=free: x > 0 or (free and x == 0))
+        check_options(self, may_be_zero=MAY_BE_ZERO)
         if self.prototypes is not None and self.prototypes_per_token > self.prototypes:
             raise InputError(
                 f"prototypes_per_token is {self.prototypes_per_token}, more than the "
@@ -105,20 +96,14 @@ class FitOptions:
         return max(1, round(self.epochs * (states // min(self.batch, states))))
 
 
-class Vocabulary:
-    """The part of a vocabulary that one step compares two predictions over.
-
-        KL(p ‖ q) over F ∪ D,   p and q being softmaxes in which a token of D counts (V − |F|) / |D|
-
-    F are the tokens most frequent in the corpus, in every step; D are drawn from the others for
-    each step. A drawn token stands for those that were not, so the sums that normalise p and q are
-    estimated without bias; over the whole vocabulary it is the plain divergence.
+class Vocabulary(VocabularySample):
+    """A sample of a model's vocabulary, and how two predictions differ over it.
 
     Args:
         model: with the output embedding W, its bias and what follows it.
         tokens: the tokens that follow the states, to count; int64 [N].
-        frequent: |F|.
-        drawn: |D|.
+        frequent: as of :class:`VocabularySample`.
+        drawn: as of :class:`VocabularySample`.
     """
 
     def __init__(
@@ -130,28 +115,14 @@ class Vocabulary:
         self.bias = getattr(embedding, "bias", None)
         self.logit_map = LogitMap.of(model)
         size = len(self.weight)
-        counts = torch.bincount(tokens, minlength=size)[:size]
-        order = counts.argsort(descending=True, stable=True)
-        self.frequent, self.rare = order[:frequent], order[frequent:]
-        self.drawn = min(drawn, len(self.rare))
-
-    def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return the tokens of a step and the logarithm of what each counts."""
-        rare = self.rare
-        if self.drawn < len(rare):
-            rare = rare[torch.randint(len(rare), (self.drawn,), generator=generator)]
-        tokens = torch.cat([self.frequent, rare])
-        counted = torch.zeros(len(tokens))
-        if self.drawn:
-            counted[len(self.frequent) :] = math.log(len(self.rare) / self.drawn)
-        return tokens, counted
+        super().__init__(torch.bincount(tokens, minlength=size)[:size], frequent, drawn)
 
     def divergence(
         self,
         z: Float[Tensor, "N d"],
         rebuilt: Float[Tensor, "N d"],
         tokens: Int64[Tensor, " S"],
-        counted: Float[Tensor, " S"],
+        log_counts: Float[Tensor, " S"],
     ) -> Float[Tensor, ""]:
         """Return the mean divergence of what ẑ predicts from what z predicts, in nats.
 
@@ -159,7 +130,7 @@ class Vocabulary:
         former is in both predictions, and that of the latter is 2⁻⁸ of a difference at most.
         """
         device = self.weight.device
-        tokens, counted = tokens.to(device), counted.to(device)
+        tokens, log_counts = tokens.to(device), log_counts.to(device)
         weight = self.weight[tokens].float()
         if _in_bf16(z, weight):
             weight = weight.bfloat16()
@@ -168,7 +139,7 @@ class Vocabulary:
             logits = logits + self.bias.detach()[tokens].float()
         change = F.linear((rebuilt - z).to(weight.dtype), weight).float()
         target, own = (
-            F.log_softmax(self.logit_map(raw) + counted, -1) for raw in (logits, logits + change)
+            F.log_softmax(self.logit_map(raw) + log_counts, -1) for raw in (logits, logits + change)
         )
         return F.kl_div(own, target, reduction="batchmean", log_target=True)
 
@@ -183,9 +154,6 @@ def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
     """Put the prototypes on the centres of clusters of hidden states, each as z / (k τ).
 
     Spherical k-means over a few states for each prototype; the centres have the states' mean norm.
-
-    Raises:
-        InputError: fewer states than prototypes.
     """
     count = head.num_prototypes
     if len(states) < count:
@@ -205,13 +173,11 @@ def fit(
     model: nn.Module,
     states: HiddenStates,
     options: FitOptions,
-    saved: Path,
     *,
     device: str = "cpu",
-    save_seconds: float = SAVE_SECONDS,
     progress: Reporter = SILENT,
 ) -> tuple[PrototypeHead, list[dict[str, float]]]:
-    """Fit a head; go on from ``saved`` where it is there.
+    """Fit a head to hidden states.
 
         loss = KL(model ‖ ẑ alone) + residual · mean ‖z − ẑ‖² / mean ‖z‖² + pull · (R1 + R2)
 
@@ -219,9 +185,7 @@ def fit(
         model: whose output embedding turns states into logits; it is not run, and not changed.
         states: its hidden states.
         options: see :class:`FitOptions`.
-        saved: a file that the fit goes on from after an interrupt; written every minute.
         device: where the head is fitted.
-        save_seconds: the least time between two writes of it.
         progress: shows steps done.
 
     Returns:
@@ -230,77 +194,52 @@ def fit(
 
     Raises:
         InputError: fewer states than prototypes.
-        FormatError: ``saved`` is damaged.
         DivergenceError: the loss is not finite.
-        PrismError: the disk is full; what was saved before is kept.
-        Interrupted: SIGINT or SIGTERM came; the fit is saved.
     """
     options = options.of_states(len(states))
     head = options.head(states.width).to(device)
-    fitting = Fitting(model, states, options, head, saved)
-    if not fitting.resume():
-        place(head, states, options.seed)
-        fitting.begin()
-    rows = batches(len(states), options.batch, fitting.step, fitting.steps, options.seed)
-    fitting.run(
-        rows,
-        "Fitting prototypes",
-        "prototype_only_kl",
-        save_seconds=save_seconds,
-        progress=progress,
-    )
+    place(head, states, options.seed)
+    fitting = Fitting(model, states, options, head)
+    rows = batches(len(states), options.batch, fitting.steps, options.seed)
+    fitting.run(rows, "Fitting prototypes", "prototype_only_kl", progress)
     # So that a head can be kept in half the bytes; its figures are measured after this.
     head.prototypes.data = head.prototypes.data.bfloat16().float()
     return head.cpu().eval().requires_grad_(False), fitting.history
 
 
 class Fitting(Loop):
-    """A head with its optimizer, between two steps."""
+    """A head whose prototypes are placed, with its optimizer, between two steps."""
 
     what = "the fit"
     remedy = "fit with a lower --rate"
 
     def __init__(
-        self,
-        model: nn.Module,
-        states: HiddenStates,
-        options: FitOptions,
-        head: PrototypeHead,
-        saved: Path,
+        self, model: nn.Module, states: HiddenStates, options: FitOptions, head: PrototypeHead
     ) -> None:
         groups = [{"params": [head.prototypes]}, {"params": [head.log_scale]}]
-        super().__init__(head, groups, options.steps(len(states)), saved)
+        super().__init__(groups, options.steps(len(states)))
         self.states, self.options, self.head = states, options, head
         self._device = head.prototypes.device
         self._vocabulary = Vocabulary(
             model.to(self._device), states.tokens(), options.frequent, options.drawn
         )
-        self.extra = {"size": 1.0}
-
-    def begin(self) -> None:
-        """Note how large the prototypes are, which the rate is in units of."""
-        self.extra["size"] = self.head.prototypes.detach().square().mean().sqrt().item()
+        # How large the prototypes are, which the rate is in units of.
+        self._size = head.prototypes.detach().square().mean().sqrt().item()
 
     def rates(self) -> list[float]:
         """Return the rate of the prototypes, in units of their elements, and of the scale."""
-        return [self.options.learning_rate * self.extra["size"], self.options.learning_rate]
+        return [self.options.learning_rate * self._size, self.options.learning_rate]
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Add the gradients of a step; return its losses."""
         options, head = self.options, self.head
         z = self.states.states(rows).to(self._device)
         output = head(z)
-        generator = torch.Generator().manual_seed(options.seed * 2**32 + self.step)
-        kl = self._vocabulary.divergence(
-            z, output.reconstruction, *self._vocabulary.draw(generator)
-        )
+        drawn = self._vocabulary.draw(options.seed * 2**32 + self.step)
+        kl = self._vocabulary.divergence(z, output.reconstruction, *drawn)
         # Not all of the head's losses: DIV alone would take longer than finding the prototypes.
         residual = ops.residual(z, output.reconstruction) / z.square().mean()
         pull = ops.prototype_pull(output.routing) + ops.point_pull(output.routing)
         loss = kl + options.residual * residual + options.pull * pull
         loss.backward()
         return {"prototype_only_kl": kl.item(), "residual": residual.item(), "loss": loss.item()}
-
-    def of(self) -> dict[str, Any]:
-        """Return the settings and states that are fitted to."""
-        return {"options": asdict(self.options), "states": self.states.fingerprint}

@@ -11,20 +11,71 @@ from transformers.utils.generic import ModelOutput
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
+from prismlm.layers.prototype_head import HeadOutput
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.ops.prototype_head import Routing
-from prismlm.training.objective import (
+from prismlm.training import parallel
+from prismlm.training.losses import (
     LossWeights,
+    OptimizerStep,
     OutputMap,
+    VocabularySample,
     prototype_only_losses,
     sample_positions,
     select,
 )
-from prismlm.training.revival import Usage
-from prismlm.training.step import OptimizerStep
 
-IGNORED_AT_INFERENCE = ("past_key_values", "losses", "routing")
+# Candidates for a revival are drawn from the worst quarter of a forward pass's states: the very
+# worst alone would often be one another's neighbours.
+WORST = 0.25
+
+
+class Usage:
+    """Counts how often each prototype is used, and keeps the last states explained worst.
+
+    Attributes:
+        counts: uses of each prototype since the last :meth:`reset`, int64 [K].
+        worst: states of the last forward pass by ‖z − ẑ‖² descending, [M, d]; after
+            :meth:`merge` those of one process after another.
+    """
+
+    def __init__(self, num_prototypes: int) -> None:
+        self.counts = torch.zeros(num_prototypes, dtype=torch.int64)
+        self.worst: Tensor | None = None
+
+    @torch.no_grad()
+    def add(self, output: HeadOutput, z: Tensor, mask: Tensor | None) -> None:
+        """Take in one forward pass, waiting for nothing; padding counts for nothing."""
+        routing, z = output.routing, z.float()
+        used = routing.activations > 0
+        errors = (z - output.reconstruction).square().sum(-1)
+        if mask is not None:
+            used, errors = used & mask[:, None], errors.masked_fill(~mask, -1.0)
+        self.counts = self.counts.to(z.device)
+        self.counts.scatter_add_(0, routing.indices.flatten(), used.flatten().long())
+        errors, rows = errors.topk(round(WORST * len(z)))
+        # The worst again in place of padding, where there is little else.
+        self.worst = z[torch.where(errors >= 0, rows, rows[:1])]
+
+    def merge(self) -> None:
+        """Take in the other processes' counts and states: all of them then revive the same."""
+        self.counts = parallel.over_processes(self.counts)
+        if self.worst is not None:
+            self.worst = parallel.concatenate(self.worst)
+
+    def state(self) -> Tensor:
+        """Return the counts of all processes together; every process has to call."""
+        return parallel.over_processes(self.counts).cpu()
+
+    def load(self, counts: Tensor) -> None:
+        """Resume from saved counts, which the first process takes over for all."""
+        self.counts = counts if parallel.is_main() else torch.zeros_like(counts)
+
+    def reset(self) -> None:
+        """Start counting again."""
+        self.counts = torch.zeros_like(self.counts)
+        self.worst = None
 
 
 @dataclass
@@ -64,6 +115,9 @@ class PrismForCausalLM(nn.Module):
 
     Attributes:
         uncertainty: the feedback that stands in the model, trained with it, or None.
+        usage: counts uses of prototypes, if unused ones are to be revived.
+        vocabulary: in training the prototype-only KL is over a sample of it; None: over all of it.
+        step: of the run, which positions and tokens of a step are drawn from.
 
     Args:
         model: a Hugging Face causal language model, uncertainty feedback attached before.
@@ -104,6 +158,7 @@ class PrismForCausalLM(nn.Module):
         self.prototypes_per_token = head.prototypes_per_token
         self.step = 0
         self.usage: Usage | None = None
+        self.vocabulary: VocabularySample | None = None
         self.uncertainty = uncertainty_of(model)
         self.logit_map = LogitMap.of(model)
         self.register_buffer("head_placed", torch.tensor(placed))
@@ -152,21 +207,7 @@ class PrismForCausalLM(nn.Module):
         within: OptimizerStep | None = None,
         **kwargs: Any,
     ) -> PrismOutput:
-        """Run the decoder, then the head on the states it sent to its output embedding.
-
-        Args:
-            input_ids: int64 [B, T].
-            attention_mask: [B, T], as the decoder takes it; none for packed rows.
-            position_ids: int64 [B, T], from 0 again at every document of a packed row.
-            labels: int64 [B, T], −100 where nothing is to be predicted; the decoder shifts them.
-            token_mask: bool [B, T], false on padding; ``attention_mask`` stands in for it.
-            within: the optimizer step that this pass is a part of; ``loss`` and ``losses`` are then
-                what it contributes to the step's, and not means over the pass.
-            **kwargs: passed on to the decoder.
-
-        Raises:
-            InputError: there is no token at all.
-        """
+        """Run the decoder, then the head on the states it sent to its output embedding."""
         if not input_ids.numel():
             raise InputError(
                 f"input_ids are {list(input_ids.shape)}: expected at least one row of one token."
@@ -213,15 +254,14 @@ class PrismForCausalLM(nn.Module):
         """Run the head on what a forward pass sent through the output embedding.
 
         The prototype-only losses form N×V logits of their own, so they are left out at weight 0.
-
-        Returns:
-            The routing of the states, and the unweighted losses by name.
         """
         z, weights = seen.z.detach() if self.detach else seen.z, self.weights
         embedded = seen.embedded if weights.prototype_only_kl else None
-        positions = None
+        positions, sample = None, None
         if self.training:
             positions = self.head_positions(z.shape[1], self.step, z.device)
+            if self.vocabulary is not None and weights.prototype_only_kl:
+                sample = self.vocabulary.to(z.device).draw(self.step)
         states = select(z, embedded, mask, labels, positions)
         head, k = self.prototype_head, self.prototypes_per_token
         output = head(states.z, mask=states.mask, prototypes_per_token=k)
@@ -229,8 +269,9 @@ class PrismForCausalLM(nn.Module):
             states.z, output, mask=states.mask, residual_reduction=self.residual_reduction
         )._asdict()
         if weights.prototype_only_ce or weights.prototype_only_kl:
-            rebuilt = output.reconstruction
-            parts |= prototype_only_losses(rebuilt, states, self._output_map(), weights)
+            parts |= prototype_only_losses(
+                output.reconstruction, states, self._output_map(), weights, sample
+            )
         if self.training and self.usage is not None:
             self.usage.add(output, states.z.detach(), states.mask)
         if within is not None:

@@ -10,9 +10,7 @@ from torch import nn
 from transformers import (
     PreTrainedModel,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
-    TrainingArguments,
 )
 
 from prismlm.errors import InputError
@@ -40,9 +38,7 @@ class NoiseWeightSchedule(TrainerCallback):
     decoder: SignalNoiseForCausalLM
     settings: NoiseWeightRecipe
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Set it."""
         step, steps, of = state.global_step, state.max_steps, self.settings
         value = noise_weight_at(step, steps, initial=of.initial, final=of.final)
@@ -64,11 +60,7 @@ def noise_weight_callbacks(recipe: Recipe, decoder: nn.Module) -> list[TrainerCa
 
 
 def check_noise_weight_of(recipe: Recipe, decoder: PreTrainedModel) -> None:
-    """Check that λ is set in the one place where training looks, and for a model that has it.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that λ is set in the one place where training looks, and for a model that has it."""
     has_noise = isinstance(decoder, SignalNoiseForCausalLM)
     if recipe.noise_weight is not None and not has_noise:
         raise InputError(

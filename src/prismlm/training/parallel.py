@@ -1,15 +1,20 @@
-"""Spreading a model over processes, and getting the whole of it back.
+"""One process or several that train one model: who they are, and how the model is spread.
 
-DDP keeps a copy of everything in every process. FSDP2 shards the decoder's parameters, gradients
-and optimizer state, one unit per block; the prototype head stays whole in every process, since
-every token needs all of its prototypes.
+``torchrun`` starts the processes and says through the environment how many there are. What they
+agree on is right, and free, in a single process. DDP, which accelerate puts around the model, keeps
+a copy of everything in every process. FSDP2 shards the decoder's parameters, gradients and
+optimizer state, one unit per block; the prototype head stays whole in every process, since every
+token needs all of its prototypes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import atexit
+import os
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,35 +22,142 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from prismlm.errors import InputError
-from prismlm.training import distributed
 
-Parallel = Literal["auto", "ddp", "fsdp2"]
+T = TypeVar("T")
+
+
+def join() -> None:
+    """Join the processes that ``torchrun`` started, if it did and that has not happened yet.
+
+    Tensors on the CPU go through gloo and those on a GPU through NCCL.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        dist.init_process_group("gloo")
+
+
+def end(code: int) -> NoReturn:
+    """End this process now, with what was registered for the end done.
+
+    Threads of the process group outlive the interpreter, and with FSDP2 about one process in
+    twenty is then aborted while libraries are unloaded, after all its work: torchrun would report
+    a failure.
+    """
+    atexit._run_exitfuncs()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def world_size() -> int:
+    """Return how many processes train together, 1 without ``torchrun``."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return this process's number, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_main() -> bool:
+    """Say whether this process is the one that writes files and reports."""
+    return rank() == 0
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def over_processes(tensor: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
+    """Return a tensor summed, or reduced otherwise, over all processes; it is left as it is."""
+    if world_size() == 1:
+        return tensor
+    reduced = tensor.clone()
+    dist.all_reduce(reduced, how)
+    return reduced
+
+
+def concatenate(rows: Tensor) -> Tensor:
+    """Return all processes' rows [n, d], one process after another; n may differ."""
+    if world_size() == 1:
+        return rows
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, rows.cpu())
+    return torch.cat(gathered).to(rows.device)
+
+
+def any_process(flag: bool) -> bool:
+    """Say whether the flag is set in any process, so that all act on it at the same step."""
+    return bool(over_processes(torch.tensor(int(flag))).item())
+
+
+def on_main(function: Callable[[], T]) -> T:
+    """Run a function in the first process; every process returns its value or raises its error."""
+    if world_size() == 1:
+        return function()
+    outcome: list[T | Exception | None] = [None]
+    if is_main():
+        try:
+            outcome = [function()]
+        except Exception as error:  # raised in every process
+            outcome = [error]
+    dist.broadcast_object_list(outcome)
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]  # pyright: ignore[reportReturnType]
+
+
+@torch.no_grad()
+def broadcast_parameters(module: nn.Module) -> None:
+    """Give every process the first one's parameters."""
+    if world_size() > 1:
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+
+@torch.no_grad()
+def union(mask: Tensor) -> None:
+    """Set what any process has set, in every one of them. Every process has to call."""
+    if world_size() > 1:
+        mask.copy_(over_processes(mask.to(torch.uint8), dist.ReduceOp.MAX).bool())
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Replace each gradient by its mean over the processes, for what neither DDP nor FSDP holds."""
+    if world_size() > 1:
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad = over_processes(parameter.grad) / world_size()
 
 
 def blocks(decoder: Any) -> list[nn.Module]:
     """Return a decoder's blocks in order: the modules that its family says are not to be split.
 
     Of one within another, as Mamba's mixers are within its blocks, the outer alone.
-
-    Raises:
-        InputError: the family does not say.
     """
     names = set(getattr(decoder, "_no_split_modules", None) or ())
-    found: list[nn.Module] = []
+    outer: list[nn.Module] = []
     within: set[nn.Module] = set()
     for module in decoder.modules():
         if type(module).__name__ in names and module not in within:
-            found.append(module)
+            outer.append(module)
             within.update(module.modules())
-    if not found:
+    if not outer:
         raise InputError(
             f"models of type {decoder.config.model_type!r} do not say what their blocks are, which "
             "compile: true and parallel: fsdp2 need. Use compile: false and parallel: ddp."
         )
-    return found
+    return outer
 
 
 def compile_blocks(decoder: Any, backend: str = "inductor") -> None:
@@ -84,17 +196,11 @@ def recompute_activations(decoder: Any) -> None:
         decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
-def wrap_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """Return the model in DDP; every parameter must get a gradient in every step."""
-    ids = None if device.type == "cpu" else [device.index]
-    return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
-
-
 def shard(decoder: Any, device: torch.device) -> None:
     """Shard a decoder in place with FSDP2: a unit per block, and one of all the rest."""
     if isinstance(decoder, FSDPModule):
         return
-    mesh = init_device_mesh(device.type, (distributed.world_size(),))
+    mesh = init_device_mesh(device.type, (world_size(),))
     for block in blocks(decoder):
         fully_shard(block, mesh=mesh)
     fully_shard(decoder, mesh=mesh)
@@ -172,8 +278,8 @@ def like(parameter: Tensor, value: Any) -> Any:
     return distribute_tensor(value.to(device), parameter.device_mesh, parameter.placements)
 
 
-def chosen(parallel: Parallel) -> Literal["none", "ddp", "fsdp2"]:
+def chosen(parallel: Literal["auto", "ddp", "fsdp2"]) -> Literal["none", "ddp", "fsdp2"]:
     """Return how a model is spread here: not at all in one process."""
-    if not dist.is_initialized() or distributed.world_size() == 1:
+    if world_size() == 1:
         return "none"
     return "ddp" if parallel == "auto" else parallel

@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from prismlm.training.dimensions import Dimension, dimension_of
-from prismlm.training.objective import LossWeights
-from prismlm.training.weight_decay import EXEMPT, Exempt
+from prismlm.training.losses import LossWeights
 
+Exempt = Literal["embeddings", "prototypes", "decays"]
+EXEMPT: tuple[Exempt, ...] = get_args(Exempt)
+Scalar: TypeAlias = bool | int | float | str
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 AnyPath = Annotated[Path, Field(strict=False)]
 Beta = Annotated[float, Strict(), Field(ge=0, lt=1)]
 
@@ -22,50 +26,42 @@ Beta = Annotated[float, Strict(), Field(ge=0, lt=1)]
 class Section(BaseModel):
     """A part of a recipe: unknown keys and values of another type are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
 
 
 class HeadRecipe(Section):
     """The prototype head."""
 
-    prototypes: Count = Field(default=2048, description="K, how many prototypes")
-    prototypes_per_token: Count = Field(
-        default=16, description="k, how many a token may rely on; k ≤ K"
-    )
-    scale: float = Field(default=1.0, gt=0, description="τ at the start, the factor on cosines")
-    initialise_at_step: int | None = Field(
-        default=None,
-        ge=0,
-        description="the step before which prototypes are placed; half of the steps if left out",
-    )
-    initialise: Literal["states", "kmeans", "random"] = Field(
-        default="kmeans",
-        description="placed on hidden states, on centres of clusters of them, or left as drawn",
-    )
-    enabled: bool = Field(default=True, description="false trains the plain model, for comparison")
-    detach: bool = Field(
-        default=True, description="train the head beside the model without touching the model"
-    )
-    position_share: float = Field(
-        default=0.333,
-        gt=0,
-        le=1,
-        description="share of the positions that the head is trained on in each step",
-    )
-    anneal_from: Count | None = Field(
-        default=None, description="prototypes per token at first, falling to k; none for k always"
-    )
-    anneal_until: Share = Field(
-        default=0.5, description="share of all steps after which k is reached"
-    )
-    revive_every: int = Field(
-        default=0,
-        ge=0,
-        description="steps without any use after which a prototype is put elsewhere; 0 for never",
-    )
-    revive_until: Share = Field(
-        default=0.8, description="share of all steps after which none is revived any more"
-    )
+    prototypes: Count = 2048
+    """K, how many prototypes"""
+    prototypes_per_token: Count = 16
+    """k, how many a token may rely on; k ≤ K"""
+    scale: Positive = 1.0
+    """τ at the start, the factor on cosines"""
+    initialise_at_step: int | None = Field(default=None, ge=0)
+    """the step before which prototypes are placed; half of the steps if left out"""
+    initialise: Literal["states", "kmeans", "random"] = "kmeans"
+    """placed on hidden states, on centres of clusters of them, or left as drawn"""
+    enabled: bool = True
+    """false trains the plain model, for comparison"""
+    detach: bool = True
+    """train the head beside the model without touching the model"""
+    position_share: float = Field(default=0.333, gt=0, le=1)
+    """share of the positions that the head is trained on in each step"""
+    anneal_from: Count | None = None
+    """prototypes per token at first, falling to k; none for k always"""
+    anneal_until: Share = 0.5
+    """share of all steps after which k is reached"""
+    revive_every: Whole = 0
+    """steps without any use after which a prototype is put elsewhere; 0 for never"""
+    revive_until: Share = 0.8
+    """share of all steps after which none is revived any more"""
 
     @model_validator(mode="after")
     def _fits(self) -> HeadRecipe:
@@ -92,22 +88,25 @@ class LossRecipe(Section):
     one process.
     """
 
-    prototype_pull: float = Field(default=0.01, ge=0, description="weight of R1")
-    point_pull: float = Field(default=0.01, ge=0, description="weight of R2")
-    residual: float = Field(default=0.1, ge=0, description="weight of RES")
-    diversity: float = Field(default=0.0, ge=0, description="weight of DIV")
-    prototype_only_ce: float = Field(
-        default=0.0, ge=0, description="weight of the cross-entropy that ẑ alone gives"
-    )
-    prototype_only_kl: float = Field(
-        default=1.0, ge=0, description="weight of KL(model, ẑ alone): the same without label noise"
-    )
-    residual_reduction: Literal["mean", "sum"] = Field(
-        default="mean", description="mean or sum over the elements of a state in RES"
-    )
-    warmup: Share = Field(
-        default=0.0, description="share of all steps after which weights are full; 0 for at once"
-    )
+    prototype_pull: NonNegative = 0.01
+    """weight of R1"""
+    point_pull: NonNegative = 0.01
+    """weight of R2"""
+    residual: NonNegative = 0.1
+    """weight of RES"""
+    diversity: NonNegative = 0.0
+    """weight of DIV"""
+    prototype_only_ce: NonNegative = 0.0
+    """weight of the cross-entropy that ẑ alone gives"""
+    prototype_only_kl: NonNegative = 1.0
+    """weight of KL(model, ẑ alone): the same without label noise"""
+    kl_tokens: int = Field(default=8192, ge=4)
+    """tokens that this KL is taken over in a step: three quarters the most frequent of the corpus,
+    the others drawn anew; all of a vocabulary with no more"""
+    residual_reduction: Literal["mean", "sum"] = "mean"
+    """mean or sum over the elements of a state in RES"""
+    warmup: Share = 0.0
+    """share of all steps after which weights are full; 0 for at once"""
 
     def weights(self) -> LossWeights:
         """Return the weights as the model takes them."""
@@ -119,17 +118,14 @@ class LossRecipe(Section):
 class DataRecipe(Section):
     """How text becomes training rows."""
 
-    length: int = Field(default=256, ge=2, description="tokens of a training row")
-    packing: Literal["auto", "packed", "padded"] = Field(
-        default="auto",
-        description="packed: documents share rows; padded: one piece of a document per row; "
-        "auto: packed where the model keeps the documents of a row apart",
-    )
-    documents: Count | None = Field(
-        default=None,
-        description="how many of the training documents are used, drawn from the corpus alone, "
-        "not from the seed; all if left out",
-    )
+    length: int = Field(default=256, ge=2)
+    """tokens of a training row"""
+    packing: Literal["auto", "packed", "padded"] = "auto"
+    """packed: documents share rows; padded: one piece of a document per row; auto: packed where
+    the model keeps the documents of a row apart"""
+    documents: Count | None = None
+    """how many of the training documents are used, drawn from the corpus alone, not from the seed;
+    all if left out"""
 
 
 class OptimizerRecipe(Section):
@@ -138,38 +134,33 @@ class OptimizerRecipe(Section):
     Vectors (norms, biases, temperatures, decays of channels) never decay.
     """
 
-    learning_rate: float = Field(default=1e-3, gt=0, description="peak rate of the model")
-    learning_rate_length: Count | None = Field(
-        default=None,
-        description="the length of rows that learning_rate is for: with others the model's peak is "
-        "times √(data.length / it); the same for all lengths if left out",
-    )
-    head_learning_rate: float = Field(
-        default=1e-1, gt=0, description="peak rate of prototypes and scale"
-    )
-    weight_decay: float = Field(default=0.1, ge=0, description="of the model's matrices")
+    learning_rate: Positive = 0.001
+    """peak rate of the model"""
+    learning_rate_length: Count | None = None
+    """the length of rows that learning_rate is for: with others the model's peak is times
+    √(data.length / it); the same for all lengths if left out"""
+    head_learning_rate: Positive = 0.1
+    """peak rate of prototypes and scale"""
+    weight_decay: NonNegative = 0.1
+    """of the model's matrices"""
     weight_decay_exempt: Annotated[tuple[Exempt, ...], Field(strict=False)] = Field(
         default=EXEMPT,
         description="matrices without weight decay: embeddings (a tied output embedding with "
         "them), the prototypes of mixers, and what decays are computed from",
     )
-    warmup: Share = Field(default=0.05, description="share of all steps in which the rate rises")
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine",
-        description="how the rate falls after the warm-up: cosine, linear or constant",
-    )
-    final_learning_rate_share: Share = Field(
-        default=0.0, description="share of its peak that a cosine's rate ends at"
-    )
+    warmup: Share = 0.05
+    """share of all steps in which the rate rises"""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """how the rate falls after the warm-up: cosine, linear or constant"""
+    final_learning_rate_share: Share = 0.0
+    """share of its peak that a cosine's rate ends at"""
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field(
         default=(0.9, 0.95), description="decay rates of the two moments"
     )
-    max_grad_norm: float = Field(
-        default=1.0, gt=0, description="gradient norm the model is clipped to"
-    )
-    head_max_grad_norm: float = Field(
-        default=1.0, gt=0, description="gradient norm the head is clipped to"
-    )
+    max_grad_norm: Positive = 1.0
+    """gradient norm the model is clipped to"""
+    head_max_grad_norm: Positive = 1.0
+    """gradient norm the head is clipped to"""
 
     @model_validator(mode="after")
     def _has_a_floor(self) -> OptimizerRecipe:
@@ -184,43 +175,35 @@ class OptimizerRecipe(Section):
 class EvaluationRecipe(Section):
     """Figures on held-out text."""
 
-    every: int = Field(default=200, ge=0, description="steps between two evaluations; 0 for none")
-    tokens: Count = Field(
-        default=20_000, description="held-out tokens of an evaluation while training"
-    )
-    final_tokens: Count = Field(
-        default=100_000, description="held-out tokens of the figures at the end"
-    )
-    channel_tokens: int = Field(
-        default=8192,
-        ge=0,
-        description="held-out tokens that the gates of prototype mixers are read on; 0 for none",
-    )
-    attention_head_tokens: int = Field(
-        default=8192,
-        ge=0,
-        description="held-out tokens that signal and noise heads are read on; 0 for none",
-    )
+    every: Whole = 200
+    """steps between two evaluations; 0 for none"""
+    tokens: Count = 20000
+    """held-out tokens of an evaluation while training"""
+    final_tokens: Count = 100000
+    """held-out tokens of the figures at the end"""
+    channel_tokens: Whole = 8192
+    """held-out tokens that the gates of prototype mixers are read on; 0 for none"""
+    attention_head_tokens: Whole = 8192
+    """held-out tokens that signal and noise heads are read on; 0 for none"""
 
 
 class CheckpointRecipe(Section):
     """Checkpoints to resume from, each a model directory of its own."""
 
-    every: Count = Field(default=200, description="steps between two checkpoints")
-    keep: Count = Field(default=2, description="how many of the newest are kept")
+    every: Count = 200
+    """steps between two checkpoints"""
+    keep: Count = 2
+    """how many of the newest are kept"""
 
 
 class LoggingRecipe(Section):
     """What is written while training."""
 
-    every: Count = Field(
-        default=10,
-        description=(
-            "steps between two lines of the history: losses are means over them, the gradient's "
-            "norm is that of the last alone"
-        ),
-    )
-    tensorboard: bool = Field(default=True, description="whether to write OUT/tensorboard")
+    every: Count = 10
+    """steps between two lines of the history: losses are means over them, the gradient's norm is
+    that of the last alone"""
+    tensorboard: bool = True
+    """whether to write OUT/tensorboard"""
 
 
 class NoiseWeightRecipe(Section):
@@ -229,37 +212,29 @@ class NoiseWeightRecipe(Section):
     Two equal values keep it fixed, two zeros leave the noise heads out.
     """
 
-    initial: Share = Field(default=0.01, description="in the first step")
-    final: Share = Field(default=0.1, description="in the last step")
+    initial: Share = 0.01
+    """in the first step"""
+    final: Share = 0.1
+    """in the last step"""
 
 
 class UncertaintyFeedbackRecipe(Section):
     """The entropy of the last prediction, fed back to the next input."""
 
-    enabled: bool = Field(default=False, description="whether the model is trained with it")
-    levels: int = Field(default=65536, ge=2, description="how many codes there are")
-    rows: int | None = Field(
-        default=64,
-        ge=2,
-        description="of the table, interpolated between, at most one a code; null for one a code, "
-        "with which rounding alone changes the vector of 65,536 levels by 130 %",
-    )
-    deviation: float | None = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="of the table at the start; null for the model's initializer_range",
-    )
-    passes: Count = Field(
-        default=2,
-        description="forward passes of a step; 1 feeds the neutral code alone, so that only its "
-        "row learns",
-    )
-    signal: Literal["own", "shuffled", "previous_batch"] = Field(
-        default="own",
-        description="own, or in training another token's code as a control: shuffled over the "
-        "batch, or previous_batch, as the source's pseudo-code trains (with passes 1)",
-    )
+    enabled: bool = False
+    """whether the model is trained with it"""
+    levels: int = Field(default=65536, ge=2)
+    """how many codes there are"""
+    rows: int | None = Field(default=64, ge=2)
+    """of the table, interpolated between, at most one a code; null for one a code, with which
+    rounding alone changes the vector of 65,536 levels by 130 %"""
+    deviation: float | None = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """of the table at the start; null for the model's initializer_range"""
+    passes: Count = 2
+    """forward passes of a step; 1 feeds the neutral code alone, so that only its row learns"""
+    signal: Literal["own", "shuffled", "previous_batch"] = "own"
+    """own, or in training another token's code as a control: shuffled over the batch, or
+    previous_batch, as the source's pseudo-code trains (with passes 1)"""
 
     @model_validator(mode="after")
     def _fits(self) -> UncertaintyFeedbackRecipe:
@@ -271,30 +246,80 @@ class UncertaintyFeedbackRecipe(Section):
         return self
 
 
+class Range(Section):
+    """A number from ``low`` to ``high``, both included; with ``log`` factors are equally likely."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _holds_numbers(self) -> Range:
+        if self.low >= self.high:
+            raise ValueError(f"it is empty: low is {self.low} and high {self.high}; low < high")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low is {self.low}; with log: true it has to be above 0")
+        return self
+
+    @property
+    def whole(self) -> bool:
+        """Whether both ends are whole numbers; what is searched is one only if the key takes it."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+# Choices are at least two, all different.
+Dimension: TypeAlias = tuple[Scalar, ...] | Range
+
+
+def dimension_of(key: str, entry: Any) -> Dimension:
+    """Read an entry of ``search.space``: choices, or ``{low: 1e-4, high: 1e-2, log: true}``."""
+    if isinstance(entry, dict):
+        try:
+            return Range.model_validate(entry)
+        except ValidationError as error:
+            # A key that is not known before the one that is then missing.
+            first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+            part = ".".join(map(str, first["loc"][:1]))
+            raise ValueError(
+                f"{key}{'.' * bool(part)}{part}: {first['msg']}. A range is such as "
+                "{low: 1.0e-4, high: 1.0e-2, log: true}"
+            ) from None
+    if not isinstance(entry, (list, tuple)):
+        raise ValueError(
+            f"{key} is {entry!r}; expected a list of choices, or a range {{low, high}}"
+        )
+    scalar = all(isinstance(value, (bool, int, float, str)) for value in entry)
+    finite = not any(isinstance(value, float) and not math.isfinite(value) for value in entry)
+    if not (scalar and finite) or len({(type(v), v) for v in entry}) < max(2, len(entry)):
+        raise ValueError(
+            f"{key} is {list(entry)!r}; expected at least two choices, all different, each a "
+            "finite number, a text, true or false"
+        )
+    return tuple(entry)
+
+
 class SearchRecipe(Section):
     """A search for hyper-parameters, for ``prismlm train RECIPE --search``.
 
     The defaults are the setting of the source, ProtoT, §4.
     """
 
-    trials: Count = Field(default=50, description="combinations tried, failed ones among them")
-    startup_trials: int = Field(
-        default=15, ge=0, description="completed ones, drawn at random, before the sampler is asked"
-    )
-    seeds: Count = Field(
-        default=3, description="runs averaged over: the recipe's seed and the next"
-    )
-    sampler: Literal["botorch", "tpe", "random"] = Field(
-        default="botorch", description="what chooses: Gaussian processes, Parzen trees or chance"
-    )
+    trials: Count = 50
+    """combinations tried, failed ones among them"""
+    startup_trials: Whole = 15
+    """completed ones, drawn at random, before the sampler is asked"""
+    seeds: Count = 3
+    """runs averaged over: the recipe's seed and the next"""
+    sampler: Literal["botorch", "tpe", "random"] = "botorch"
+    """what chooses: Gaussian processes, Parzen trees or chance"""
     space: dict[str, Any] = Field(
         default={
             "batch_size": [32, 64, 128],
-            "optimizer.learning_rate": {"low": 3e-5, "high": 3e-2, "log": True},
+            "optimizer.learning_rate": {"low": 3e-05, "high": 0.03, "log": True},
         },
         min_length=1,
-        description="recipe keys: a list of choices, or a range: low, high and log",
     )
+    """recipe keys: a list of choices, or a range: low, high and log"""
 
     @model_validator(mode="after")
     def _has_dimensions(self) -> SearchRecipe:
@@ -302,11 +327,7 @@ class SearchRecipe(Section):
         return self
 
     def dimensions(self) -> dict[str, Dimension]:
-        """Return what is searched over, by dotted recipe key.
-
-        Raises:
-            InputError: an entry that is neither choices nor a range.
-        """
+        """Return what is searched over, by dotted recipe key."""
         return {key: dimension_of(key, entry) for key, entry in self.space.items()}
 
 
@@ -317,51 +338,42 @@ class Recipe(Section):
     ``gradient_accumulation`` micro-batches of each process a step.
     """
 
-    corpus: AnyPath = Field(description="the corpus directory")
-    out: AnyPath = Field(description="the model directory to write")
-    seed: int = Field(default=0, ge=0, lt=2**32, description="of weights, row order and prototypes")
-    model: dict[str, Any] = Field(
-        description="preset: NAME, or model_type: NAME, and any key of its configuration"
-    )
+    corpus: AnyPath
+    """the corpus directory"""
+    out: AnyPath
+    """the model directory to write"""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """of weights, row order and prototypes"""
+    model: dict[str, Any]
+    """preset: NAME, or model_type: NAME, and any key of its configuration"""
     head: HeadRecipe = HeadRecipe()
     losses: LossRecipe = LossRecipe()
     data: DataRecipe = DataRecipe()
     optimizer: OptimizerRecipe = OptimizerRecipe()
-    noise_weight: NoiseWeightRecipe | None = Field(
-        default=None,
-        description="λ of signal/noise attention; from 0.01 to 0.1 if left out, and only for it",
-    )
+    noise_weight: NoiseWeightRecipe | None = None
+    """λ of signal/noise attention; from 0.01 to 0.1 if left out, and only for it"""
     uncertainty_feedback: UncertaintyFeedbackRecipe = UncertaintyFeedbackRecipe()
-    dropout: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="after the token embeddings, on what blocks add and in the feed-forward "
-        "network, of Llama-like and Mamba models while they train; our own have model.dropout",
-    )
-    steps: int = Field(
-        default=0, ge=0, description="optimizer steps; follows from epochs if left out"
-    )
-    epochs: Count | None = Field(
-        default=None, description="in place of steps: how often all training rows are seen"
-    )
-    batch_size: Count = Field(default=8, description="rows of a process's micro-batch")
-    gradient_accumulation: Count = Field(
-        default=1, description="micro-batches of each process in a step"
-    )
-    precision: Literal["auto", "float32", "bf16"] = Field(
-        default="auto", description="auto, float32 or bf16; auto is bf16 autocast where it is fast"
-    )
-    parallel: Literal["auto", "ddp", "fsdp2"] = Field(
-        default="auto", description="how several processes share the model; auto is ddp"
-    )
-    gradient_checkpointing: bool = Field(
-        default=False, description="compute activations again instead of keeping them"
-    )
-    compile: bool = Field(default=False, description="compile the model's blocks")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="auto, cpu or cuda; auto is a GPU where there is one"
-    )
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """after the token embeddings, on what blocks add and in the feed-forward network, of Llama-
+    like and Mamba models while they train; our own have model.dropout"""
+    steps: Whole = 0
+    """optimizer steps; follows from epochs if left out"""
+    epochs: Count | None = None
+    """in place of steps: how often all training rows are seen"""
+    batch_size: Count = 8
+    """rows of a process's micro-batch"""
+    gradient_accumulation: Count = 1
+    """micro-batches of each process in a step"""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """auto, float32 or bf16; auto is bf16 autocast where it is fast"""
+    parallel: Literal["auto", "ddp", "fsdp2"] = "auto"
+    """how several processes share the model; auto is ddp"""
+    gradient_checkpointing: bool = False
+    """compute activations again instead of keeping them"""
+    compile: bool = False
+    """compile the model's blocks"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto, cpu or cuda; auto is a GPU where there is one"""
     evaluation: EvaluationRecipe = EvaluationRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     logging: LoggingRecipe = LoggingRecipe()

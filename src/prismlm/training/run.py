@@ -1,51 +1,58 @@
-"""Training from a recipe to a finished model directory."""
+"""Training from a recipe to a finished model directory: the whole way of a run, in order."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-from transformers.trainer_callback import TrainerState
+from transformers import TrainerCallback, TrainerState
 
-from prismlm.errors import DivergenceError, Interrupted, NotFiniteError
+from prismlm.corpus.store import Corpus
+from prismlm.errors import InputError, Interrupted, changes
 from prismlm.explain.quality import HeadQuality
-from prismlm.files import atomic_file, check_room, json_text, temporary_sibling
+from prismlm.files import (
+    atomic_file,
+    check_room,
+    json_text,
+    keep_json,
+    read_json,
+    temporary_sibling,
+)
 from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
-from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import EXIT_CODES, Interrupts
-from prismlm.training import checkpoints, distributed
-from prismlm.training.callbacks import ReportProgress, StopOnInterrupt, tensorboard_callback
-from prismlm.training.evaluation import perplexity
-from prismlm.training.logs.channels import channels_log
-from prismlm.training.logs.heads import heads_log, write_heads_report
-from prismlm.training.logs.layers import LayerLog
+from prismlm.progress import SILENT, Reporter, Task
+from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, writing
+from prismlm.training import checkpoints, parallel
+from prismlm.training.evaluation import perplexity, unigram_ce, verdict
+from prismlm.training.layer_logs import layer_logs, write_heads_report
 from prismlm.training.recipe import Recipe
-from prismlm.training.run_directory import (
-    begin,
-    check_run_directory,
-    checkpoint_to_resume,
-    exclusive,
-)
-from prismlm.training.setup import CHECKPOINTS, TENSORBOARD, Prepared, build_trainer, prepare
-from prismlm.training.trainer import REMEDY, PrismTrainer
-from prismlm.training.verdict import many_passes, unigram_ce, verdict
+from prismlm.training.recipe_file import flat
+from prismlm.training.setup import Prepared, prepare, resolved
+from prismlm.training.trainer import CHECKPOINTS, PrismTrainer
 
+RUN_FILE = "training.json"
 HISTORY_FILE = "training.jsonl"
+TENSORBOARD = "tensorboard"
+# Where a search for hyper-parameters keeps what it does, and the recipe it ends with.
+SEARCH = "search"
+BEST_FILE = "best.yaml"
+# What may differ when a run is resumed: it changes neither weights nor figures.
+FREE_TO_CHANGE = ("corpus", "out", "checkpoint.every", "checkpoint.keep", "logging.tensorboard")
+# What runs did before a setting was there, where that is not its default now.
+BEFORE = {"optimizer.weight_decay_exempt": [], "losses.kl_tokens": None}
 
 
 class TrainingInterrupted(Interrupted):
     """A signal ended training after a whole step.
 
     Attributes:
-        checkpoint: what ``resume`` goes on from.
+        checkpoint: what ``resume`` starts from.
     """
 
     def __init__(self, checkpoint: Path, exit_code: int = 130) -> None:
@@ -112,9 +119,10 @@ def train(
 
     Args:
         recipe: see :class:`Recipe`.
-        resume: go on from the newest complete checkpoint in ``out``, or start if there is none.
+        resume: start from the newest complete checkpoint in ``out``, or anew if there is none.
         progress: shows training and the measurement at the end.
-        on_warning: is told, before the first step, what bodes ill: many passes over few documents.
+        on_warning: called before the first step with what bodes ill, such as many passes over few
+            documents.
 
     Raises:
         InputError: the device is not there, the corpus does not fit, ``out`` holds something
@@ -124,32 +132,34 @@ def train(
         PrismError: the disk is full. Like the last, it names the checkpoint that is left.
         TrainingInterrupted: SIGINT or SIGTERM came.
     """
-    distributed.join()
+    parallel.join()
+    out = recipe.out
     # torchrun ends the other processes of a failed one with SIGTERM: they would wait for it.
-    alone = distributed.world_size() == 1
-    numbers = tuple(EXIT_CODES) if alone else (signal.SIGINT,)
-    stop = StopOnInterrupt(Interrupts(lambda: "training stopped", numbers))
-    with ExitStack() as held, quiet_transformers():
-        distributed.on_main(lambda: held.enter_context(exclusive(recipe.out)))
-        distributed.on_main(lambda: check_run_directory(recipe, resume=resume))
+    signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
+    stop = StopOnInterrupt(Interrupts(lambda: "training stopped", signals))
+    with ExitStack() as stack, quiet_transformers():
+        parallel.on_main(lambda: check_new(out, resume=resume))
+        parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
         prepared = prepare(recipe)
-        parameters = sum(p.numel() for p in prepared.model.parameters())
-        expected = checkpoints.BYTES_PER_PARAMETER * parameters
-        check_room(f"a checkpoint in {recipe.out}", recipe.out, expected)
-        distributed.on_main(lambda: begin(prepared))
-        if on_warning is not None and (warning := many_passes(prepared)):
+        recipe, parameters = prepared.recipe, prepared.model.parameters()
+        needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in parameters)
+        check_room(f"a checkpoint in {out}", out, needed)
+        parallel.on_main(lambda: _begin(prepared, resume))
+        if on_warning is not None and (warning := prepared.warning()):
             on_warning(warning)
-        trainer, logs = _train(prepared, stop, progress)
-        quality = _measured(prepared, trainer, progress)
+        trainer = PrismTrainer(prepared, out)
+        checkpoint = parallel.on_main(lambda: checkpoints.latest_checkpoint(out / CHECKPOINTS))
+        done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
+        logs = layer_logs(trainer, out, TENSORBOARD, done)
+        _take_steps(trainer, stop, [*logs, stop], checkpoint, progress)
+        quality = _measure(trainer, progress)
         for log in logs:
-            step, ce, ce_tokens = trainer.state.global_step, quality.ce, quality.tokens
-            log.add(prepared.model.model, step=step, ce=ce, ce_tokens=ce_tokens)
-            log.close()
-        write_heads_report(prepared)
-        _finish(prepared, trainer, quality)
+            log.add(step=trainer.state.global_step, ce=quality.ce, ce_tokens=quality.tokens)
+        write_heads_report(trainer, out)
+        _finish(trainer, quality)
     return TrainingResult(
-        directory=recipe.out,
-        history_file=recipe.out / HISTORY_FILE,
+        directory=out,
+        history_file=out / HISTORY_FILE,
         ce=quality.ce,
         quality=quality if recipe.head.enabled else None,
         history=trainer.state.log_history,
@@ -159,76 +169,125 @@ def train(
     )
 
 
-def _measured(prepared: Prepared, trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
-    """Return the figures of the model at the end, on held-out text."""
-    recipe, corpus = prepared.recipe, prepared.corpus
-    tokens = recipe.evaluation.final_tokens
-    there = int(corpus.lengths[corpus.split("heldout")].sum())
-    shown = progress.task("measuring quality", min(tokens, there), "tokens")
-    with _reporting_divergence(trainer, recipe.out), shown as task:
-        return trainer.measure(prepared.heldout.counted(tokens, task))
+def check_ours(out: Path, note: str, command: str) -> None:
+    """Check that ``out`` is new, empty or a run of a command that left this note."""
+    if not out.exists() or (out / note).is_file():
+        return
+    if (out / SEARCH).is_dir():
+        raise InputError(
+            f"{out} holds a search. Train its best recipe, {out / SEARCH / BEST_FILE}, or choose "
+            "another out."
+        )
+    if not out.is_dir() or any(path.name != LOCK_FILE for path in out.iterdir()):
+        raise InputError(
+            f"{out} exists and was not written by prismlm {command}. Choose another out, or "
+            "remove it."
+        )
 
 
-def _train(
-    prepared: Prepared, stop: StopOnInterrupt, progress: Reporter
-) -> tuple[PrismTrainer, list[LayerLog]]:
-    recipe, out = prepared.recipe, prepared.recipe.out
-    checkpoint = distributed.on_main(lambda: checkpoint_to_resume(prepared))
+def check_new(out: Path, *, resume: bool) -> None:
+    """Raise InputError if ``out`` holds something else, or a run that is not to be resumed."""
+    check_ours(out, RUN_FILE, "train")
+    if (out / RUN_FILE).is_file() and not resume:
+        raise InputError(
+            f"{out} holds a training run. Resume it with --resume, choose another out, or "
+            "remove it."
+        )
+
+
+def described(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
+    """Return what a run is, as ``training.json`` notes it."""
+    return {
+        "recipe": recipe.to_dict(),
+        "resolved": resolved(recipe),
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+        "processes": parallel.world_size(),
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what changes results between two runs, of :func:`described`, as ``key: old → new``."""
+    # A run begun before a setting was there ran with what is now its default, but for BEFORE.
+    defaults = Recipe(corpus=Path(), out=Path(), model={}, steps=1).to_dict()
+    then, new = _compared(before, flat(defaults) | BEFORE), _compared(now, {})
+    if not now["recipe"]["steps"]:
+        # They follow from the epochs, which are compared.
+        new["steps"] = then["steps"]
+    return changes(then, new)
+
+
+def _compared(run: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    values = defaults | flat(run["recipe"]) | run.get("resolved", {})
+    values |= {"text": run["corpus"]["fingerprint"], "processes": run.get("processes", 1)}
+    return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
+
+
+def _begin(prepared: Prepared, resume: bool) -> None:
+    """Note what the run is; raise InputError if another was noted, naming what differs."""
+    out, now = prepared.recipe.out, described(prepared.recipe, prepared.corpus)
+    check_new(out, resume=resume)
+    if not (out / RUN_FILE).is_file():
+        keep_json(out / RUN_FILE, now)
+    elif changed := differences(read_json(out / RUN_FILE), now):
+        raise InputError(
+            f"{out} was begun with another recipe ({'; '.join(changed)}), so it cannot be resumed "
+            "with this one. Put these settings back, or train into another out."
+        )
+
+
+def _take_steps(
+    trainer: PrismTrainer,
+    stop: StopOnInterrupt,
+    callbacks: list[TrainerCallback],
+    checkpoint: Path | None,
+    progress: Reporter,
+) -> None:
+    """Train from a checkpoint, or from the start, to the end."""
+    recipe, out = trainer.prepared.recipe, trainer.prepared.recipe.out
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
-    positions = recipe.positions_per_step * distributed.world_size()
-    left = (recipe.steps - done) * positions
-    with stop.interrupts, progress.task("training", left, "tokens") as task:
-        callbacks: list[TrainerCallback] = [stop]
-        if distributed.is_main():
-            callbacks = [ReportProgress(task, positions), _History(out), stop]
+    positions = recipe.positions_per_step * parallel.world_size()
+    with stop.interrupts, progress.task("training", (recipe.steps - done) * positions) as task:
+        if parallel.is_main():
+            trainer.add_callback(ReportProgress(task, positions, out))
             if recipe.logging.tensorboard:
-                callbacks.insert(1, tensorboard_callback(out / TENSORBOARD, done))
-        trainer = build_trainer(prepared, out, callbacks)
-        both = (channels_log(prepared, done, trainer), heads_log(prepared, done, trainer))
-        logs = [log for log in both if log is not None]
-        for log in logs:
-            trainer.add_callback(log)
+                trainer.add_callback(_tensorboard(out / TENSORBOARD, done))
+        for callback in callbacks:
+            trainer.add_callback(callback)
         if checkpoint is not None and done >= recipe.steps:
             # Trainer would run one more step before it noticed that it is finished.
-            trainer._load_from_checkpoint(str(checkpoint))
-            state = checkpoint / "trainer_state.json"
-            trainer.state = TrainerState.load_from_json(str(state))
-            if distributed.is_main():
-                # A kill right after the last checkpoint left one that was to go.
-                checkpoints.keep_newest(out / CHECKPOINTS, recipe.checkpoint.keep)
+            trainer.load_checkpoint(checkpoint)
         else:
-            with _reporting_divergence(trainer, out):
-                begun = None if checkpoint is None else str(checkpoint)
+            begun = None if checkpoint is None else str(checkpoint)
+            with trainer.reporting_divergence():
                 trainer.train(resume_from_checkpoint=begun)
+            trainer.check_finite()
         if stop.interrupted:
             newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)
             assert newest is not None
             code = EXIT_CODES[stop.interrupts.received or signal.SIGINT]
             raise TrainingInterrupted(newest, code)
-    return trainer, logs
 
 
-@contextmanager
-def _reporting_divergence(trainer: PrismTrainer, out: Path) -> Iterator[None]:
-    """Report figures that are not finite, of which no loss comes, as other losses that are not."""
-    try:
-        yield
-    except NotFiniteError as error:
-        raise DivergenceError(
-            f"a figure is not finite after step {trainer.state.global_step}: {error} "
-            f"{checkpoints.last_good(out / CHECKPOINTS)} {REMEDY}"
-        ) from error
+def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
+    """Return the figures of the model at the end, on held-out text."""
+    corpus, heldout = trainer.prepared.corpus, trainer.prepared.heldout
+    tokens = trainer.prepared.recipe.evaluation.final_tokens
+    available = int(corpus.lengths[corpus.split("heldout")].sum())
+    shown = progress.task("measuring quality", min(tokens, available))
+    with trainer.reporting_divergence(), shown as task:
+        return trainer.measure(heldout.counted(tokens, task))
 
 
-def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> None:
+def _finish(trainer: PrismTrainer, quality: HeadQuality) -> None:
     """Put the finished model into ``out``; ``prismlm.json`` last, so that it says it is whole."""
-    recipe, out, state = prepared.recipe, prepared.recipe.out, trainer.state
+    prepared, state = trainer.prepared, trainer.state
+    recipe, out = prepared.recipe, prepared.recipe.out
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.meter.tokens)
     figures = quality.to_dict()
     provenance["quality"] = figures if recipe.head.enabled else {"ce": quality.ce}
     checkpoints.check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
-    hidden, main = temporary_sibling(out / "model"), distributed.is_main()
+    hidden, main = temporary_sibling(out / "model"), parallel.is_main()
     with checkpoints.guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
         if main:
             hidden.mkdir()
@@ -245,7 +304,7 @@ def _finish(prepared: Prepared, trainer: PrismTrainer, quality: HeadQuality) -> 
         finally:
             if main:
                 shutil.rmtree(hidden, ignore_errors=True)
-        distributed.barrier()
+        parallel.barrier()
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:
@@ -256,12 +315,54 @@ def write_history(out: Path, history: list[dict[str, Any]]) -> None:
         temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
-class _History(TrainerCallback):
-    """Writes the history with every checkpoint, for whoever watches."""
+@dataclass(eq=False)
+class StopOnInterrupt(TrainerCallback):
+    """Ends training after the current step, with a checkpoint, once a signal came.
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
+    A second one ends it at once; the newest checkpoint on disk stays as it is.
+    """
+
+    interrupts: Interrupts
+    interrupted: bool = False
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Ask for a checkpoint and the end, in every process at the same step."""
+        self.interrupted = parallel.any_process(self.interrupts.received is not None)
+        if self.interrupted:
+            control.should_save = True
+            control.should_evaluate = False
+            control.should_training_stop = True
+
+
+class ReportProgress(TrainerCallback):
+    """Advances a task with each step, and writes the history with each checkpoint."""
+
+    def __init__(self, task: Task, positions_per_step: int, out: Path) -> None:
+        self._task, self._positions, self._out = task, positions_per_step, out
+        self._notes: dict[str, str] = {}
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Advance, and name the step."""
+        self._notes["step"] = f"step {state.global_step}/{state.max_steps}"
+        self._task.note(" · ".join(self._notes.values()))
+        self._task.advance(self._positions)
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Take in the newest figures."""
+        logs: dict[str, float] = kwargs.get("logs") or {}
+        for key, label in (("ce", "CE"), ("eval_prototype_only_ce", "prototype-only")):
+            if key in logs:
+                self._notes[key] = f"{label} {logs[key]:.2f}"
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Write the history, for whoever watches."""
         with checkpoints.guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
             write_history(self._out, state.log_history)
+
+
+def _tensorboard(directory: Path, first_step: int) -> TrainerCallback:
+    """Return a callback that writes TensorBoard files, dropping what a resumed run does again."""
+    from torch.utils.tensorboard import SummaryWriter
+    from transformers.integrations.integration_utils import TensorBoardCallback
+
+    return TensorBoardCallback(SummaryWriter(str(directory), purge_step=first_step or None))

@@ -1,43 +1,30 @@
-"""From a recipe to a trainer: corpus, rows, model, head, callbacks."""
+"""From a recipe to what is trained on what: device, corpus, rows, model and head."""
 
 from __future__ import annotations
 
 import math
+import platform
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainerCallback, TrainingArguments
 
-from prismlm.allocator import keep_freed_memory
+from prismlm import __version__
 from prismlm.corpus.packing import PackedDataset, pack
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
-from prismlm.models.presets import build_config, build_model
+from prismlm.models.device import uses_bf16
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import attach_uncertainty
-from prismlm.training import distributed, parallel
-from prismlm.training.block_dropout import add_dropout
-from prismlm.training.callbacks import EvaluateEvery, HeadSchedule
-from prismlm.training.device import device_of, resolved, versions
-from prismlm.training.evaluation import HeldOut
-from prismlm.training.isolation import keeps_documents_apart
-from prismlm.training.model import PrismForCausalLM
-from prismlm.training.noise_weight import check_noise_weight_of, noise_weight_callbacks
+from prismlm.training import parallel
+from prismlm.training.backbone import build_backbone, supports_packed_documents
+from prismlm.training.evaluation import MAX_PASSES, HeldOut, token_counts
+from prismlm.training.losses import VocabularySample
+from prismlm.training.model import PrismForCausalLM, Usage
 from prismlm.training.recipe import Recipe
-from prismlm.training.revival import ReviveUnused, Usage
-from prismlm.training.trainer import PrismTrainer
-from prismlm.training.training_signal import set_training_signal
-
-AnyTrainer = TypeVar("AnyTrainer", bound=PrismTrainer)
-CHECKPOINTS = "checkpoints"
-TENSORBOARD = "tensorboard"
-SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
-# A share of each group's own peak: the model's and the head's.
-COSINE_WITH_FLOOR = "cosine_with_min_lr"
 
 
 @dataclass(frozen=True)
@@ -71,6 +58,22 @@ class Prepared:
             "versions": versions("torch", "transformers"),
         }
 
+    def warning(self) -> str | None:
+        """Say so where the run reads the same text again and again; None up to four passes."""
+        recipe, rows = self.recipe, self.rows
+        read = recipe.steps * recipe.positions_per_step * parallel.world_size()
+        passes = read / (len(rows) * recipe.data.length)
+        if passes < MAX_PASSES + 0.5:
+            return None
+        count = recipe.data.documents or len(self.corpus.split("train"))
+        documents = "1 document" if count == 1 else f"{count:,} documents"
+        enough = max(1, round(recipe.steps * MAX_PASSES / passes))
+        return (
+            f"{passes:,.0f} passes over {documents}: beyond {MAX_PASSES}, repeated text teaches a "
+            "model less and less, and it may learn it by heart. Use more text, or fewer steps "
+            f"(--set steps={enough})."
+        )
+
 
 def prepare(recipe: Recipe) -> Prepared:
     """Open the corpus, build the model and lay out its training rows.
@@ -83,7 +86,7 @@ def prepare(recipe: Recipe) -> Prepared:
     device_of(recipe)
     corpus = Corpus.open(recipe.corpus)
     backbone = build_backbone(recipe, corpus)
-    share_rows = recipe.data.packing != "padded" and keeps_documents_apart(backbone)
+    share_rows = recipe.data.packing != "padded" and supports_packed_documents(backbone)
     if recipe.data.packing == "packed" and not share_rows:
         raise InputError(
             f"models of type {backbone.config.model_type!r} let a document see the one before it "
@@ -94,40 +97,15 @@ def prepare(recipe: Recipe) -> Prepared:
     heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
     heldout.batches(1)
     recipe = with_steps(recipe, rows)
-    return Prepared(recipe, corpus, rows, heldout, attach_head(recipe, backbone))
-
-
-def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
-    """Return a recipe whose steps are known: those of its epochs, if it has none.
-
-    The last step of an epoch takes the micro-batches that are left. Rows that do not fill one in
-    every process are not seen in that epoch.
-
-    Raises:
-        InputError: prototypes would be placed after the last step.
-    """
-    if recipe.steps or recipe.epochs is None:
-        return recipe
-    micro_batches = len(rows) // (recipe.batch_size * distributed.world_size())
-    steps = recipe.epochs * math.ceil(micro_batches / recipe.gradient_accumulation)
-    found = recipe.model_copy(update={"steps": steps})
-    try:
-        found.check_placing()
-    except ValueError as error:
-        raise InputError(f"{error}.") from None
-    return found
+    return Prepared(recipe, corpus, rows, heldout, attach_head(recipe, backbone, corpus))
 
 
 def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> PackedDataset:
-    """Return the training rows of a recipe.
-
-    Raises:
-        InputError: there is too little text.
-    """
+    """Return the training rows of a recipe."""
     data = recipe.data
     documents = chosen_documents(corpus, data.documents)
     rows = pack(corpus, documents, data.length, recipe.seed, share_rows=share_rows)
-    needed = recipe.batch_size * recipe.gradient_accumulation * distributed.world_size()
+    needed = recipe.batch_size * recipe.gradient_accumulation * parallel.world_size()
     if len(rows) < needed:
         raise InputError(
             f"the corpus {corpus.name!r} fills {len(rows)} rows of {data.length} tokens, "
@@ -144,11 +122,7 @@ def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> Packed
 
 
 def chosen_documents(corpus: Corpus, count: int | None) -> np.ndarray:
-    """Return the numbers of training documents: all, or so many drawn alike whatever the seed.
-
-    Raises:
-        InputError: there are fewer.
-    """
+    """Return the numbers of training documents: all, or so many drawn alike whatever the seed."""
     documents = corpus.split("train")
     if count is None:
         return documents
@@ -160,31 +134,27 @@ def chosen_documents(corpus: Corpus, count: int | None) -> np.ndarray:
     return np.sort(np.random.default_rng(0).permutation(documents)[:count])
 
 
-def build_backbone(recipe: Recipe, corpus: Corpus) -> Any:
-    """Build the decoder of a recipe; weights are drawn from its seed.
+def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
+    """Return a recipe whose steps are known: those of its epochs, if it has none.
 
-    Raises:
-        InputError: the tokenizer gives ids that the model has no embedding for, λ is set for
-            a model that has none or where training does not look, or dropout for a model in
-            which it is not known where it goes.
+    The last step of an epoch takes the micro-batches that are left. Rows that do not fill one in
+    every process are not seen in that epoch.
     """
-    vocab_size = len(corpus.tokenizer)
-    config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
-    if getattr(config, "vocab_size", vocab_size) < vocab_size:
-        raise InputError(
-            f"the corpus {corpus.name!r} has {vocab_size} tokens, and the model only "
-            f"{config.vocab_size}. Build the corpus with this model's tokenizer."
-        )
-    torch.manual_seed(recipe.seed)
-    model = build_model(config)
-    check_noise_weight_of(recipe, model)
-    add_dropout(model, recipe.dropout)
-    return model
+    if recipe.steps or recipe.epochs is None:
+        return recipe
+    micro_batches = len(rows) // (recipe.batch_size * parallel.world_size())
+    steps = recipe.epochs * math.ceil(micro_batches / recipe.gradient_accumulation)
+    counted = recipe.model_copy(update={"steps": steps})
+    try:
+        counted.check_placing()
+    except ValueError as error:
+        raise InputError(f"{error}.") from None
+    return counted
 
 
-def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
+def attach_head(recipe: Recipe, backbone: Any, corpus: Corpus) -> PrismForCausalLM:
     """Put head and feedback of a recipe beside its decoder, prototypes not placed yet."""
-    settings = recipe.uncertainty_feedback
+    settings, losses = recipe.uncertainty_feedback, recipe.losses
     if settings.enabled:
         feedback = attach_uncertainty(
             backbone,
@@ -195,15 +165,24 @@ def attach_head(recipe: Recipe, backbone: Any) -> PrismForCausalLM:
         )
         # From a generator of its own, as the head.
         feedback.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
-    return PrismForCausalLM(
+    model = PrismForCausalLM(
         backbone,
         head_of(recipe, backbone),
-        weights=recipe.losses.weights(),
+        weights=losses.weights(),
         detach=recipe.head.detach,
-        residual_reduction=recipe.losses.residual_reduction,
+        residual_reduction=losses.residual_reduction,
         position_share=recipe.head.position_share,
         placed=False,
     )
+    tokens = weight_of(backbone).shape[0]
+    if recipe.head.enabled and losses.prototype_only_kl and tokens > losses.kl_tokens:
+        counts = torch.zeros(tokens, dtype=torch.int64)
+        counts[: len(corpus.tokenizer)] = torch.from_numpy(token_counts(corpus, "train"))
+        drawn = losses.kl_tokens // 4
+        model.vocabulary = VocabularySample(counts, losses.kl_tokens - drawn, drawn)
+    if recipe.head.enabled and recipe.head.revive_every:
+        model.usage = Usage(recipe.head.prototypes)
+    return model
 
 
 def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
@@ -219,73 +198,34 @@ def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
     return head
 
 
-def build_trainer(
-    prepared: Prepared,
-    directory: Path,
-    callbacks: list[TrainerCallback],
-    kind: type[AnyTrainer] = PrismTrainer,
-) -> AnyTrainer:
-    """Return a trainer that writes its checkpoints under ``directory``."""
-    recipe = prepared.recipe
-    if device_of(recipe) == "cpu":
-        keep_freed_memory()
-    if recipe.gradient_checkpointing:
-        parallel.recompute_activations(prepared.model.model)
-    if recipe.compile:
-        parallel.compile_blocks(prepared.model.model)
-    own = head_callbacks(prepared) + noise_weight_callbacks(recipe, prepared.model.model)
-    own += set_training_signal(recipe, prepared.model.uncertainty)
-    if recipe.evaluation.every:
-        own.append(EvaluateEvery(recipe.evaluation.every))
-    arguments = training_arguments(recipe, directory / CHECKPOINTS)
-    return kind(prepared, arguments, [*own, *callbacks])
+def device_of(recipe: Recipe) -> str:
+    """Return the type of the device a recipe runs on here: cuda, mps or cpu."""
+    if recipe.device == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    if recipe.device == "cuda" and not torch.cuda.is_available():
+        built = "" if torch.version.cuda else f" (torch {torch.__version__} is built without CUDA)"
+        raise InputError(
+            f"the recipe's device is cuda, and torch finds no CUDA GPU here{built}. Run it on a "
+            "machine with one, or on this CPU with --set device=cpu."
+        )
+    return recipe.device
 
 
-def head_callbacks(prepared: Prepared) -> list[TrainerCallback]:
-    """Return what places, schedules and revives the prototypes; nothing for a plain model."""
-    recipe, head = prepared.recipe, prepared.recipe.head
-    if not head.enabled:
-        return []
-    found: list[TrainerCallback] = [HeadSchedule(prepared.rows, recipe)]
-    if head.revive_every:
-        prepared.model.usage = Usage(head.prototypes)
-        found.append(ReviveUnused(recipe))
-    return found
+def resolved(recipe: Recipe) -> dict[str, str]:
+    """Return what the settings that ask the machine come to here."""
+    device = device_of(recipe) if recipe.device == "auto" else recipe.device
+    precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
+    return {"device": device, "precision": precision}
 
 
-def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
-    """Return Trainer's arguments for a recipe."""
-    optimizer = recipe.optimizer
-    schedule, floor = SCHEDULES[optimizer.schedule], optimizer.final_learning_rate_share
-    if floor:
-        schedule = COSINE_WITH_FLOOR
-    return TrainingArguments(
-        output_dir=str(directory),
-        max_steps=recipe.steps,
-        per_device_train_batch_size=recipe.batch_size,
-        gradient_accumulation_steps=recipe.gradient_accumulation,
-        learning_rate=recipe.peak_learning_rate,
-        weight_decay=optimizer.weight_decay,
-        adam_beta1=optimizer.betas[0],
-        adam_beta2=optimizer.betas[1],
-        max_grad_norm=optimizer.max_grad_norm,
-        lr_scheduler_type=schedule,
-        lr_scheduler_kwargs={"min_lr_rate": floor} if floor else None,
-        warmup_steps=round(optimizer.warmup * recipe.steps),
-        seed=recipe.seed,
-        data_seed=recipe.seed,
-        logging_steps=recipe.logging.every,
-        logging_nan_inf_filter=False,
-        save_strategy="steps",
-        save_steps=recipe.checkpoint.every,
-        eval_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        dataloader_drop_last=True,
-        # accelerate leaves processes without GPUs alone unless told so.
-        use_cpu=device_of(recipe) == "cpu",
-        dataloader_pin_memory=device_of(recipe) == "cuda",
-        # The saved configuration keeps its cache; the forward pass in training asks for none.
-        use_cache=True,
-    )
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python, of prismlm and of those packages that are installed."""
+    known = {"prismlm": __version__, "python": platform.python_version()}
+    for package in packages:
+        try:
+            known[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return known

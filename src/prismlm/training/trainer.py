@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import default_collate
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback
 
-from prismlm.errors import DivergenceError, InputError
+from prismlm.allocator import keep_freed_memory
+from prismlm.corpus.windows import WindowBatch
+from prismlm.errors import DivergenceError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import share
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback.model_class import TABLE
-from prismlm.training import checkpoints, distributed, parallel
-from prismlm.training.device import device_of
-from prismlm.training.meter import LossMeter
-from prismlm.training.model import IGNORED_AT_INFERENCE, PrismForCausalLM
-from prismlm.training.noise_weight import noise_weight_of
-from prismlm.training.objective import NO_LABEL
-from prismlm.training.step import OptimizerStep
-from prismlm.training.weight_decay import decayed_names
+from prismlm.training import checkpoints, parallel
+from prismlm.training.backbone import decayed_names
+from prismlm.training.losses import OptimizerStep
+from prismlm.training.model import PrismForCausalLM
+from prismlm.training.noise_weight import noise_weight_callbacks, noise_weight_of
+from prismlm.training.prototypes import HeadSchedule, ReviveUnused
+from prismlm.training.recipe import Recipe
+from prismlm.training.setup import Prepared, device_of
+from prismlm.training.training_signal import set_training_signal
 
-if TYPE_CHECKING:
-    from prismlm.corpus.windows import WindowBatch
-    from prismlm.training.logs.heads import LayerGradients
-    from prismlm.training.setup import Prepared
-
+CHECKPOINTS = "checkpoints"
+# The share that a cosine may end at is of each group's own peak: the model's and the head's.
+SCHEDULES = {
+    "cosine": "cosine_with_min_lr",
+    "linear": "linear",
+    "constant": "constant_with_warmup",
+}
+WATCHED = ("loss", "gradient of the model", "gradient of the prototype head")
 REMEDY = (
-    "--resume goes on from there, to the same end unless the cause was outside of the run. Else "
-    "train into another out with a lower optimizer.learning_rate or optimizer.head_learning_rate, "
-    "smaller weights under losses, or precision: float32."
+    "--resume starts again from there, to the same end unless the cause was outside of the run. "
+    "Otherwise train into another out with a lower optimizer.learning_rate or "
+    "optimizer.head_learning_rate, smaller weights under losses, or precision: float32."
 )
 
 
@@ -54,56 +68,54 @@ class PrismTrainer(Trainer):
     part of the loss, averaged since the last log.
 
     A step's gradient, its losses and what is logged are those of all its tokens, however they are
-    split into processes and micro-batches (see :class:`OptimizerStep`).
+    split into processes and micro-batches (see :class:`OptimizerStep`). A step waits for nothing
+    that the device computes: whether losses and gradients were finite is looked at with the next
+    log, evaluation or checkpoint, and the first step that was not is named.
 
     Args:
         prepared: what is trained on what; its recipe says how.
-        args: Trainer's arguments; ``bf16`` stays off, since weights stay float32 and forward passes
-            run under autocast.
-        callbacks: as Trainer's.
+        directory: of the run; its checkpoints go to ``checkpoints`` in it.
+        callbacks: beside those that the recipe asks for.
 
     Attributes:
-        layer_gradients: reads each step's gradients before they are clipped, if it is set; what it
-            read goes into checkpoints.
-
-    Raises:
-        InputError: the arguments do not know of the other processes.
+        meter: averages of the losses, and the tokens trained on.
+        on_gradients: called with each step's number, from 1, before its gradients are clipped.
     """
 
     model: PrismForCausalLM
 
     def __init__(
-        self,
-        prepared: Prepared,
-        args: TrainingArguments,
-        callbacks: list[TrainerCallback],
+        self, prepared: Prepared, directory: Path, callbacks: Iterable[TrainerCallback] = ()
     ) -> None:
-        recipe = prepared.recipe
+        recipe, model = prepared.recipe, prepared.model
+        device = device_of(recipe)
+        if device == "cpu":
+            keep_freed_memory()
+        if recipe.gradient_checkpointing:
+            parallel.recompute_activations(model.model)
+        if recipe.compile:
+            parallel.compile_blocks(model.model)
         self.prepared = prepared
-        self.bf16_autocast = uses_bf16(recipe.precision, device_of(recipe))
+        self.bf16_autocast = uses_bf16(recipe.precision, device)
         self.meter = LossMeter()
-        self._head_norm: float | None = None
-        self.layer_gradients: LayerGradients | None = None
-        assert args.output_dir is not None
-        self._checkpoints = Path(args.output_dir)
-        self._staging: Path | None = None
+        self.on_gradients: Callable[[int], object] = lambda step: None
+        self._head_norm: Tensor | None = None
+        self._checkpoints = directory / CHECKPOINTS
         self._last_log: tuple[float, int] | None = None
         self._step: OptimizerStep | None = None
         self._first_pass = True
-        if args.world_size != distributed.world_size():
-            raise InputError(
-                f"TrainingArguments know of {args.world_size} processes, and "
-                f"{distributed.world_size()} were started; on CPUs give them use_cpu=True."
-            )
+        # The first step in which each of WATCHED was not finite.
+        self._broken = torch.full((len(WATCHED),), math.inf)
+        args = training_arguments(recipe, self._checkpoints)
         # Trainer would otherwise wrap the model in nn.DataParallel, which no hook survives.
         args._n_gpu = min(args.n_gpu, 1)
         super().__init__(
-            model=prepared.model,
+            model=model,
             args=args,
             train_dataset=prepared.rows,  # pyright: ignore[reportArgumentType]
             processing_class=prepared.corpus.tokenizer,
             data_collator=default_collate,
-            callbacks=callbacks,
+            callbacks=[*_callbacks(prepared), *callbacks],
         )
         self.remove_callback(PrinterCallback)
         self.spread = parallel.chosen(recipe.parallel)
@@ -123,11 +135,39 @@ class PrismTrainer(Trainer):
     def _wrap_model(
         self, model: nn.Module, training: bool = True, dataloader: Any = None
     ) -> nn.Module:
-        if self.spread == "none" or not training or model is not self.model:
-            return model
-        if self.spread == "fsdp2":
+        if self.spread == "fsdp2" and training and model is self.model:
             return parallel.Sharded(self.model, self.model.model)
-        return parallel.wrap_ddp(self.model, self.args.device)
+        return model
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Return AdamW over matrices, vectors, feedback, and the head with a rate of its own."""
+        if self.optimizer is None:
+            kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
+            self.optimizer = kind(self._parameter_groups(), **settings)
+            if self.spread == "fsdp2":
+                self.optimizer.register_state_dict_post_hook(checkpoints.gather_shards)
+        return self.optimizer
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        decoder, optimizer = self.model.model, self.prepared.recipe.optimizer
+        trained = {
+            name: p
+            for name, p in decoder.named_parameters()
+            if p.requires_grad and not name.startswith(TABLE)
+        }
+        decayed = decayed_names(decoder, optimizer.weight_decay_exempt)
+        matrices = [p for name, p in trained.items() if name in decayed]
+        vectors = [p for name, p in trained.items() if name not in decayed]
+        head = list(self.model.prototype_head.parameters())
+        groups: list[dict[str, Any]] = [
+            {"params": matrices, "weight_decay": self.args.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+            {"params": head, "weight_decay": 0.0, "lr": optimizer.head_learning_rate},
+        ]
+        if table := self.model.table_parameters():
+            # Rows that no code of a step asked for are to stay where they are.
+            groups.append({"params": table, "weight_decay": 0.0})
+        return groups
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -139,78 +179,7 @@ class PrismTrainer(Trainer):
             length, number = batches[0]["input_ids"].shape[1], self.state.global_step
             positions = self.model.head_positions(length, number, device)
             self._step = OptimizerStep.of(batches, positions)
-            if not int(self._step.labels):
-                raise InputError(
-                    f"no token of step {number + 1} is to be predicted: the labels of its rows "
-                    f"are {NO_LABEL} after the first position. Leave such rows out."
-                )
         return batches, None if self._step is None else self._step.labels
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Return AdamW over matrices, vectors, feedback, and the head with a rate of its own."""
-        if self.optimizer is None:
-            kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
-            self.optimizer = kind(self._parameter_groups(), **settings)
-            self.optimizer.register_state_dict_post_hook(checkpoints.as_of_one_run)
-        return self.optimizer
-
-    def _parameter_groups(self) -> list[dict[str, Any]]:
-        decoder, table = self.model.model, self.model.table_parameters()
-        trained = [(n, p) for n, p in decoder.named_parameters() if p.requires_grad]
-        trained = [(n, p) for n, p in trained if not n.startswith(TABLE)]
-        decayed = decayed_names(decoder, self.prepared.recipe.optimizer.weight_decay_exempt)
-        groups: list[dict[str, Any]] = [
-            {
-                "params": [p for n, p in trained if n in decayed],
-                "weight_decay": self.args.weight_decay,
-            },
-            {"params": [p for n, p in trained if n not in decayed], "weight_decay": 0.0},
-            {
-                "params": list(self.model.prototype_head.parameters()),
-                "weight_decay": 0.0,
-                "lr": self.prepared.recipe.optimizer.head_learning_rate,
-            },
-        ]
-        if table:
-            # Rows that no code of a step asked for are to stay where they are.
-            groups.append({"params": table, "weight_decay": 0.0})
-        return groups
-
-    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        head = self.model.prototype_head
-        if not self.model.placed:
-            # DDP wants a gradient in each step; the optimizer is to leave the head alone.
-            head.zero_grad(set_to_none=True)
-        if self.spread == "fsdp2":
-            distributed.average_gradients(head)
-        if self.layer_gradients is not None:
-            self.layer_gradients.read(self.state.global_step + 1)
-        table = self.model.table_parameters()
-        held = set(map(id, table))
-        decoder = [p for p in self.model.model.parameters() if id(p) not in held]
-        norm = self._clip(decoder, self.args.max_grad_norm)
-        if table:
-            self._clip(table, self.args.max_grad_norm)
-        limit = self.prepared.recipe.optimizer.head_max_grad_norm
-        head_norm = self._clip(list(head.parameters()), limit)
-        for name, value in (("the model", norm), ("the prototype head", head_norm)):
-            if not torch.isfinite(value):
-                raise self._diverged(f"the gradient of {name} is {value.item()}")
-        self._head_norm = head_norm.item() if self.model.placed else None
-        return norm
-
-    def _clip(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
-        norm = self.accelerator.clip_grad_norm_(parameters, limit)
-        assert isinstance(norm, Tensor)
-        return parallel.full(norm)
-
-    def _diverged(self, what: str, parts: str = "") -> DivergenceError:
-        weight = checkpoints.not_finite(self.model)
-        where = "" if weight is None else f" The weight {weight} is not finite."
-        return DivergenceError(
-            f"{what} at step {self.state.global_step + 1}{parts}.{where} "
-            f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
-        )
 
     def compute_loss_context_manager(self) -> ExitStack:
         """Run the forward pass under autocast, without a float32 copy of the logits after it."""
@@ -229,22 +198,15 @@ class PrismTrainer(Trainer):
         """Return what one micro-batch contributes to the step's loss, noting its parts.
 
         Outside of training, the mean over the micro-batch.
-
-        Raises:
-            DivergenceError: the loss is not finite.
         """
         step = self._step if model.training else None
         if step is None:
             output = model(**inputs)
             return (output.loss, output) if return_outputs else output.loss
         output = model(**inputs, within=step)
-        if not torch.isfinite(output.loss):
-            parts = ", ".join(f"{k} {v.item():.4g}" for k, v in output.losses.items())
-            raise self._diverged(f"the loss is {output.loss.item()}", f" ({parts})")
-        shares = {"loss": output.loss.detach()} | output.losses
-        self.meter.add(shares, first=self._first_pass)
-        if self._first_pass:
-            self.meter.tokens += int(step.tokens)
+        self._watch("loss", output.loss.detach())
+        tokens = step.tokens if self._first_pass else None
+        self.meter.add({"loss": output.loss.detach()} | output.losses, tokens)
         self._first_pass = False
         # DDP and FSDP2 take the mean over processes where the shares are to be added.
         loss = output.loss * self.args.world_size if self.spread != "none" else output.loss
@@ -253,31 +215,65 @@ class PrismTrainer(Trainer):
             loss = loss + 0 * sum(p.sum() for p in self.model.prototype_head.parameters())
         return (loss, output) if return_outputs else loss
 
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Leave what is no tensor per row out of predictions."""
-        ignored = [*(ignore_keys or ()), *IGNORED_AT_INFERENCE]
-        return super().prediction_step(model, inputs, prediction_loss_only, ignored)
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        head = self.model.prototype_head
+        if not self.model.placed:
+            # DDP wants a gradient in each step; the optimizer is to leave the head alone.
+            head.zero_grad(set_to_none=True)
+        if self.spread == "fsdp2":
+            parallel.average_gradients(head)
+        self.on_gradients(self.state.global_step + 1)
+        table = self.model.table_parameters()
+        apart = set(map(id, table))
+        decoder = [p for p in self.model.model.parameters() if id(p) not in apart]
+        norm = self._clip(decoder, self.args.max_grad_norm)
+        if table:
+            self._clip(table, self.args.max_grad_norm)
+        limit = self.prepared.recipe.optimizer.head_max_grad_norm
+        head_norm = self._clip(list(head.parameters()), limit)
+        self._watch("gradient of the model", norm)
+        self._watch("gradient of the prototype head", head_norm)
+        self._head_norm = head_norm if self.model.placed else None
+        return norm
+
+    def _clip(self, parameters: list[nn.Parameter], limit: float) -> Tensor:
+        norm = self.accelerator.clip_grad_norm_(parameters, limit)
+        assert isinstance(norm, Tensor)
+        return parallel.full(norm)
+
+    def _watch(self, what: str, value: Tensor) -> None:
+        """Note the first step in which a value is not finite, without waiting for it."""
+        self._broken = self._broken.to(value.device)
+        before = self._broken[WATCHED.index(what)]
+        now = before.clamp_max(self.state.global_step + 1)
+        before.copy_(torch.where(value.isfinite(), before, now))
+
+    def check_finite(self) -> None:
+        """Check the losses and gradients of the steps since the last call; all processes do."""
+        steps = parallel.over_processes(self._broken, dist.ReduceOp.MIN).tolist()
+        first = min(steps)
+        if math.isfinite(first):
+            raise DivergenceError(
+                f"the {WATCHED[steps.index(first)]} is not finite at step {int(first)}. "
+                f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
+            )
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Measure the head on held-out text and log the figures as ``eval_…``.
 
         Before the prototypes are placed only the cross-entropy is reported.
         """
+        self.check_finite()
         tokens = self.prepared.recipe.evaluation.tokens
-        quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
-        names = quality if self.model.placed else ("tokens", "ce")
-        figures = {f"eval_{name}": quality[name] for name in names}
-        self.log(dict(figures))
-        self._last_log = None
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, figures
-        )
+        with self.reporting_divergence():
+            quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
+            names = quality if self.model.placed else ("tokens", "ce")
+            figures = {f"eval_{name}": quality[name] for name in names}
+            self.log(dict(figures))
+            self._last_log = None
+            self.control = self.callback_handler.on_evaluate(
+                self.args, self.state, self.control, figures
+            )
         return figures
 
     def measure(self, text: Iterable[WindowBatch]) -> HeadQuality:
@@ -286,67 +282,69 @@ class PrismTrainer(Trainer):
         with parallel.whole(decoder):
             return measure_quality(decoder, head, LogitMap.of(decoder), text)
 
+    @contextmanager
+    def reporting_divergence(self) -> Iterator[None]:
+        """Report figures that are not finite as losses that are not."""
+        try:
+            yield
+        except NotFiniteError as error:
+            self.check_finite()
+            raise DivergenceError(
+                f"a figure is not finite after step {self.state.global_step}: {error} "
+                f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
+            ) from error
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the head's gradient norm, λ, codes and the pace to a log."""
         if "train_runtime" in logs:
             return
         if "loss" in logs:
+            self.check_finite()
             logs |= self.meter.drain()
             logs["loss_scale"] = self.model.loss_scale if self.model.placed else 0.0
             if self._head_norm is not None:
-                logs["head_grad_norm"] = self._head_norm
+                logs["head_grad_norm"] = self._head_norm.item()
             noise_weight = noise_weight_of(self.model.model)
             if noise_weight is not None:
                 logs["noise_weight"] = noise_weight
             if self.model.uncertainty is not None:
-                distributed.union(self.model.uncertainty.embedding.seen)
+                parallel.union(self.model.uncertainty.embedding.seen)
                 logs["uncertainty_codes_seen"] = int(self.model.uncertainty.embedding.seen.sum())
-            logs["tokens"] = self.meter.tokens
-            now = time.monotonic()
+            now, tokens = time.monotonic(), self.meter.tokens
+            logs["tokens"] = tokens
             if self._last_log is not None:
                 since, before = self._last_log
-                logs["tokens_per_second"] = (self.meter.tokens - before) / max(now - since, 1e-9)
-            self._last_log = (now, self.meter.tokens)
+                logs["tokens_per_second"] = (tokens - before) / max(now - since, 1e-9)
+            self._last_log = (now, tokens)
         super().log(logs, start_time)
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        directory = self._checkpoints
-        checkpoints.check_weights_finite(self.model, self.state.global_step, directory)
+        self.check_finite()
+        checkpoints.check_weights_finite(self.model, self.state.global_step, self._checkpoints)
         if self.model.uncertainty is not None:
-            distributed.union(self.model.uncertainty.embedding.seen)
+            parallel.union(self.model.uncertainty.embedding.seen)
         needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
+        keep = self.prepared.recipe.checkpoint.keep
+        new = checkpoints.new_checkpoint(self._checkpoints, keep, needed)
         with ExitStack() as stack:
-            staging = checkpoints.staging(directory, needed)
-            self._staging = distributed.on_main(lambda: stack.enter_context(staging))
+            self.args.output_dir = str(parallel.on_main(lambda: stack.enter_context(new)))
             try:
                 super()._save_checkpoint(model, trial)
                 # Every process adds its random generators before the directory is renamed.
-                distributed.barrier()
+                parallel.barrier()
             finally:
-                self._staging = None
-        if distributed.is_main():
-            checkpoints.keep_newest(directory, self.prepared.recipe.checkpoint.keep)
-        distributed.barrier()
+                self.args.output_dir = str(self._checkpoints)
+        parallel.barrier()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model; every process has to call, since a sharded one is gathered by all."""
-        # transformers 5.17 would have the first process alone call _save.
-        self._save(output_dir)
-
-    def _save(
-        self, output_dir: str | None = None, state_dict: Mapping[str, Any] | None = None
-    ) -> None:
         directory = self._checkpoints if output_dir is None else Path(output_dir)
         steps, tokens = self.state.global_step, self.meter.tokens
         self.write_model(directory, self.prepared.provenance(steps=steps, tokens=tokens))
         meter = self.meter.state()
         uses = None if self.model.usage is None else self.model.usage.state()
-        norms = None if self.layer_gradients is None else self.layer_gradients.norms
-        if distributed.is_main():
-            checkpoints.save_state(directory, self.model, meter, uses, norms)
+        if parallel.is_main():
+            checkpoints.save_state(directory, self.model, meter, uses)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
@@ -357,7 +355,7 @@ class PrismTrainer(Trainer):
         model, decoder = self.model, self.model.model
         weights = parallel.full_state(decoder) if self.spread == "fsdp2" else None
         with parallel.whole(decoder):
-            if distributed.is_main():
+            if parallel.is_main():
                 decoder.save_pretrained(directory, state_dict=weights)
                 self.prepared.corpus.tokenizer.save_pretrained(directory)
                 share(directory)
@@ -379,10 +377,127 @@ class PrismTrainer(Trainer):
         assert isinstance(self.lr_scheduler, LRScheduler)
         checkpoints.load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler)
 
+    def load_checkpoint(self, checkpoint: Path) -> None:
+        """Take over model and state of a checkpoint, as of a run that is finished."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        meter, norms = checkpoints.load_state(Path(resume_from_checkpoint), self.model)
-        self.meter.load(meter)
-        if self.layer_gradients is not None and norms is not None:
-            self.layer_gradients.norms = norms
+        self.meter.load(checkpoints.load_state(Path(resume_from_checkpoint), self.model))
+
+
+class LossMeter:
+    """Adds up what forward passes contribute to their steps, in float64, over all processes."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._steps: dict[str, int] = {}
+        self._tokens: Tensor | int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All tokens trained on so far, without padding, in all processes."""
+        return int(self._tokens)
+
+    def add(self, shares: dict[str, Tensor], tokens: Tensor | None) -> None:
+        """Take in one forward pass; parts may come in later than the loss."""
+        for name, value in shares.items():
+            before = self._sums.get(name)
+            value = value.double()
+            self._sums[name] = value if before is None else before.to(value.device) + value
+            self._steps[name] = self._steps.get(name, 0) + int(tokens is not None)
+        if tokens is not None:
+            self._tokens = self._tokens + tokens
+
+    def drain(self) -> dict[str, float]:
+        """Return the averages over the steps since the last call, and start again.
+
+        Every process has to call it, as for :meth:`state`, and gets the same.
+        """
+        averages = {n: (s / self._steps[n]).item() for n, s in self._summed().items()}
+        self._sums, self._steps = {}, {}
+        return averages
+
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`load` needs to resume exactly."""
+        return {"tokens": self.tokens, "sums": self._summed(), "counts": dict(self._steps)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Resume from a saved state, whose sums are those of all processes together."""
+        self._tokens = state["tokens"]
+        factor = 1.0 if parallel.is_main() else 0.0
+        self._sums = {name: value * factor for name, value in state["sums"].items()}
+        self._steps = dict(state["counts"])
+
+    def _summed(self) -> dict[str, Tensor]:
+        if not self._sums:
+            return {}
+        sums = parallel.over_processes(torch.stack(list(self._sums.values()))).cpu()
+        return dict(zip(self._sums, sums.unbind(), strict=True))
+
+
+@dataclass(eq=False)
+class EvaluateEvery(TrainerCallback):
+    """Asks for an evaluation every ``steps`` steps, but not after the last, which has its own."""
+
+    steps: int
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Ask if it is time."""
+        if state.global_step < state.max_steps and state.global_step % self.steps == 0:
+            control.should_evaluate = True
+
+
+def _callbacks(prepared: Prepared) -> list[TrainerCallback]:
+    """Return what a recipe asks for between the steps."""
+    recipe, model = prepared.recipe, prepared.model
+    callbacks: list[TrainerCallback] = []
+    if recipe.head.enabled:
+        callbacks.append(HeadSchedule(prepared.rows, recipe))
+        if model.usage is not None:
+            callbacks.append(ReviveUnused(recipe))
+    callbacks += noise_weight_callbacks(recipe, model.model)
+    callbacks += set_training_signal(recipe, model.uncertainty)
+    if recipe.evaluation.every:
+        callbacks.append(EvaluateEvery(recipe.evaluation.every))
+    return callbacks
+
+
+def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
+    """Return Trainer's arguments for a recipe."""
+    optimizer, device = recipe.optimizer, device_of(recipe)
+    floor = {"min_lr_rate": optimizer.final_learning_rate_share}
+    return TrainingArguments(
+        output_dir=str(directory),
+        max_steps=recipe.steps,
+        per_device_train_batch_size=recipe.batch_size,
+        gradient_accumulation_steps=recipe.gradient_accumulation,
+        learning_rate=recipe.peak_learning_rate,
+        weight_decay=optimizer.weight_decay,
+        adam_beta1=optimizer.betas[0],
+        adam_beta2=optimizer.betas[1],
+        max_grad_norm=optimizer.max_grad_norm,
+        lr_scheduler_type=SCHEDULES[optimizer.schedule],
+        lr_scheduler_kwargs=floor if optimizer.schedule == "cosine" else None,
+        warmup_steps=round(optimizer.warmup * recipe.steps),
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        logging_steps=recipe.logging.every,
+        logging_nan_inf_filter=False,
+        save_strategy="steps",
+        save_steps=recipe.checkpoint.every,
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        dataloader_drop_last=True,
+        ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,
+        # accelerate leaves processes without GPUs alone unless told so.
+        use_cpu=device == "cpu",
+        dataloader_pin_memory=device == "cuda",
+        # The saved configuration keeps its cache; the forward pass in training asks for none.
+        use_cache=True,
+    )

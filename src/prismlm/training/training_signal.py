@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code, shuffle_codes
-from prismlm.training import distributed
+from prismlm.training import parallel
 from prismlm.training.recipe import Recipe
 
 
@@ -23,9 +23,6 @@ class ShuffledSignal(TrainerCallback):
     beyond that is no use of its uncertainty. The order is drawn from the seed, the step and the
     number of the micro-batch in it: a resumed run draws the same, and processes the same as one
     with all their rows.
-
-    Args:
-        seed: of the run.
     """
 
     def __init__(self, seed: int) -> None:
@@ -33,9 +30,7 @@ class ShuffledSignal(TrainerCallback):
         self._step = 0
         self._calls = 0
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Note the step."""
         self._step, self._calls = state.global_step, 0
 
@@ -44,8 +39,8 @@ class ShuffledSignal(TrainerCallback):
         drawn = np.random.SeedSequence([self._seed, self._step, self._calls])
         generator = torch.Generator().manual_seed(int(drawn.generate_state(1, np.uint64)[0]))
         self._calls += 1
-        everywhere = shuffle_codes(distributed.concatenate(codes), generator)
-        first = distributed.rank() * len(codes)
+        everywhere = shuffle_codes(parallel.concatenate(codes), generator)
+        first = parallel.rank() * len(codes)
         return everywhere[first : first + len(codes)]
 
 
@@ -60,9 +55,6 @@ class PreviousBatch:
     they are fed to.
 
     Source: PRISMA, "Forward Pass Modifications".
-
-    Args:
-        levels: of the codes.
     """
 
     def __init__(self, levels: int) -> None:

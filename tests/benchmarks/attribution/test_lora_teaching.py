@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from benchmarks.attribution.lora_teaching import Drawn, LoraTeaching, part
 from benchmarks.attribution.small_models import log_probabilities
-from prismlm.training.lora import LoraOptions
+from prismlm.training.tuning import LoraOptions
 
 TOKENS, LENGTHS = 40, (5, 7, 6, 4, 7, 3)
 ASKED = [Prediction(np.array([1, 2]), 3), Prediction(np.array([4]), 5)]

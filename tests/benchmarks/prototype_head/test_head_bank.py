@@ -5,7 +5,8 @@ import torch
 
 from benchmarks.prototype_head.head_bank import merged, train_bank
 from prismlm.training import build_recipe
-from prismlm.training.setup import build_trainer, prepare
+from prismlm.training.setup import prepare
+from prismlm.training.trainer import PrismTrainer
 
 HEADS = {
     "pulled": {"losses": {"prototype_pull": 1.0, "warmup": 0.5}},
@@ -29,7 +30,7 @@ def test_a_banked_head_is_the_head_of_its_own_detached_run(settings, tmp_path):
         own = merged(copy.deepcopy(settings), HEADS[banked.name])
         own["head"]["detach"] = True
         prepared = prepare(build_recipe(own))
-        trainer = build_trainer(prepared, tmp_path / banked.name, [])
+        trainer = PrismTrainer(prepared, tmp_path / banked.name)
         trainer.train()
         expected = trainer.model.prototype_head
         got = banked.prism.prototype_head

@@ -55,13 +55,13 @@ def test_losses_are_of_the_first_window_of_each_document(given, small_corpus):
     assert found["tokens"][0] == 31
 
 
-def test_the_control_is_trained_with_codes_of_other_positions(given, small_corpus, tmp_path):
+def test_the_control_is_trained_with_codes_of_other_positions(given, small_corpus):
     corpus, fed = Corpus.open(small_corpus), {}
     for arm in (OWN, SHUFFLED):
         begun = smollm2.prepared(given, arm, 0)
         rows = smollm2.pack(corpus, corpus.split("train"), 32, 0)
         settings = {"arm": arm, "seed": 0, "steps": 3}
-        training = smollm2.Training(begun, rows, settings, False, tmp_path / "saved")
+        training = smollm2.Training(begun, rows, settings, False)
         begun.model.register_forward_hook(
             lambda _model, _args, output, arm=arm: fed.update({arm: output.uncertainty_codes})
         )

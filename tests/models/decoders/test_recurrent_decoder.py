@@ -11,7 +11,7 @@ from prismlm.errors import InputError
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.ops.delta_rule import naive as naive_rule
 from prismlm.ops.prototype_mixer import naive as naive_mean
-from prismlm.training.isolation import keeps_documents_apart
+from prismlm.training.backbone import supports_packed_documents
 from prismlm.training.parallel import recompute_activations
 from tests.helpers import forked
 from tests.helpers.recurrent_models import FAMILIES, recurrent_model, tokens
@@ -56,7 +56,7 @@ def test_padding_changes_no_logits(model, side):
 
 @torch.no_grad()
 def test_documents_packed_into_one_row_stay_apart(model):
-    assert keeps_documents_apart(model)
+    assert supports_packed_documents(model)
     pieces = [tokens(1, n, seed=n) for n in (7, 1, 30, 12)]
     position_ids = torch.cat([torch.arange(p.shape[1]) for p in pieces])[None]
     empty = type(model(pieces[0], use_cache=True).past_key_values)(model.config.num_hidden_layers)

@@ -10,7 +10,7 @@ from transformers import DynamicCache, RwkvConfig, RwkvForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import uncertainty_of
-from prismlm.models.uncertainty_feedback.state import PARTS, codes_of
+from prismlm.models.uncertainty_feedback.state import codes_of
 from tests.helpers.feedback_families import V, attach_drawn, build
 
 IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
@@ -103,8 +103,8 @@ def test_a_cache_that_carries_no_codes():
     )  # fmt: skip
     model = RwkvForCausalLM(config).eval()
     attach_drawn(model, 64)
-    with pytest.raises(InputError, match=r"seen as 'state', which carries no codes.*use_cache=F"):
-        model(IDS, use_cache=True)
+    with pytest.raises(InputError, match=r"generates without a cache, .*\(past_key_values or"):
+        model.generate(IDS, **MADE)
     assert model(IDS, use_cache=False).uncertainty_codes.shape == IDS.shape
 
 
@@ -154,7 +154,7 @@ def test_a_cache_of_other_levels_or_that_went_on_without_feedback(model):
 @torch.no_grad()
 def test_a_long_row_token_by_token_keeps_every_code(model):
     attach_drawn(model, 64)
-    steps = 2 * PARTS + 7
+    steps = 135
     ids = torch.randint(2, V, (1, steps), generator=torch.Generator().manual_seed(1))
     cache, fed = DynamicCache(config=model.config), []
     for at in range(steps):
@@ -166,8 +166,8 @@ def test_a_long_row_token_by_token_keeps_every_code(model):
     assert torch.equal(codes_of(cache).used, used)
     again = model(ids, uncertainty_codes=used, use_cache=False)
     torch.testing.assert_close(again.logits[:, -1:], output.logits, atol=1e-5, rtol=1e-5)
-    # Cut within what was held apart, it goes on with what it was fed there.
-    for kept in (steps - 3, PARTS, 5):
+    # Cut, it goes on with what it was fed there.
+    for kept in (steps - 3, 64, 5):
         cache.crop(kept - cache.get_seq_length())
         assert torch.equal(codes_of(cache).used, used[:, :kept])
         output = model(ids[:, kept : kept + 1], past_key_values=cache)

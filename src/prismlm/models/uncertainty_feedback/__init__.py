@@ -1,13 +1,15 @@
 """Uncertainty feedback beside any Hugging Face decoder (PRISMA)."""
 
 from prismlm.models.uncertainty_feedback.call import CODES
-from prismlm.models.uncertainty_feedback.feedback import UncertaintyFeedback, uncertainty_of
-from prismlm.models.uncertainty_feedback.files import (
+from prismlm.models.uncertainty_feedback.feedback import (
+    UncertaintyFeedback,
     attach_uncertainty,
     load_uncertainty,
+    recording_codes,
+    replay,
     save_uncertainty,
+    uncertainty_of,
 )
-from prismlm.models.uncertainty_feedback.replay import recording_codes, replay
 from prismlm.models.uncertainty_feedback.table_file import has_uncertainty
 
 __all__ = [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import InitVar, dataclass
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,40 +28,18 @@ class Call:
 
     Attributes:
         ids: the decoder's new tokens.
-        placeholders: tokens that stand for what is no text.
-        starts: which of them begin a sequence within their row, by position ids that do not go up
-            by one, as in packed rows; None where nothing says so.
-        plain: whether all tokens are text, as far as is known without looking at tensors of a GPU.
+        text: which of them are text: neither padding nor places of images and the like.
+        starts: which begin a sequence within their row, by position ids that do not go up by one,
+            as in packed rows; None where nothing says so.
         cache: what was seen before, or None.
         kept: ``logits_to_keep``: of which positions there are to be logits.
     """
 
     ids: Int64[Tensor, "B T"]
-    mask: InitVar[Any]
-    placeholders: tuple[int, ...]
+    text: Bool[Tensor, "B T"]
     starts: Bool[Tensor, "B T"] | None
     cache: Any
     kept: Any
-
-    def __post_init__(self, mask: Any) -> None:
-        ids, unsaid = self.ids, self.starts is None and not self.placeholders
-        self.plain = unsaid and (mask is None or _seen(ids, mask))
-        if not self.plain:
-            # Now: the pass moves the cache on.
-            self.real = _real(ids, mask, self.cache)
-
-    @cached_property
-    def real(self) -> Bool[Tensor, "B T"]:
-        """Which tokens are no padding."""
-        return torch.ones_like(self.ids, dtype=torch.bool)
-
-    @cached_property
-    def text(self) -> Bool[Tensor, "B T"]:
-        """Which tokens are text: real, and no place of an image."""
-        text = self.real
-        for place in self.placeholders:
-            text = text & (self.ids != place)
-        return text
 
 
 @dataclass(frozen=True)
@@ -132,21 +109,11 @@ def read_call(model: nn.Module, forward: Forward, given: dict[str, Any]) -> Call
             "token, such as ids[None] for a single text."
         )
     cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
-    return Call(
-        ids,
-        given.get(f"{prefix}attention_mask"),
-        forward.placeholders,
-        starts=_starts(ids, given.get("position_ids")),
-        cache=cache,
-        kept=given.get("logits_to_keep"),
-    )
-
-
-def _seen(ids: Tensor, mask: Any) -> bool:
-    """Say whether a mask shows at no cost that the one new token is no padding."""
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.device.type != "cpu":
-        return False
-    return ids.numel() == 1 and not torch.compiler.is_compiling() and bool(mask[0, -1])
+    text = _real(ids, given.get(f"{prefix}attention_mask"), cache)
+    for place in forward.placeholders:
+        text = text & (ids != place)
+    starts = _starts(ids, given.get("position_ids"))
+    return Call(ids, text, starts, cache, given.get("logits_to_keep"))
 
 
 def _starts(ids: Tensor, places: Any) -> Bool[Tensor, "B T"] | None:
@@ -197,8 +164,6 @@ def first_pass_codes(call: Call, start: Int64[Tensor, "B 1"], neutral: int) -> I
     None for padding, images, the first token of a sequence, and one with no text before it in its
     row of this call; the first new token has what was before it in ``start``.
     """
-    if call.ids.shape[1] == 1:
-        return start if call.plain else start.masked_fill(~call.text, NO_CODE)
     codes = torch.full_like(call.ids, neutral)
     codes[:, 1:].masked_fill_(~call.text[:, :-1], NO_CODE)
     codes[:, :1] = start

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from prismlm.errors import InputError, check_whole
-from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
+from prismlm.layers.uncertainty_feedback import ROWS, UncertaintyEmbedding
 from prismlm.models.uncertainty_feedback.call import (
     CACHES,
     CODES,
@@ -36,14 +37,13 @@ from prismlm.models.uncertainty_feedback.state import (
     State,
     Threads,
     carry,
-    check_cache_kind,
     codes_of,
     copied,
     has_seen,
     length_of,
 )
 from prismlm.models.uncertainty_feedback.table_file import SavedTable, read_table, write_table
-from prismlm.models.watch import unwatched
+from prismlm.models.watch import Hook, unwatched, watch
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code
 
 # What the pass that codes are taken from is to leave out.
@@ -158,7 +158,7 @@ class UncertaintyFeedback:
     def load(
         cls, directory: Path | str, model: PreTrainedModel, *, levels: int | None = None
     ) -> UncertaintyFeedback:
-        """Put a saved table into its model."""
+        """Put a saved table into its model; see :func:`load_uncertainty`."""
         saved = read_table(directory, model, levels=levels)
         embedding = UncertaintyEmbedding(saved.table.shape[1], saved.levels, rows=len(saved.table))
         with torch.no_grad():
@@ -254,13 +254,13 @@ class UncertaintyFeedback:
         """Put the codes, and that of the next token, to the cache of an output, if it has one."""
         # Some models write into the cache that they were given and do not return it.
         cache = next((output[name] for name in CACHES if output.get(name) is not None), call.cache)
-        check_cache_kind(self.model, output)
         if cache is None:
             if self.state.generates:
                 raise InputError(
                     f"this {type(self.model).__name__} generates without a cache, which is where "
-                    "uncertainty feedback keeps the codes of earlier tokens: leave use_cache=False "
-                    "out, and turn gradient checkpointing off while it generates."
+                    "uncertainty feedback keeps the codes of earlier tokens (past_key_values or "
+                    "cache_params): leave use_cache=False out, and turn gradient checkpointing "
+                    "off while it generates."
                 )
             return
         row, last = logits_of_last(output.logits, call), call.ids.shape[1] - 1
@@ -271,8 +271,7 @@ class UncertaintyFeedback:
                 "among logits_to_keep, or set use_cache=False."
             )
         following = entropy_codes(row, self.levels, first_position=last)
-        if not call.plain:
-            following = torch.where(call.text[:, -1:], following, NO_CODE)
+        following = torch.where(call.text[:, -1:], following, NO_CODE)
         carry(cache, codes, following, self.levels)
 
     def _enter(
@@ -309,3 +308,98 @@ class UncertaintyFeedback:
 def uncertainty_of(model: nn.Module) -> UncertaintyFeedback | None:
     """Return the feedback that stands in a model, or None."""
     return getattr(model, ATTACHED, None)
+
+
+def attach_uncertainty(
+    model: PreTrainedModel,
+    levels: int = 65536,
+    *,
+    rows: int | None = ROWS,
+    deviation: float | None = 0.0,
+    passes: int = 2,
+    decoder: str | None = None,
+    embeddings: str | None = None,
+) -> UncertaintyFeedback:
+    """Put uncertainty feedback into a model, its new table in dtype and device of its embeddings.
+
+    The table is the model's submodule ``prismlm_uncertainty``: it is trained, moved, wrapped and
+    saved with it. By default it starts at zero, so that the model begins as it was.
+
+    The source's own form is ``rows=None, deviation=None, passes=1``, and two traps with it. With an
+    independent row for each of 65,536 codes, rounding alone changes the injected vector by 130 %.
+    With one pass a text that is read at once has the neutral code everywhere, so that training
+    moves row 32,768 alone.
+
+    Args:
+        model: a Hugging Face decoder, or encoder-decoder.
+        levels: how many codes there are.
+        rows: of the table, interpolated between, at most one a code; None for one a code.
+        deviation: of the table at the start; None for the model's initializer_range.
+        passes: see :class:`UncertaintyFeedback`.
+        decoder: dotted name of the decoder, as in ``model.named_modules()``, for a model that does
+            not say which of its modules that is. Saved and loaded with the table.
+        embeddings: dotted name of its input embeddings, likewise.
+
+    Raises:
+        InputError: as :class:`UncertaintyFeedback`, levels that are no whole number from 2 on, or
+            a deviation below 0.
+    """
+    check_model(model)
+    _, inputs = decoder_and_embeddings(model, decoder=decoder, embeddings=embeddings)
+    text: Any = model.config.get_text_config(decoder=True)
+    spread = getattr(text, "initializer_range", 0.02) if deviation is None else deviation
+    embedding = UncertaintyEmbedding(width_of(inputs), levels, rows=rows, deviation=spread)
+    weight = next(inputs.parameters())
+    return UncertaintyFeedback(
+        model, embedding.to(weight), passes=passes, decoder=decoder, embeddings=embeddings
+    )
+
+
+def save_uncertainty(directory: Path | str, feedback: UncertaintyFeedback) -> None:
+    """Write the table beside the checkpoint of its model, as ``save_pretrained`` does."""
+    feedback.save(directory)
+
+
+def load_uncertainty(
+    directory: Path | str, model: PreTrainedModel, *, levels: int | None = None
+) -> UncertaintyFeedback:
+    """Put a saved table beside the model that it was trained with.
+
+    Args:
+        directory: of the checkpoint.
+        model: what was loaded from it, in the dtype that it was saved in.
+        levels: how many codes are expected; None for as many as there are.
+
+    Raises:
+        FormatError: the file is missing, damaged, of another version, of another number of levels,
+            or of another model.
+        InputError: the model has no decoder to put it beside, or feedback already.
+    """
+    if levels is not None:
+        levels = check_whole("the number of levels", levels, 2)
+    return UncertaintyFeedback.load(directory, model, levels=levels)
+
+
+@contextmanager
+def recording_codes(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Keep the codes of this thread's calls in the block, each [B, T]; none without feedback."""
+    codes: list[Tensor] = []
+
+    def called(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        codes.append(output[CODES])
+
+    with watch([] if uncertainty_of(model) is None else [Hook(model, after=called)]):
+        yield codes
+
+
+def replay(ids: Tensor, codes: Tensor | list[Tensor] | None) -> dict[str, Tensor]:
+    """Return the arguments of a call that reads ``ids`` [B, T] with the codes of an earlier one.
+
+    As many of them as there are ``codes`` for: the last token of a generation was never read. All,
+    and codes of their own, where none were recorded.
+    """
+    if isinstance(codes, list):
+        codes = torch.cat(codes, 1) if codes else None
+    if codes is None:
+        return {"input_ids": ids}
+    return {"input_ids": ids[:, : codes.shape[1]], CODES: codes[:, : ids.shape[1]]}

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from prismlm.errors import InputError, check_text
 from prismlm.models.seam import sees_ahead
 
-NAMED_AT_MOST = 8
+LISTED = 8
 
 
 def check_model(model: object) -> None:
@@ -53,33 +53,31 @@ def decoder_and_embeddings(
     inner = _module_of(model, model, decoder, "get_decoder")
     embeds = inner if model.config.is_encoder_decoder and inner is not None else model
     inputs = _module_of(model, embeds, embeddings, "get_input_embeddings")
-    found = {"decoder": inner, "embeddings": inputs}
     looked_at = {
         "decoder": decoder or "get_decoder()",
         "embeddings": embeddings or "get_input_embeddings()",
     }
-    missing = [part for part, module in found.items() if module is None]
-    if missing:
+    if inner is None or inputs is None:
+        found = {"decoder": inner, "embeddings": inputs}
+        missing = [part for part, module in found.items() if module is None]
         looked = " and ".join(f"{looked_at[part]} for its {part}" for part in missing)
         names = ", ".join(f'{part}="…"' for part in missing)
         raise InputError(
             f"no {' and no '.join(missing)} found in {kind}: looked at {looked}. Name what it is: "
             f"attach_uncertainty(model, {names}), dotted as in model.named_modules(). "
-            f"{_candidates(model, missing)}"
+            f"{_candidates(model, *missing)}"
         )
-    assert inner is not None
-    assert inputs is not None
     if decoder is not None and not any(isinstance(m, nn.Embedding) for m in inner.modules()):
         raise InputError(
             f"{decoder} of {kind} has no embeddings inside and is no decoder, which calls them: "
-            f"{_candidates(model, ['decoder'])}"
+            f"{_candidates(model, 'decoder')}"
         )
     weight = getattr(inputs, "weight", None)
     if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
         raise InputError(
             f"{looked_at['embeddings']} of {kind} is a {type(inputs).__name__} without a weight "
             f'[V, d]. Name the module that has it: embeddings="…". '
-            f"{_candidates(model, ['embeddings'])}"
+            f"{_candidates(model, 'embeddings')}"
         )
     return inner, inputs
 
@@ -98,20 +96,23 @@ def _module_of(
     return found if isinstance(found, nn.Module) and found is not model else None
 
 
-def _candidates(model: nn.Module, missing: list[str]) -> str:
-    said: list[str] = []
-    if "decoder" in missing:
-        inner = [name for name, module in model.named_children() if any(module.children())]
-        said.append(f"Modules that have parts: {_listed(inner)}.")
-    if "embeddings" in missing:
-        tables = [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
-        said.append(f"Its nn.Embedding modules: {_listed(tables)}.")
+def _candidates(model: nn.Module, *missing: str) -> str:
+    """Return which modules may be meant, eight of each kind at most."""
+    kinds = {
+        "decoder": (
+            "Modules that have parts",
+            [n for n, m in model.named_children() if [*m.children()]],
+        ),
+        "embeddings": (
+            "Its nn.Embedding modules",
+            [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)],
+        ),
+    }
+    said = list[str]()
+    for title, names in map(kinds.__getitem__, missing):
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        said.append(f"{title}: {', '.join(names[:LISTED]) or 'none'}{more}.")
     return " ".join(said)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else ""
-    return (", ".join(names[:NAMED_AT_MOST]) or "none") + more
 
 
 def width_of(inputs: nn.Module) -> int:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 from jaxtyping import Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from prismlm.errors import InputError
-
-# Caches that nothing can be put beside.
-OTHER_CACHES = ("state", "mems", "past_buckets_states")
-PARTS = 64
-"""How many calls' codes are held apart at most."""
 
 
 class State:
@@ -58,47 +54,21 @@ class Threads(threading.local):
         return Threads, ()
 
 
+@dataclass(eq=False)
 class CachedCodes:
-    """What was fed to the positions of a cache, and what the next one gets.
+    """The codes that were fed to the positions of a cache, and that of the next one.
 
     Attributes:
+        used: of each position, oldest first.
         following: of the position after them.
         levels: of the codes.
         length: of the cache when they were added; None where it does not tell.
     """
 
-    def __init__(
-        self,
-        used: Int64[Tensor, "B S"],
-        following: Int64[Tensor, "B 1"],
-        levels: int,
-        length: int | None,
-    ) -> None:
-        self._parts = [used]
-        self.following = following
-        self.levels = levels
-        self.length = length
-
-    @property
-    def used(self) -> Int64[Tensor, "B S"]:
-        """Of each position, oldest first."""
-        if len(self._parts) > 1:
-            self._parts = [torch.cat(self._parts, 1)]
-        return self._parts[0]
-
-    @used.setter
-    def used(self, codes: Int64[Tensor, "B S"]) -> None:
-        self._parts = [codes]
-
-    def add(
-        self, used: Int64[Tensor, "B T"], following: Int64[Tensor, "B 1"], length: int | None
-    ) -> None:
-        """Add the codes of positions after these."""
-        # Joined at every step of decoding they would be copied whole for each new token.
-        self._parts.append(used)
-        if len(self._parts) > PARTS:
-            self._parts = [torch.cat(self._parts, 1)]
-        self.following, self.length = following, length
+    used: Int64[Tensor, "B S"]
+    following: Int64[Tensor, "B 1"]
+    levels: int
+    length: int | None
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order."""
@@ -110,28 +80,20 @@ class CachedCodes:
         self.used = self.used.repeat_interleave(times, 0)
         self.following = self.following.repeat_interleave(times, 0)
 
-    def shorten(self, length: int) -> bool:
-        """Keep that many positions; the next gets what it was fed when it was there.
+    def crop(self, length: int) -> CachedCodes | None:
+        """Return those of the first positions; the next gets what it was fed when it was there.
 
-        Returns:
-            Whether that is known: positions from before there was feedback have no codes.
+        None where that is not known: positions from before there was feedback have no codes.
         """
-        without = (self.length or self.used.shape[1]) - self.used.shape[1]
-        kept = length - without
+        kept = self.used.shape[1] - ((self.length or self.used.shape[1]) - length)
         if kept < 0:
-            return False
-        if kept < self.used.shape[1]:
-            self.following = self.used[:, kept : kept + 1]
-            self.used = self.used[:, :kept]
-        self.length = length
-        return True
+            return None
+        following = self.used[:, kept : kept + 1]
+        following = following if following.shape[1] else self.following
+        return CachedCodes(self.used[:, :kept], following, self.levels, length)
 
     def check(self, rows: int, levels: int, length: int | None) -> None:
-        """Refuse codes that the next call of a cache cannot go on with.
-
-        Raises:
-            InputError: they are of another number of rows, levels or positions.
-        """
+        """Raise InputError for a call of other rows or levels, or a cache of another length."""
         if len(self.following) != rows:
             raise InputError(
                 f"the cache holds codes of {len(self.following)} rows and the input has {rows}: a "
@@ -153,44 +115,38 @@ class CachedCodes:
 
 
 class CarriesCodes:
-    """What a cache's class is mixed with: every change of its rows is made to its codes too."""
+    """Mixed into a cache's class: every change of its rows is made to its codes too."""
 
     prismlm_codes: CachedCodes | None = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Choose rows, as beam search does."""
-        parent: Any = super()
-        parent.reorder_cache(beam_idx)
+        super().reorder_cache(beam_idx)  # pyright: ignore[reportAttributeAccessIssue]
         if self.prismlm_codes is not None:
             self.prismlm_codes.select(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Choose rows."""
-        parent: Any = super()
-        parent.batch_select_indices(indices)
+        super().batch_select_indices(indices)  # pyright: ignore[reportAttributeAccessIssue]
         if self.prismlm_codes is not None:
             self.prismlm_codes.select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
-        parent: Any = super()
-        parent.batch_repeat_interleave(repeats)
+        super().batch_repeat_interleave(repeats)  # pyright: ignore[reportAttributeAccessIssue]
         if self.prismlm_codes is not None:
             self.prismlm_codes.repeat(repeats)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Take positions from the end."""
-        parent: Any = super()
-        parent.crop(*args, **kwargs)
+        cache: Any = super()
+        cache.crop(*args, **kwargs)
         if self.prismlm_codes is not None:
-            cache: Any = self
-            if not self.prismlm_codes.shorten(int(cache.get_seq_length())):
-                self.prismlm_codes = None
+            self.prismlm_codes = self.prismlm_codes.crop(int(cache.get_seq_length()))
 
     def reset(self) -> None:
         """Forget everything."""
-        parent: Any = super()
-        parent.reset()
+        super().reset()  # pyright: ignore[reportAttributeAccessIssue]
         self.prismlm_codes = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -220,14 +176,8 @@ def carry(
     if not isinstance(cache, CarriesCodes):
         cache.__class__ = _carrying(type(cache))
     held: CachedCodes | None = cache.prismlm_codes
-    if held is None:
-        cache.prismlm_codes = CachedCodes(used, following, levels, length_of(cache))
-    elif torch.compiler.is_compiling():
-        # A list that grows would be another graph for each length.
-        used = torch.cat([held.used, used], 1)
-        cache.prismlm_codes = CachedCodes(used, following, levels, None)
-    else:
-        held.add(used, following, length_of(cache))
+    used = used if held is None else torch.cat([held.used, used], 1)
+    cache.prismlm_codes = CachedCodes(used, following, levels, length_of(cache))
 
 
 def length_of(cache: Any) -> int | None:
@@ -267,14 +217,3 @@ def has_seen(cache: Any) -> bool:
     except ValueError:
         # Those of recurrent layers alone do not count.
         return bool(cache.has_previous_state())
-
-
-def check_cache_kind(module: nn.Module, output: Any) -> None:
-    """Refuse an output with a cache that the code of the next token cannot be put beside."""
-    held = next((name for name in OTHER_CACHES if output.get(name) is not None), None)
-    if held is not None:
-        raise InputError(
-            f"{type(module).__name__} keeps what it has seen as {held!r}, which carries no codes, "
-            "so that the next token would have none: set use_cache=False (use_mems=False), in "
-            "generate too."
-        )

@@ -94,15 +94,15 @@ def read_table(
 
 
 def _check_table(path: Path, table: Tensor, levels: int) -> None:
-    held = f"{table.dtype} {list(table.shape)}"
+    wrong = ""
     if table.ndim != 2 or not table.is_floating_point():
-        raise FormatError(f"{path} must hold a table [K, d] of floats, and has {held}. {DAMAGED}")
-    if not bool(torch.isfinite(table).all()):
-        raise FormatError(f"the table in {path} holds NaN or infinity. {DAMAGED}")
-    if not 2 <= len(table) <= levels:
-        raise FormatError(
-            f"{path} has {len(table)} rows for {levels} levels: expected 2 to {levels}. {DAMAGED}"
-        )
+        wrong = f"must hold a table [K, d] of floats, and has {table.dtype} {list(table.shape)}"
+    elif not bool(torch.isfinite(table).all()):
+        wrong = "holds NaN or infinity"
+    elif not 2 <= len(table) <= levels:
+        wrong = f"has {len(table)} rows for {levels} levels: expected 2 to {levels}"
+    if wrong:
+        raise FormatError(f"{path} {wrong}. {DAMAGED}")
 
 
 def _check_belongs(
@@ -150,17 +150,14 @@ def _checked_meta(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     """Return what a file says of its table, complete and of the right kinds."""
     # Older files name no places.
     places = meta.get("places", {})
-    wrong = [
-        f"{name}: {meta.get(name)!r}"
-        for name, least in (("levels", 2), ("passes", 1))
-        if type(meta.get(name)) is not int or meta[name] < least
-    ]
-    if not isinstance(meta.get("model"), str):
-        wrong.append(f"model: {meta.get('model')!r}")
-    parts = {"decoder", "embeddings"}
-    if not isinstance(places, dict) or not parts >= set(places):
-        wrong.append(f"places: {places!r}")
-    if wrong:
+    levels, passes, model = (meta.get(name) for name in ("levels", "passes", "model"))
+    right = {
+        f"levels: {levels!r}": type(levels) is int and levels >= 2,
+        f"passes: {passes!r}": type(passes) is int and passes >= 1,
+        f"model: {model!r}": isinstance(model, str),
+        f"places: {places!r}": isinstance(places, dict) and {*places} <= {"decoder", "embeddings"},
+    }
+    if wrong := [said for said, fits in right.items() if not fits]:
         raise FormatError(f"{path} says of its table what cannot be: {', '.join(wrong)}. {DAMAGED}")
     return meta | {"places": places}
 

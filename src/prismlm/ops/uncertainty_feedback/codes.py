@@ -20,8 +20,6 @@ ELEMENTS = 2**20
 LEAST = -1e4
 """The least logarithm of a probability that is told apart; its exponential is 0 in float64 too."""
 
-PEAK = 2.0**8
-"""The largest logit up to which float32 has digits enough for the difference of two sums of it."""
 NO_CODE = -1
 """What stands in place of a code where there is none: the first position, and padding."""
 
@@ -50,11 +48,11 @@ def normalised_entropy(
     logits = logits.detach()
     elements = at_once(logits, ELEMENTS)
     if logits.numel() <= max(elements, vocabulary):
-        found = _negative_entropy(logits)
+        found = _below_uniform(logits)
     else:
         parts = torch.split(logits.reshape(-1, vocabulary), max(1, elements // vocabulary))
-        found = torch.cat(list(map(_negative_entropy, parts))).view(logits.shape[:-1])
-    shares = found.div_(-math.log(vocabulary)).clamp_(0, 1)
+        found = torch.cat(list(map(_below_uniform, parts))).view(logits.shape[:-1])
+    shares = found.div_(-math.log(vocabulary)).add_(1).clamp_(0, 1)
     _check_finite(shares, first_position)
     return shares
 
@@ -64,41 +62,12 @@ def entropy_codes(
 ) -> Int64[Tensor, "*batch"]:
     """Return the code of the entropy of each prediction, ⌊(levels − 1) H / ln V⌋.
 
-    What :func:`quantise` makes of :func:`normalised_entropy`, but for rounding, and quicker for
-    the one prediction of a decoding step on a CPU, whose caches hold nothing of this after a pass
-    over all weights: there every operation and every buffer that is left out counts.
-
     Source: PRISMA, output side.
 
     Raises:
-        InputError: as those two.
+        InputError: as :func:`normalised_entropy` and :func:`quantise`.
     """
-    check_levels(levels)
-    vocabulary = _vocabulary(logits)
-    if logits.is_cpu and logits.numel() == vocabulary and not torch.compiler.is_compiling():
-        share = _share_of_one(logits)
-        if share is not None:
-            return torch.full(logits.shape[:-1], int(min(max(share, 0.0), 1.0) * (levels - 1)))
     return quantise(normalised_entropy(logits, first_position=first_position), levels)
-
-
-def _share_of_one(logits: Float[Tensor, "*batch V"]) -> float | None:
-    """Return H / ln V of a single prediction, or None where the longer way is to be gone.
-
-        H = ln Σ e^ℓ − Σ p ℓ,   ln Σ e^ℓ = max ℓ − ln max p
-
-    with one buffer of the size of V. The difference loses digits where logits are large, and
-    0 · −∞ is not a number.
-    """
-    if logits.dtype == torch.float64:
-        return None
-    row = (logits.detach() if logits.requires_grad else logits).flatten().float()
-    peak = float(row.max())
-    if not abs(peak) <= PEAK:
-        return None
-    shares = row.softmax(0)
-    entropy = peak - math.log(float(shares.max())) - float(shares.dot(row))
-    return entropy / math.log(row.numel()) if entropy == entropy else None
 
 
 def _vocabulary(logits: Tensor) -> int:
@@ -111,12 +80,12 @@ def _vocabulary(logits: Tensor) -> int:
     return vocabulary
 
 
-def _negative_entropy(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
-    """Return Σ_v p_v ln p_v of each row in nats."""
+def _below_uniform(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """Return ln V − H = Σ_v p_v (ln p_v + ln V) of each row in nats, 0 of a uniform one."""
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     # Never −∞, which times 0 is not a number; NaN stays.
     logs = rows.log_softmax(-1, dtype=dtype).clamp_min_(LEAST)
-    return logs.exp().mul_(logs).sum(-1)
+    return logs.exp().mul_(logs.add_(math.log(rows.shape[-1]))).sum(-1)
 
 
 def _check_finite(shares: Tensor, first_position: int) -> None:

@@ -1,1 +1,0 @@
-"""Figures of each layer while a model trains, as files."""

@@ -1,0 +1,290 @@
+"""What training minimises: the head's losses on one forward pass, and the sum over a step.
+
+The gradient of a step is that of the loss over all of the step's tokens, however its rows are
+split into processes and micro-batches: each forward pass contributes its share.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from prismlm.errors import InputError, check_number
+from prismlm.models.seam import LogitMap
+from prismlm.ops.divergence import divergence
+from prismlm.training import parallel
+
+NO_LABEL = -100
+# What each part of the head's loss is a mean over.
+MEAN_OVER = {
+    "prototype_pull": "passes",
+    "point_pull": "tokens",
+    "residual": "tokens",
+    "prototype_only_ce": "labels",
+    "prototype_only_kl": "labels",
+    "diversity": "passes",
+}
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """How much each loss of the head counts beside the cross-entropy.
+
+    Attributes:
+        prototype_pull: weight of R1, every prototype to its nearest state.
+        point_pull: weight of R2, every state to its nearest prototype.
+        residual: weight of RES, ‖z − ẑ‖².
+        diversity: weight of DIV, the mean squared cosine between prototypes.
+        prototype_only_ce: weight of the cross-entropy of the logits that ẑ alone gives.
+        prototype_only_kl: weight of KL(model ‖ ẑ alone), the same without the labels' noise.
+    """
+
+    prototype_pull: float = 0.01
+    point_pull: float = 0.01
+    residual: float = 0.1
+    diversity: float = 0.0
+    prototype_only_ce: float = 0.0
+    prototype_only_kl: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            weight = getattr(self, field.name)
+            check_number(f"the weight of {field.name}", weight, "0 or more", lambda x: x >= 0)
+
+
+class States(NamedTuple):
+    """Hidden states the head is trained on, with what the model made of them.
+
+    Attributes:
+        z: [N, d].
+        mask: false on padding.
+        labels: the token that follows each state; −100 where none is to be predicted.
+        embedded: W z + b as the model formed it, [N, V]; None where no loss needs it.
+    """
+
+    z: Float[Tensor, "N d"]
+    mask: Bool[Tensor, " N"] | None
+    labels: Int64[Tensor, " N"] | None
+    embedded: Float[Tensor, "N V"] | None
+
+
+class OutputMap(NamedTuple):
+    """What turns a state into logits: ℓ = logit_map(W z + b)."""
+
+    weight: Float[Tensor, "V d"]
+    bias: Float[Tensor, " V"] | None
+    logit_map: LogitMap
+
+    def __call__(self, z: Float[Tensor, "N d"]) -> Float[Tensor, "N V"]:
+        """Return the logits that softmax sees, as precise as the model's own."""
+        return self.logit_map(F.linear(z.to(self.weight.dtype), self.weight, self.bias))
+
+    def of_tokens(self, tokens: Int64[Tensor, " S"]) -> OutputMap:
+        """Return the map to the logits of some tokens."""
+        bias = None if self.bias is None else self.bias[tokens]
+        return OutputMap(self.weight[tokens], bias, self.logit_map)
+
+
+class VocabularySample:
+    """The part of a vocabulary that one step compares two predictions over.
+
+        KL(p ‖ q) over F ∪ D,   p and q being softmaxes in which a token of D counts (V − |F|) / |D|
+
+    F are the tokens most frequent in the corpus, in every step; D are drawn from the others for
+    each step. A drawn token stands for those that were not, so the sums that normalise p and q are
+    estimated without bias; over the whole vocabulary it is the plain divergence.
+
+    Args:
+        counts: how often each token occurs, int64 [V].
+        frequent: |F|.
+        drawn: |D|.
+    """
+
+    def __init__(self, counts: Int64[Tensor, " V"], frequent: int, drawn: int) -> None:
+        order = counts.argsort(descending=True, stable=True)
+        self.frequent, self.rare = order[:frequent], order[frequent:]
+        self.drawn = min(drawn, len(self.rare))
+
+    def to(self, device: torch.device) -> VocabularySample:
+        """Let tokens be drawn on a device; return the sample itself."""
+        self.frequent, self.rare = self.frequent.to(device), self.rare.to(device)
+        return self
+
+    def draw(self, seed: int) -> tuple[Int64[Tensor, " S"], Float[Tensor, " S"]]:
+        """Return the tokens of a step and the logarithm of what each counts."""
+        rare, device = self.rare, self.rare.device
+        if self.drawn < len(rare):
+            generator = torch.Generator(device).manual_seed(seed)
+            chosen = torch.randint(len(rare), (self.drawn,), generator=generator, device=device)
+            rare = rare[chosen]
+        log_counts = torch.zeros(len(self.frequent) + len(rare), device=device)
+        if self.drawn:
+            log_counts[len(self.frequent) :] = math.log(len(self.rare) / self.drawn)
+        return torch.cat([self.frequent, rare]), log_counts
+
+
+def sample_positions(length: int, share: float, step: int, device: torch.device) -> Tensor:
+    """Return every s-th position of a row, s = round(1 / share), starting one later each step.
+
+    The choice depends on the step alone: a resumed run makes it again, and so does every split
+    of the step into processes and micro-batches.
+    """
+    stride = max(1, min(length, round(1 / share)))
+    return torch.arange(step % stride, length, stride, device=device)
+
+
+def following(labels: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
+    """Return at each position the label of the next, which decoders predict from it."""
+    return F.pad(labels[:, 1:], (0, 1), value=NO_LABEL)
+
+
+def select(
+    z: Float[Tensor, "B T d"],
+    embedded: Float[Tensor, "B T V"] | None,
+    mask: Bool[Tensor, "B T"] | None,
+    labels: Int64[Tensor, "B T"] | None,
+    positions: Int64[Tensor, " S"] | None,
+) -> States:
+    """Flatten rows to states, at all positions or at the given ones; labels move one ahead."""
+
+    def flat(tensor: Tensor | None) -> Any:
+        if tensor is None:
+            return None
+        return (tensor if positions is None else tensor[:, positions]).flatten(0, 1)
+
+    labels = None if labels is None else following(labels)
+    return States(flat(z), flat(mask), flat(labels), flat(embedded))
+
+
+def prototype_only_losses(
+    reconstruction: Float[Tensor, "N d"],
+    states: States,
+    output_map: OutputMap,
+    weights: LossWeights,
+    sample: tuple[Int64[Tensor, " S"], Float[Tensor, " S"]] | None = None,
+) -> dict[str, Tensor]:
+    """Return how well ẑ alone predicts, in nats per predicted token.
+
+        prototype_only_ce = −mean log q(next token),   q = softmax(logit_map(W ẑ + b))
+        prototype_only_kl = mean Σ_v p_v log(p_v / q_v),   p = softmax of the model's own logits
+
+    Both are averaged over the positions that have a label, or over all that are not padding.
+    p is a target: the model's own logits get no gradient from it.
+
+    Args:
+        reconstruction: ẑ.
+        states: what it reconstructs.
+        output_map: from states to logits.
+        weights: a loss of weight 0 is left out.
+        sample: of :meth:`VocabularySample.draw`, that the KL is taken over; None: all tokens.
+    """
+    kept = states.mask if states.labels is None else states.labels != NO_LABEL
+    losses: dict[str, Tensor] = {}
+    logits = None
+    if (weights.prototype_only_ce and states.labels is not None) or sample is None:
+        logits = output_map(reconstruction)
+    if weights.prototype_only_ce and states.labels is not None and logits is not None:
+        ce = F.cross_entropy(logits.float(), states.labels, ignore_index=NO_LABEL, reduction="none")
+        losses["prototype_only_ce"] = _mean(ce, kept)
+    if weights.prototype_only_kl:
+        if states.embedded is None:
+            raise InputError("prototype_only_kl needs what the model's output embedding gave.")
+        target = output_map.logit_map(states.embedded.detach())
+        if sample is not None:
+            tokens, log_counts = sample
+            target = target[:, tokens].float() + log_counts
+            logits = output_map.of_tokens(tokens)(reconstruction).float() + log_counts
+        assert logits is not None
+        losses["prototype_only_kl"] = _mean(divergence(target, logits), kept)
+    return losses
+
+
+def _mean(values: Tensor, kept: Tensor | None) -> Tensor:
+    if kept is None:
+        return values.mean()
+    return (values * kept).sum() / kept.sum().clamp_min(1)
+
+
+class OptimizerStep:
+    """How much there is in one optimizer step.
+
+        CE, R2, RES:  Σ over the step's tokens / their number in the whole step
+        R1, DIV:      mean over the forward passes of the step
+
+    The minimum of R1 is over the states of one pass: what one process sees in one micro-batch.
+
+    Args:
+        counts: predictions, tokens without padding, and both again of what the head trains on; of
+            the whole step, int64 [4].
+        micro_batches: forward passes of one process.
+
+    Attributes:
+        labels: predictions of the step, int64 scalar.
+        tokens: tokens of the step, without padding, int64 scalar.
+    """
+
+    def __init__(self, counts: Int64[Tensor, "4"], micro_batches: int) -> None:
+        self.labels, self.tokens, self._head_labels, self._head_tokens = counts.unbind()
+        self._passes = micro_batches * parallel.world_size()
+
+    @classmethod
+    def of(
+        cls, batches: Sequence[dict[str, Tensor]], positions: Tensor | None = None
+    ) -> OptimizerStep:
+        """Count the micro-batches of this process, and add up over all processes."""
+        counts = torch.stack([_counts(batch, positions) for batch in batches]).sum(0)
+        return cls(parallel.over_processes(counts), len(batches))
+
+    def loss_arguments(self, model: Any) -> dict[str, Any]:
+        """Return what makes a decoder divide its loss by the step's count, if it can do that."""
+        return {"num_items_in_batch": self.labels.clamp_min(1)} if divides_by_count(model) else {}
+
+    def share_of_ce(self, model: Any, ce: Tensor, labels: Tensor) -> Tensor:
+        """Return what one forward pass contributes to the step's cross-entropy."""
+        if divides_by_count(model):
+            return ce
+        return ce * ((labels[:, 1:] != NO_LABEL).sum() / self.labels.clamp_min(1))
+
+    def shares(self, parts: dict[str, Tensor], states: States) -> dict[str, Tensor]:
+        """Return what the head's losses on one forward pass contribute to those of the step."""
+        own_tokens = len(states.z) if states.mask is None else states.mask.sum()
+        own_labels = 0 if states.labels is None else (states.labels != NO_LABEL).sum()
+        share = {
+            "tokens": own_tokens / self._head_tokens.clamp_min(1),
+            "labels": own_labels / self._head_labels.clamp_min(1),
+            "passes": 1 / self._passes,
+        }
+        return {name: part * share[MEAN_OVER[name]] for name, part in parts.items()}
+
+
+def divides_by_count(model: Any) -> bool:
+    """Say whether a decoder's own loss is Σ / ``num_items_in_batch`` where that is given.
+
+    This is Trainer's criterion, but a router's loss is a mean in any case.
+    """
+    if getattr(model.config, "output_router_logits", False):
+        return False
+    declared = getattr(model, "accepts_loss_kwargs", None)
+    if declared is not None:
+        return bool(declared)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _counts(batch: dict[str, Tensor], positions: Tensor | None) -> Int64[Tensor, "4"]:
+    """Return predictions and tokens of a micro-batch, and of what the head trains on."""
+    ids = batch["input_ids"]
+    mask = batch.get("token_mask", batch.get("attention_mask"))
+    tokens = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    labels = following(batch["labels"]) != NO_LABEL
+    counted = [labels, tokens]
+    counted += counted if positions is None else [labels[:, positions], tokens[:, positions]]
+    return torch.stack([one.sum() for one in counted])

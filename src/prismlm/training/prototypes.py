@@ -1,0 +1,214 @@
+"""The prototypes of a head over a run: placed on hidden states, brought in slowly, revived.
+
+Prototypes drawn at random pull the representation together early, and it never recovers; placed
+on states that the model already forms they cost next to nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import TrainerCallback, TrainerState
+
+from prismlm.corpus.packing import PackedDataset
+from prismlm.errors import InputError
+from prismlm.layers import PrototypeHead
+from prismlm.models.evaluating import evaluating
+from prismlm.models.seam import capture
+from prismlm.models.sidecar import weight_of
+from prismlm.ops.spherical_kmeans import spherical_kmeans
+from prismlm.training import parallel
+from prismlm.training.model import PrismForCausalLM, Usage
+from prismlm.training.recipe import Recipe
+
+ROWS_PER_PASS = 8
+# Few states of one row: states of one document resemble each other.
+STATES_PER_ROW = 16
+# What k-means clusters: more states than this for each prototype place them hardly better.
+STATES_PER_CLUSTER = 8
+KMEANS_ITERATIONS = 10
+
+
+def place_prototypes(
+    model: PrismForCausalLM,
+    rows: PackedDataset,
+    generator: torch.Generator,
+    method: Literal["states", "kmeans", "random"] = "states",
+) -> None:
+    """Set the prototypes, and let the head take part from now on.
+
+    Args:
+        model: the model with its head.
+        rows: the training rows.
+        generator: decides everything random; on the CPU.
+        method: ``states`` puts each on the hidden state of a random training position, as
+            z / (k τ); ``kmeans`` on the centre of a cluster of such states (spherical k-means,
+            with the mean norm of the states); ``random`` leaves them as they were drawn.
+    """
+    head = model.prototype_head
+    if method != "random":
+        count = head.num_prototypes
+        if method == "kmeans":
+            wanted = STATES_PER_CLUSTER * count
+            states = sample_states(model.model, rows, wanted, generator, at_least=count)
+            # The states are in random order already.
+            clusters = spherical_kmeans(states, states[:count], KMEANS_ITERATIONS)
+            states = clusters.centres * states.norm(dim=-1).mean()
+        else:
+            states = sample_states(model.model, rows, count, generator)
+        head.place_on(states.to(head.prototypes.device))
+    model.mark_placed()
+
+
+@torch.no_grad()
+def sample_states(
+    model: Any,
+    rows: PackedDataset,
+    count: int,
+    generator: torch.Generator,
+    *,
+    at_least: int | None = None,
+) -> Float[Tensor, "count d"]:
+    """Return the hidden states of ``count`` distinct positions drawn from random training rows.
+
+    The model runs in evaluation mode; padding is never drawn, and torch's own generator is not
+    used. At most :data:`STATES_PER_ROW` come from one row unless there are too few rows, or more
+    states than prototypes are wanted.
+    """
+    device = weight_of(model).device
+    enough = count if at_least is None else at_least
+    quota = STATES_PER_ROW * -(-count // enough)
+    per_row = max(quota, -(-count // max(1, len(rows))))
+    order = torch.randperm(len(rows), generator=generator).tolist()
+    taken, spare, missing = [], [], count
+    with evaluating(model):
+        for first in range(0, len(order), ROWS_PER_PASS):
+            if missing <= 0:
+                break
+            batch = [rows[index] for index in order[first : first + ROWS_PER_PASS]]
+            for states in _states(model, batch, device):
+                shuffled = states[torch.randperm(len(states), generator=generator)]
+                taken.append(shuffled[:per_row])
+                spare.append(shuffled[per_row:])
+                missing -= len(taken[-1])
+    # Short rows may leave the quota of the others too small.
+    states = torch.cat(taken + spare if missing > 0 else taken)
+    if len(states) < enough:
+        raise InputError(
+            f"the training rows hold {len(states)} positions, and {enough} prototypes are to be "
+            "placed on different ones: use more text or set head.prototypes lower."
+        )
+    return states[:count]
+
+
+def _states(model: Any, batch: list[dict[str, Tensor]], device: torch.device) -> list[Tensor]:
+    """Return the float32 states of each row's tokens, on the CPU: [tokens, d] each."""
+    input_ids = torch.stack([row["input_ids"] for row in batch]).to(device)
+    position_ids = torch.stack([row["position_ids"] for row in batch]).to(device)
+    with capture(model, logits=False) as seen:
+        model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+    z = seen.z.float().cpu()
+    return [z[row][item["token_mask"]] for row, item in enumerate(batch)]
+
+
+@dataclass(eq=False)
+class HeadSchedule(TrainerCallback):
+    """Places the prototypes before a step, raises the weights of their losses and anneals k.
+
+    s(t) = min(1, (t − placed) / (full − placed)),          full = warmup · steps
+    k(t) = max(k, round(k₀ − (k₀ − k) (t − placed) / (last − placed))),   last = anneal_until
+    """
+
+    rows: PackedDataset
+    recipe: Recipe
+
+    def loss_scale(self, step: int, steps: int) -> float:
+        """Return the factor of the head's losses in the step after ``step`` steps."""
+        return progress(step, self.recipe.placing_step, self.recipe.losses.warmup * steps)
+
+    def prototypes_per_token(self, step: int, steps: int) -> int:
+        """Return k in the step after ``step`` steps."""
+        head = self.recipe.head
+        first, final = head.anneal_from, head.prototypes_per_token
+        if first is None:
+            return final
+        done = progress(step, self.recipe.placing_step, head.anneal_until * steps)
+        return round(first + (final - first) * done)
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Place the prototypes when it is time; set the factor, k and the step."""
+        model: PrismForCausalLM = kwargs["model"]
+        step, steps = state.global_step, state.max_steps
+        if step >= self.recipe.placing_step and not model.placed:
+            generator = torch.Generator().manual_seed(self.recipe.seed)
+            place_prototypes(model, self.rows, generator, self.recipe.head.initialise)
+            parallel.broadcast_parameters(model.prototype_head)
+        model.loss_scale = self.loss_scale(step, steps)
+        model.prototypes_per_token = self.prototypes_per_token(step, steps)
+        model.step = step
+
+
+def progress(step: int, first: int, last: float) -> float:
+    """Return how far ``step`` is on the way from ``first`` to ``last``, in [0, 1]."""
+    way = last - first
+    return 1.0 if way <= 0 else min(1.0, max(0.0, (step - first) / way))
+
+
+@torch.no_grad()
+def revive(
+    head: PrototypeHead,
+    usage: Usage,
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+) -> int:
+    """Put unused prototypes onto random ones of the worst states; return how many.
+
+    A revived prototype has the direction of its state and the median norm of those in use. Its
+    moments in the optimizer start anew: none for the direction, the mean of the used for the size,
+    so that its first step is no larger than theirs. With fewer states than unused prototypes, the
+    rest wait.
+    """
+    unused = (usage.counts == 0).nonzero().squeeze(1)
+    worst = usage.worst
+    if worst is None or not len(unused) or not len(worst) or len(unused) == len(usage.counts):
+        return 0
+    chosen = torch.randperm(len(worst), generator=generator)[: len(unused)].to(worst.device)
+    unused = unused[: len(chosen)]
+    states = worst[chosen]
+    prototypes, in_use = head.prototypes, usage.counts > 0
+    norm = prototypes[in_use].norm(dim=-1).median()
+    norms = states.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+    prototypes[unused] = (states / norms * norm).to(prototypes.dtype)
+    moments = optimizer.state.get(prototypes, {})
+    if "exp_avg" in moments:
+        moments["exp_avg"][unused] = 0
+        moments["exp_avg_sq"][unused] = moments["exp_avg_sq"][in_use].mean(0)
+    return len(unused)
+
+
+@dataclass(eq=False)
+class ReviveUnused(TrainerCallback):
+    """Revives, every ``head.revive_every`` steps, the prototypes that none of these used.
+
+    None after ``head.revive_until``: they would not have time to learn. The recipe's seed decides
+    which states; the generator is the head's own.
+    """
+
+    recipe: Recipe
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Revive if it is time."""
+        model, step, recipe = kwargs["model"], state.global_step, self.recipe
+        since, until = step - recipe.placing_step, round(recipe.head.revive_until * recipe.steps)
+        if since <= 0 or since % recipe.head.revive_every or step > until:
+            return
+        generator = torch.Generator().manual_seed(recipe.seed + step)
+        optimizer = kwargs["optimizer"]
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        model.usage.merge()
+        revive(model.prototype_head, model.usage, optimizer, generator)
+        model.usage.reset()

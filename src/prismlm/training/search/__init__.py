@@ -1,1 +1,0 @@
-"""Searching a recipe's hyper-parameters: runs of many recipes, chosen by Optuna."""

@@ -1,0 +1,37 @@
+"""What a cross-entropy is worth."""
+
+import math
+
+import numpy as np
+import pytest
+
+from prismlm.corpus import Corpus
+from prismlm.training.evaluation import unigram_ce, verdict
+
+
+def test_the_cross_entropy_of_guessing_by_frequency(tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    counts = {}
+    for split in ("train", "heldout"):
+        counts[split] = np.zeros(len(corpus.tokenizer))
+        for number in corpus.split(split):
+            for token in corpus.tokens(int(corpus.starts[number]), int(corpus.lengths[number])):
+                counts[split][token] += 1
+    guess = (counts["train"] + 1) / (counts["train"] + 1).sum()
+    expected = -(counts["heldout"] * np.log(guess)).sum() / counts["heldout"].sum()
+    assert unigram_ce(corpus) == pytest.approx(expected)
+    assert 0 < expected < math.log(len(corpus.tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("ce", "evaluations", "said"),
+    [
+        (7.0, (), "has learned nothing yet"),
+        (6.0, (6.5, 6.1), "2.7 times as perplexed"),
+        (6.0, (5.5, 5.54), "2.7 times as perplexed"),
+        (6.0, (5.5, 5.9), "was better on held-out text at step 10:"),
+    ],
+)
+def test_verdicts(ce, evaluations, said):
+    history = [{"step": 10 * n, "eval_ce": one} for n, one in enumerate(evaluations, 1)]
+    assert said in verdict(ce, 7.0, [{"step": 1, "loss": 9.0}, *history])

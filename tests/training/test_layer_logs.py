@@ -1,0 +1,374 @@
+"""What channels and heads do while a model trains: channels.csv and heads.csv."""
+
+import csv
+import json
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from prismlm.corpus import Corpus
+from prismlm.errors import FormatError
+from prismlm.instruments.heads import cross_terms, head_uses, layer_rates, read_states
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.presets import build_config, build_model
+from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
+from prismlm.training.evaluation import HeldOut
+from prismlm.training.layer_logs import (
+    CHANNEL_COLUMNS,
+    EVALUATED,
+    HEAD_COLUMNS,
+    HEAD_FIGURES,
+    PLACE,
+    channels_figures,
+    heads_figures,
+)
+from prismlm.training.setup import prepare
+from prismlm.training.trainer import PrismTrainer
+from tests.helpers import forked
+from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
+from tests.helpers.runs import InterruptAfter
+
+PROTOT = {
+    "preset": "protot-tiny",
+    "hidden_size": 32,
+    "num_channels": 8,
+    "alpha": 0.5,
+    "decay": 0.75,
+    "shared_gate_temperature": 3.0,
+    "gate_temperature": 1.5,
+}
+
+
+SIGNAL_NOISE = {
+    "model_type": "prismlm_signal_noise",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "head_size": 4,
+}
+DRAWN = ("alpha", "tau_write", "half_life_median", "write_use_gini", "read_top_share", "epoch")
+
+
+def with_layers(settings, model, **changes):
+    settings = deepcopy(settings) | {"model": dict(model)} | changes
+    settings["head"]["enabled"] = False
+    settings["evaluation"] |= {"channel_tokens": 300, "attention_head_tokens": 300}
+    return settings
+
+
+@pytest.fixture
+def protot(settings):
+    return with_layers(settings, PROTOT)
+
+
+@pytest.fixture
+def signal_noise(settings):
+    return with_layers(settings, SIGNAL_NOISE, steps=20)
+
+
+@pytest.fixture(scope="module")
+def straight(same_settings, tmp_path_factory):
+    """The run of `protot`, without a stop."""
+    out = tmp_path_factory.mktemp("straight") / "model"
+    return train(build_recipe(with_layers(same_settings, PROTOT, out=str(out))))
+
+
+@pytest.fixture(scope="module")
+def with_heads(same_settings, tmp_path_factory):
+    """The run of `signal_noise`."""
+    out = tmp_path_factory.mktemp("heads") / "model"
+    return train(build_recipe(with_layers(same_settings, SIGNAL_NOISE, steps=20, out=str(out))))
+
+
+def read(out, file="channels.csv"):
+    with (out / file).open() as opened:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(opened)]
+
+
+def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight):
+    result = straight
+    rows = read(result.directory)
+    assert tuple(rows[0]) == (*PLACE, *CHANNEL_COLUMNS, *EVALUATED)
+    assert [(row["step"], row["layer"]) for row in rows] == [
+        (step, layer) for step in (10, 20, 30) for layer in (0, 1)
+    ]
+    evaluated = {row["step"]: row for row in result.history if "eval_ce" in row}
+    for row in rows:
+        step = int(row["step"])
+        ce = result.ce if step == 30 else evaluated[step]["eval_ce"]
+        assert row["ce"] == ce
+        assert row["perplexity"] == pytest.approx(math.exp(ce))
+        assert 300 <= row["gate_tokens"] < 400
+        for gate in ("write", "read"):
+            assert 0 <= row[f"{gate}_use_gini"] <= row[f"{gate}_gini"] <= 7 / 8
+            assert 1 / 8 <= row[f"{gate}_top_channel_share"] <= row[f"{gate}_top_share"] <= 1
+    assert rows[-1]["ce_tokens"] > rows[0]["ce_tokens"] > 0
+    seen = next(row["tokens"] for row in result.history if row["step"] == 20 and "tokens" in row)
+    text = prepare(build_recipe(protot)).rows.num_tokens
+    assert [row["epoch"] for row in rows[2:4]] == [seen / text] * 2
+    assert rows[-1]["epoch"] == result.tokens / text
+
+
+def test_what_the_last_rows_say_is_what_the_saved_model_holds(straight):
+    first, second = read(straight.directory)[-2:]
+    saved = load_file(straight.directory / "model.safetensors")
+    for layer, row in enumerate((first, second)):
+        own = {
+            name: saved[f"model.layers.{layer}.mixer.{name}"]
+            for name in ("alpha", "log_write_temperature", "decay_logits")
+        }
+        assert row["alpha"] == pytest.approx(own["alpha"].item(), rel=1e-6)
+        assert row["tau_write"] == pytest.approx(own["log_write_temperature"].exp().item())
+        lives = -math.log(2) / own["decay_logits"].double().sigmoid().log()
+        for name, value in (("min", lives.min()), ("max", lives.max())):
+            assert row[f"half_life_{name}"] == pytest.approx(value.item(), rel=1e-5)
+    # Layer 0 shares its gates, and only there is one temperature both.
+    assert first["tau_read"] == first["tau_write"]
+    assert first["read_gini"] == first["write_gini"]
+    other = saved["model.layers.1.mixer.log_read_temperature"].exp().item()
+    assert second["tau_read"] == pytest.approx(other)
+    assert second["read_gini"] != second["write_gini"]
+
+
+def untrained(settings, corpus):
+    """Return the figures that a model has before its training."""
+    opened = Corpus.open(corpus)
+    model = build_model(build_config(settings, len(opened.tokenizer), opened.eos_token_id))
+    return channels_figures(model, HeldOut(opened, 32, 0).batches(100))
+
+
+def test_at_the_start_the_rows_are_the_configuration(tiny_corpus):
+    first, second = untrained(PROTOT, tiny_corpus)
+    # −ln 2 / ln ¾ = 2.409 positions.
+    expected = {"alpha": 0.5, "half_life_min": 2.409421, "half_life_median": 2.409421}
+    for row, temperature in ((first, 3.0), (second, 1.5)):
+        for name, value in (
+            expected | dict.fromkeys(("tau_write", "tau_read"), temperature)
+        ).items():
+            assert row[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_decays_by_token_have_no_half_lives(tiny_corpus):
+    for row in untrained(PROTOT | {"decay_mode": "token"}, tiny_corpus):
+        missing = {name for name, value in row.items() if math.isnan(value)}
+        assert missing == {f"half_life_{name}" for name in ("min", "q25", "median", "q75", "max")}
+
+
+def test_no_rows_are_written_of_a_model_without_mixers_and_heads(settings):
+    llama = settings | {"model": {"preset": "llama-tiny"}, "steps": 6}
+    out = train(build_recipe(llama)).directory
+    assert not {"channels.csv", "heads.csv", "heads.json"} & {path.name for path in out.iterdir()}
+
+
+@pytest.mark.parametrize("kind", ["protot", "signal_noise"])
+def test_reading_changes_no_weight_and_can_be_left_out(request, kind):
+    settings = request.getfixturevalue(kind)
+    with_rows = request.getfixturevalue("straight" if kind == "protot" else "with_heads")
+    settings["evaluation"] |= {"channel_tokens": 0, "attention_head_tokens": 0}
+    out = train(build_recipe(settings)).directory
+    assert not {"channels.csv", "heads.csv"} & {path.name for path in out.iterdir()}
+    first, second = (load_file(o / "model.safetensors") for o in (with_rows.directory, out))
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+@pytest.mark.parametrize("stop_at", [5, 13])
+def test_a_resumed_run_has_the_rows_of_the_straight_one_and_draws_them(protot, straight, stop_at):
+    from tensorboard.backend.event_processing import event_accumulator
+
+    protot["logging"]["tensorboard"] = True
+    recipe = build_recipe(protot)
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, progress=InterruptAfter(stop_at))
+    train(recipe, resume=True)
+    rows = read(recipe.out)
+    assert rows == read(straight.directory)
+    # A finished run measures its end again.
+    train(recipe, resume=True)
+    assert read(recipe.out) == rows
+    drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard" / "channels"))
+    drawn.Reload()
+    for layer in (0, 1):
+        for name in DRAWN:
+            events = drawn.Scalars(f"layer {layer}/{name}")
+            expected = [(row["step"], row[name]) for row in rows if row["layer"] == layer]
+            assert [event.step for event in events] == [step for step, _ in expected]
+            values = [value for _, value in expected]
+            assert [event.value for event in events] == pytest.approx(values, rel=1e-5)
+
+
+def test_a_foreign_file_is_not_overwritten(protot):
+    recipe = build_recipe(protot)
+    with pytest.raises(TrainingInterrupted):
+        train(recipe, progress=InterruptAfter(12))
+    file = recipe.out / "channels.csv"
+    file.write_text("step,mine\n1,2\n")
+    with pytest.raises(FormatError, match=r"channels\.csv .* Move it away"):
+        train(recipe, resume=True)
+    assert file.read_text() == "step,mine\n1,2\n"
+
+
+def mean_of(uses, layer, group, name):
+    values = [u[name] for u in uses.rows if (u["layer"], u["group"]) == (layer, group)]
+    assert len(values) == 4
+    return sum(values) / 4
+
+
+def test_the_rows_are_what_the_instruments_say_of_the_saved_model(with_heads, tiny_corpus):
+    result = with_heads
+    rows = read(result.directory, "heads.csv")
+    assert tuple(rows[0]) == (*PLACE, *HEAD_COLUMNS, *EVALUATED)
+    assert [(row["step"], row["layer"]) for row in rows] == [(10, 0), (10, 1), (20, 0), (20, 1)]
+    model, _ = read_checkpoint(result.directory)
+    heldout = HeldOut(Corpus.open(tiny_corpus), 32, 0)
+    states = read_states(model, heldout.batches(300))
+    rates, terms = layer_rates(states).rows, cross_terms(states, length=32).rows[0]["layers"]
+    uses = head_uses(model, heldout.batches(300))
+    for layer, own, row in zip(rates, terms, rows[2:], strict=True):
+        found = [row[f"cross_{n}"] for n in ("signal_noise", "signal_signal", "noise_noise")]
+        expected = [own[name] for name in ("signal_noise", "signal_signal", "noise_noise")]
+        assert found == pytest.approx(expected, rel=1e-5)
+        assert row["cross_normalised"] == pytest.approx(own["normalised"], rel=1e-5)
+        assert row["noise_weight"] == pytest.approx(0.1)
+        assert row["difference"] == pytest.approx(layer["before"]["difference"], rel=1e-5)
+        assert row["gain"] == pytest.approx(layer["gain"], rel=1e-4)
+        assert row["incoherence"] == pytest.approx(layer["incoherence"]["own"], rel=1e-6)
+        for group, name in (
+            ("noise", "entropy"),
+            *(("signal", name) for name in ("distance", "self_share", "first_share")),
+        ):
+            assert row[f"{group}_{name}"] == pytest.approx(
+                mean_of(uses, layer["layer"], group, name), rel=1e-5
+            )
+    assert rows[0]["noise_weight"] < 0.1
+    assert rows[2]["ce"] == result.ce
+
+
+def test_at_the_end_the_rest_is_in_a_report(with_heads):
+    report = json.loads((with_heads.directory / "heads.json").read_text())
+    assert report["options"]["trained_length"] == 32
+    assert [len(report[name]["rows"]) for name in ("rates", "cross_terms")] == [2, 13]
+    own = report["cross_terms"]["rows"][0]
+    assert own["ratio"] == "own"
+    # Scaling of the base leaves the first pairs of both groups alike.
+    assert own["denominator"] == {"value": 0.0, "n": 1, "m": 1}
+    assert own["later_denominator"]["value"] > 0
+    buckets = report["loss"]["rows"]
+    assert (buckets[0]["low"], buckets[-1]["high"]) == (1, 63)
+    assert all(math.isfinite(bucket["loss"]) for bucket in buckets)
+    beyond = [bucket for bucket in buckets if bucket["low"] >= 32]
+    assert beyond
+    assert all(math.isfinite(bucket["difference"]) for bucket in beyond)
+
+
+def test_gradients_of_layers_are_those_before_clipping(signal_noise, monkeypatch):
+    """Their norms and that of the rest make up the one that the history has."""
+    signal_noise["optimizer"] |= {"max_grad_norm": 1e-3}
+    signal_noise["logging"]["every"] = 1
+    outside = []
+    clip = PrismTrainer._clip_grad_norm
+
+    def noted(self, model):
+        if self.state.global_step in (9, 19):
+            decoder = self.model.model
+            inside = {id(p) for p in decoder.model.layers.parameters()}
+            rest = [p.grad for p in decoder.parameters() if id(p) not in inside]
+            outside.append(sum(float(grad.square().sum()) for grad in rest))
+        return clip(self, model)
+
+    monkeypatch.setattr(PrismTrainer, "_clip_grad_norm", noted)
+    result = train(build_recipe(signal_noise))
+    whole = {row["step"]: row["grad_norm"] for row in result.history if "grad_norm" in row}
+    rows = read(result.directory, "heads.csv")
+    for step, rest in zip((10, 20), outside, strict=True):
+        layers = [row["gradient_norm"] for row in rows if row["step"] == step]
+        assert len(layers) == 2
+        assert sum(norm**2 for norm in layers) + rest == pytest.approx(whole[step] ** 2, rel=1e-4)
+        assert whole[step] > 1e-2
+
+
+def test_reading_takes_one_forward_pass_without_logits(tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    model = make_signal_noise(len(corpus.tokenizer))
+    heldout = HeldOut(corpus, 32, 0)
+    calls, logits = [], []
+    model.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    model.lm_head.register_forward_pre_hook(lambda *_: logits.append(1))
+    rows = heads_figures(model, heldout.batches(9000), 32, [math.nan] * 2)
+    assert len(calls) == len(list(heldout.batches(9000))) > 1
+    assert not logits
+    assert all(math.isnan(row["gradient_norm"]) for row in rows)
+
+
+COMPILED = """
+import sys, yaml
+from functools import partial
+from torch._dynamo.backends.debugging import aot_eager
+from prismlm.training import build_recipe, parallel, train
+graphs = []
+def backend(graph, example_inputs):
+    graphs.append(graph)
+    return aot_eager(graph, example_inputs)
+parallel.compile_blocks = partial(parallel.compile_blocks, backend=backend)
+train(build_recipe(yaml.safe_load(open(sys.argv[1]))))
+print(len(graphs))
+"""
+
+
+def test_a_compiled_model_trains_and_is_read_as_one_that_is_not(signal_noise, with_heads, tmp_path):
+    straight, recipe = with_heads.directory, tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(signal_noise | {"compile": True}))
+    # A process of its own: the run-time type checks of the test run cannot be traced.
+    done = forked.run(recipe, code=COMPILED)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 0, "the blocks were compiled"
+    compiled = tmp_path / "model"
+    histories = [(out / "training.jsonl").read_text().splitlines() for out in (compiled, straight)]
+    for one, other in zip(*histories, strict=True):
+        rows = [json.loads(row) for row in (one, other)]
+        losses = [[value for key, value in row.items() if "ce" in key] for row in rows]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for one, other in zip(read(compiled, "heads.csv"), read(straight, "heads.csv"), strict=True):
+        assert one == pytest.approx(other, rel=1e-3)
+    report, expected = (
+        json.loads((out / "heads.json").read_text()) for out in (compiled, straight)
+    )
+    for one, other in zip(report["rates"]["rows"], expected["rates"]["rows"], strict=True):
+        assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
+
+
+def test_short_rows_are_read_from_queries_that_see_all_of_them(signal_noise, tiny_corpus):
+    signal_noise["data"]["length"] = 8
+    out = train(build_recipe(signal_noise)).directory
+    model, _ = read_checkpoint(out)
+    heldout = HeldOut(Corpus.open(tiny_corpus), 8, 0)
+    uses = head_uses(model, heldout.batches(300), least_visible=8)
+    for row in read(out, "heads.csv")[2:]:
+        expected = mean_of(uses, row["layer"], "noise", "entropy")
+        assert row["noise_entropy"] == pytest.approx(expected, rel=1e-5)
+        assert row["attention_tokens"] == uses["tokens"]
+
+
+def test_where_no_query_sees_enough_the_rest_of_the_row_is_there():
+    model = make_signal_noise()
+    batches = [make_batch(*random_rows(9, 12))]
+    for length, nothing in ((12, False), (13, True), (32, True)):
+        for row in heads_figures(model, batches, length, [math.nan] * len(model.model.layers)):
+            assert row["positions"] == 21
+            assert math.isfinite(row["rate"])
+            assert row["attention_tokens"] == (0 if nothing else 21)
+            heads = [row[f"{g}_{n}"] for g in ("signal", "noise") for n in HEAD_FIGURES]
+            assert all(math.isnan(value) == nothing for value in heads)
+
+
+def test_blocks_are_compiled_again_after_a_reading():
+    model = make_signal_noise()
+    parallel.compile_blocks(model, "eager")
+    graphs = [block._compiled_call_impl for block in parallel.blocks(model)]
+    assert None not in graphs
+    with parallel.uncompiled(model):
+        assert all(module._compiled_call_impl is None for module in model.modules())
+    assert [block._compiled_call_impl for block in parallel.blocks(model)] == graphs

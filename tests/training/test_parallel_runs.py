@@ -1,0 +1,272 @@
+"""Two real processes, in DDP and FSDP2, against one with as many rows a step."""
+
+import csv
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from prismlm.errors import InputError
+from prismlm.training import build_recipe, train
+from prismlm.training.parallel import blocks, recompute_activations
+from prismlm.training.training_signal import ShuffledSignal
+from tests.helpers import forked
+from tests.helpers.micro_batches import WEIGHTS, assert_same, split, uneven_rows
+from tests.helpers.spread_runs import (
+    ONE_PASS,
+    TWO_PASSES,
+    assert_same_history,
+    base_settings,
+)
+from tests.helpers.tiny_head import make
+from tests.helpers.two_processes import gradients_of
+
+FAMILIES = {
+    "protot": {"preset": "protot-tiny", "num_channels": 6, "num_hidden_layers": 3},
+    # With parameters that are frozen and in no forward pass.
+    "protot-layout": {
+        "preset": "protot-tiny",
+        "num_channels": 5,
+        "num_hidden_layers": 2,
+        "paper_parameter_layout": True,
+    },
+    "signal-noise": {"preset": "signal-noise-tiny", "head_size": 8, "num_hidden_layers": 2},
+    "deltanet": {"preset": "deltanet", "num_heads": 4, "num_hidden_layers": 2, "dropout": 0.0},
+}
+# Runs of these train uncertainty feedback too.
+FED_BACK = ("fed-back", "fed-back-ddp", "shuffled")
+RUNS = {
+    "ddp": "ddp",
+    "detached": "ddp",
+    "fsdp2": "fsdp2",
+    "protot": "fsdp2",
+    "deltanet": "ddp",
+    "signal-noise": "fsdp2",
+    "fed-back": "fsdp2",
+    "fed-back-ddp": "ddp",
+    "shuffled": "ddp",
+}
+STOPPED = {"fsdp2": 4}
+CODES = torch.arange(-1, 19).view(4, 5)
+
+
+def settings_of(corpus, name):
+    settings = base_settings(corpus) | {"parallel": RUNS[name]}
+    only_ce = settings["losses"] | {"prototype_only_ce": 0.5}
+    if name == "detached":
+        settings["head"] |= {"detach": True, "position_share": 0.5}
+        return settings | {"losses": only_ce, "batch_size": 2, "gradient_accumulation": 2}
+    if name in ("ddp", "fsdp2"):
+        return settings | ({"losses": only_ce} if name == "fsdp2" else {})
+    llama = {"preset": "llama-tiny", "num_attention_heads": 4, "num_key_value_heads": 4}
+    model = {"num_hidden_layers": 2, "hidden_size": 32} | FAMILIES.get(name, llama)
+    settings |= {"model": model, "steps": 8, "checkpoint": {"every": 4}}
+    settings["head"]["detach"] = True
+    settings["gradient_checkpointing"] = RUNS[name] == "fsdp2"
+    settings["evaluation"] = {"every": 3, "tokens": 500, "final_tokens": 800}
+    settings["evaluation"] |= {"channel_tokens": 400, "attention_head_tokens": 400}
+    if name in FED_BACK:
+        signal = "shuffled" if name == "shuffled" else "own"
+        feedback = {"enabled": True, "levels": 64, "rows": 9, "signal": signal}
+        settings["uncertainty_feedback"] = feedback
+    # With seed 0 one gradient of 65,536 is nothing but rounding, of which AdamW makes a step.
+    return settings | {"seed": int(name == "deltanet")}
+
+
+def packed_rows():
+    """Rows of different lengths, two of which hold two documents."""
+    rows = uneven_rows()
+    rows["position_ids"] = rows["position_ids"].clone()
+    rows["position_ids"][0] = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4, 5])
+    rows["position_ids"][4] = torch.tensor([*range(7), 0, 1, 2])
+    return rows
+
+
+def between(rows, bounds):
+    return [{k: v[first:last] for k, v in rows.items()} for first, last in bounds]
+
+
+def plain_jobs():
+    """Return the plain gradients of two processes, whose parts are added up."""
+    return {
+        f"{kind} {name}": (
+            {"weights": WEIGHTS, "detach": kind == "detached"},
+            [between(uneven_rows(), mine) for mine in passes],
+        )
+        for kind in ("attached", "detached")
+        for name, passes in (("once", ONE_PASS), ("twice", TWO_PASSES))
+    }
+
+
+def arguments_of(family):
+    # The head's losses reach the decoder, so that its gradients are of all of them.
+    return {"weights": WEIGHTS, "detach": False, **FAMILIES[family]}
+
+
+def spread_jobs():
+    """Return each family spread in each way; with two micro-batches, and recomputed, for two."""
+    once = [between(packed_rows(), mine) for mine in ONE_PASS]
+    twice = [between(packed_rows(), mine) for mine in TWO_PASSES]
+    jobs = {}
+    for spread in ("ddp", "fsdp2"):
+        for family in FAMILIES:
+            jobs[f"{family} {spread}"] = (arguments_of(family), spread, False, once)
+        for family in ("protot", "deltanet"):
+            jobs[f"{family} {spread} recomputed twice"] = (
+                arguments_of(family),
+                spread,
+                True,
+                twice,
+            )
+    return jobs
+
+
+@pytest.fixture(scope="module")
+def launched(tiny_corpus, tmp_path_factory):
+    """Do everything in one start of two processes."""
+    directory = tmp_path_factory.mktemp("processes")
+    settings = {
+        name: settings_of(tiny_corpus, name) | {"out": str(directory / name)} for name in RUNS
+    }
+    jobs = {
+        "gradients": plain_jobs(),
+        "spread": spread_jobs(),
+        "shuffled": {"codes": CODES.split(2)},
+        "runs": [(name, one, STOPPED.get(name, 0)) for name, one in settings.items()],
+    }
+    (directory / "jobs.pickle").write_bytes(pickle.dumps(jobs))
+    worker = Path(__file__).parents[1] / "helpers" / "two_processes.py"
+    done = forked.run_script(worker, directory)
+    assert done.returncode == 0, done.stderr
+    results = [pickle.loads((directory / f"rank-{i}.pickle").read_bytes()) for i in (0, 1)]
+    return settings, results
+
+
+@pytest.mark.parametrize("kind", ["attached", "detached"])
+@pytest.mark.parametrize(("passes", "sizes"), [("once", [4, 4]), ("twice", [2, 2, 2, 2])])
+def test_two_processes_have_the_gradient_of_one(launched, kind, passes, sizes):
+    model = make(weights=WEIGHTS, detach=kind == "detached")
+    gradients, losses = gradients_of(model, split(uneven_rows(), *sizes))
+    for rank in (0, 1):
+        assert_same(gradients, launched[1][rank][f"{kind} {passes}"][0])
+        assert_same(losses, launched[1][rank][f"{kind} {passes}"][1])
+
+
+@pytest.mark.parametrize("name", spread_jobs())
+def test_a_spread_model_has_the_loss_and_the_gradients_of_a_whole_one(launched, name):
+    arguments, *_, batches = spread_jobs()[name]
+    model = make(**arguments).train()
+    expected, losses = gradients_of_trained(model, [row for own in batches for row in own])
+    for rank in (0, 1):
+        gradients, loss = launched[1][rank][name]
+        torch.testing.assert_close(loss, losses["loss"], rtol=1e-5, atol=1e-6)
+        assert gradients.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(gradients[key], value, rtol=5e-5, atol=5e-7, msg=key)
+    layer = "attention" if name.startswith("signal-noise") else "mixer"
+    assert any(layer in key and value.abs().max() > 1e-5 for key, value in expected.items())
+
+
+def gradients_of_trained(model, batches):
+    """As ``gradients_of``, of a model that may hold parameters without a gradient."""
+    for p in model.parameters():
+        if not p.requires_grad:
+            p.grad = torch.zeros_like(p)
+    gradients, losses = gradients_of(model, batches)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    return {name: gradients[name] for name in trained}, losses
+
+
+def test_two_processes_shuffle_codes_as_one(launched):
+    expected = ShuffledSignal(5)(CODES)
+    found = torch.cat([launched[1][rank]["codes"] for rank in (0, 1)])
+    assert torch.equal(found, expected)
+    # Codes went from one process to the other.
+    assert (found[:2] > CODES[:2].max()).any()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_in_two_processes_is_the_run_in_one(launched, name, tmp_path):
+    settings, (first, second) = launched
+    here = settings[name] | {"out": str(tmp_path / "one"), "parallel": "auto"}
+    # The same passes, one after another: R1 is a mean over them.
+    here["gradient_accumulation"] = 2 * here.get("gradient_accumulation", 1)
+    reference = train(build_recipe(here | {"gradient_checkpointing": False}))
+    history, quality, tokens = first[name]
+    assert_same_history(reference.history, history)
+    assert tokens == second[name][2] == reference.tokens
+    assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
+    plain = name in ("ddp", "detached", "fsdp2")
+    if plain:
+        expected = reference.quality.prototype_only_ce
+        assert quality.prototype_only_ce == pytest.approx(expected, rel=1e-5)
+    out = Path(settings[name]["out"])
+    files = [path.name for path in reference.directory.glob("*.safetensors")]
+    assert len(files) >= 2
+    rtol, atol = (1e-5, 2e-6) if plain else (1e-4, 1e-5)
+    for file in files:
+        ours, theirs = load_file(out / file), load_file(reference.directory / file)
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            torch.testing.assert_close(ours[key], value, rtol=rtol, atol=atol, msg=key)
+    for kind, file in (("protot", "channels.csv"), ("signal-noise", "heads.csv")):
+        if name == kind:
+            assert_same_rows(out / file, reference.directory / file)
+        else:
+            assert not (out / file).exists()
+
+
+def assert_same_rows(first, second):
+    tables = [list(csv.DictReader(file.read_text().splitlines())) for file in (first, second)]
+    assert [row["step"] for row in tables[0]] == [
+        str(step) for step in (3, 6, 8) for _ in range(len(tables[0]) // 3)
+    ]
+    for ours, theirs in zip(*tables, strict=True):
+        for name, value in theirs.items():
+            assert float(ours[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+
+
+def test_both_processes_stopped_at_the_same_step_and_one_wrote(launched):
+    settings, results = launched
+    stopped = [each["fsdp2 stopped"] for each in results]
+    assert stopped[0] == stopped[1]
+    assert stopped[0] in ("checkpoint-4", "checkpoint-5")
+    out = Path(settings["ddp"]["out"])
+    checkpoints = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert checkpoints == ["checkpoint-12", "checkpoint-6"]
+    rows = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
+    assert rows == results[0]["ddp"][0]
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    assert (out / "checkpoints" / "checkpoint-12" / "rng_state_1.pth").is_file()
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_another_number_of_processes_does_not_resume(launched):
+    with pytest.raises(InputError, match="processes: 2 → 1"):
+        train(build_recipe(launched[0]["ddp"]), resume=True)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout):
+    """With dropout too: the second pass draws what the first drew."""
+    found, calls = [], []
+    for recompute in (False, True):
+        model = make(**arguments_of(family) | {"dropout": dropout}).train()
+        if recompute:
+            recompute_activations(model.model)
+        runs = []
+        block = blocks(model.model)[0]
+        inner = block.attention if family == "signal-noise" else block.mixer
+        inner.register_forward_hook(lambda *_, runs=runs: runs.append(1))
+        torch.manual_seed(5)
+        found.append(gradients_of_trained(model, [packed_rows()]))
+        calls.append(len(runs))
+    assert calls == [1, 2]
+    (plain, losses), (again, repeated) = found
+    torch.testing.assert_close(losses, repeated)
+    for name, value in plain.items():
+        torch.testing.assert_close(again[name], value, rtol=1e-5, atol=1e-7, msg=name)

@@ -1,0 +1,387 @@
+"""Searches for hyper-parameters: what may be chosen from, and real trials, stopped and resumed."""
+
+import csv
+import json
+import os
+import re
+import signal
+import statistics
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from prismlm.cli.app import app
+from prismlm.errors import InputError, PrismError
+from prismlm.run_state import locked
+from prismlm.training import (
+    TrainingInterrupted,
+    build_recipe,
+    estimate_search,
+    load_recipe,
+    search,
+    train,
+)
+from prismlm.training.recipe import Range
+from prismlm.training.recipe_file import check_space, recipe_with, takes_whole_numbers
+from prismlm.training.search import check_search
+from tests.helpers.toy_search import SPACE, settings_of, with_search
+
+
+@pytest.fixture
+def toy(tiny_corpus, tmp_path):
+    return settings_of(tiny_corpus, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        ({"optimizer.learning_rat": [1e-3, 1e-2]}, "Did you mean 'optimizer.learning_rate'?"),
+        ({"model.num_chanels": [4, 8]}, "Did you mean 'num_channels'?"),
+        ({"model": [4, 8]}, "no recipe key 'model'"),
+        ({"optimizer.learning_rate": {"low": 1e-3, "high": 1e-3}}, "is empty: low is 0.001"),
+        ({"optimizer.learning_rate": {"low": 1e-2, "high": 1e-3}}, "low < high"),
+        ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "has to be above 0"),
+        ({"optimizer.learning_rate": {"low": -1, "high": 1, "log": True}}, "has to be above 0"),
+        ({"optimizer.learning_rate": {"lo": 1, "high": 2}}, "lo: Extra inputs are not permitted"),
+        ({"optimizer.learning_rate": {"low": 1e-3}}, "learning_rate.high: Field required"),
+        ({"optimizer.learning_rate": {"low": -1.0, "high": 1.0}}, "learning_rate is -1.0"),
+        ({"optimizer.learning_rate": 3e-3}, "expected a list of choices, or a range"),
+        ({"batch_size": [4]}, "at least two choices, all different"),
+        ({"batch_size": [4, 4]}, "at least two choices, all different"),
+        ({"batch_size": []}, "at least two choices"),
+        ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
+        ({"batch_size": [[4], [8]]}, "finite number, a text, true or false"),
+        ({"optimizer.schedule": ["cosine", "steps"]}, "optimizer.schedule is 'steps'"),
+        ({"seed": [1, 2]}, "search.seeds says how many"),
+        ({"data.length": [32, 64]}, "in windows of it"),
+        ({"evaluation.final_tokens": [10, 20]}, "cannot be searched over"),
+        ({}, "search.space"),
+    ],
+)
+def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
+    with pytest.raises(InputError) as error:
+        build_recipe(with_search(toy, space=space), "recipe.yaml")
+    assert expected in str(error.value)
+    assert "recipe.yaml" in str(error.value)
+    assert "search" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "whole"),
+    [
+        ("batch_size", True),
+        ("head.anneal_from", True),
+        ("model.num_channels", True),
+        ("optimizer.weight_decay", False),
+        ("noise_weight.initial", False),
+    ],
+)
+def test_a_range_is_of_whole_numbers_where_its_key_is(toy, key, whole):
+    assert takes_whole_numbers(build_recipe(toy), key, Range(low=0, high=1)) == whole
+
+
+def test_what_cannot_change_the_objective_is_not_searched(toy):
+    settings = with_search(toy, space={"head.scale": [1.0, 2.0]})
+    # The plain run takes the recipe as it is.
+    recipe = build_recipe(settings)
+    for refuses in (search, estimate_search):
+        with pytest.raises(InputError, match="nothing of the head reaches the model"):
+            refuses(recipe)
+    reaching = {"enabled": True, "detach": False}
+    check_search(build_recipe(settings | {"head": settings["head"] | reaching}), resume=False)
+    also = {"head.detach": [True, False], "head.scale": [1.0, 2.0]}
+    check_search(build_recipe(with_search(toy, space=also)), resume=False)
+
+
+def test_wrong_settings_of_a_search_are_named(toy):
+    for change, expected in (
+        ({"trials": 0}, "search.trials is 0"),
+        ({"seed": 3}, "there is no setting 'search.seed'. Did you mean 'seeds'?"),
+        ({"sampler": "gp"}, "search.sampler is 'gp'"),
+    ):
+        with pytest.raises(InputError) as error:
+            build_recipe(with_search(toy, **change))
+        assert expected in str(error.value)
+
+
+def test_a_recipe_without_a_section_is_searched_as_the_source_did(toy):
+    del toy["search"]
+    recipe = build_recipe(toy)
+    section = recipe.search
+    assert (section.trials, section.startup_trials, section.seeds) == (50, 15, 3)
+    assert section.sampler == "botorch"
+    assert section.space == {
+        "batch_size": [32, 64, 128],
+        "optimizer.learning_rate": {"low": 3e-5, "high": 3e-2, "log": True},
+    }
+    check_space(recipe)
+    assert "search" not in recipe.to_dict()
+
+
+def test_trials_of_other_batches_train_on_as_many_positions(toy):
+    toy |= {"steps": 400, "checkpoint": {"every": 100}, "evaluation": {"every": 50}}
+    toy["head"] |= {"enabled": True, "detach": False, "initialise_at_step": 30}
+    recipe = build_recipe(toy)
+    larger = recipe_with(recipe, {"batch_size": 8})
+    assert larger.positions_per_step * larger.steps == recipe.positions_per_step * recipe.steps
+    assert (larger.steps, larger.checkpoint.every, larger.evaluation.every) == (200, 50, 25)
+    assert larger.head.initialise_at_step == 15
+    # So short a run has its prototypes placed before its only step.
+    short = build_recipe(toy | {"steps": 5, "head": toy["head"] | {"initialise_at_step": 4}})
+    tiny = recipe_with(short, {"batch_size": 32})
+    assert (tiny.steps, tiny.head.initialise_at_step) == (1, 0)
+    assert recipe_with(recipe, {"gradient_accumulation": 2, "batch_size": 2}).steps == 400
+    assert recipe_with(recipe, {"steps": 100, "batch_size": 8}).steps == 100
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_corpus, tmp_path_factory):
+    """A whole search: the recipe, its result and the trials that were told."""
+    recipe = build_recipe(settings_of(tiny_corpus, tmp_path_factory.mktemp("straight") / "out"))
+    finished = []
+    return recipe, search(recipe, on_trial=finished.append), finished
+
+
+def outcomes(result):
+    return [(trial.values, trial.ce, trial.seeds) for trial in result.trials]
+
+
+def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_best(straight):
+    recipe, result, finished = straight
+    directory = recipe.out / "search"
+    assert finished == list(result.trials)
+    assert [trial.number for trial in result.trials] == [0, 1, 2]
+    for trial in result.trials:
+        assert trial.values["batch_size"] in (4, 8)
+        assert 1e-3 <= trial.values["optimizer.learning_rate"] <= 3e-2
+        assert [seed.seed for seed in trial.seeds] == [0, 1]
+        assert trial.ce == statistics.fmean(seed.ce for seed in trial.seeds)
+        assert trial.seeds[0].ce != trial.seeds[1].ce
+        assert trial.seeds[0].steps == 32 // trial.values["batch_size"]
+    assert result.best.ce == min(trial.ce for trial in result.trials)
+
+    best = load_recipe(result.best_recipe)
+    assert best.optimizer.learning_rate == result.best.values["optimizer.learning_rate"]
+    assert best.batch_size == result.best.values["batch_size"]
+    assert best.out == recipe.out / "best"
+    # The same run as the first of the trial.
+    assert train(best).ce == result.best.seeds[0].ce
+
+    saved = json.loads((directory / "search.json").read_text())
+    assert saved["trials"] == json.loads(json.dumps([trial.to_dict() for trial in result.trials]))
+    assert saved["best"]["trial"] == result.best.number
+    assert saved["search"]["space"] == SPACE
+    assert {"optuna", "botorch"} <= saved["versions"].keys()
+    with (directory / "search.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["ce"]) for row in rows] == [trial.ce for trial in result.trials]
+    assert rows[0]["batch_size"] == str(result.trials[0].values["batch_size"])
+
+    runs = sorted(directory.glob("trials/*/seed-*"))
+    assert len(runs) == 6
+    for run in runs:
+        names = {path.name for path in run.iterdir()}
+        assert names == {"training.json", "training.jsonl", "channels.csv"}
+
+
+def test_the_study_is_one_that_optuna_reads(toy):
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    result = search(build_recipe(with_search(toy, sampler="tpe", trials=2, seeds=1)))
+    backend = JournalFileBackend(str(result.directory / "study.journal"))
+    study = optuna.load_study(study_name="prismlm", storage=optuna.storages.JournalStorage(backend))
+    assert [trial.value for trial in study.trials] == [trial.ce for trial in result.trials]
+    assert study.best_trial.params == result.best.values
+    assert not list(result.directory.glob("*.lock*"))
+
+
+def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(toy, straight):
+    drawn = {"botorch": [trial.values for trial in straight[1].trials]}
+    settings = with_search(toy, sampler="random", seeds=1)
+    drawn["random"] = [trial.values for trial in search(build_recipe(settings)).trials]
+    assert drawn["botorch"][:2] == drawn["random"][:2]
+    assert drawn["botorch"][2] != drawn["random"][2]
+    rates = [values["optimizer.learning_rate"] for values in drawn["random"]]
+    assert len(set(rates)) == 3
+
+
+def diverging(settings, *rates):
+    return with_search(
+        settings, sampler="random", seeds=2, space={"optimizer.learning_rate": list(rates)}
+    )
+
+
+@pytest.mark.parametrize("mode", ["channel", "token"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_trial_that_diverges_has_failed_and_the_search_goes_on(toy, mode, every):
+    toy["model"]["decay_mode"] = mode
+    toy["evaluation"]["every"] = every
+    # With this seed the first two draws are the first choice, and the third is the other.
+    result = search(build_recipe(diverging(toy, 1e30, 3e-3) | {"seed": 3}))
+    by_rate = {trial.values["optimizer.learning_rate"]: trial for trial in result.trials}
+    assert by_rate.keys() == {1e30, 3e-3}
+    bad, good = by_rate[1e30], by_rate[3e-3]
+    assert [t.to_dict()["state"] for t in (bad, good)] == ["failed", "complete"]
+    assert bad.ce is None
+    assert "not finite" in bad.failed or "nan" in bad.failed
+    # The other seed could not have made it a mean.
+    assert len(bad.seeds) == 1
+    assert result.best.values == good.values
+    assert json.loads((result.directory / "search.json").read_text())["trials"]
+
+
+def test_if_every_trial_fails_the_search_says_so(toy):
+    settings = diverging(toy, 1e30, 1e31)
+    settings["search"]["trials"] = 2
+    with pytest.raises(PrismError, match=r"all 2 trials failed.*lower learning rates"):
+        search(build_recipe(settings))
+    out = Path(settings["out"]) / "search"
+    assert len(json.loads((out / "search.json").read_text())["trials"]) == 2
+    assert not (out / "best.yaml").exists()
+
+
+class StopInTrial:
+    """Presses Ctrl-C after the first step of a trial."""
+
+    def __init__(self, number):
+        self.name, self.stopping = f"trial {number}, seed 0", False
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        self.stopping = description == self.name
+        yield self
+
+    def advance(self, amount=1):
+        if self.stopping:
+            self.stopping = False
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def note(self, text):
+        pass
+
+
+def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(toy, tmp_path):
+    settings = with_search(toy, sampler="random", seeds=1)
+    straight = search(build_recipe(settings | {"out": str(tmp_path / "straight")}))
+    recipe = build_recipe(settings)
+    with pytest.raises(TrainingInterrupted):
+        search(recipe, progress=StopInTrial(1))
+    first = recipe.out / "search" / "trials" / "0000" / "seed-0" / "training.jsonl"
+    written = first.stat().st_mtime_ns
+    resumed = search(recipe, resume=True)
+    assert outcomes(resumed) == outcomes(straight)
+    assert first.stat().st_mtime_ns == written
+    longer = search(build_recipe(with_search(settings, trials=4)), resume=True)
+    assert outcomes(longer)[:3] == outcomes(straight)
+    assert len(longer.trials) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"search": {"sampler": "random"}}, "search.sampler: tpe → random"),
+        ({"search": {"space": {"batch_size": [4, 16]}}}, "search.space"),
+        ({"steps": 9}, "steps: 8 → 9"),
+    ],
+)
+def test_another_search_is_not_resumed_and_the_difference_is_named(toy, change, expected):
+    settings = with_search(toy, sampler="tpe", trials=1, seeds=1)
+    search(build_recipe(settings))
+    own = dict(change)
+    changed = with_search(settings, **own.pop("search", {})) | own
+    with pytest.raises(InputError, match="begun as another search") as error:
+        search(build_recipe(changed), resume=True)
+    assert expected in str(error.value)
+
+
+def test_whole_numbers_stay_whole_and_others_do_not(toy):
+    toy["search"] |= {
+        "sampler": "random",
+        "trials": 2,
+        "seeds": 1,
+        "space": {
+            "model.num_channels": {"low": 2, "high": 64, "log": True},
+            "optimizer.weight_decay": {"low": 0, "high": 1},
+        },
+    }
+    toy["steps"] = 2
+    for trial in search(build_recipe(toy)).trials:
+        assert isinstance(trial.values["model.num_channels"], int)
+        assert trial.values["optimizer.weight_decay"] not in (0, 1)
+
+
+def test_what_is_in_the_way_is_named(toy, tmp_path, monkeypatch):
+    recipe = build_recipe(with_search(toy, trials=1, seeds=1, sampler="random"))
+    directory = recipe.out / "search"
+    directory.mkdir(parents=True)
+    with (
+        locked(directory / ".lock"),
+        pytest.raises(InputError, match="written to by another process"),
+    ):
+        search(recipe)
+    (recipe.out / "thesis.tex").write_text("mine")
+    with pytest.raises(InputError, match="holds no search"):
+        search(recipe, resume=True)
+    (recipe.out / "thesis.tex").unlink()
+    search(recipe)
+    with pytest.raises(InputError, match=r"holds a search.*best\.yaml"):
+        train(recipe)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="without torchrun"):
+        search(recipe, resume=True)
+
+
+def test_too_little_text_for_the_largest_batch_is_said_before_the_first_trial(toy):
+    settings = with_search(toy, space={"batch_size": [4, 100_000]})
+    with pytest.raises(InputError, match="lower batch_size"):
+        search(build_recipe(settings))
+    assert not Path(settings["out"]).exists()
+
+
+@pytest.mark.parametrize(("missing", "sampler"), [("optuna", "random"), ("botorch", "botorch")])
+def test_a_missing_package_names_the_extra(toy, monkeypatch, missing, sampler):
+    monkeypatch.setitem(sys.modules, missing, None)
+    recipe = build_recipe(with_search(toy, sampler=sampler))
+    with pytest.raises(InputError, match=rf"{missing}.*pip install 'prismlm\[search\]'"):
+        search(recipe)
+    assert not recipe.out.exists()
+
+
+def written(settings, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def test_the_command_prints_a_table_or_one_json_document(toy, tmp_path):
+    path = written(with_search(toy, sampler="random", trials=2, seeds=1), tmp_path)
+    dry = CliRunner().invoke(app, ["train", str(path), "--search", "--dry-run", "--json"])
+    assert json.loads(dry.stdout)["runs"] == 2
+    shown = CliRunner().invoke(app, ["train", str(path), "--search"])
+    assert shown.exit_code == 0, shown.output
+    assert "2 trials, 0 failed" in shown.stdout
+    assert "prismlm train" in shown.stdout
+    assert "best.yaml" in shown.stdout
+    assert "trial 1 (" in shown.stderr
+    again = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--json"])
+    document = json.loads(again.stdout)
+    assert [trial["trial"] for trial in document["trials"]] == [0, 1]
+    refused = CliRunner().invoke(app, ["train", str(path), "--search"])
+    assert refused.exit_code == 2
+    assert "--resume" in refused.stderr
+    left = CliRunner().invoke(app, ["train", str(path), "--search", "--resume", "--dry-run"])
+    assert re.search(r"trials left +0\b", left.stdout)
+
+
+def test_the_estimate_counts_every_run_and_writes_nothing(toy):
+    recipe = build_recipe(toy | {"steps": 64})
+    expected = estimate_search(recipe)
+    assert (expected.trials, expected.trials_left, expected.runs) == (3, 3, 6)
+    assert expected.run.steps == 64
+    assert expected.seconds == pytest.approx(6 * expected.run.seconds)
+    assert not recipe.out.exists()
