@@ -36,7 +36,6 @@ from prismlm.demo.fetched import ADAPTER, LENS, SHIPPED
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.files import read_json
 from prismlm.index import layout
-from prismlm.index.suffixes import CHECKSUMS_FILE
 from prismlm.labels.map import map_lens
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.training import AttachOptions, FitOptions, attach
@@ -54,7 +53,7 @@ OPTIONS = AttachOptions(
 # The time of every member, so that the same files make the same archive.
 STAMP = (2026, 1, 1, 0, 0, 0)
 # Made anew where it is unpacked, from the cells.
-LEFT_OUT = (layout.CONTEXTS_FILE, CHECKSUMS_FILE)
+LEFT_OUT = (layout.CONTEXTS_FILE,)
 
 
 def main() -> None:

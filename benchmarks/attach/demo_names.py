@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,9 +50,7 @@ class ReadNames:
         """Return the label of each prototype that was answered for."""
         return {number: _label(answer) for number, answer in self.answers.items()}
 
-    def report(
-        self, made: Made, labels: Mapping[int, Label], progress: Reporter = SILENT
-    ) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """Return how many were answered for."""
         return {"answers": len(self.answers)}
 

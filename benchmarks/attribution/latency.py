@@ -33,8 +33,7 @@ from prismlm.explain.positions import DocumentsSoFar
 from prismlm.files import read_json
 from prismlm.index import layout
 from prismlm.index.lens import Lens
-from prismlm.index.sort_cells import write_cells
-from prismlm.index.spool import Spool
+from prismlm.index.sort_cells import Spool, write_cells
 from prismlm.progress import SILENT
 
 DOCUMENTS, DOCUMENT_TOKENS = 200_000, 100_000

@@ -27,11 +27,10 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.__main__ import set_environment
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
-from prismlm.corpus.windows import block_passes
+from prismlm.corpus.windows import block_passes, read_block
 from prismlm.files import read_json, write_json
 from prismlm.index import scan as index_scan
 from prismlm.index.build import IndexOptions, build_index
-from prismlm.index.spool import Spool
 from prismlm.index.states import predicting
 from prismlm.index.suffixes import has_suffixes
 from prismlm.layers import PrototypeHead
@@ -86,16 +85,15 @@ def measure_ratio(
     text = Corpus.open(corpus)
     options = IndexOptions(contexts=64, window=256, stride=192, bf16=bf16)
     given = index_scan.ScanInput(plain, head, text, options)
-    scan = index_scan.Scan.empty(given)
     autocast = torch.autocast(plain.device.type, torch.bfloat16, enabled=bf16)
     work = tempfile.TemporaryDirectory()
-    scan.spool = Spool(Path(work.name, "positions"), head.width)
+    scan, order, slot = index_scan.Scan.empty(given, Path(work.name)), given.order, 0
     seconds: list[tuple[float, float, float]] = []
     keep_freed_memory()
     with work, torch.inference_mode():
-        while scan.slot < given.order.count and not (tokens and scan.tokens >= tokens):
-            block = given.block(scan.slot)
-            for batch, key in block_passes(block, text, text.eos_token_id):
+        while slot < order.count and not (tokens and scan.tokens >= tokens):
+            block = read_block(text, order, order.block(slot), "train", 256, 192)
+            for batch, _ in block_passes(block, text, text.eos_token_id):
                 inputs = {"input_ids": batch.input_ids, "use_cache": False}
                 inputs["attention_mask"] = batch.attention_mask.long()
                 began = time.process_time()
@@ -106,13 +104,10 @@ def measure_ratio(
                 with_logits = time.process_time()
                 owned = predicting(batch, text)
                 states = index_scan._states(given, batch, owned, None)
-                keys = block.keys, torch.from_numpy(key)
-                scan.tokens += index_scan._scan_pass(scan, given, batch, owned, states, *keys)
-                if scan.spool.full:
-                    scan.spool.flush()
+                scan.tokens += index_scan.scan_pass(scan, given, batch, owned, states)
                 indexed = time.process_time()
                 seconds.append((alone - began, with_logits - alone, indexed - with_logits))
-            scan.finish_block(given.order)
+            slot += 1
         began = time.process_time()
         scan.settle()
         scan.spool.flush()

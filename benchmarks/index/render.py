@@ -97,7 +97,6 @@ def _growth(rows: list[dict[str, Any]], where: dict[str, Any] | None) -> list[st
         "L = 16), so that the index and not the model is what is measured. Memory is what the "
         "process took for itself at its largest, beyond what it had before, and in all; pages of "
         "mapped files, which the system takes back where it needs them, are not in it."
-        + ("" if "cells" in rows[0] else " Without cells, as with `--positions none`.")
         + (" With what finds spans word for word." if rows[0].get("verbatim") else ""),
         "",
         "| tokens | documents | CPU seconds | tokens a CPU second | memory, MiB | in all, MiB | "

@@ -28,7 +28,7 @@ from prismlm.index.signatures import signatures_of
 from prismlm.labels.categories import CATEGORIES
 from prismlm.labels.embedded import Label, shares
 from prismlm.labels.scores import Scores, score_labels
-from prismlm.labels.write import SEED, Made, accuracy, make_labels
+from prismlm.labels.write import SEED, Made, accuracies, make_labels
 
 DRAWN = 24
 
@@ -104,13 +104,8 @@ def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Made) -> list[Label 
 
 def described(scores: Scores) -> dict[str, Any]:
     """Return mean scores beside shuffled ones."""
-    scored = np.isfinite(scores.detection)
-    pairs = {
-        "detection": (scores.detection, scores.shuffled_detection),
-        "fuzzing": (scores.fuzzing, scores.shuffled_fuzzing),
-    }
-    found = {name: asdict(accuracy(a[scored], b[scored])) for name, (a, b) in pairs.items()}
-    return {"scored": int(scored.sum()), **found}
+    found = {kind: one and asdict(one) for kind, one in accuracies(scores).items()}
+    return {"scored": int(np.isfinite(scores.detection).sum()), **found}
 
 
 def by_category(labels: Sequence[Label | None], scores: Scores) -> list[dict[str, Any]]:

@@ -27,9 +27,8 @@ from prismlm.corpus import Corpus, document_windows, window_batches
 from prismlm.explain.prediction import SplitPredictions, record, split_predictions
 from prismlm.index.cells import Cells
 from prismlm.index.positions import position_records
-from prismlm.index.sort_cells import write_cells, write_documents
-from prismlm.index.spool import Spool
-from prismlm.index.states import HiddenStates, Writer
+from prismlm.index.sort_cells import Spool, write_cells, write_documents
+from prismlm.index.states import META_FILE, HiddenStates, Writer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -78,16 +77,15 @@ def keep_states(
     They are kept on disk, as those of any model are that a head is fitted to.
     """
     run = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint, "seed": seed}
-    writer, places = Writer(directory, run, int(model.config.hidden_size)), directory / "places.npy"
-    if not writer.complete:
+    places = directory / "places.npy"
+    if not (directory / META_FILE).is_file():
         passes = list(masked_passes(model, corpus, corpus.split("train"), seed))
         z, token, place = (torch.cat(column) for column in zip(*passes, strict=True))
         order = place.argsort()
-        with writer:
+        with Writer(directory, run, int(model.config.hidden_size)) as writer:
             writer.add(z[order].bfloat16(), token[order])
             writer.end_block()
             np.save(places, place[order].numpy())
-            writer.note(complete=True)
     return HiddenStates.open(directory), np.load(places)
 
 

@@ -62,7 +62,7 @@ PROTOTYPE = whole(0, 3, 47, wrong=(-1, 48, 10**30))
 LIMIT = whole(1, 0, 5)
 GROUPS = ("source", "domain", "license")
 COLUMNS = names(*GROUPS, "document")
-METHODS = names("evidence", "contexts", "source")
+METHODS = names("evidence", "source")
 NO_WHERE = (
     {"x": "y"},
     {"domain": "no such"},

@@ -41,7 +41,7 @@ OUTPUTS = (
 )  # fmt: skip
 NUMBERS = ("1", "2", "3", "0", "-1", "1.5", "nan", "inf", "", "x", "1e3", "9" * 20, "٣", "0.5")
 WORDS = (
-    "text", "id", "domain", "license", "source", "document", "evidence", "contexts", "train",
+    "text", "id", "domain", "license", "source", "document", "evidence", "train",
     "heldout", "all", "sample", "cpu", "last", "0:3", "5", "-2:", "1:14", "0:0", "license=CC0",
     "domain=biology", "domain=", "top", "signature", "logit", "json", "x", "", "\udcff", "ü",
 )  # fmt: skip

@@ -100,7 +100,7 @@ class Place:
             "train": ["train", str(self.recipe), "--set", f"out={out}", "--resume"],
             "index": [
                 *["index", str(self.model), "--corpus", str(self.corpus), "--lens", str(out)],
-                *["--window", "64", "--save-every", "0", "--overwrite"],
+                *["--window", "64", "--overwrite"],
             ],
             "attach": [
                 *["attach", str(self.plain), "--corpus", str(self.corpus), "--out", str(out)],

@@ -167,7 +167,7 @@ def model_says(path: Path) -> Any:
     if lm.lens is None:
         return said
     shares = [trace.sources(by, method=method).to_dict() for by in ("domain", "document")
-              for method in ("evidence", "contexts")]  # fmt: skip
+              for method in ("evidence", "source")]  # fmt: skip
     return said, shares, [one.to_dict() for one in trace.verbatim(3)]
 
 

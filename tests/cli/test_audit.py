@@ -260,7 +260,6 @@ def test_input_that_cannot_be_used(refused, tiny_model, texts, tmp_path):
         "index.parquet",
         "mass.parquet",
         "prototypes.parquet",
-        "contexts.safetensors",
         "cells.npy",
         "cell-documents.parquet",
         "meta.json",
@@ -275,10 +274,8 @@ def test_a_damaged_lens(refused, copy, texts, out, name, harm):
     else:
         kept = data[: len(data) // 2] if harm == "cut" else bytes(255 - b for b in data)
         path.write_bytes(kept)
-    # Contexts are read by the methods that use them alone.
-    method = "contexts" if name.startswith("contexts") else "evidence"
     reports = ("--csv", out / "a.csv", "--html", out / "a.html", "--overwrite")
-    assert name in refused("audit", copy, texts, "--method", method, *reports)
+    assert name in refused("audit", copy, texts, *reports)
     assert list(out.iterdir()) == []
 
 
@@ -292,13 +289,6 @@ def test_a_lens_of_something_else(refused, copy, texts):
         change_meta(lens, **{key: "0" * 32})
         assert words in refused("audit", copy, texts)
         change_meta(lens, **{key: meta[key]})
-    table = pq.read_table(lens / "index.parquet")
-    pq.write_table(table.slice(8), lens / "index.parquet")
-    change_meta(lens)
-    assert "states for" in refused("audit", copy, texts, "--method", "contexts")
-    pq.write_table(table.take(list(range(len(table)))[::-1]), lens / "index.parquet")
-    change_meta(lens)
-    assert "not in the order" in refused("audit", copy, texts, "--method", "contexts")
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 import prismlm
 from prismlm.cli.app import app
 from prismlm.cli.printing.trace import place_text
-from prismlm.errors import InputError
 from prismlm.explain.shares import worth_showing
 from prismlm.index.around import Around
 from tests.helpers import forked
@@ -324,20 +323,6 @@ def test_without_a_lens(prism, refused, copy):
     result = prism("explain", copy, TEXT)
     assert result.returncode == 0, result.stderr
     assert "prismlm index" in result.stdout
-
-
-def test_a_lens_without_cells_says_what_they_would_add(prism, copy):
-    change_meta(copy / "lens" / "sample", cells=None, support=None)
-    result = prism("explain", copy, TEXT)
-    assert result.returncode == 0, result.stderr
-    assert "--positions 1 --overwrite" in " ".join(result.stdout.split())
-    assert "Documents" in result.stdout
-    assert "support: " not in result.stdout
-    printed = json.loads(prism("explain", copy, TEXT, "--json").stdout)
-    assert not {"passages", "support"} & set(printed)
-    assert "base_rate" not in printed["sources"]["items"][0]
-    with pytest.raises(InputError, match="--positions 1 --overwrite"):
-        prismlm.load(copy).explain(TEXT).passages()
 
 
 def test_what_speaks_against(prism, refused, tiny_model, tmp_path):

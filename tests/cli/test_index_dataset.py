@@ -47,7 +47,7 @@ def listing(directory: Path) -> dict[str, int]:
 def test_a_dataset_is_built_and_indexed_as_its_files_would_be(
     prism, refused, tiny_model, tiny_corpus, bare, folder
 ):
-    columns = ["--text-column", "body", "--id-column", "key"]
+    columns = ["--column", "text=body", "--column", "id=key"]
     arguments = ["index", bare, "--dataset", folder, *columns, "--contexts", 8]
     arguments += ["--precision", "float32", "--json"]
     result = prism(*arguments)
@@ -69,14 +69,14 @@ def test_a_dataset_is_built_and_indexed_as_its_files_would_be(
     assert again.returncode == 0, again.stderr
     assert "Tokenising" not in again.stderr
     assert listing(corpus.path) == before
-    message = refused(*arguments[:-1], "--lens", "third", "--source-column", "domain")
+    message = refused(*arguments[:-1], "--lens", "third", "--column", "source=domain")
     assert "columns: {'text': 'body', 'id': 'key'} → " in message
     assert "--overwrite" in refused(*arguments)
 
 
 def test_dry_runs_write_nothing_and_say_what_they_cannot_know(prism, bare, folder, tmp_path):
-    columns = ["--text-column", "body", "--id-column", "key"]
     before = listing(tmp_path)
+    columns = ["--column", "text=body", "--column", "id=key"]
     index = ["index", bare, "--dataset", folder, *columns, "--dry-run"]
     found = json.loads(prism(*index, "--json").stdout)
     # The sample is all there is, so that the amounts are those of the corpus, and exact.
@@ -87,6 +87,7 @@ def test_dry_runs_write_nothing_and_say_what_they_cannot_know(prism, bare, folde
     assert found["tokens"] == pytest.approx(0.95 * read, rel=0.05)
     assert found["seconds"] == pytest.approx(found["tokens"] / found["tokens_per_second"])
     assert "speed" in prism(*index).stdout
+    columns = ["--text-column", "body", "--id-column", "key"]
     build = ["corpus", "build", "--dataset", folder, *columns, "--out", tmp_path / "corpus"]
     built = json.loads(prism(*build, "--tokenizer", bare, "--dry-run", "--json").stdout)
     assert built["tokens"] == found["corpus"]["tokens"]
@@ -113,12 +114,13 @@ def test_what_cannot_be_used(prism, refused, bare, folder, tmp_path):
     assert "HF_HUB_OFFLINE" in offline
     assert "the columns are: body," in refused(*index, folder)
     assert "'tset'" in refused(*index, folder, "--dataset-split", "tset")
-    assert "Available: ['default']" in refused(*index, folder, "--dataset-config", "no-such")
+    assert "Available: ['default']" in refused(*index, f"{folder}:no-such")
+    assert "--column is 'texts'" in refused(*index, folder, "--column", "texts=body")
+    assert "expected ROLE=NAME" in refused(*index, folder, "--column", "body")
     assert "none.jsonl" in refused(*index, "json", "--data-files", tmp_path / "none.jsonl")
     assert "cannot be read" in refused(*index, folder / "nothing")
     assert "name a --corpus, or a --dataset" in refused("index", bare)
-    assert "--dataset: name it" in refused("index", bare, "--dataset-config", "x")
-    assert "one configuration" in refused(*index, "a:b", "--dataset-config", "c")
+    assert "--dataset: name it" in refused("index", bare, "--data-files", "x")
     assert "reads 512" in refused(*index, folder, "--window", 4000)
     assert not (bare / "corpora").exists() or list((bare / "corpora").iterdir()) == []
     assert not (bare / "lens").exists()

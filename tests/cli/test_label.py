@@ -86,24 +86,13 @@ def test_a_run_that_was_killed_goes_on(asked):
     assert json.loads(done.stdout)["asked"]["named"] == 40
 
 
-def test_a_language_model_names_and_judges(prism, asked):
+def test_a_language_model_names(prism, asked):
     with ChatServer() as server:
         given = ["--endpoint", server.url, "--endpoint-model", "m\x1b[31m", "--prototypes", "5"]
-        prices = ["--price-in", "1", "--price-out", "2"]
-        judged = ["--scorer", "endpoint", "--scored", "2", "--overwrite"]
-        tried = prism("label", asked, *given, *prices, "--dry-run")
-        assert tried.returncode == 0, tried.stderr
-        assert "requests" in tried.stdout
-        assert "Nothing was written." in tried.stdout
-        assert json.loads(prism("label", asked, *given, "--dry-run", "--json").stdout)["requests"]
-        assert server.requests == []
-        made = prism("label", asked, *given, *prices, *judged)
+        made = prism("label", asked, *given, "--overwrite")
     assert made.returncode == 0, made.stderr
-    assert "About 18 questions" in made.stderr
-    assert "price 0.0" in made.stderr
-    assert "5 named by the endpoint: 18 answers, 1,800 tokens in, 180 out" in made.stdout
+    assert "5 named by the endpoint: 10 answers, 1,000 tokens in, 100 out" in made.stdout
     assert "of the embedded names in their place" in made.stdout
-    assert "fuzzing by the endpoint 50%, with shuffled names 50%" in made.stdout
     assert "\x1b[31m" not in made.stdout + made.stderr
 
 
@@ -152,10 +141,7 @@ def test_a_server_that_is_down_is_told(prism, asked):
     [
         (["--endpoint", "http://host/v1"], "go together"),
         (["--endpoint-model", "m"], "go together"),
-        (["--dry-run"], "go with --endpoint"),
-        (["--prototypes", "3"], "go with --endpoint"),
-        (["--scorer", "endpoint"], "go with --endpoint"),
-        (["--scorer", "words?"], "Did you mean 'words'?"),
+        (["--prototypes", "3"], "goes with --endpoint"),
         (["--endpoint", "host:80", "--endpoint-model", "m"], "expected a URL such as"),
         (["--concurrency", "0"], "--concurrency is 0: expected at least 1."),
     ],

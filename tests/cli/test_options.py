@@ -292,7 +292,6 @@ def test_text_in_utf16_is_told_as_such(refused, tmp_path, command):
             "--temperature is inf: expected a finite",
         ),
         (["steer", MODEL, "a", "--strength", "nan"], "--strength is nan: expected a finite number"),
-        (["index", MODEL, "--save-every", "nan"], "--save-every is nan: expected a finite number"),
         (["explain", MODEL, "a", "--top", "-1"], "--top is -1: expected at least 0."),
         (["sources", MODEL, "--doc", "a", "--top", "0"], "--top is 0: expected at least 1."),
         (

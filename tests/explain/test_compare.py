@@ -9,7 +9,6 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import InputError
-from prismlm.explain.audit import Audit
 from prismlm.explain.compare import (
     check_comparable,
     compare_prototypes,
@@ -18,7 +17,6 @@ from prismlm.explain.compare import (
     signature_matches,
 )
 from prismlm.explain.texts import text_options
-from prismlm.index.lens import Lens
 
 TEXTS = [
     Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
@@ -152,17 +150,3 @@ def test_a_text_without_predictions_is_no_difference(lm, tiny_model):
     assert found["texts"] == 3
     assert abs(expected["mean"]) > 1e-3
     assert found["ce_difference_per_text"] == expected
-
-
-def test_shares_of_lenses_without_cells(lm):
-    lens = Lens(lm.lens.path, replace(lm.lens.meta, cells=None), lm.lens.head)
-    without = replace(lm, lens=lens)
-    options = text_options([without, lm])
-    found = compare_texts(without, lm, TEXTS, options)
-    audit = Audit(without, options)
-    list(audit.read(TEXTS))
-    expected = audit.attribution().sources("domain")
-    domains = found["shares"]["domain"]
-    assert domains["unattributed"]["a"] == pytest.approx(expected.unattributed)
-    shares = {item["key"]: item["a"] for item in domains["items"] if item["a"]}
-    assert shares == pytest.approx({item.key: item.share for item in expected.items})

@@ -13,8 +13,8 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.index import layout, neighbours
 from prismlm.index.lens import Lens
-from prismlm.index.sort_cells import write_cells
-from prismlm.index.spool import Spool, quantise, record_type
+from prismlm.index.positions import quantise, record_type
+from prismlm.index.sort_cells import Spool, write_cells
 from prismlm.layers import PrototypeHead
 from prismlm.progress import SILENT
 

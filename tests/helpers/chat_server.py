@@ -13,9 +13,7 @@ def wanted(request):
     last = request["messages"][-1]["content"]
     if "That was not the answer" in last:
         last = request["messages"][-3]["content"]
-    fields = re.findall(r'Answer as \{"(\w+)"', last)[-1]
-    kind = "fuzzing" if "rightly" in last else "detection"
-    return kind if fields == "passages" else fields
+    return re.findall(r'Answer as \{"(\w+)"', last)[-1]
 
 
 def good(request):
@@ -25,8 +23,6 @@ def good(request):
     return {
         "name": {"name": f"next {' '.join(following[:3])}", "description": "Described in a line."},
         "category": {"category": "Science / Tech", "role": "noun-like", "tags": ["trials"]},
-        "detection": {"passages": [0, 1]},
-        "fuzzing": {"passages": []},
     }[wanted(request)]
 
 

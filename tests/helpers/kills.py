@@ -12,8 +12,8 @@ import traceback
 
 import torch
 
-from prismlm.corpus import Corpus, build_corpus
-from prismlm.index.build import IndexOptions, build_index
+from prismlm.corpus import build_corpus
+from prismlm.index.build import IndexOptions
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 
@@ -82,10 +82,3 @@ def index_in_child(work):
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def index(corpus_path, model, head, out, **options):
-    """Index as the command does, saving after every forward pass."""
-    return build_index(
-        model, head, Corpus.open(corpus_path), out, OPTIONS, save_seconds=0, **options
-    )

@@ -160,13 +160,6 @@ def test_routed_and_activation(lm, lens):
     assert any(row["routed"] for row in index)
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 5000, 10**9])
-def test_batch_size_changes_no_byte(lm, lens_of_few, few, tmp_path, tokens_per_batch):
-    options = replace(OPTIONS, tokens_per_batch=tokens_per_batch)
-    again = build_index(lm.model, lm.head, few, tmp_path / "again", options)
-    assert_same_lens(lens_of_few, again)
-
-
 def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
     lm, few, lens_of_few, tmp_path
 ):
@@ -338,6 +331,3 @@ def test_a_share_of_the_positions_is_the_same_in_every_run(lm, few, lens_of_few,
     assert set(kept.tolist()) <= set(every.tolist())
     assert len(kept) / len(every) == pytest.approx(0.3, abs=0.05)
     assert cells.meta.share == 0.3
-    none = build_index(lm.model, lm.head, few, tmp_path / "none", replace(OPTIONS, positions=None))
-    assert Lens.open(none, lm.model, lm.head).cells is None
-    assert not list(none.glob("cell*"))

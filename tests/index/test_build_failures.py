@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -10,9 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from prismlm.errors import FormatError, InputError, Interrupted, PrismError
-from prismlm.index.build import Shard, build_index
-from prismlm.index.state import Partial
+from prismlm.errors import InputError, Interrupted, PrismError
+from prismlm.index.build import Parts, Shard, build_index
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.kills import (
     OPTIONS,
@@ -82,72 +82,73 @@ def test_shards_in_any_order_give_the_same_bytes(corpus, model, straight, tmp_pa
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("advances", [3, 30])
-def test_a_signal_saves_and_says_how_to_go_on(corpus, model, tmp_path, number, code, advances):
+def test_a_signal_keeps_finished_parts_and_says_how_to_resume(
+    corpus, model, straight, tmp_path, number, code
+):
     out = tmp_path / "lens"
-    progress = StopAfter(advances, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(Interrupted, match="same command again") as stop:
-        build_index(*model, corpus, out, OPTIONS, progress=progress)
-    assert stop.value.exit_code == code
-    assert str(Partial(out).path) in str(stop.value)
+    stop = StopAfter(3, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(Interrupted, match="No part was finished") as stopped:
+        build_index(*model, corpus, out, OPTIONS, Shard(1, 2), progress=stop)
+    assert stopped.value.exit_code == code
+    assert list(tmp_path.iterdir()) == []
+    build_index(*model, corpus, out, OPTIONS, Shard(0, 2))
+    stop = StopAfter(3, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(Interrupted, match="same command again") as stopped:
+        build_index(*model, corpus, out, OPTIONS, Shard(1, 2), progress=stop)
+    assert str(Parts(out, 2).path) in str(stopped.value)
     assert not out.exists()
-    again = StopAfter(10**9, lambda: None)
-    build_index(*model, corpus, out, OPTIONS, progress=again)
-    # It did not begin from the start.
-    full = StopAfter(10**9, lambda: None)
-    build_index(*model, corpus, tmp_path / "full", OPTIONS, progress=full)
-    assert again.left > full.left
+    # What was finished is not read again.
+    again = StopAfter(1, pytest.fail)
+    assert build_index(*model, corpus, out, OPTIONS, Shard(0, 2), progress=again) is None
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, Shard(1, 2)))
 
 
 @pytest.mark.parametrize("size", [200, 20_000])
-@pytest.mark.parametrize("advances", [3, 30])
-def test_a_disk_that_is_full_keeps_the_last_save(corpus, model, straight, tmp_path, size, advances):
-    """The limit on a file's size fails the same writes, in the scan and in writing the lens."""
+@pytest.mark.parametrize("part", [0, 1], ids=["in the scan", "in writing the lens"])
+def test_a_full_disk_leaves_nothing_half_written(corpus, model, straight, tmp_path, size, part):
     out = tmp_path / "lens"
-    full = StopAfter(advances, lambda: limit_files(size))
-    fails = pytest.raises(PrismError, match=r"could not be written.*same command")
-    with limit_lifted_after(), fails:
-        build_index(*model, corpus, out, OPTIONS, save_seconds=0, progress=full)
+    for number in range(part * 2):
+        build_index(*model, corpus, out, OPTIONS, Shard(number, 3))
+    if part:
+        # The last part is finished, and the lens is still to be written.
+        shutil.copytree(Parts(out, 3).path, tmp_path / "kept")
+        build_index(*model, corpus, out, OPTIONS, Shard(2, 3))
+        shutil.rmtree(out)
+        (tmp_path / "kept").rename(Parts(out, 3).path)
+    full = StopAfter(1, lambda: limit_files(size))
+    with (
+        limit_lifted_after(),
+        pytest.raises(PrismError, match=r"could not be written.*same command"),
+    ):
+        build_index(*model, corpus, out, OPTIONS, Shard(2, 3) if part else None, progress=full)
     assert not out.exists()
-    partial = Partial(out).path
-    assert not [path for path in partial.rglob("*") if path.name.endswith(".tmp")]
-    assert not (partial / "lens").exists()
-    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
-
-
-def interrupted(corpus, model, out, **options):
-    def stop():
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(Interrupted):
-        build_index(*model, corpus, out, OPTIONS, progress=StopAfter(3, stop), **options)
+    left = {path.name for path in tmp_path.rglob("*") if path.name.endswith((".tmp", ".lock"))}
+    assert left <= {".lock"}
+    assert Parts(out, 3).complete() == [0, 1][: part * 2]
+    again = build_index(*model, corpus, out, OPTIONS, Shard(2, 3) if part else None)
+    assert_same_lens(straight, again)
 
 
 def test_another_input_is_refused_and_named(corpus, model, straight, tmp_path):
-    out = tmp_path / "lens"
-    interrupted(corpus, model, out)
+    out, first = tmp_path / "lens", Shard(0, 2)
+    build_index(*model, corpus, out, OPTIONS, first)
     with pytest.raises(InputError, match=r"contexts: 4 → 5.*--overwrite"):
-        build_index(*model, corpus, out, replace(OPTIONS, contexts=5))
+        build_index(*model, corpus, out, replace(OPTIONS, contexts=5), first)
     other = make_model(corpus, seed=1)
     with pytest.raises(InputError, match=r"model: .* → .*prototypes: "):
-        build_index(*other, corpus, out, OPTIONS)
+        build_index(*other, corpus, out, OPTIONS, first)
     text = make_corpus(tmp_path / "other", seed=3)
     with pytest.raises(InputError, match="corpus: "):
-        build_index(*model, text, out, OPTIONS)
-    with pytest.raises(InputError, match="shards: 1 → 2"):
-        build_index(*model, corpus, out, OPTIONS, Shard(0, 2))
+        build_index(*model, text, out, OPTIONS, first)
+    with pytest.raises(InputError, match="shards: 2 → 3"):
+        build_index(*model, corpus, out, OPTIONS, Shard(0, 3))
     with pytest.raises(InputError, match="another tokenizer than the model's"):
-        build_index(*model, corpus, out, OPTIONS, tokenizer="0" * 32)
-    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
-
-
-def test_state_that_was_cut_off_is_refused(corpus, model, tmp_path):
-    out = tmp_path / "lens"
-    interrupted(corpus, model, out)
-    (state,) = Partial(out).path.glob("*.safetensors")
-    state.write_bytes(state.read_bytes()[:-100])
-    with pytest.raises(FormatError, match=r"damaged.*Delete it"):
-        build_index(*model, corpus, out, OPTIONS)
+        build_index(*model, corpus, out, OPTIONS, first, tokenizer="0" * 32)
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, Shard(1, 2)))
+    shutil.rmtree(out)
+    build_index(*model, corpus, out, replace(OPTIONS, contexts=5), first)
+    build_index(*model, corpus, out, OPTIONS, first, overwrite=True)
+    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, Shard(1, 2)))
 
 
 def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
@@ -155,12 +156,12 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
 
     def slow():
         hang = StopAfter(2, lambda: time.sleep(600))
-        build_index(*model, corpus, out, OPTIONS, progress=hang, save_seconds=0)
+        build_index(*model, corpus, out, OPTIONS, progress=hang)
 
     child = index_in_child(slow)
     try:
         deadline = time.monotonic() + 60
-        while not list(Partial(out).path.glob("*.safetensors")):
+        while not list(Parts(out, 1).path.glob(".part-*.tmp")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         for options in ({}, {"overwrite": True}):
@@ -172,6 +173,7 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
+    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
 def test_a_state_that_is_not_finite_leaves_nothing(corpus, model, tmp_path):

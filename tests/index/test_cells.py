@@ -1,6 +1,7 @@
 """Cells are written from runs in any order, read back, and refused where they were changed."""
 
 import shutil
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import strategies as st
 
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError
-from prismlm.index import layout
+from prismlm.index import layout, sort_cells
 from prismlm.index.cells import Cells
-from prismlm.index.sort_cells import Range, cut, stretches, write_cells, write_documents
-from prismlm.index.spool import Spool, in_order, quantise, record_type
+from prismlm.index.positions import quantise, record_type
+from prismlm.index.sort_cells import Spool, stretches, write_cells, write_documents
 from prismlm.progress import SILENT
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
@@ -32,14 +33,14 @@ def random_records(count, seed=0, cells=CELLS):
     return records
 
 
-def write(directory, records, parts, memory=2**20, **options):
+def write(directory, records, parts, **options):
     """Write the records in runs of two spools, cut at the given places."""
     directory.mkdir()
     spools = [Spool(directory / f"spool-{number}", WIDTH) for number in range(2)]
     for number, part in enumerate(np.split(records, parts)):
         spools[number % 2].add(part)
         spools[number % 2].flush()
-    meta = write_cells(directory, spools, CELLS, VOCABULARY, 1.0, SILENT, memory, **options)
+    meta = write_cells(directory, spools, CELLS, VOCABULARY, 1.0, SILENT, **options)
     for spool in spools:
         spool.path.unlink(missing_ok=True)
     return meta
@@ -116,7 +117,8 @@ def test_neither_runs_nor_memory_change_a_byte(tmp_path_factory, cuts, seed, mem
     records = random_records(150, seed)
     order = np.random.default_rng(seed).permutation(150)
     one = write(root / "one", records, [])
-    many = write(root / "many", records[order], cuts, memory)
+    with patch.object(sort_cells, "SORT_BYTES", memory):
+        many = write(root / "many", records[order], cuts)
     assert one == many
     for name in layout.CELL_FILES:
         assert (root / "one" / name).read_bytes() == (root / "many" / name).read_bytes(), name
@@ -126,26 +128,6 @@ def test_stretches_cover_every_cell_once_and_are_as_small_as_asked():
     counts = np.array([3, 0, 2, 9, 1, 1])
     found = list(stretches(counts, 4))
     assert found == [(0, 2), (2, 3), (3, 4), (4, 6)]
-
-
-@given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 60), st.integers(0, 2**32)
-)
-def test_a_cell_larger_than_memory_is_cut_into_parts_that_fit(tmp_path_factory, sizes, most, seed):
-    spool = Spool(tmp_path_factory.mktemp("cut") / "spool", WIDTH)
-    records = random_records(sum(sizes), seed, cells=1)
-    for run in np.split(records, np.cumsum(sizes)[:-1]):
-        spool.add(run)
-        spool.flush()
-    ends = np.cumsum(sizes).tolist()
-    ranges = [Range(spool, end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    parts = [
-        in_order(np.concatenate([spool.read(begin, end - begin) for _, begin, end in part]))
-        for part in cut(ranges, most)
-        if part
-    ]
-    assert all(len(part) <= max(2, most) for part in parts)
-    np.testing.assert_array_equal(np.concatenate([records[:0], *parts]), in_order(records))
 
 
 def test_states_are_within_half_a_step_of_a_code():
@@ -181,22 +163,6 @@ def test_a_position_lies_in_its_document(opened, tiny_corpus):
     assert cells.document_of(ends).tolist() == list(range(len(held_out)))
     assert cells.document_rates.sum() == pytest.approx(1)
     assert cells.base_rates("source").sum() == pytest.approx(1)
-
-
-def flip(path, offset=-1):
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 4
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("name", layout.CELL_FILES)
-def test_a_flipped_bit_is_refused_when_it_is_read(opened, name):
-    directory, meta, records = opened
-    flip(directory / name)
-    last = in_order(records)[-1]
-    cells = Cells(directory, meta)
-    with pytest.raises(FormatError, match="damaged"):
-        cells.records(cells.ranges(last["cell"][None], last["token"][None])[0])
 
 
 @pytest.mark.parametrize("name", layout.CELL_FILES)

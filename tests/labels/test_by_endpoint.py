@@ -1,7 +1,4 @@
-"""Names by a language model: of the text that may name, and written whole or not at all.
-
-A judge that knows is right about every name, and wrong about every other's.
-"""
+"""Names by a language model: of the text that may name, and written whole or not at all."""
 
 import json
 import re
@@ -14,7 +11,7 @@ import prismlm
 from prismlm.errors import InputError
 from prismlm.files import json_text
 from prismlm.labels.answers import PROMPTS, fenced, prompt
-from prismlm.labels.by_endpoint import AFTER, BEFORE, EndpointLabeller, trials
+from prismlm.labels.by_endpoint import AFTER, BEFORE, EndpointLabeller
 from prismlm.labels.categories import CATEGORIES
 from prismlm.labels.embedded import NAME_LENGTH
 from prismlm.labels.endpoint import Endpoint
@@ -45,9 +42,9 @@ def answers_of(lm):
     return lm.lens.path.with_name(f".{lm.lens.path.name}.answers.jsonl")
 
 
-def labelled(lm, server, prototypes=MOST, **settings):
+def labelled(lm, server, prototypes=MOST):
     endpoint = Endpoint(server.url, "m", retries=0, timeout=5.0)
-    labeller = EndpointLabeller(endpoint, prototypes, **settings)
+    labeller = EndpointLabeller(endpoint, prototypes)
     return label_lens(lm.lens, lm.model, overwrite=True, labeller=labeller)
 
 
@@ -218,56 +215,3 @@ def test_prompts_hold_every_category_and_text_cannot_leave_its_fence():
     inside = fenced(text + "\n# again")
     assert inside.splitlines()[0] not in text
     assert inside in prompt("name", data=inside)
-
-
-def judged(lm, behave, count):
-    with ChatServer(behave) as server:
-        endpoint = Endpoint(server.url, "m", retries=0)
-        labeller = EndpointLabeller(endpoint, prototypes=0, judged=count)
-        return label_lens(lm.lens, lm.model, overwrite=True, labeller=labeller)
-
-
-def test_embedded_names_are_judged_beside_shuffled_ones(lm, made):
-    labels = {cell: label for cell, label in enumerate(made.labels) if label is not None}
-    asked = trials(made, labels, 6)
-    assert len(asked) == 4 * 6
-    known = {trial.question.messages[0]["content"]: trial for trial in asked}
-
-    def behave(request, number):
-        trial = known[request["messages"][0]["content"]]
-        half = len(trial.firing)
-        if trial.own:
-            # All that fire; of those with the marked token one that does not as well.
-            wrong = min(set(range(2 * half)) - trial.firing)
-            return {"passages": [*trial.firing, *[wrong] * (trial.kind == "fuzzing")]}
-        return {"passages": list(range(2 * half))}
-
-    found = judged(lm, behave, 6)
-    assert found.source == "embedded"
-    detection, fuzzing = (found.asked["judged"][kind] for kind in ("detection", "fuzzing"))
-    assert (detection["scored"], detection["mean"], detection["shuffled"]) == (6, 1.0, 0.5)
-    lost = sum(0.5 / len(t.firing) for t in asked if t.own and t.kind == "fuzzing") / 6
-    assert fuzzing["mean"] == pytest.approx(1 - lost)
-
-
-def test_passages_fire_or_not_and_the_token_is_marked_in_fuzzing_alone(lm, made):
-    labels = {cell: label for cell, label in enumerate(made.labels) if label is not None}
-    for trial in trials(made, labels, 5):
-        content = trial.question.messages[0]["content"]
-        passages = content.count('\n{"') - 1
-        assert passages == 2 * len(trial.firing) >= 6
-        assert (content.count(">>") > passages) == (trial.kind == "fuzzing")
-        described = json.loads(next(one for one in content.splitlines() if one.startswith("{")))
-        assert (described["name"] == labels[trial.cell].name) == trial.own
-
-
-def test_a_name_without_all_of_its_answers_is_not_judged(lm, made):
-    labels = {cell: label for cell, label in enumerate(made.labels) if label is not None}
-    bad = trials(made, labels, 8)[0].question.messages[0]
-
-    def behave(request, number):
-        return {"passages": [400 if request["messages"][0] == bad else 0]}
-
-    found = judged(lm, behave, 8)
-    assert [found.asked["judged"][kind]["scored"] for kind in ("detection", "fuzzing")] == [7, 8]
-    assert list(found.asked["failures"].values()) == [1]

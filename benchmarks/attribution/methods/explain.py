@@ -29,8 +29,8 @@ from prismlm.explain.positions import (
 from prismlm.index.cells import Cells
 from prismlm.index.codes import CodeName
 from prismlm.index.layout import CELL_DOCUMENTS_FILE
-from prismlm.index.sort_cells import write_cells
-from prismlm.index.spool import Spool, quantise
+from prismlm.index.positions import quantise
+from prismlm.index.sort_cells import Spool, write_cells
 from prismlm.layers import PrototypeHead
 from prismlm.progress import SILENT
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from prismlm.cli.format import count, duration
-from prismlm.cli.index import CodesOfStates, Contexts, PositionShare, codes_of, positions_of
+from prismlm.cli.index import CodesOfStates, Contexts, PositionShare
 from prismlm.cli.options import Device, DryRun, Json, Precision, SkipBadRows, flag, needs, option
 from prismlm.cli.output import print_cost, print_json, print_rows, quality_rows
 
@@ -56,7 +56,7 @@ def attach(
     keep_states: Annotated[bool, flag("--keep-states", "Leave them there at the end.")] = False,
     window: Annotated[int | None, option("N", "Tokens read at once (default: 512).")] = None,
     contexts: Contexts = 64,
-    positions: PositionShare = "1",
+    positions: PositionShare = 1.0,
     codes: CodesOfStates = "int8",
     device: Device = "auto",
     precision: Precision = "auto",
@@ -78,6 +78,8 @@ def attach(
     changes its vector by 130 %, and one pass trains a single row. Run the same command again to
     resume.
     """
+    from prismlm.index.build import check_share
+    from prismlm.index.codes import check_codes
     from prismlm.training import AttachOptions, FitOptions, LoraOptions, TableOptions
 
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
@@ -88,8 +90,8 @@ def attach(
         states_gb=states_gb,
         keep_states=keep_states,
         contexts=contexts,
-        positions=positions_of(positions),
-        codes=codes_of(codes),
+        positions=check_share(positions),
+        codes=check_codes(codes),
         device=device,
         precision=precision,
         revision=revision,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
@@ -23,20 +24,17 @@ from prismlm.cli.options import (
     Stride,
     flag,
     is_first_process,
-    needs,
     number,
     option,
 )
 from prismlm.cli.output import print_cost, print_json, print_rows
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_choice
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from prismlm.corpus import Columns, Corpus, HubDataset
+    from prismlm.corpus.store import Split as SplitName
     from prismlm.cost import Cost
     from prismlm.index.build import IndexOptions, Shard
-    from prismlm.index.codes import CodeName
     from prismlm.models.checkpoint import Checkpoint
     from prismlm.progress import Reporter
 
@@ -44,7 +42,6 @@ CORPORA = "corpora"
 # Of a corpus that is streamed: the most that an interruption loses.
 SHARD_TOKENS = 2**24
 LONGEST_DEFAULT_WINDOW = 1024
-
 
 ReadOrWritten = Annotated[
     Path | None,
@@ -57,27 +54,21 @@ ReadOrWritten = Annotated[
 NewLens = Annotated[
     str | None, option("NAME|DIR", "Write MODEL/lens/NAME (default: the corpus's name).", "--lens")
 ]
+ColumnNames = Annotated[
+    list[str] | None,
+    option("ROLE=NAME", "Column of the dataset, such as text=body; may be repeated."),
+]
 Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).")]
 WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
 Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
 PositionShare = Annotated[
-    str,
-    option(
-        "SHARE|none", "Positions kept, so that explain finds passages: 1 keeps all, 0.1 a tenth."
-    ),
+    float, option("SHARE", "Positions kept for passages: 1 keeps all, 0.1 a tenth.")
 ]
 CodesOfStates = Annotated[
-    str,
-    option(
-        "NAME", "int8; pq, pq8 or pq12: a fourth to a twelfth of the size, less exact.", "--codes"
-    ),
+    str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")
 ]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, or one that was begun otherwise.")]
-SortMemory = Annotated[int, number("MB", "Memory to sort positions in; changes no byte.", 1)]
-TokensPerBatch = Annotated[
-    int, option("N", "Tokens ranked together; changes memory, not the result.")
-]
 
 
 def index(
@@ -85,29 +76,18 @@ def index(
     corpus: ReadOrWritten = None,
     lens: NewLens = None,
     dataset: data.Dataset = None,
-    dataset_config: data.DatasetConfig = None,
-    data_files: data.DataFiles = None,
     dataset_split: Annotated[str, typer.Option(help="The dataset's split to read.")] = "train",
-    text_column: data.TextColumn = "text",
-    id_column: data.IdColumn = None,
-    source_column: data.SourceColumn = None,
-    domain_column: data.DomainColumn = None,
-    license_column: data.LicenseColumn = None,
-    title_column: data.TitleColumn = None,
-    url_column: data.UrlColumn = None,
-    split_column: data.SplitColumn = None,
+    data_files: data.DataFiles = None,
+    column: ColumnNames = None,
     skip_bad_rows: SkipBadRows = False,
     contexts: Contexts = 64,
     window: Window = None,
     stride: Stride = None,
     split: Split = "train",
     text: WithText = True,
-    positions: PositionShare = "1",
+    positions: PositionShare = 1.0,
     codes: CodesOfStates = "int8",
-    sort_memory: SortMemory = 32,
     shard: Part = None,
-    tokens_per_batch: TokensPerBatch = 2**18,
-    save_every: Annotated[float, number("SECONDS", "How often what was found is saved.")] = 60.0,
     device: Device = "auto",
     precision: Precision = "auto",
     overwrite: Overwrite = False,
@@ -116,39 +96,32 @@ def index(
 ) -> None:
     """Find the text each prototype stands for, so that explain can point to it.
 
-    Run the same command again to resume an index that was interrupted or killed, also while it
-    streams a dataset into a corpus. Under torchrun every process reads one part.
+    Finished parts are kept: run the same command again to resume an index in parts (--shard), or
+    one that streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    from prismlm.corpus import Columns
+    from prismlm.index.build import IndexOptions, check_lens
+    from prismlm.index.codes import check_codes
     from prismlm.models.device import device_named, uses_bf16
 
-    named = (source_column, domain_column, license_column, title_column, url_column, split_column)
-    columns = Columns(text_column, id_column, *named)
-    found = data.dataset_of(dataset, dataset_config, dataset_split, data_files)
-    source = _source(model, corpus, found, columns, skip_bad_rows)
+    found = data.dataset_of(dataset, None, dataset_split, data_files)
+    source = _source(model, corpus, found, column or [], skip_bad_rows)
     out = _out(model, lens or source.name)
     where = _own_device(device_named(device))
-    job = _Job(model, out, _shard(shard), overwrite, save_every, where)
-    asked: dict[str, Any] = {
-        "contexts": contexts,
-        "split": split,
-        "with_text": text,
-        "tokens_per_batch": tokens_per_batch,
-        "positions": positions_of(positions),
-        "codes": codes_of(codes),
-        "sort_bytes": sort_memory * 2**20,
-        "bf16": uses_bf16(precision, job.device),
-    }
-    _run(job, source, window, stride, asked, dry_run=dry_run, as_json=as_json)
-
-
-class _Job(NamedTuple):
-    model: Path
-    out: Path
-    part: Shard
-    overwrite: bool
-    save_every: float
-    device: str
+    part = _shard(shard)
+    options = IndexOptions(
+        contexts=contexts,
+        split=cast("SplitName", split),
+        with_text=text,
+        positions=positions,
+        codes=check_codes(codes),
+        bf16=uses_bf16(precision, where),
+    )
+    check_lens(out, overwrite=overwrite)
+    checkpoint, options = _opened(model, where, options, window, stride)
+    if dry_run:
+        print_cost(_cost(model, source, checkpoint, options), as_json=as_json)
+        return
+    _run(model, source, checkpoint, out, options, part, overwrite=overwrite, as_json=as_json)
 
 
 class _Dataset(NamedTuple):
@@ -174,7 +147,7 @@ def _source(
     model: Path,
     corpus: Path | None,
     dataset: HubDataset | None,
-    columns: Columns,
+    columns: list[str],
     skip_bad_rows: bool,
 ) -> Corpus | _Dataset:
     from prismlm.corpus import Corpus
@@ -182,63 +155,85 @@ def _source(
     if dataset is not None:
         parts = (dataset.label, dataset.config, dataset.split)
         out = corpus or model / CORPORA / "-".join(filter(None, parts))
-        return _Dataset(dataset, columns, out, skip_bad_rows)
+        return _Dataset(dataset, _columns(columns), out, skip_bad_rows)
     if corpus is None:
         raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
     return Corpus.open(corpus)
 
 
+def _columns(named: list[str]) -> Columns:
+    from prismlm.corpus import Columns
+
+    given: dict[str, Any] = {}
+    for pair in named:
+        role, equals, name = pair.partition("=")
+        if not equals:
+            raise InputError(f"--column {pair}: expected ROLE=NAME, for example text=body.")
+        check_choice("--column", role, list(Columns.__dataclass_fields__))
+        given[role] = name
+    return Columns(**given)
+
+
+def _opened(
+    path: Path, device: str, options: IndexOptions, window: int | None, stride: int | None
+) -> tuple[Checkpoint, IndexOptions]:
+    """Return the model, and how it reads: windows as in training, or what it reads at most."""
+    from prismlm.index.build import check_options
+    from prismlm.index.training_corpus import trained_length
+    from prismlm.models.checkpoint import load_checkpoint
+
+    checkpoint = load_checkpoint(path, device=device)
+    longest = getattr(checkpoint.model.config, "max_position_embeddings", None)
+    longest = min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
+    width = (trained_length(path) or longest) if window is None else window
+    step = max(1, width * 3 // 4) if stride is None else stride
+    options = replace(options, window=width, stride=step)
+    check_options(checkpoint.model, options)
+    return checkpoint, options
+
+
 def _run(
-    job: _Job,
+    model: Path,
     source: Corpus | _Dataset,
-    window: int | None,
-    stride: int | None,
-    asked: dict[str, Any],
+    checkpoint: Checkpoint,
+    out: Path,
+    options: IndexOptions,
+    part: Shard,
     *,
-    dry_run: bool,
+    overwrite: bool,
     as_json: bool,
 ) -> None:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.tokenizer import tokenizer_fingerprint
-    from prismlm.index.build import (
-        IndexOptions,
-        build_index,
-        check_lens,
-        check_window_and_batches,
-    )
-    from prismlm.models.checkpoint import load_checkpoint
+    from prismlm.index.build import build_index
+    from prismlm.index.layout import lens_summary
     from prismlm.progress import SILENT
 
-    check_lens(job.out, overwrite=job.overwrite)
-    checkpoint = load_checkpoint(job.model, device=job.device)
-    model, head = checkpoint.model, checkpoint.sidecar.head
-    width = _default_window(job.model, model) if window is None else window
-    stride = max(1, width * 3 // 4) if stride is None else stride
-    options = IndexOptions(window=width, stride=stride, **asked)
-    check_window_and_batches(model, options)
-    if dry_run:
-        print_cost(_cost(job, source, checkpoint, options), as_json=as_json)
-        return
     reporter = ConsoleReporter() if is_first_process() else SILENT
-    corpus = _streamed(job, source, reporter) if isinstance(source, _Dataset) else source
+    wait = part.count > 1
+    corpus = _streamed(model, source, wait, reporter) if isinstance(source, _Dataset) else source
     began = time.monotonic()
     written = build_index(
-        model,
-        head,
+        checkpoint.model,
+        checkpoint.sidecar.head,
         corpus,
-        job.out,
+        out,
         options,
-        job.part,
+        part,
         trained_on=_trained_on(checkpoint, corpus),
         tokenizer=tokenizer_fingerprint(checkpoint.tokenizer),
-        overwrite=job.overwrite,
-        save_seconds=job.save_every,
+        overwrite=overwrite,
         progress=reporter,
     )
-    _say(job, written is not None, time.monotonic() - began, as_json=as_json)
+    if written:
+        seconds = round(time.monotonic() - began, 1)
+        summary = {"lens": str(out), **lens_summary(out), "seconds": seconds}
+        print_json(summary) if as_json else _print_summary(summary)
+    elif "WORLD_SIZE" not in os.environ:
+        _report_part(out, part, as_json=as_json)
 
 
-def _streamed(job: _Job, source: _Dataset, reporter: Reporter) -> Corpus:
+def _streamed(model: Path, source: _Dataset, wait: bool, reporter: Reporter) -> Corpus:
     """Return the corpus of a dataset, building it where it is not there, or not whole."""
     from prismlm.corpus import build_corpus
     from prismlm.run_state import orderly_end
@@ -247,60 +242,38 @@ def _streamed(job: _Job, source: _Dataset, reporter: Reporter) -> Corpus:
         return build_corpus(
             source.dataset,
             source.out,
-            tokenizer=job.model,
+            tokenizer=model,
             columns=source.columns,
             shard_tokens=SHARD_TOKENS,
             skip_bad_rows=source.skip_bad_rows,
             reuse=True,
-            wait=job.part.count > 1,
+            wait=wait,
             progress=reporter,
         )
 
 
 def _cost(
-    job: _Job, source: Corpus | _Dataset, checkpoint: Checkpoint, options: IndexOptions
+    path: Path, source: Corpus | _Dataset, checkpoint: Checkpoint, options: IndexOptions
 ) -> Cost:
     """Return what an index would cost, and the building of its corpus if that is not there."""
-    from prismlm.corpus.build import existing_corpus
+    from prismlm.corpus.build import existing_corpus, open_reader
+    from prismlm.corpus.estimate import built, cost_of, draw
     from prismlm.corpus.tokenizer import load_tokenizer
-    from prismlm.index.estimate import estimate_dataset_index, estimate_index
+    from prismlm.index.build import estimate_index
 
     model, head = checkpoint.model, checkpoint.sidecar.head
-    if isinstance(source, _Dataset):
-        dataset, columns, out, skip_bad_rows = source
-        tokenizer = load_tokenizer(job.model)
-        there = existing_corpus(dataset, out, tokenizer, columns)
-        if there is None:
-            return estimate_dataset_index(
-                model,
-                head,
-                tokenizer,
-                dataset,
-                options,
-                columns=columns,
-                skip_bad_rows=skip_bad_rows,
-            )
-        source = there
-    return estimate_index(model, head, source, options)
-
-
-def _say(job: _Job, written: bool, seconds: float, *, as_json: bool) -> None:
-    """Tell what lens was written, or which part of one."""
-    from prismlm.index.layout import lens_summary
-
-    if written:
-        summary = {"lens": str(job.out), **lens_summary(job.out), "seconds": round(seconds, 1)}
-        print_json(summary) if as_json else _print_summary(summary)
-    elif is_first_process():
-        _report_part(job.out, job.part, as_json=as_json)
-
-
-def _default_window(path: Path, model: PreTrainedModel) -> int:
-    """Return the rows' length that a model was trained on, or what it reads at most."""
-    from prismlm.index.training_corpus import trained_length
-
-    longest = getattr(model.config, "max_position_embeddings", None) or LONGEST_DEFAULT_WINDOW
-    return trained_length(path) or min(longest, LONGEST_DEFAULT_WINDOW)
+    if not isinstance(source, _Dataset):
+        return estimate_index(model, head, source, options)
+    dataset, columns, out, skip_bad_rows = source
+    tokenizer = load_tokenizer(path)
+    there = existing_corpus(dataset, out, tokenizer, columns)
+    if there is not None:
+        return estimate_index(model, head, there, options)
+    sample = draw(open_reader(dataset, columns, skip_bad_rows, tokenizer))
+    before = replace(cost_of(sample, tokenizer), name="corpus")
+    with built(sample, tokenizer) as corpus:
+        cost = estimate_index(model, head, corpus, options, sample.scale)
+    return replace(cost, parts=(before,), unknown=before.unknown)
 
 
 def _shard(shard: str | None) -> Shard:
@@ -309,41 +282,13 @@ def _shard(shard: str | None) -> Shard:
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if shard is None:
-        rank = int(os.environ.get("RANK", "0"))
-        return Shard(rank, processes, rank == 0) if processes > 1 else Shard()
+        return Shard(int(os.environ.get("RANK", "0")), processes)
     if processes > 1:
         raise InputError("--shard and torchrun both choose a part: use one of them.")
     part = re.fullmatch(r"(\d{1,9})/(\d{1,9})", shard)
     if part is None or not 1 <= int(part[1]) <= int(part[2]):
         raise InputError(f"--shard {shard}: expected I/N, for example 3/8, the third of eight.")
     return Shard(int(part[1]) - 1, int(part[2]))
-
-
-def positions_of(share: str) -> float | None:
-    """Return the share of positions that was asked for; None for none."""
-    if share == "none":
-        return None
-    from prismlm.index.positions import check_share
-
-    try:
-        value = float(share)
-    except ValueError:
-        raise InputError(
-            f"--positions {share} cannot be read: expected a share of the corpus's positions, such "
-            "as 1 or 0.1, or none."
-        ) from None
-    check_share(value)
-    return value
-
-
-def codes_of(name: str) -> CodeName:
-    """Return the name of a code, once it is checked."""
-    from prismlm.index.codes import check_codes
-
-    check_codes(name)
-    if name.startswith("pq"):
-        needs("faiss")
-    return cast("CodeName", name)
 
 
 def _out(model: Path, lens: str) -> Path:
@@ -359,21 +304,23 @@ def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
 
 
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
-    from prismlm.index.state import Partial
+    from prismlm.index.build import Parts
 
-    done = [number + 1 for number in Partial(out).complete(part.count)]
-    left = sorted(set(range(1, part.count + 1)) - set(done))
+    parts, every = Parts(out, part.count), range(1, part.count + 1)
+    # The others may have ended at the same time, and written the lens.
+    done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else list(every)
+    left = sorted(set(every) - set(done))
     if as_json:
         print_json({"lens": None, "shards": part.count, "done": done, "left": left})
         return
     typer.echo(
-        f"Part {part.number + 1} of {part.count} is done; left: {', '.join(map(str, left))}. "
-        "The last one writes the lens."
+        f"Part {part.number + 1} of {part.count} is done; left: "
+        f"{', '.join(map(str, left)) or 'none'}. The last one writes the lens."
     )
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    from prismlm.index.mass import LARGEST_GROUPS
+    from prismlm.index.scan import LARGEST_GROUPS
 
     prototypes = summary["prototypes"]
     rows = [
@@ -382,7 +329,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         ("prototypes", f"{prototypes:,}"),
         ("with contexts", f"{summary['with_contexts']:,}"),
         ("in use", f"{summary['in_use']:,} ({summary['in_use'] / max(1, prototypes):.1%})"),
-        ("positions kept", count(summary["positions"]) if summary["positions"] else "none"),
+        ("positions kept", count(summary["positions"])),
         ("time", duration(summary["seconds"])),
     ]
     if summary["summed_share"]:

@@ -64,7 +64,7 @@ SHARES_BY = (
     "Shares by document, source, domain or license (default: domain, or source where all have one)."
 )
 BY = ("document", "source", "domain", "license")
-METHODS = ("evidence", "contexts", "source")
+METHODS = ("evidence", "source")
 SPLITS = ("train", "heldout", "all")
 Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
@@ -89,9 +89,7 @@ TextFiles = Annotated[
 ]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist.")]
 By = Annotated[str | None, choice("COLUMN", SHARES_BY, BY)]
-Method = Annotated[
-    str, choice("METHOD", "evidence, contexts, or source: PRISM's A = Σ α μ.", METHODS)
-]
+Method = Annotated[str, choice("METHOD", "evidence, or source: PRISM's A = Σ α μ.", METHODS)]
 Split = Annotated[str, choice("SPLIT", "Documents to read: train, heldout or all.", SPLITS)]
 Temperature = Annotated[float, number("T", "0 takes the top token.")]
 SamplingSeed = Annotated[int, option("S", "Of the sampling.")]

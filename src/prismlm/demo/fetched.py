@@ -138,7 +138,6 @@ def _put_lens(shipped: Path, lens: Path, corpus: Path) -> None:
         shutil.copytree(shipped, made, dirs_exist_ok=True)
         contexts = made / layout.CONTEXTS_FILE
         save_file({"states": _context_states(made, meta["cells"])}, str(contexts))
-        suffixes.write_checksums(made)
         share(contexts)
         meta |= {"corpus_path": str(corpus.resolve()), "corpus_name": corpus.name}
         meta |= {"corpus": found.fingerprint, "tokenizer": found.meta["tokenizer"]["fingerprint"]}

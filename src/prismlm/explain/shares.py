@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from prismlm.index.lens import Lens
 
-Method = Literal["evidence", "contexts", "source"]
+Method = Literal["evidence", "source"]
 METHODS: tuple[str, ...] = get_args(Method)
 COLUMNS = ("document", *GROUP_COLUMNS)
 # Of documents that carry at least so much of an answer, most are about its subject; of those that

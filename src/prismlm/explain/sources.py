@@ -101,13 +101,12 @@ class DocumentSources:
 
     Attributes:
         doc_id, source, domain, license, title, url: the document.
-        cells: the prototypes whose cells its positions are in, the fullest first; None without
-            cells.
+        cells: the prototypes whose cells its positions are in, the fullest first.
         uses: the prototypes that have it among their contexts, by usage-weighted share.
         neighbourhood: Σ usage_i / contexts_i over those, relative to Σ usage_i of all prototypes:
             how much of the neighbourhood of an average use it makes up.
         expected: the same, averaged over all documents among the contexts of the lens.
-        base_rate: its share of all positions of the lens; without cells, one document's of them.
+        base_rate: its share of all positions of the lens.
     """
 
     doc_id: str
@@ -116,7 +115,7 @@ class DocumentSources:
     license: str | None
     title: str | None
     url: str | None
-    cells: list[CellUse] | None
+    cells: list[CellUse]
     uses: list[DocumentUse]
     neighbourhood: float
     expected: float
@@ -153,8 +152,8 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
     """Return the prototypes whose cells hold a document, or that have it among their contexts.
 
     Raises:
-        InputError: the lens has no such document; without cells, no context is from it. The
-            message says whether the corpus has it, where the corpus is at hand.
+        InputError: the lens has no such document; the message says whether the corpus has it,
+            where that is at hand.
     """
     check_document(lens, doc_id)
     names = lens.documents.names
@@ -181,11 +180,8 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
             )
         )
     uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
-    if lens.cells is None:
-        place, base_rate = lens.place(int(rows[0])), 1 / len(names)
-    else:
-        place = lens.cells.facts(lens.cells.document_number(doc_id))
-        base_rate = float(lens.cells.document_rates[lens.cells.document_number(doc_id)])
+    document = lens.cells.document_number(doc_id)
+    place = lens.cells.facts(document)
     placed = float(usage[counts > 0].sum()) / total
     return DocumentSources(
         doc_id,
@@ -194,13 +190,11 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
         uses=uses,
         neighbourhood=sum(use.usage * use.share for use in uses) / total,
         expected=placed / len(lens.documents.names),
-        base_rate=base_rate,
+        base_rate=float(lens.cells.document_rates[document]),
     )
 
 
-def _cells(lens: Lens, doc_id: str) -> list[CellUse] | None:
-    if lens.cells is None:
-        return None
+def _cells(lens: Lens, doc_id: str) -> list[CellUse]:
     held, sizes = lens.cells.cells_of(lens.cells.document_number(doc_id), lens.num_prototypes)
     if not held.any():
         raise InputError(
@@ -217,11 +211,9 @@ def check_document(lens: Lens, doc_id: str) -> None:
     Raises:
         InputError: it cannot; it says so of a document that is held out, or was never indexed.
     """
-    names, cells = lens.documents.names, lens.cells
-    if doc_id in names if cells is None else cells.document_number(doc_id) >= 0:
+    if lens.cells.document_number(doc_id) >= 0:
         return
-    if cells is not None:
-        names = cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
+    names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
     corpus, split = lens.corpus, lens.meta.split
     if corpus is None or doc_id not in corpus.doc_ids:
         gone = " The corpus is not at hand, so whether it is held out cannot be told."
@@ -231,17 +223,10 @@ def check_document(lens: Lens, doc_id: str) -> None:
             f"it was built from.{gone if corpus is None else ''}"
         )
     held_out = corpus.doc_ids.index(doc_id) in corpus.split("heldout")
-    if split != "all" and held_out != (split == "heldout"):
-        kind = "held out" if held_out else "not held out"
-        raise InputError(
-            f"the document {doc_id!r} is {kind}, and the lens {lens.name} was built of the "
-            f"corpus's {split} split: it was never indexed. `prismlm index --split all` indexes "
-            "it too."
-        )
     raise InputError(
-        f"the document {doc_id!r} is in the corpus, but none of its places is among the "
-        f"{lens.meta.contexts} nearest of any prototype, so the lens {lens.name} cannot point to "
-        "it. An index with --positions has every document."
+        f"the document {doc_id!r} is {'held out' if held_out else 'not held out'}, and the lens "
+        f"{lens.name} was built of the corpus's {split} split: it was never indexed. `prismlm "
+        "index --split all` indexes it too."
     )
 
 

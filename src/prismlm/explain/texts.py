@@ -269,7 +269,7 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
         text.losses.append(losses[counted])
         text.explained.append(explained[counted])
         if lm.lens is not None:
-            if text.so_far is None and lm.lens.cells is not None:
+            if text.so_far is None:
                 text.so_far = DocumentsSoFar(lm.lens.cells)
             parts = [
                 attribute(table.apart(part), lm.lens, options.method, so_far=text.so_far)

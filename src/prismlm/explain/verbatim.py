@@ -93,17 +93,10 @@ def quotes(
 
 
 def _place(lens: Lens, position: int) -> dict[str, Any]:
-    """Return the document of a place; without cells or corpus, the position alone."""
+    """Return the document of a place."""
+    found = lens.cells.facts(int(lens.cells.document_of(np.array([position]))[0]))
     known = ("doc_id", "title", "source", "license")
-    row: dict[str, Any] = dict.fromkeys(known)
-    if lens.cells is not None:
-        number = int(lens.cells.document_of(np.array([position]))[0])
-        found = lens.cells.facts(number)
-        row = {name: found[name] for name in known}
-    elif lens.corpus is not None:
-        number = lens.corpus.document_at(position)
-        row = {name: lens.corpus.column(name)[number] for name in known}
-    return row | {"position": position}
+    return {name: found[name] for name in known} | {"position": position}
 
 
 def verbatim_spans(

@@ -39,7 +39,7 @@ def routes(session: Session) -> APIRouter:
         # The first search would wait for all contexts to be read: they are, once a list is shown.
         catalogue = known()
         if not catalogue.read:
-            later.add_task(lambda: catalogue.words)
+            later.add_task(lambda: catalogue.texts)
         matching = catalogue.search(query, sort, everything)
         found = catalogue.of_category(matching, category)
         rows = [_row(catalogue.row(number)) for number in found[first : first + limit].tolist()]

@@ -2,58 +2,48 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.allocator import keep_freed_memory, return_freed_memory, returning_freed_memory
+from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.windows import split_counts
+from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import InputError
-from prismlm.files import check_room
+from prismlm.files import atomic_directory, check_room, discard, room_to_write, share, write_json
 from prismlm.index import layout
 from prismlm.index.codes import check_codes
 from prismlm.index.opened_model import check_embedded
-from prismlm.index.positions import check_share
 from prismlm.index.scan import IndexOptions, Scan, ScanInput, scan_passes
-from prismlm.index.state import Partial
-from prismlm.index.states import HiddenStates, pass_tokens
+from prismlm.index.states import HiddenStates
 from prismlm.index.write import lens_bytes, write_lens
 from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import Interrupts
+from prismlm.run_state import Held, Interrupts, busy, check_same, locked, read_note, writing
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
-SAVE_SECONDS = 60.0
-# A save takes at most this share of the time between two.
-SAVE_SHARE = 0.02
-WAIT_SECONDS = 0.5
+RUN_FILE, LOCK_FILE = "run.json", ".lock"
 # What the record of a lens says elsewhere, or not.
-NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states", "pass_tokens")
+NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
+SECONDS_MEASURED = 10.0
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One part of an index that several processes make.
-
-    Attributes:
-        number: which, from 0.
-        count: of how many.
-        finishes: whether this process writes the lens: None, if it is the last to be done; true,
-            it waits for the others; false, another one does.
-    """
+    """One part of an index that several processes make: which, from 0, and of how many."""
 
     number: int = 0
     count: int = 1
-    finishes: bool | None = None
 
 
 def build_index(
@@ -67,7 +57,6 @@ def build_index(
     trained_on: layout.TrainedOn = None,
     tokenizer: str | None = None,
     overwrite: bool = False,
-    save_seconds: float = SAVE_SECONDS,
     states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path | None:
@@ -77,10 +66,9 @@ def build_index(
     L nearest positions of each prototype are kept, one per document, ranked by cosine, then by
     position; uses and activations are summed over all positions.
 
-    What was found is saved beside the lens while it is being looked for. An index that was
-    interrupted or killed goes on from there when it is called again, to the same bytes. Parts are
-    indexed at any time; the last one that is done writes the lens, the one of an undivided index
-    if the machines compute the same cosines.
+    Parts are indexed at any time, and each is kept beside the lens, in ``.NAME.partial``, when it
+    is finished. The last one writes the lens, the one of an undivided index if the machines compute
+    the same cosines.
 
     Args:
         model: the causal language model.
@@ -88,11 +76,10 @@ def build_index(
         corpus: the text; any corpus, also one the model was not trained on.
         out: the lens directory.
         options: window, stride, contexts, split.
-        shard: which part, and who writes the lens; all of it, if none is given.
+        shard: which part; all of it, if none is given.
         trained_on: whether the model was trained on this corpus, if that is known.
         tokenizer: the fingerprint of the model's tokenizer, to be checked against the corpus's.
-        overwrite: replace an existing lens, and discard what was scanned with other inputs.
-        save_seconds: the least time between two saves; 0 saves after every forward pass.
+        overwrite: replace an existing lens, and discard parts that were made with other inputs.
         states: of the same model, corpus, split, window and stride, which are not read again.
         progress: shows tokens done.
 
@@ -102,61 +89,95 @@ def build_index(
     Raises:
         InputError: the lens exists, the corpus has no text in this split, its tokenizer is not
             the model's, the window does not fit the model, another process writes this lens, or
-            an index with other inputs was begun.
-        FormatError: the corpus, or what was saved, is damaged.
+            its parts are of other inputs.
+        FormatError: the corpus is damaged.
         PrismError: the disk is full or failing.
-        Interrupted: SIGINT or SIGTERM came; what was found is saved.
+        Interrupted: SIGINT or SIGTERM came; finished parts are kept.
     """
-    options, shard = options or IndexOptions(), shard or Shard()
+    options, shard, out = options or IndexOptions(), shard or Shard(), Path(out)
     check_index(model, corpus, options, tokenizer)
-    given, partial = ScanInput(model, head, corpus, options, states), Partial(Path(out))
-    run = _run(given, shard)
-    if _is_published(partial, run):
-        return partial.out
-    how = {"overwrite": overwrite, "save_seconds": save_seconds}
-    return _made(partial, given, shard, run, trained_on, progress, **how)
-
-
-def _is_published(partial: Partial, run: dict[str, Any]) -> bool:
-    """Put a lens in its place that has only to be put there; say whether it is of this run."""
-    if not partial.finished():
-        return False
-    with partial.finishing():
-        same = partial.matches(run)
-        partial.publish()
-    return same
-
-
-def _made(
-    partial: Partial,
-    given: ScanInput,
-    shard: Shard,
-    run: dict[str, Any],
-    trained_on: layout.TrainedOn,
-    progress: Reporter,
-    *,
-    overwrite: bool,
-    save_seconds: float,
-) -> Path | None:
-    model, corpus, options = given.model, given.corpus, given.options
-    check_lens(partial.out, overwrite=overwrite)
+    check_lens(out, overwrite=overwrite)
+    given, parts = ScanInput(model, head, corpus, options, states), Parts(out, shard.count)
     documents, tokens = split_counts(corpus, options.split)
-    expected = lens_bytes(given.head, options, documents, tokens - documents)
-    check_room(f"the lens {partial.out}", partial.out, expected, partial.path)
+    expected = lens_bytes(head, options, documents, tokens - documents)
+    check_room(f"the lens {out}", out, expected, parts.path)
+    run = _run(given, shard)
     if model.device.type == "cpu":
         keep_freed_memory()
-    with (
-        evaluating(model),
-        partial.leaving_nothing_useless(),
-        Interrupts(partial.rest) as interrupts,
-    ):
-        with partial.writing("the state"):
-            partial.begin(run, overwrite=overwrite)
-        with partial.working(shard.number, shard.count):
-            _scan_shard(partial, given, shard, save_seconds, interrupts, progress)
+    room = room_to_write(f"the lens {out}", out.parent, lambda: f"Make room. {parts.kept()}")
+    with evaluating(model), Interrupts(parts.kept) as interrupts, room:
         interrupts.now = True
-        meta = _meta(given, run, trained_on)
-        return _finish(partial, given, shard, meta, progress)
+        with parts.working(shard.number, run, overwrite=overwrite) as part:
+            if not part.is_dir():
+                with atomic_directory(part) as directory:
+                    _scan(given, shard, directory, progress)
+        if len(parts.complete()) < shard.count:
+            return None
+        with writing(out, wait=True):
+            if not parts.path.is_dir():  # another process has written the lens
+                return None
+            with atomic_directory(out) as directory:
+                _write(directory, given, parts, _meta(given, run, trained_on), progress)
+            discard(parts.path)
+    return out
+
+
+class Parts:
+    """The finished parts of a lens, in the directory ``.NAME.partial`` beside it.
+
+    ``run.json`` says what they are of.
+    """
+
+    def __init__(self, out: Path, count: int) -> None:
+        self.out, self.count = out, count
+        self.path = out.with_name(f".{out.name}.partial")
+
+    def part(self, number: int) -> Path:
+        """Return the directory of a part."""
+        return self.path / f"part-{number:05d}-of-{self.count:05d}"
+
+    def complete(self) -> list[int]:
+        """Return which parts are finished."""
+        return [number for number in range(self.count) if self.part(number).is_dir()]
+
+    def kept(self) -> str:
+        """Say what an interrupted run has left."""
+        if any(self.path.glob("part-*")):
+            return f"Finished parts are kept in {self.path}. Run the same command again to resume."
+        return "No part was finished: the same command begins anew."
+
+    @contextmanager
+    def working(self, number: int, run: dict[str, Any], *, overwrite: bool) -> Iterator[Path]:
+        """Yield the directory of a part, which no other process works on during the block."""
+        try:
+            self._begin(run, overwrite=overwrite)
+            with locked(self.path / LOCK_FILE, shared=True), writing(self.part(number)):
+                yield self.part(number)
+        except Held as held:
+            others = (path.read_text().strip() for path in self.path.glob(".part-*.lock"))
+            raise busy(self.out, held.process or ", ".join(others)) from None
+        except BaseException:
+            with suppress(OSError, Held), locked(self.path / LOCK_FILE):
+                if not any(self.path.glob("part-*")):
+                    discard(self.path)
+            raise
+
+    def _begin(self, run: dict[str, Any], *, overwrite: bool) -> None:
+        """Note what is indexed, or check that it is what was begun here."""
+        noted = self.path / RUN_FILE
+        before = read_note(noted, self.path) if noted.is_file() else run
+        if before != run and (overwrite or not any(self.path.glob("part-*"))):
+            with locked(self.path / LOCK_FILE):
+                discard(self.path)
+        else:
+            check_same(
+                f"an index of {self.out} was begun with another input",
+                before,
+                run,
+                "Resume that one, choose another --lens, or discard its parts with --overwrite.",
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(noted, run)
 
 
 def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
@@ -175,8 +196,6 @@ def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
         "codes": options.codes,
         "precision": "bf16" if options.bf16 else "float32",
         "shards": shard.count,
-        # An interrupted scan counts its passes, and those of another device are of another size.
-        "pass_tokens": pass_tokens(given.model.device),
     }
     if given.states is not None:
         given.states.check(run)
@@ -196,87 +215,38 @@ def _meta(given: ScanInput, run: dict[str, Any], trained_on: layout.TrainedOn) -
     }
 
 
-def _scan_shard(
-    partial: Partial,
-    given: ScanInput,
-    shard: Shard,
-    save_seconds: float,
-    interrupts: Interrupts,
-    progress: Reporter,
-) -> None:
+def _scan(given: ScanInput, shard: Shard, directory: Path, progress: Reporter) -> None:
+    """Read the blocks of a part, and write what was found."""
     slots = given.order.slots(shard.number, shard.count)
-    scan = partial.load(shard.number, shard.count)
-    if scan is None:
-        scan = Scan.empty(given, slots.start)
-        if given.options.positions is not None:
-            scan.spool = partial.spool(shard.number, shard.count, given.head.width, ())
     documents, tokens = split_counts(given.corpus, given.options.split)
-    left = (tokens - documents) * len(slots) // given.order.count - scan.tokens
-    saved, cost = time.monotonic(), 0.0
-    with progress.task("Indexing", max(left, 0), "tokens") as task:
-        if scan.tokens:
-            task.note(f"{scan.tokens:,} tokens were scanned before")
-        for done in scan_passes(scan, given, slots.stop):
+    share_of_all = len(slots) / given.order.count
+    with progress.task("Indexing", round((tokens - documents) * share_of_all), "tokens") as task:
+        scan = Scan.empty(given, directory)
+        for done in scan_passes(scan, given, slots):
             task.advance(done)
-            stopped = interrupts.received
-            began = time.monotonic()
-            due = began - saved >= max(save_seconds, cost / SAVE_SHARE) or save_seconds == 0
-            full = scan.spool is not None and scan.spool.full
-            if stopped or due or full:
-                # Sorting what waits would come on top of it.
-                return_freed_memory()
-            if stopped or due:
-                partial.save(scan, shard.number, shard.count, complete=False)
-                saved = time.monotonic()
-                cost = saved - began
-            elif full and scan.spool is not None:
-                # What is behind the last save is cut off where a killed run goes on.
-                with partial.writing("what was scanned"):
-                    scan.spool.flush()
-            if stopped:
-                interrupts.stop()
-    scan.finish_shard(given.order)
-    partial.save(scan, shard.number, shard.count, complete=True)
+    scan.save(directory)
 
 
-def _finish(
-    partial: Partial,
-    given: ScanInput,
-    shard: Shard,
-    meta: dict[str, Any],
-    progress: Reporter,
-) -> Path | None:
-    while shard.finishes and len(partial.complete(shard.count)) < shard.count:
-        time.sleep(WAIT_SECONDS)
-    if shard.finishes is False:
-        return None
-    with partial.finishing() as unfinished:
-        if not unfinished:
-            return partial.out
-        if len(partial.complete(shard.count)) < shard.count:
-            return None
-        scan = partial.load(0, shard.count)
-        assert scan is not None
-        spools = [scan.spool]
-        for number in range(1, shard.count):
-            other = partial.load(number, shard.count)
-            assert other is not None
-            scan.merge(other)
-            spools.append(other.spool)
-        on_cpu = given.model.device.type == "cpu"
-        freeing = returning_freed_memory() if on_cpu else nullcontext()
-        with partial.staging() as directory, freeing:
-            write_lens(directory, given, scan, spools, meta, progress)
-    return partial.out
+def _write(
+    directory: Path, given: ScanInput, parts: Parts, meta: dict[str, Any], progress: Reporter
+) -> None:
+    """Merge the parts and write the lens of all."""
+    width = given.head.width
+    scans = [Scan.load(parts.part(number), width) for number in range(parts.count)]
+    first, *others = scans
+    for other in others:
+        first.merge(other)
+    write_lens(directory, given, first, [scan.spool for scan in scans], meta, progress)
+    share(directory)
 
 
 def check_lens(out: Path, *, overwrite: bool) -> None:
-    """Check that a lens may be written to a directory, unless one has only to be put there.
+    """Check that a lens may be written to a directory.
 
     Raises:
         InputError: there is a lens and it is not to be replaced, or something else is there.
     """
-    if Partial(out).finished() or not out.exists():
+    if not out.exists():
         return
     if not overwrite:
         raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
@@ -298,7 +268,7 @@ def check_index(
             "index --split all, or build it with `prismlm corpus build` and another --heldout "
             "share."
         )
-    check_window_and_batches(model, options)
+    check_options(model, options)
     if tokenizer is not None and tokenizer != corpus.meta["tokenizer"]["fingerprint"]:
         raise InputError(
             f"the corpus {corpus.name} was tokenised with another tokenizer than the model's: "
@@ -310,19 +280,62 @@ def check_index(
         check_embedded(model, corpus.tokenizer, largest, str(model.name_or_path))
 
 
-def check_window_and_batches(model: PreTrainedModel, options: IndexOptions) -> None:
+def check_options(model: PreTrainedModel, options: IndexOptions) -> None:
     """Check the options that no corpus is needed for.
 
     Raises:
-        InputError: a window that the model cannot read, or batches without tokens.
+        InputError: a share or code that is none, or a window that the model cannot read.
     """
     check_share(options.positions)
     check_codes(options.codes)
-    if options.tokens_per_batch < 1:
-        raise InputError(f"batches of {options.tokens_per_batch} tokens: expected at least 1.")
     longest = getattr(model.config, "max_position_embeddings", None)
     if longest is not None and options.window > longest:
         raise InputError(
             f"a window of {options.window} tokens does not fit a model that reads {longest}: "
             f"pass --window {longest} or less."
         )
+
+
+def check_share(share: float) -> float:
+    """Return a share of positions; InputError unless it is above 0 and up to 1."""
+    if not 0 < share <= 1:  # NaN is refused too
+        raise InputError(
+            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
+            "to 1."
+        )
+    return share
+
+
+def estimate_index(
+    model: PreTrainedModel,
+    head: PrototypeHead,
+    corpus: Corpus,
+    options: IndexOptions | None = None,
+    scale: float | None = 1.0,
+) -> Cost:
+    """Time some passes of what ``build_index`` with the same arguments would do, and multiply.
+
+    The figures are ``documents`` to read, ``tokens`` to predict and ``tokens_per_second``.
+
+    Args:
+        model, head, corpus, options: as of ``build_index``.
+        scale: how many times as much text there is as in ``corpus``; None: not known.
+    """
+    options = options or IndexOptions()
+    check_index(model, corpus, options)
+    given = ScanInput(model, head, corpus, options)
+    with evaluating(model), TemporaryDirectory() as directory:
+        scan = Scan.empty(given, Path(directory))
+        passes = scan_passes(scan, given, range(given.order.count))
+        rate = rate_of(passes, SECONDS_MEASURED, enough=2**14) or 1e4
+    counted = split_counts(corpus, options.split)
+    documents, tokens = (None if scale is None else round(scale * each) for each in counted)
+    if tokens is not None and documents is not None:
+        tokens -= documents
+    return Cost(
+        None if tokens is None else tokens / rate,
+        peak_memory(model.device.type),
+        lens_bytes(head, options, documents, tokens),
+        {"documents": documents, "tokens": tokens, "tokens_per_second": rate},
+        basis="Measured on a few passes.",
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +20,6 @@ from prismlm.index.codes import Codes, open_codes
 from prismlm.index.where import Conditions, Keys, rows_matching
 
 ROWS_AT_ONCE = 2**20
-# Records that share a checksum.
-BLOCK_ROWS = 64
-
-
 # Positions and tokens are kept in as few bytes as the last of them needs.
 POSITION_TYPES = {4: "<u4", 8: "<i8"}
 TOKEN_TYPES = {2: "<u2", 4: "<i4"}
@@ -37,25 +32,16 @@ def record_type(codes: Codes, position_bytes: int = 8, token_bytes: int = 4) -> 
     return np.dtype([*first, *codes.fields])
 
 
-def column_types(
-    codes: Codes, position_bytes: int = 8, token_bytes: int = 4
-) -> tuple[np.dtype, ...]:
-    """Return the types of ``layout.CELL_FILES``: records; keys and rows of ranges; checksums."""
-    others = (np.dtype(t) for t in ("<i8", "<i8", "<u4"))
-    return record_type(codes, position_bytes, token_bytes), *others
-
-
 @dataclass(frozen=True)
 class CellsMeta:
     """How cells were written.
 
     Attributes:
-        codes: of hidden states: int8, pq, pq8 or pq12.
+        codes: of hidden states: int8, pq or pq12.
         share: of all positions that were kept, drawn by a hash of each; 1.0 keeps all.
         rows: positions kept.
         vocabulary: tokens that the key of a range is counted in: key = cell · V + token.
         width: d.
-        checksums: CRC-32 of the keys and of the first rows of all ranges, and of centres in pq.
         position_bytes: of a global position, 4 or 8.
         token_bytes: of a token, 2 or 4.
     """
@@ -65,7 +51,6 @@ class CellsMeta:
     rows: int
     vocabulary: int
     width: int
-    checksums: list[int]
     position_bytes: int
     token_bytes: int
 
@@ -73,13 +58,12 @@ class CellsMeta:
 class Cells:
     """The positions of a lens, memory-mapped; a question reads the ranges that it needs alone.
 
+    A row is a position's number, in the order of cell, next token and position.
+
     Args:
         directory: of the lens.
         meta: what ``meta.json`` says of them.
-        check: compares other files of the lens with their digests.
-
-    A row is a position's number, in the order of cell, next token and position. Every block of 64
-    rows is compared with its checksum when it is first read.
+        check: compares files of the lens that are read as a whole with their digests.
 
     Attributes:
         meta: how they were written.
@@ -93,81 +77,51 @@ class Cells:
         meta: dict[str, Any],
         check: Callable[[Collection[str]], None] = lambda _: None,
     ) -> None:
-        self._check_files = check
+        self._directory, self._check_files = directory, check
         self.path = directory / layout.CELLS_FILE
         where = f"{directory / layout.META_FILE}, cells,"
-        self.meta = from_json(CellsMeta, meta, where)
+        # Lenses of before noted checksums here.
+        known = {name: value for name, value in meta.items() if name != "checksums"}
+        self.meta = from_json(CellsMeta, known, where)
         sizes = self.meta.position_bytes, self.meta.token_bytes
-        known = sizes[0] in POSITION_TYPES and sizes[1] in TOKEN_TYPES
-        if not known or self.meta.vocabulary < 1:
+        if sizes[0] not in POSITION_TYPES or sizes[1] not in TOKEN_TYPES:
             raise FormatError(f"{where} cannot be read. Build the lens again.")
-        meta_of_codes = self.meta.codes, self.meta.width, self.meta.checksums[2:]
-        self.codes = open_codes(directory, *meta_of_codes)
-        types = column_types(self.codes, *sizes)
+        if self.meta.codes != "int8":
+            check([layout.CELL_CENTRES_FILE])
+        self.codes = open_codes(directory, self.meta.codes, self.meta.width)
+        types = record_type(self.codes, *sizes), np.dtype("<i8"), np.dtype("<i8")
         opened = [
             _opened(directory / name, kind)
             for name, kind in zip(layout.CELL_FILES, types, strict=True)
         ]
-        self._records, self._keys, self._starts, self._checksums = opened
-        blocks = -(-self.meta.rows // BLOCK_ROWS)
-        if (
-            len(self._records) != self.meta.rows
-            or len(self._keys) != len(self._starts)
-            or len(self._checksums) != blocks
-        ):
+        self._records, self._keys, self._starts = opened
+        if len(self._records) != self.meta.rows or len(self._keys) != len(self._starts):
             raise _damaged(self.path, "its files have other lengths than they should")
         size = self._records.dtype.itemsize
         self._bytes = np.asarray(self._records).view(np.uint8).reshape(-1, size)
-        self._directory = directory
-        self._checked = np.zeros(blocks, dtype=bool)
         self._columns: dict[str, Keys] = {}
         self._matching: dict[Conditions, np.ndarray] = {}
         self._facts: dict[int, dict[str, Any]] = {}
 
     @cached_property
     def keys_and_starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The key and the first row of every range, compared with their checksums."""
-        columns = self._keys, self._starts
-        names = layout.CELL_KEYS_FILE, layout.CELL_STARTS_FILE
-        for column, name, expected in zip(columns, names, self.meta.checksums, strict=False):
-            if zlib.crc32(column.view(np.uint8).data) != expected:
-                raise _damaged(self._directory / name, "it does not hold what was written")
-        return columns
-
-    @cached_property
-    def _checksums_of_blocks(self) -> np.ndarray:
-        self._check_files([layout.CELL_CHECKSUMS_FILE])
-        return self._checksums
+        """The key and the first row of every range."""
+        self._check_files([layout.CELL_KEYS_FILE, layout.CELL_STARTS_FILE])
+        return self._keys, self._starts
 
     def __len__(self) -> int:
         return self.meta.rows
 
     def ranges(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the positions of each cell and next token start and stop; empty if none.
-
-        Args:
-            cells, tokens: pairs, int64 [n].
-
-        Returns:
-            starts, stops: rows, int64 [n].
-
-        Raises:
-            FormatError: the file is damaged.
-        """
+        """Return the first row of each pair of cell and next token, and the one after: [n] each."""
         wanted = cells.astype(np.int64) * self.meta.vocabulary + tokens
         return self._first_row(wanted), self._first_row(wanted + 1)
 
     def beside(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where a cell's positions with other next tokens start and stop, either side.
+        """Return where a cell's rows of other next tokens start and stop, before and after: [n, 2].
 
         Args:
             cells, tokens: pairs, int64 [n].
-
-        Returns:
-            starts, stops: rows before the token's own, and after them, int64 [n, 2].
-
-        Raises:
-            FormatError: the file is damaged.
         """
         cell = cells.astype(np.int64) * self.meta.vocabulary
         edges = [cell, cell + tokens, cell + tokens + 1, cell + self.meta.vocabulary]
@@ -184,31 +138,12 @@ class Cells:
         return rows
 
     def records(self, rows: np.ndarray) -> np.ndarray:
-        """Return copies of records: position, token read there, probability, scale and code.
-
-        Raises:
-            FormatError: the file does not hold what was written.
-        """
-        self._check_blocks(rows // BLOCK_ROWS)
+        """Return copies of records: position, token read there, probability, scale and code."""
         # As plain bytes, rows are copied whole and not field by field.
         return self._bytes.take(rows, axis=0).view(self._records.dtype)[:, 0]
 
-    def _check_blocks(self, blocks: np.ndarray) -> None:
-        unchecked = blocks[~self._checked[blocks]]
-        for block in np.unique(unchecked).tolist() if len(unchecked) else ():
-            data = self._records[block * BLOCK_ROWS : (block + 1) * BLOCK_ROWS].tobytes()
-            if zlib.crc32(data) != int(self._checksums_of_blocks[block]):
-                raise _damaged(self.path, f"block {block} is not what was written")
-            self._checked[block] = True
-
     def positions(self, first: int, count: int) -> np.ndarray:
-        """Return the global positions of successive rows, int64 [at most count].
-
-        Raises:
-            FormatError: the file does not hold what was written.
-        """
-        last = min(first + count, len(self))
-        self._check_blocks(np.arange(first // BLOCK_ROWS, -(-last // BLOCK_ROWS)))
+        """Return the global positions of successive rows, int64 [at most count]."""
         return self._records["position"][first : first + count].astype(np.int64)
 
     @cached_property
@@ -245,22 +180,22 @@ class Cells:
         return self._columns[column]
 
     def matching(self, conditions: Conditions) -> np.ndarray:
-        """Return which documents match a filter: bool [documents].
-
-        Raises:
-            InputError: a value of the filter occurs nowhere.
-        """
+        """Return which documents match a filter: bool [documents]; see :func:`rows_matching`."""
         if conditions not in self._matching:
             self._matching[conditions] = rows_matching(conditions, self.keys, self.keys)
         return self._matching[conditions]
 
     @cached_property
+    def _held(self) -> np.ndarray:
+        """How many positions each range has, int64 [ranges]."""
+        return np.diff(np.append(self.keys_and_starts[1], self.meta.rows))
+
+    @cached_property
     def token_rates(self) -> np.ndarray:
         """The share of each token in what comes next at all positions, float64 [V]."""
-        keys, starts = self.keys_and_starts
-        held = np.diff(np.append(starts, self.meta.rows))
-        counts = np.bincount(keys % self.meta.vocabulary, held, minlength=self.meta.vocabulary)
-        return counts / max(1, self.meta.rows)
+        vocabulary = self.meta.vocabulary
+        tokens = self.keys_and_starts[0] % vocabulary
+        return np.bincount(tokens, self._held, minlength=vocabulary) / max(1, len(self))
 
     @cached_property
     def document_rates(self) -> np.ndarray:
@@ -278,32 +213,23 @@ class Cells:
         """Return how many positions of a document each cell holds, and how many it has at all.
 
         Every record is looked at, since cells are not ordered by document: about a second for some
-        million.
-
-        Args:
-            document: a row of ``documents``.
-            cells: K.
-
-        Returns:
-            int64 [K] each.
+        million. ``document`` is a row of ``documents``, ``cells`` is K; int64 [K] each.
         """
         keys, starts = self.keys_and_starts
         first = int(self.starts[document])
         last = first + int(self.documents["length"][document].as_py())
-        found: list[np.ndarray] = []
+        found = [np.empty(0, dtype=np.int64)]
         for begin in range(0, len(self), ROWS_AT_ONCE):
             position = self.positions(begin, ROWS_AT_ONCE)
             found.append(np.flatnonzero((position >= first) & (position < last)) + begin)
-        rows = np.concatenate([np.empty(0, dtype=np.int64), *found])
+        rows = np.concatenate(found)
         cell = keys[np.searchsorted(starts, rows, side="right") - 1] // self.meta.vocabulary
         return np.bincount(cell, minlength=cells), self.sizes(cells)
 
     def sizes(self, cells: int) -> np.ndarray:
         """Return how many positions each of K cells holds, int64 [K]."""
-        keys, starts = self.keys_and_starts
-        held = np.diff(np.append(starts, self.meta.rows))
-        owners = keys // self.meta.vocabulary
-        return np.bincount(owners, held, minlength=cells).astype(np.int64)
+        owners = self.keys_and_starts[0] // self.meta.vocabulary
+        return np.bincount(owners, self._held, minlength=cells).astype(np.int64)
 
     def document_number(self, doc_id: str) -> int:
         """Return a document's row, or −1 where there is none of this id."""

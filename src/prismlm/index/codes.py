@@ -1,19 +1,15 @@
 """How the hidden states of positions are kept: a byte for each number, or by product quantisation.
 
 In int8 a unit state is scale · code / 127, with a scale of its own. Product quantisation (Jégou et
-al. 2011) cuts a state into parts and keeps of each the number of the nearest of 256 centres,
-learned from a sample of the positions. With parts of four numbers (``pq``) a state is four times
-smaller and its cosines are off by a hundredth or two; with parts of eight or twelve (``pq8``,
-``pq12``) it is smaller still, and they are off by three hundredths or more. The library faiss
-learns centres and finds the nearest; reading needs the centres alone.
+al. 2011) cuts a state into parts of four numbers (``pq``) and keeps of each the number of the
+nearest of 256 centres, learned by faiss from a sample of the positions: a quarter of the size, with
+cosines that are off by a hundredth or two. ``pq12``, with parts of twelve, is that of the demo.
 """
 
 from __future__ import annotations
 
-import zlib
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,65 +19,33 @@ from torch.nn import functional
 from prismlm.errors import FormatError, InputError, check_choice
 from prismlm.index import layout
 
-CodeName = Literal["int8", "pq", "pq8", "pq12"]
-CODE_NAMES: tuple[str, ...] = get_args(CodeName)
-# Of product quantisation: the numbers of a part, and centres for each part.
-PARTS = {"pq": 4, "pq8": 8, "pq12": 12}
+CodeName = Literal["int8", "pq", "pq12"]
+# Numbers of a part, and centres for each part.
+PARTS = {"pq": 4, "pq12": 12}
 CENTRES = 256
 # Positions that centres are learned from: as many as faiss takes for 256 of them.
 SAMPLE = 256 * CENTRES
 
 
-class Codes(ABC):
-    """The code of hidden states; records are of a dtype with :attr:`fields`.
-
-    Attributes:
-        name: as in ``meta.json``.
-        width: d.
-        fields: what a record holds of a state.
-    """
-
-    name: CodeName
-    width: int
-    fields: list[tuple[Any, ...]]
-
-    @abstractmethod
-    def states(self, records: np.ndarray) -> Tensor:
-        """Return the hidden states of records, of length 1 as near as codes allow: [n, d]."""
-
-    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
-        """Return the cosine of each record's state to a unit state, float32 [n]."""
-        return (self.states(records) @ state).numpy()
-
-    @abstractmethod
-    def put(self, records: np.ndarray, into: np.ndarray) -> None:
-        """Code the states of int8 records into records of this code."""
-
-    def write(self, directory: Path) -> list[int]:
-        """Write what reading needs besides records; return its checksums."""
-        return []
-
-
-class Int8Codes(Codes):
-    """A byte for each number, and a scale for each state."""
-
-    name = "int8"
+class Int8Codes:
+    """A byte for each number of a state, and a scale for each state; records have ``fields``."""
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.fields = [("scale", "<f2"), ("code", "i1", (width,))]
+        self.fields: list[tuple[Any, ...]] = [("scale", "<f2"), ("code", "i1", (width,))]
 
     def states(self, records: np.ndarray) -> Tensor:
-        """Return scale · code / 127."""
+        """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
         return torch.from_numpy(records["code"]).float() * self._factor(records)[:, None]
 
     def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
-        """Return the cosines; scales are applied to products, of which there are fewer."""
+        """Return the cosine of each record's state to a unit state, float32 [n]."""
+        # Scales are applied to products, of which there are fewer.
         products = torch.from_numpy(records["code"]).float() @ state
         return (products * self._factor(records)).numpy()
 
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
-        """Copy codes."""
+        """Copy the codes of int8 records."""
         into["scale"], into["code"] = records["scale"], records["code"]
 
     @staticmethod
@@ -89,29 +53,19 @@ class Int8Codes(Codes):
         return torch.from_numpy(records["scale"].astype(np.float32) / 127)
 
 
-class ProductCodes(Codes):
-    """The nearest centre of each part of a state.
+class ProductCodes:
+    """The nearest centre of each part of a state, which is filled up with zeros to whole parts."""
 
-    Args:
-        name: pq, pq8 or pq12.
-        width: d; where it is no multiple of a part, states are filled up with zeros.
-        centres: float32 [parts, 256, numbers of a part].
-    """
-
-    def __init__(self, name: CodeName, width: int, centres: np.ndarray) -> None:
-        self.name, self.width, self.centres = name, width, centres
-        parts = len(centres)
-        self.fields = [("code", "u1", (parts,))]
-        self._table = torch.from_numpy(centres.reshape(parts * CENTRES, PARTS[name]))
+    def __init__(self, width: int, centres: np.ndarray) -> None:
+        self.width, self.centres = width, centres
+        parts, _, part = centres.shape
+        self.fields: list[tuple[Any, ...]] = [("code", "u1", (parts,))]
+        self._table = torch.from_numpy(centres.reshape(parts * CENTRES, part))
         self._first = torch.arange(parts) * CENTRES
 
     @classmethod
-    def learn(cls, sample: np.ndarray, name: CodeName = "pq") -> ProductCodes:
-        """Learn centres from states, float32 [n, d], n ≥ 1; the same for the same states.
-
-        Raises:
-            InputError: faiss is not installed.
-        """
+    def learn(cls, sample: np.ndarray, name: str = "pq") -> ProductCodes:
+        """Learn centres from states, float32 [n, d], n ≥ 1; the same for the same states."""
         faiss, width = _faiss(), sample.shape[1]
         parts, part = parts_of(width, name), PARTS[name]
         # There must be a state for each centre; where there are fewer, they are repeated.
@@ -127,16 +81,19 @@ class ProductCodes(Codes):
         finally:
             faiss.omp_set_num_threads(threads)
         centres = faiss.vector_to_array(quantiser.centroids)
-        return cls(name, width, centres.reshape(parts, CENTRES, part))
+        return cls(width, centres.reshape(parts, CENTRES, part))
 
     def states(self, records: np.ndarray) -> Tensor:
-        """Return the centres put together, at length 1."""
+        """Return the centres put together, at length 1: float32 [n, d]."""
         index = torch.from_numpy(records["code"]).long() + self._first
-        found = self._table[index].flatten(1)[:, : self.width]
-        return functional.normalize(found, dim=-1)
+        return functional.normalize(self._table[index].flatten(1)[:, : self.width], dim=-1)
+
+    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
+        """Return the cosine of each record's state to a unit state, float32 [n]."""
+        return (self.states(records) @ state).numpy()
 
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
-        """Find the nearest centres."""
+        """Find the nearest centres of the states of int8 records."""
         faiss = _faiss()
         parts, _, part = self.centres.shape
         quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
@@ -144,34 +101,30 @@ class ProductCodes(Codes):
         states = Int8Codes(self.width).states(records).numpy()
         into["code"] = quantiser.compute_codes(_filled(states, part))
 
-    def write(self, directory: Path) -> list[int]:
-        """Write the centres."""
-        np.save(directory / layout.CELL_CENTRES_FILE, self.centres)
-        return [zlib.crc32(self.centres.data)]
+
+Codes = Int8Codes | ProductCodes
 
 
-def parts_of(width: int, name: CodeName = "pq") -> int:
+def parts_of(width: int, name: str = "pq") -> int:
     """Return into how many parts a state is cut."""
     return -(-width // PARTS[name])
 
 
-def check_codes(name: str) -> None:
-    """Check that states can be coded so, before anything is read.
+def check_codes(name: str) -> CodeName:
+    """Return the name of a code, checked before anything is read.
 
     Raises:
         InputError: there is no such code, or it needs faiss, which is not installed.
     """
-    check_choice("--codes", name, CODE_NAMES)
-    if name in PARTS:
+    if name not in PARTS:
+        check_choice("--codes", name, ("int8", "pq"))
+    else:
         _faiss()
+    return cast("CodeName", name)
 
 
-def open_codes(directory: Path, name: str, width: int, checksums: list[int]) -> Codes:
-    """Return the code that the cells of a lens have.
-
-    Raises:
-        FormatError: another version wrote it, or the centres are damaged.
-    """
+def open_codes(directory: Path, name: str, width: int) -> Codes:
+    """Return the code that the cells of a lens have."""
     if name == "int8":
         return Int8Codes(width)
     if name not in PARTS:
@@ -181,13 +134,10 @@ def open_codes(directory: Path, name: str, width: int, checksums: list[int]) -> 
         )
     path = directory / layout.CELL_CENTRES_FILE
     centres = np.array(layout.open_array(path))
-    code = cast("CodeName", name)
-    shape = (parts_of(width, code), CENTRES, PARTS[name])
+    shape = (parts_of(width, name), CENTRES, PARTS[name])
     if centres.dtype != np.float32 or centres.shape != shape:
         raise FormatError(f"{path} is damaged (not float32 {list(shape)}). Build the lens again.")
-    if [zlib.crc32(centres.data)] != checksums:
-        raise FormatError(f"{path} is damaged (not what was written). Build the lens again.")
-    return ProductCodes(code, width, centres)
+    return ProductCodes(width, centres)
 
 
 def _filled(states: np.ndarray, part: int) -> np.ndarray:

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from prismlm.index import layout
@@ -16,8 +15,7 @@ from prismlm.index.lens import Lens
 NEAR_DUPLICATE = 0.999
 CONVERGED = 0.99
 # An index has enough text where so little of it converges it, and so many prototypes are filled.
-ENOUGH_AT = 0.5
-FILLED = 0.95
+ENOUGH_AT, FILLED = 0.5, 0.95
 QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 
 
@@ -42,10 +40,7 @@ class Spread:
     def quantiles(self) -> dict[str, dict[str, float]]:
         """Return quantiles over the prototypes of every figure."""
         return {
-            name: {
-                label: float(np.quantile(values, q)) if len(values) else 0.0
-                for label, q in QUANTILES.items()
-            }
+            name: {label: float(np.quantile(values, q)) for label, q in QUANTILES.items()}
             for name, values in vars(self).items()
         }
 
@@ -55,23 +50,17 @@ class LensInspection:
     """A lens in figures.
 
     Attributes:
-        tokens: predictions read.
-        documents: documents read.
-        split: of which split of the corpus.
-        trained_on: whether the model was trained on this corpus, if known.
+        tokens, documents, split, trained_on: as of :class:`~prismlm.index.layout.LensMeta`.
         prototypes: K.
-        with_contexts: prototypes that have a context.
-        in_use: prototypes used at least once.
+        with_contexts, in_use: prototypes that have a context, that are used at least once.
         kept: places that are kept of each prototype where the text has as many.
         filled: prototypes in use that have as many.
         convergence: the mean nearest cosine after growing shares of the corpus.
         converged_at: the first share at which it is within 1 % of its last value; None without a
             curve.
-        contexts: contexts kept.
-        distinct_documents: documents that any of them comes from.
+        contexts, distinct_documents: contexts kept, and documents that any of them comes from.
         largest_document_share: the share of contexts that one document gives.
-        duplicate_share: duplicates among all contexts of their prototype.
-        near_duplicate_share: near duplicates likewise.
+        duplicate_share, near_duplicate_share: among all contexts of their prototype.
         spread: of every prototype.
     """
 
@@ -107,34 +96,32 @@ class LensInspection:
     @property
     def verdict(self) -> str:
         """Whether there was enough text for this index, and why, in a sentence."""
-        every = "all" if self.filled == self.in_use else f"{self.filled:,} of"
-        filled = f"{every} {self.in_use:,} active prototypes have their {self.kept} stored contexts"
         if self.converged_at is None:
-            return (
-                f"Whether there was enough text cannot be told: {filled}, and this lens was built "
-                "before convergence was noted. Build it again."
-            )
-        settled = self.converged_at <= ENOUGH_AT
-        closer = (
-            f"the second half of the text brought prototypes {'less' if settled else 'more'} than "
-            "1 % closer to their nearest place"
+            return "Whether there was enough text cannot be told: the lens has no curve."
+        every = "all" if self.filled == self.in_use else f"{self.filled:,} of"
+        half = "less" if self.converged_at <= ENOUGH_AT else "more"
+        why = (
+            f"the second half of the text brought prototypes {half} than 1 % closer to their "
+            f"nearest place, and {every} {self.in_use:,} active prototypes have their {self.kept} "
+            "stored contexts."
         )
-        joined = "and" if settled == (self.filled >= FILLED * self.in_use) else "but"
-        found, way_out = (
-            ("Enough", "") if self.enough else ("Not enough", " Index a larger corpus.")
-        )
-        return f"{found} text for this index: {closer}, {joined} {filled}.{way_out}"
+        if self.enough:
+            return f"Enough text for this index: {why}"
+        return f"Not enough text for this index: {why} Index a larger corpus."
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: quantiles of the spread, and the spread of each prototype."""
-        value = asdict(self) | {"spread": self.spread.quantiles()}
         columns = {name: column.tolist() for name, column in vars(self.spread).items()}
-        value |= {"enough": self.enough, "verdict": self.verdict}
-        value["by_prototype"] = [
-            {"prototype": number, **dict(zip(columns, row, strict=True))}
-            for number, row in enumerate(zip(*columns.values(), strict=True))
-        ]
-        return value
+        rows = zip(*columns.values(), strict=True)
+        return asdict(self) | {
+            "spread": self.spread.quantiles(),
+            "enough": self.enough,
+            "verdict": self.verdict,
+            "by_prototype": [
+                {"prototype": number, **dict(zip(columns, row, strict=True))}
+                for number, row in enumerate(rows)
+            ],
+        }
 
 
 def inspect_lens(lens: Lens) -> LensInspection:
@@ -144,28 +131,27 @@ def inspect_lens(lens: Lens) -> LensInspection:
         FormatError: a file is damaged.
     """
     layout.check_files(lens.path, lens.meta)
-    spread = _spread(lens)
-    usage = lens.prototypes["usage"].to_numpy()
+    spread, meta = _spread(lens), lens.meta
+    used = lens.prototypes["usage"].to_numpy() > 0
     _, document = lens.documents
-    count = len(document)
-    curve = lens.meta.convergence
+    count = max(1, len(document))
     return LensInspection(
-        tokens=lens.meta.tokens,
-        documents=lens.meta.documents,
-        split=lens.meta.split,
-        trained_on=lens.meta.trained_on,
+        tokens=meta.tokens,
+        documents=meta.documents,
+        split=meta.split,
+        trained_on=meta.trained_on,
         prototypes=lens.num_prototypes,
         with_contexts=int((spread.documents > 0).sum()),
-        in_use=int((usage > 0).sum()),
-        kept=lens.meta.contexts,
-        filled=int(((usage > 0) & (spread.documents >= lens.meta.contexts)).sum()),
-        convergence=curve,
-        converged_at=_converged_at(curve),
-        contexts=count,
+        in_use=int(used.sum()),
+        kept=meta.contexts,
+        filled=int((used & (spread.documents >= meta.contexts)).sum()),
+        convergence=meta.convergence,
+        converged_at=_converged_at(meta.convergence),
+        contexts=len(document),
         distinct_documents=len(np.unique(document)),
-        largest_document_share=float(np.bincount(document).max() / count) if count else 0.0,
-        duplicate_share=float(spread.duplicates.sum() / max(count, 1)),
-        near_duplicate_share=float(spread.near_duplicates.sum() / max(count, 1)),
+        largest_document_share=float(np.bincount(document, minlength=1).max() / count),
+        duplicate_share=float(spread.duplicates.sum() / count),
+        near_duplicate_share=float(spread.near_duplicates.sum() / count),
         spread=spread,
     )
 
@@ -180,34 +166,21 @@ def _converged_at(curve: list[dict[str, float]]) -> float | None:
 
 def _spread(lens: Lens) -> Spread:
     activation = lens.index["activation"].to_numpy()
-    texts = _texts(lens.index) if lens.meta.with_text else None
-    documents, effective, same, near = (np.zeros(lens.num_prototypes) for _ in range(4))
+    columns = (lens.index[name].to_pylist() for name in ("before", "token", "after"))
+    texts = list(zip(*columns, strict=True)) if lens.meta.with_text else None
+    sources, codes = lens.keys("mass", "source")
+    by_source = np.zeros((lens.num_prototypes, len(sources)))
+    place = lens.mass["prototype"].to_numpy(), codes
+    np.add.at(by_source, place, lens.mass["activation_sum"].to_numpy())
+    rows: list[tuple[int, float, float, int, int]] = []
     for prototype in range(lens.num_prototypes):
-        rows = lens.rows_of(prototype)
-        documents[prototype] = rows.stop - rows.start
-        effective[prototype] = _effective(activation[rows])
-        state = lens.states[rows].float()
-        cosines = (state @ state.T).tril(-1)
-        near[prototype] = int((cosines > NEAR_DUPLICATE).any(1).sum())
-        distinct = len(set(texts[rows])) if texts is not None else len(torch.unique(state, dim=0))
-        same[prototype] = documents[prototype] - distinct
-    sources = np.array([_effective(row) for row in _source_shares(lens)])
-    return Spread(documents.astype(int), effective, sources, same.astype(int), near.astype(int))
-
-
-def _source_shares(lens: Lens) -> np.ndarray:
-    """Return the share of each source in the activation of each prototype, [K, sources]."""
-    names, codes = lens.keys("mass", "source")
-    shares = np.zeros((lens.num_prototypes, len(names)))
-    at = lens.mass["prototype"].to_numpy(), codes
-    np.add.at(shares, at, lens.mass["activation_sum"].to_numpy())
-    total = shares.sum(1, keepdims=True)
-    return np.divide(shares, total, out=np.zeros_like(shares), where=total > 0)
-
-
-def _texts(index: pa.Table) -> list[tuple[str, ...]]:
-    columns = (index[name].to_pylist() for name in ("before", "token", "after"))
-    return list(zip(*columns, strict=True))
+        own = lens.rows_of(prototype)
+        state = lens.states[own].float()
+        near = ((state @ state.T).tril(-1) > NEAR_DUPLICATE).any(1).sum()
+        distinct = len(set(texts[own])) if texts is not None else len(torch.unique(state, dim=0))
+        effective = _effective(activation[own]), _effective(by_source[prototype])
+        rows.append((len(state), *effective, len(state) - distinct, int(near)))
+    return Spread(*(np.array(column) for column in zip(*rows, strict=True)))
 
 
 def _effective(weights: np.ndarray) -> float:

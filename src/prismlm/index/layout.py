@@ -28,12 +28,11 @@ OTHER = "(other)"
 MASS_FILE = "mass.parquet"
 PROTOTYPES_FILE = "prototypes.parquet"
 # Positions in the cells of their nearest prototypes; key and first row of each range, which is a
-# cell and a next token that occur together; checksums of blocks of positions.
+# cell and a next token that occur together.
 CELLS_FILE = "cells.npy"
 CELL_KEYS_FILE = "cell-keys.npy"
 CELL_STARTS_FILE = "cell-starts.npy"
-CELL_CHECKSUMS_FILE = "cell-checksums.npy"
-CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE, CELL_CHECKSUMS_FILE)
+CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE)
 # Centres of product quantisation, in lenses whose cells are coded so.
 CELL_CENTRES_FILE = "cell-centres.npy"
 CELL_DOCUMENTS_FILE = "cell-documents.parquet"
@@ -76,11 +75,6 @@ PROTOTYPES_SCHEMA = pa.schema(
         ("label_score", pa.float32()),
     ]
 )
-SCHEMAS = {
-    INDEX_FILE: INDEX_SCHEMA,
-    MASS_FILE: MASS_SCHEMA,
-    PROTOTYPES_FILE: PROTOTYPES_SCHEMA,
-}
 
 
 TrainedOn = bool | Literal["fine-tuned"] | None
@@ -96,16 +90,11 @@ class LensMeta:
         split: which documents were read: train, heldout or all.
         trained_on: whether this corpus is the one the model was trained on, if that is known;
             "fine-tuned" if it was so on this one after another, which the lens does not hold.
-        window, stride: the grid that gave each token its hidden state, in tokens.
-        contexts: places kept per prototype, L.
+        window, stride, contexts, with_text: as of :class:`~prismlm.index.scan.IndexOptions`.
         documents, tokens: how much was read. Ends of documents predict nothing and do not count.
-        with_text: whether the index holds text, or offsets only.
-        precision: of the passes that read the corpus: float32, which is the model's own, or bf16;
-            None where that was not noted.
-        cells: how positions were kept in cells; None in a lens without.
-        support: what text scores that the corpus does not hold; None in a lens without cells.
-        labels: who named the prototypes, and what the names are worth; None before.
-        map: how the prototypes were laid out; None before.
+        precision: of the passes that read the corpus: float32, which is the model's own, or bf16.
+        cells, support, labels, map: how positions were kept, what text scores that the corpus does
+            not hold, who named the prototypes, how they were laid out; None before.
         convergence: points of the mean nearest cosine against the share of the corpus read.
         files: the size and digest of every file that never changes again.
     """
@@ -123,8 +112,8 @@ class LensMeta:
     documents: int
     tokens: int
     with_text: bool
+    cells: dict[str, Any]
     precision: str | None = None
-    cells: dict[str, Any] | None = None
     support: dict[str, Any] | None = None
     labels: dict[str, Any] | None = None
     map: dict[str, Any] | None = None
@@ -180,8 +169,7 @@ def read_meta(directory: Path) -> LensMeta:
         )
     if value.pop("digest", None) != fingerprints.of_json(value):
         raise FormatError(f"{path} was changed since it was written. Build the lens again.")
-    for name in ("format_version", "prismlm"):
-        value.pop(name)
+    del value["format_version"], value["prismlm"]
     meta = from_json(LensMeta, value, str(path))
     check_json(list(meta.files.values()), [{"bytes": int, "digest": str}], f"{path}: files")
     sizes = {name: file["bytes"] for name, file in meta.files.items()}
@@ -210,11 +198,7 @@ def key_of(files: dict[str, dict[str, Any]]) -> str:
 
 
 def check_files(directory: Path, meta: LensMeta, names: Collection[str] | None = None) -> None:
-    """Read files and compare them with what was written: those named, or every one.
-
-    Raises:
-        FormatError: a file has changed since.
-    """
+    """Read files and compare them with what was written: those named, or every one."""
     for name in meta.files if names is None else names:
         path = directory / name
         if name not in meta.files or fingerprints.of_file(path) != meta.files[name]["digest"]:
@@ -225,49 +209,25 @@ def check_files(directory: Path, meta: LensMeta, names: Collection[str] | None =
 
 
 def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
-    """Read a table of a lens.
-
-    Raises:
-        FormatError: it is damaged, or has other columns than it should.
-    """
-    check_schema(path, schema)
+    """Read a table of a lens."""
     try:
-        return pq.read_table(path, columns=columns, page_checksum_verification=True)
+        if pq.read_schema(path).equals(schema):
+            return pq.read_table(path, columns=columns, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+    names = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    raise FormatError(
+        f"{path} has other columns than a lens of this version: expected {names}. Build the lens "
+        "again."
+    )
 
 
 def open_array(path: Path) -> np.ndarray:
-    """Map an array of a lens.
-
-    Raises:
-        FormatError: it is damaged.
-    """
+    """Map an array of a lens."""
     try:
         return np.load(path, mmap_mode="r")
     except Exception as error:  # numpy raises half a dozen unrelated types here
         raise FormatError(f"{path} is damaged ({error}). Build the lens again.") from error
-
-
-def check_schema(path: Path, schema: pa.Schema) -> None:
-    """Check that a file is a Parquet table of the right columns, from its footer alone.
-
-    Raises:
-        FormatError: it is not.
-    """
-    try:
-        present = pq.read_schema(path)
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
-    if not present.equals(schema):
-        raise FormatError(
-            f"{path} has other columns than a lens of this version: expected "
-            f"{_columns(schema)}; it has {_columns(present)}. Build the lens again."
-        )
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
 def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any]]) -> None:
@@ -276,11 +236,7 @@ def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any
 
 
 def read_prototypes(directory: Path, meta: LensMeta) -> pa.Table:
-    """Read ``prototypes.parquet``, which is rewritten and so belongs to a lens by its key.
-
-    Raises:
-        FormatError: it is damaged, or of another lens.
-    """
+    """Read ``prototypes.parquet``, which is rewritten and so belongs to a lens by its key."""
     path = directory / PROTOTYPES_FILE
     table = read_table(path, PROTOTYPES_SCHEMA)
     if (table.schema.metadata or {}).get(KEY) != key_of(meta.files).encode():
@@ -306,7 +262,7 @@ def lens_summary(directory: Path) -> dict[str, int | float]:
     return {
         "tokens": meta.tokens,
         "documents": meta.documents,
-        "positions": 0 if meta.cells is None else int(meta.cells["rows"]),
+        "positions": int(meta.cells["rows"]),
         "prototypes": len(usage),
         "with_contexts": len(kept.unique()),
         "in_use": int((usage.to_numpy() > 0).sum()),
@@ -315,30 +271,16 @@ def lens_summary(directory: Path) -> dict[str, int | float]:
 
 
 def summed_share(directory: Path) -> float:
-    """Return which share of all uses is of sources without rows of their own, in [0, 1].
-
-    Raises:
-        FormatError: ``mass.parquet`` is damaged.
-    """
+    """Return which share of all uses is of sources without rows of their own, in [0, 1]."""
     mass = read_table(directory / MASS_FILE, MASS_SCHEMA, ["source", "tokens"])
-    summed = mass.filter(pc.field("source") == OTHER)
-    return float(summed["tokens"].to_numpy().sum() / max(1, mass["tokens"].to_numpy().sum()))
+    summed = mass.filter(pc.field("source") == OTHER)["tokens"].to_numpy().sum()
+    return float(summed / max(1, mass["tokens"].to_numpy().sum()))
 
 
 def check_fresh(
     meta: LensMeta, directory: Path, head: PrototypeHead, tokenizer: str | None = None
 ) -> None:
-    """Refuse a lens that was built for another head or tokenizer.
-
-    Args:
-        meta: what the lens was built from.
-        directory: where it is.
-        head: the head of the model to read with it.
-        tokenizer: the fingerprint of its tokenizer, where that is to be checked too.
-
-    Raises:
-        StaleLensError: one of them is not what the lens was built from.
-    """
+    """Raise StaleLensError if a lens was built for another head, or tokenizer if one is given."""
     now = {"prototypes": prototypes_fingerprint(head), "tokenizer": tokenizer}
     stale = [what for what, one in now.items() if one not in (None, getattr(meta, what))]
     if stale:
@@ -362,12 +304,8 @@ def find_lens(model_directory: Path, lens: Path | str | None) -> Path | None:
         raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")
     root = model_directory / "lens"
     # A name that starts with a dot is a lens still being written.
-    found = (
-        sorted(p for p in root.iterdir() if p.is_dir() and p.name[0] != ".")
-        if root.is_dir()
-        else []
-    )
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    lenses = sorted(path for path in root.glob("[!.]*") if path.is_dir())
+    if len(lenses) > 1:
+        names = ", ".join(path.name for path in lenses)
         raise InputError(f"{model_directory} has several lenses ({names}): choose one with --lens.")
-    return found[0] if found else None
+    return lenses[0] if lenses else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
@@ -105,9 +105,6 @@ class Lens:
         seen = identity_of(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, head, tokenizer)
-        # Tables are read when they are first needed; what is cut off is noticed at once.
-        for name, schema in layout.SCHEMAS.items():
-            layout.check_schema(directory / name, schema)
         lens = cls(directory, meta, head)
         lens._seen = seen
         _ = lens.cells
@@ -148,14 +145,14 @@ class Lens:
             "again."
         )
 
-    def _table(self, name: str) -> pa.Table:
+    def _table(self, name: str, schema: pa.Schema) -> pa.Table:
         layout.check_files(self.path, self.meta, [name])
-        return layout.read_table(self.path / name, layout.SCHEMAS[name])
+        return layout.read_table(self.path / name, schema)
 
     @read_once
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        return self._table(layout.INDEX_FILE)
+        return self._table(layout.INDEX_FILE, layout.INDEX_SCHEMA)
 
     @read_once
     def prototypes(self) -> pa.Table:
@@ -172,7 +169,7 @@ class Lens:
     @read_once
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
-        return self._table(layout.MASS_FILE)
+        return self._table(layout.MASS_FILE, layout.MASS_SCHEMA)
 
     @read_once
     def names(self) -> list[str]:
@@ -185,41 +182,35 @@ class Lens:
         return self.prototypes["category"].to_pylist()
 
     @read_once
-    def cells(self) -> Cells | None:
-        """Every position, or a sample, in the cell of its prototype; None in a lens without."""
-        if self.meta.cells is None:
-            return None
+    def cells(self) -> Cells:
+        """Every position, or a sample, in the cell of its prototype."""
         return Cells(self.path, self.meta.cells, partial(layout.check_files, self.path, self.meta))
 
     @cached_property
-    def cell_sizes(self) -> np.ndarray | None:
-        """At how many positions each prototype is the nearest, int64 [K]; None without cells."""
-        return None if self.cells is None else self.cells.sizes(self.num_prototypes)
+    def cell_sizes(self) -> np.ndarray:
+        """At how many positions each prototype is the nearest, int64 [K]."""
+        return self.cells.sizes(self.num_prototypes)
 
     @cached_property
     def listed(self) -> np.ndarray:
         """Which prototypes lists show by default, bool [K]: those of ``MIN_PLACES`` or more.
 
-        Fewer places do not say what a prototype is. In a lens without cells, all are listed.
+        Fewer places do not say what a prototype is.
         """
-        sizes = self.cell_sizes
-        return np.ones(self.num_prototypes, bool) if sizes is None else sizes >= MIN_PLACES
+        return self.cell_sizes >= MIN_PLACES
 
     @read_once
     def leading(self) -> np.ndarray:
         """The prototypes in the order of how much text is theirs, int64 [K].
 
         The nearest one at most positions comes first. With fitted weights those used at most
-        positions correct many others by a little and may be near to no text at all. Without cells,
-        the order is that of use.
+        positions correct many others by a little and may be near to no text at all.
         """
-        sizes = self.cell_sizes
-        used = self.prototypes["usage"].to_numpy()
-        return np.argsort(-used, kind="stable") if sizes is None else np.lexsort((-used, -sizes))
+        return np.lexsort((-self.prototypes["usage"].to_numpy(), -self.cell_sizes))
 
     @read_once
     def support(self) -> SupportScale | None:
-        """What text scores that the corpus does not hold; None in a lens without cells."""
+        """What text scores that the corpus does not hold; None with too little text."""
         if self.meta.support is None:
             return None
         where = f"{self.path / layout.META_FILE}, support,"
@@ -230,7 +221,7 @@ class Lens:
         """The suffix array of its text; None in a lens without one."""
         if not has_suffixes(self.path):
             return None
-        layout.check_files(self.path, self.meta, suffixes.SMALL_FILES)
+        layout.check_files(self.path, self.meta, [suffixes.DOCUMENTS_FILE])
         return Suffixes.open(self.path)
 
     @property
@@ -267,12 +258,7 @@ class Lens:
         return sentence_around(text, left, right)
 
     def beside(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
-        """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`.
-
-        Args:
-            position: of the token whose sentence it is.
-            others: global positions of the same document, ascending.
-        """
+        """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`."""
         around = self.sentence(position)
         if around is None or self.corpus is None:
             return []
@@ -298,38 +284,16 @@ class Lens:
     @cached_property
     def first_rows(self) -> np.ndarray:
         """Where each prototype's contexts start in the index, int64 [K + 1]."""
-        return self._offsets(self.index, layout.INDEX_FILE)
-
-    @cached_property
-    def first_masses(self) -> np.ndarray:
-        """Where each prototype's rows start in the mass, int64 [K + 1]."""
-        return self._offsets(self.mass, layout.MASS_FILE)
-
-    @cached_property
-    def mass_weights(self) -> np.ndarray:
-        """The share of each row of the mass in its prototype's activation, float64 [rows]."""
-        prototype = self.mass["prototype"].to_numpy()
-        activation = self.mass["activation_sum"].to_numpy()
-        total = np.bincount(prototype, activation, minlength=self.num_prototypes)[prototype]
-        return np.divide(activation, total, out=np.zeros_like(activation), where=total > 0)
+        return self._offsets(self.index)
 
     @read_once
     def states(self) -> Tensor:
         """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
         path = self.path / layout.CONTEXTS_FILE
         # All of it is read in any case.
-        layout.check_files(self.path, self.meta, [layout.CONTEXTS_FILE])
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                states = file.get_tensor("states")
-        except (SafetensorError, OSError) as error:
-            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
-        if len(states) != self.index.num_rows:
-            raise FormatError(
-                f"{path} holds {len(states)} states for {self.index.num_rows} contexts. "
-                "Build the lens again."
-            )
-        return states
+        layout.check_files(self.path, self.meta, [path.name])
+        with safe_open(str(path), framework="pt") as file:
+            return file.get_tensor("states")
 
     @cached_property
     def documents(self) -> Keys:
@@ -352,11 +316,7 @@ class Lens:
         return "domain" if len(self.keys("mass", "domain").names) > 1 else "source"
 
     def matching(self, table: Literal["index", "mass"], conditions: Conditions) -> np.ndarray:
-        """Return which rows of the index or the mass match a filter: bool [rows].
-
-        Raises:
-            InputError: a value of the filter occurs nowhere in the lens.
-        """
+        """Return which rows of the index or the mass match a filter: bool [rows]."""
         if (table, conditions) not in self._matching:
             keys, known = partial(self.keys, table), partial(self.keys, "mass")
             self._matching[table, conditions] = rows_matching(conditions, keys, known)
@@ -368,23 +328,9 @@ class Lens:
         return self.index.slice(row, 1).drop_columns(figures).to_pylist()[0]
 
     def rows_of(self, prototype: int) -> slice:
-        """Return the index rows of one prototype, best context first.
-
-        Raises:
-            InputError: there is no such prototype.
-        """
+        """Return the index rows of one prototype, best context first."""
         check_whole("the prototype", prototype, most=self.num_prototypes - 1)
         return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
 
-    def _offsets(self, table: pa.Table, name: str) -> np.ndarray:
-        prototype = table["prototype"].to_numpy()
-        if len(prototype) and (
-            prototype[0] < 0
-            or prototype[-1] >= self.num_prototypes
-            or (np.diff(prototype) < 0).any()
-        ):
-            raise FormatError(
-                f"{self.path / name} is not in the order of the {self.num_prototypes} prototypes. "
-                "Build the lens again."
-            )
-        return np.searchsorted(prototype, np.arange(self.num_prototypes + 1))
+    def _offsets(self, table: pa.Table) -> np.ndarray:
+        return np.searchsorted(table["prototype"].to_numpy(), np.arange(self.num_prototypes + 1))

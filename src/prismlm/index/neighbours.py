@@ -17,16 +17,16 @@ STRETCH = 32
 
 
 class Neighbours(NamedTuple):
-    """Positions found, in the order of what was asked.
+    """Positions found, in the order of what was asked, [u] each.
 
     Attributes:
-        pair: the pair of cell and token, or the range, that each belongs to, int64 [u].
-        row: its row in the cells, int64 [u].
-        place: the global position of its state, int64 [u].
-        read: the token there, the last that its state has read, int64 [u].
-        cosine: of that state to the one asked for, float32 [u].
-        stands_for: how many positions of its range it stands for, float64 [u]; 1 if all are there.
-        probability: what the model gave to the token that came next there, float16 [u].
+        pair: the pair of cell and token, or the range, that each belongs to.
+        row: its row in the cells.
+        place: the global position of its state.
+        read: the token there, the last that its state has read.
+        cosine: of that state to the one asked for, float32.
+        stands_for: how many positions of its range it stands for, float64; 1 if all are there.
+        probability: what the model gave to the token that came next there, float16.
     """
 
     pair: np.ndarray
@@ -50,9 +50,6 @@ def neighbours(
         query: the state that each pair of cell and token is asked for, int64 [p], ascending.
         cell, token: the pairs, int64 [p].
         states: unit vectors, float32 [Q, d].
-
-    Raises:
-        FormatError: a file is damaged.
     """
     first, last = cells.ranges(cell, token)
     return compared(cells, query, first, last, states, MOST_OF_A_RANGE)
@@ -69,14 +66,9 @@ def compared(
     """Return the positions of ranges of rows, each beside the state that it is asked for.
 
     Args:
-        cells: of the lens.
-        query: the state of each range, int64 [p], ascending.
-        first, last: where each starts and stops, int64 [p].
-        states: unit vectors, float32 [Q, d].
+        cells, query, states: as of :func:`neighbours`.
+        first, last: where each range starts and stops, int64 [p].
         most: of a longer range, stretches of 32, evenly spaced, stand for all.
-
-    Raises:
-        FormatError: a file is damaged.
     """
     sizes = last - first
     kept = np.minimum(sizes, most)

@@ -92,11 +92,7 @@ class OpenedModel:
         return "\n".join(facts)
 
     def lens_for(self, what: str) -> Lens:
-        """Return the lens, which something is read from.
-
-        Raises:
-            InputError: there is none, and so not ``what`` is read.
-        """
+        """Return the lens, which something is read from."""
         if self.lens is None:
             raise InputError(
                 f"{self.path} has no lens, so there is no {what}. Build one with `prismlm index "
@@ -114,16 +110,7 @@ class OpenedModel:
         return max(map(len, self.tokenizer.get_vocab()))
 
     def check_length(self, text: str, most: int | None = None, reader: str = "") -> None:
-        """Check that a text can have few enough tokens, in no time: tokenising may take minutes.
-
-        Args:
-            text: any.
-            most: tokens that ``reader`` takes; otherwise those that the model reads.
-            reader: who takes no more, to name in the error.
-
-        Raises:
-            InputError: it has more characters than the tokens can have, or than 16 million.
-        """
+        """Check that a text can have few enough tokens, in no time: tokenising may take minutes."""
         reads = self.context_length if most is None else most
         bound = LONGEST_TEXT if reads is None else min(LONGEST_TEXT, reads * self._longest_token)
         if len(text) > bound:
@@ -151,9 +138,6 @@ class OpenedModel:
             tokens: the most that are written.
             temperature, seed: as of :meth:`PrismLM.explain`.
             on_text: is called with what was written as soon as it is, in whole characters.
-
-        Raises:
-            InputError: as :meth:`encode`.
         """
         prompt = self.encode(text, tokens)
         said = ""

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from prismlm.errors import InputError
-from prismlm.index.spool import quantise, record_type
+from prismlm.index.cells import record_type as kept_record_type
+from prismlm.index.codes import Int8Codes
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops.prototype_head.fast import has_fast_product, largest, product
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -28,15 +28,6 @@ ROWS_AT_LEAST = 192
 LARGEST = 8
 
 
-def check_share(share: float | None) -> None:
-    """Raise InputError unless a share of positions is above 0 and up to 1, or None for none."""
-    if share is not None and not 0 < share <= 1:  # NaN is refused too
-        raise InputError(
-            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
-            "to 1, or none."
-        )
-
-
 def drawn(positions: np.ndarray, share: float) -> np.ndarray:
     """Return which global positions a share keeps, the same in every run: bool [N]."""
     if share == 1:
@@ -50,6 +41,31 @@ def hashed(numbers: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def record_type(width: int) -> np.dtype:
+    """Return the record of a position while the index is made.
+
+    ``cell`` is the nearest prototype, ``token`` the next token, ``position`` a global offset,
+    ``read`` the token there, ``probability`` what the model gave the next one, and
+    scale · code / 127 the unit hidden state. Records are sorted by the first three.
+    """
+    return np.dtype([("cell", "<i4"), ("token", "<i4"), *kept_record_type(Int8Codes(width)).descr])
+
+
+def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Code unit states in int8, each with a scale of its own: z ≈ scale · code / 127.
+
+    Args:
+        states: float32 [N, d].
+
+    Returns:
+        scales float16 [N], the largest magnitude of each row, and codes int8 [N, d].
+    """
+    scales = np.abs(states).max(1).astype(np.float16)
+    factor = np.divide(127, scales, out=np.zeros(len(scales), np.float32), where=scales > 0)
+    codes = np.rint(states * factor[:, None]).clip(-127, 127).astype(np.int8)
+    return scales, codes
 
 
 def next_tokens(batch: WindowBatch, corpus: Corpus) -> Tensor:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.errors import FormatError, StaleLensError
-from prismlm.files import share
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import weight_of
@@ -76,23 +75,17 @@ class Probe:
 
     def save(self, directory: Path) -> None:
         """Write ``probe.safetensors``."""
-        path = directory / PROBE_FILE
         tensors = {
             "tokens": torch.cat(self.rows),
             "lengths": torch.tensor([len(row) for row in self.rows]),
             "states": self.states.contiguous(),
             "logits": self.logits.contiguous(),
         }
-        save_file(tensors, str(path), metadata={"kind": self.kind})
-        share(path)
+        save_file(tensors, str(directory / PROBE_FILE), metadata={"kind": self.kind})
 
     @classmethod
     def open(cls, directory: Path) -> Probe:
-        """Read ``probe.safetensors``.
-
-        Raises:
-            FormatError: it is missing or damaged.
-        """
+        """Read ``probe.safetensors``."""
         path = directory / PROBE_FILE
         try:
             with safe_open(str(path), framework="pt") as file:

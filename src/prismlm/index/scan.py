@@ -1,23 +1,28 @@
-"""Scanning blocks of a corpus: what has been found after any number of forward passes."""
+"""Scanning a corpus: what one shard has found after any number of forward passes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prismlm.corpus.windows import Block, BlockOrder, block_passes, read_block
+from prismlm.corpus.windows import BlockOrder, block_passes, read_block
+from prismlm.files import json_text
 from prismlm.index.codes import CodeName
-from prismlm.index.mass import Key, MassCounter
+from prismlm.index.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
 from prismlm.index.positions import next_tokens, position_records, screening_weight
-from prismlm.index.sort_cells import SORT_BYTES
-from prismlm.index.spool import Spool
+from prismlm.index.sort_cells import DOCUMENTS_AT_ONCE, Spool
 from prismlm.index.states import HiddenStates, pass_tokens, predicting, states_of
 from prismlm.layers import PrototypeHead
 from prismlm.ops import prototype_head, top_contexts
@@ -30,13 +35,12 @@ if TYPE_CHECKING:
 
 # Points of the convergence curve for each tenfold of blocks.
 POINTS_PER_DECADE = 8
-
-
-def curve_slots(blocks: int) -> list[int]:
-    """Return after how many blocks the nearest cosines are noted: evenly spaced logarithms."""
-    steps = int(np.ceil(np.log10(max(blocks, 2)) * POINTS_PER_DECADE)) + 1
-    grid = {round(10 ** (step / POINTS_PER_DECADE)) for step in range(steps)}
-    return sorted({slot for slot in grid if slot < blocks} | {blocks})
+# Activations are summed as whole multiples of 2⁻²⁰, so that no order of addition changes a bit.
+STEPS_PER_UNIT = 2**20
+# How many (source, domain, licence) have rows of their own: at K = 2,048, 64 MiB.
+LARGEST_GROUPS = 2048
+SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
+Key = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,10 @@ class IndexOptions:
         stride: tokens between windows. A token sees at least window − stride tokens before it, or
             its document's start.
         split: which documents to read.
-        with_text: keep the text around each context, or offsets only.
-        tokens_per_batch: predictions whose candidates are ranked together. It costs memory and
-            saves time; the windows of a forward pass are fixed, and no result depends on it.
-        positions: the share of all positions that goes to the cells; None writes none.
-        sort_bytes: memory for sorting them.
+        with_text: keep the text around each context and what finds spans word for word, or offsets
+            only.
+        positions: the share of all positions that goes to the cells.
         codes: of their hidden states: int8, or pq for a quarter of the size.
-        verbatim: write what finds spans word for word, where its extra is installed.
         bf16: run the forward passes in bfloat16 (autocast).
     """
 
@@ -64,11 +65,8 @@ class IndexOptions:
     stride: int = 128
     split: Split = "train"
     with_text: bool = True
-    tokens_per_batch: int = 2**18
-    positions: float | None = 1.0
-    sort_bytes: int = SORT_BYTES
+    positions: float = 1.0
     codes: CodeName = "int8"
-    verbatim: bool = True
     bf16: bool = False
 
 
@@ -76,12 +74,7 @@ class IndexOptions:
 class ScanInput:
     """What is read and how.
 
-    Attributes:
-        model: the causal language model, in evaluation mode.
-        head: its prototype head.
-        corpus: the text.
-        options: how it is read.
-        states: what was read before and need not be again; None: the model reads all.
+    The model is in evaluation mode; ``states`` were read before and need not be again.
     """
 
     model: PreTrainedModel
@@ -105,171 +98,231 @@ class ScanInput:
         """What likelihoods are screened with."""
         return screening_weight(self.model)
 
-    def block(self, slot: int) -> Block:
-        """Return the block that is read as the ``slot``-th."""
-        how, number = self.options, self.order.block(slot)
-        return read_block(self.corpus, self.order, number, how.split, how.window, how.stride)
+    @cached_property
+    def groups(self) -> Groups:
+        """The sources, domains and licences that uses are counted by."""
+        return groups_of(self.corpus, self.options.split)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The (source, domain, licence) with rows of their own, and which each document has."""
+
+    keys: list[Key]
+    of: Tensor
+
+
+def groups_of(corpus: Corpus, split: Split) -> Groups:
+    """Read which groups the documents of a split are of; see :func:`own_rows`."""
+    found: dict[Key, int] = {}
+    numbers, group = corpus.split(split), np.zeros(len(corpus), np.int64)
+    for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
+        part = numbers[first : first + DOCUMENTS_AT_ONCE]
+        table = corpus.documents.take(part)
+        columns = (table[name].to_pylist() for name in GROUP_COLUMNS)
+        group[part] = [found.setdefault(k, len(found)) for k in zip(*columns, strict=True)]
+    tokens = np.bincount(group[numbers], corpus.lengths[numbers], minlength=len(found))
+    owner = own_rows(list(found), tokens.tolist())
+    keys = sorted(set(owner), key=_sorted_by)
+    number = {key: i for i, key in enumerate(keys)}
+    own = np.array([number[key] for key in owner], np.int64)
+    return Groups(keys, torch.from_numpy(own[group]))
+
+
+def own_rows(
+    keys: Sequence[Key], tokens: Sequence[float], limit: int = LARGEST_GROUPS
+) -> list[Key]:
+    """Return as what each group is counted.
+
+    The ``limit`` groups with the most tokens have rows of their own. The others are summed as
+    source "(other)" of their domain and licence, and where even these are too many, as "(other)"
+    in all three. Memory is thus set by K, whatever the corpus.
+    """
+
+    def largest(sizes: dict[Key, float]) -> set[Key]:
+        return set(sorted(sizes, key=lambda key: (-sizes[key], _sorted_by(key)))[:limit])
+
+    sizes = dict(zip(keys, tokens, strict=True))
+    own, others = largest(sizes), dict[Key, float]()
+    for key in keys:
+        if key not in own:
+            others[OTHER, *key[1:]] = others.get((OTHER, *key[1:]), 0) + sizes[key]
+    sums, rest = largest(others), (OTHER,) * len(GROUP_COLUMNS)
+    parents = [(OTHER, *key[1:]) for key in keys]
+    return [
+        key if key in own else parent if parent in sums else rest
+        for key, parent in zip(keys, parents, strict=True)
+    ]
+
+
+def _sorted_by(key: Key) -> list[tuple[bool, str]]:
+    return [(part is not None, part or "") for part in key]
+
+
+def mass_table(mass: Tensor, keys: Sequence[Key]) -> pa.Table:
+    """Return ``mass.parquet``: one row per (prototype, group) that occurs."""
+    prototype, group = mass[0].T.nonzero().T.numpy()
+    columns = [
+        pa.array([key[i] for key in keys], pa.string()).take(pa.array(group))
+        for i in range(len(GROUP_COLUMNS))
+    ]
+    uses, steps = (part[group, prototype].numpy() for part in mass)
+    return pa.table(
+        [pa.array(prototype.astype(np.int32)), *columns, uses, steps / STEPS_PER_UNIT],
+        schema=MASS_SCHEMA,
+    )
+
+
+def curve_slots(blocks: int) -> list[int]:
+    """Return after how many blocks the nearest cosines are noted: evenly spaced logarithms."""
+    steps = int(np.ceil(np.log10(max(blocks, 2)) * POINTS_PER_DECADE)) + 1
+    grid = {round(10 ** (step / POINTS_PER_DECADE)) for step in range(steps)}
+    return sorted({slot for slot in grid if slot < blocks} | {blocks})
 
 
 @dataclass
 class Scan:
-    """What has been found in the blocks of one shard, a function of the passes done alone.
+    """What has been found in the blocks of one shard.
 
     Attributes:
         top: the best contexts.
-        mass: uses and activations.
+        mass: uses, and activations in steps, of every group and prototype, int64 [2, groups, K].
         curve_tokens: the tokens read when each point of the curve was passed, int64 [points].
         curve_nearest: each prototype's nearest cosine then, −2 before any, [points, K].
-        slot: the block being read, as a number of the order.
-        passes: how many forward passes of that block are done.
+        spool: where positions are written for the cells.
         tokens: predictions read.
-        spool: where positions are written for the cells; None without cells.
-        waiting: room for candidates that are not ranked yet.
-        held: how many rows of it they take.
     """
 
     top: top_contexts.TopContexts
-    mass: MassCounter
+    mass: Tensor
     curve_tokens: Tensor
     curve_nearest: Tensor
-    slot: int = 0
-    passes: int = 0
+    spool: Spool
     tokens: int = 0
-    spool: Spool | None = None
-    waiting: top_contexts.Contexts | None = None
-    held: int = 0
+    _waiting: list[top_contexts.Contexts] = field(default_factory=list[top_contexts.Contexts])
 
     @classmethod
-    def empty(cls, given: ScanInput, slot: int = 0) -> Scan:
-        """Return a scan that has read nothing yet and begins at a slot."""
+    def empty(cls, given: ScanInput, directory: Path) -> Scan:
+        """Return a scan that has read nothing yet and writes positions to a directory."""
         points, prototypes = len(curve_slots(given.order.count)), given.head.num_prototypes
         return cls(
             top_contexts.empty(prototypes, given.options.contexts, given.head.width),
-            MassCounter(prototypes),
+            torch.zeros(2, len(given.groups.keys), prototypes, dtype=torch.int64),
             torch.zeros(points, dtype=torch.int64),
             torch.full((points, prototypes), -2.0),
-            slot,
+            Spool(directory / POSITIONS_FILE, given.head.width),
         )
 
-    def admit(self, candidates: top_contexts.Contexts) -> None:
-        """Take candidates; many at a time are ranked, since that moves all that is kept.
+    @property
+    def usage(self) -> np.ndarray:
+        """How many positions used each prototype, int64 [K]."""
+        return self.mass[0].sum(0).numpy()
 
-        As many wait as there are places. Which do so changes no result. They wait in one place for
-        the same reason as positions do: see :meth:`prismlm.index.spool.Spool.add`.
-        """
-        held = self.held + len(candidates.prototype)
-        if self.waiting is None or held > len(self.waiting.prototype):
-            room = [column.new_empty(2 * held, *column.shape[1:]) for column in candidates]
-            for new, old in zip(room, self.waiting or (), strict=False):
-                new[: self.held] = old[: self.held]
-            self.waiting = top_contexts.Contexts(*room)
-        for column, new in zip(self.waiting, candidates, strict=True):
-            column[self.held : held] = new
-        self.held = held
-        if held > max(4096, self.top.cosine.numel()):
+    def admit(self, candidates: top_contexts.Contexts) -> None:
+        """Take candidates; many at a time are ranked, since that moves all that is kept."""
+        self._waiting.append(candidates)
+        waiting = sum(len(part.prototype) for part in self._waiting)
+        if waiting > max(4096, self.top.cosine.numel()):
             self.settle()
 
     def settle(self) -> None:
         """Rank the candidates that wait."""
-        if self.waiting is not None and self.held:
-            waiting = (column[: self.held] for column in self.waiting)
-            self.top = top_contexts.update(self.top, top_contexts.Contexts(*waiting))
-            self.held = 0
+        if self._waiting:
+            columns = (torch.cat(column) for column in zip(*self._waiting, strict=True))
+            self.top = top_contexts.update(self.top, top_contexts.Contexts(*columns))
+            self._waiting = []
 
-    def finish_block(self, order: BlockOrder) -> None:
-        """Go on to the next block; note the nearest cosines where the curve has a point."""
-        self.slot, self.passes = self.slot + 1, 0
-        slots = curve_slots(order.count)
-        if self.slot in slots:
-            self.settle()
-            self._note(slots.index(self.slot))
-
-    def finish_shard(self, order: BlockOrder) -> None:
-        """Fill the points of the curve that lie beyond this shard."""
+    def note(self, points: slice) -> None:
+        """Note the nearest cosines at points of the curve."""
         self.settle()
-        for point, slot in enumerate(curve_slots(order.count)):
-            if slot > self.slot:
-                self._note(point)
-
-    def _note(self, point: int) -> None:
-        self.curve_tokens[point] = self.tokens
         nearest = self.top.cosine[:, 0]
-        self.curve_nearest[point] = torch.where(torch.isinf(nearest), -2.0, nearest)
+        self.curve_tokens[points] = self.tokens
+        self.curve_nearest[points] = torch.where(torch.isinf(nearest), -2.0, nearest)
 
     def merge(self, other: Scan) -> None:
         """Add a finished scan of other blocks; any order gives the same bits."""
         self.top = top_contexts.merge(self.top, other.top)
-        self.mass.merge(other.mass.rows)
+        self.mass += other.mass
         self.curve_tokens += other.curve_tokens
         self.curve_nearest = torch.maximum(self.curve_nearest, other.curve_nearest)
         self.tokens += other.tokens
 
+    def save(self, directory: Path) -> None:
+        """Write what was found beside its positions."""
+        self.settle()
+        self.spool.flush()
+        tensors = {name: getattr(self, name) for name in ("mass", "curve_tokens", "curve_nearest")}
+        noted = {"tokens": self.tokens, "runs": self.spool.runs}
+        path = directory / SCAN_FILE
+        save_file(tensors | self.top._asdict(), str(path), metadata={"noted": json_text(noted)})
 
-def scan_passes(scan: Scan, given: ScanInput, end: int) -> Iterator[int]:
-    """Go on from where a scan is to the slot ``end``; yield each pass's predictions.
+    @classmethod
+    def load(cls, directory: Path, width: int) -> Scan:
+        """Read what :meth:`save` wrote."""
+        with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
+            noted = json.loads(file.metadata()["noted"])
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        top = top_contexts.TopContexts(*map(found.pop, top_contexts.TopContexts._fields))
+        spool = Spool(directory / POSITIONS_FILE, width, noted["runs"])
+        return cls(top, **found, spool=spool, tokens=noted["tokens"])
 
-    Memory is set by K × L and one pass, not by the corpus. Between two yields the scan is whole.
+
+def scan_passes(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
+    """Scan the blocks of some slots of the order; yield each pass's predictions.
+
+    Memory is set by K × L and one pass, not by the corpus.
     """
-    while scan.slot < end:
-        block = given.block(scan.slot)
-        kept = None if given.states is None else given.states.of_block(scan.slot)
-        size = pass_tokens(given.model.device)
-        passes = block_passes(block, given.corpus, given.corpus.eos_token_id, size)
-        for number, (batch, key) in enumerate(passes):
+    points, corpus, how = curve_slots(given.order.count), given.corpus, given.options
+    for slot in slots:
+        number = given.order.block(slot)
+        block = read_block(corpus, given.order, number, how.split, how.window, how.stride)
+        kept = None if given.states is None else given.states.of_block(slot)
+        most = pass_tokens(given.model.device)
+        for batch, _ in block_passes(block, corpus, corpus.eos_token_id, most):
             # The end of a document predicts nothing of it.
-            owned = predicting(batch, given.corpus)
+            owned = predicting(batch, corpus)
             known = None
             if kept is not None:
                 known, kept = kept.tensor_split([int(owned.sum())])
-            if number < scan.passes:
-                continue
             with torch.inference_mode():
                 z = _states(given, batch, owned, known)
-                keys = block.keys, torch.from_numpy(key)
-                done = _scan_pass(scan, given, batch, owned.to(z.device), z, *keys)
-            scan.passes += 1
-            before, scan.tokens = scan.tokens, scan.tokens + done
-            together = given.options.tokens_per_batch
-            if before // together != scan.tokens // together:
-                scan.settle()
+                done = scan_pass(scan, given, batch, owned.to(z.device), z)
+            scan.tokens += done
             yield done
-        scan.finish_block(given.order)
+        if slot + 1 in points:
+            point = points.index(slot + 1)
+            scan.note(slice(point, point + 1))
+    # Points that lie beyond this shard.
+    scan.note(slice(sum(point <= slots.stop for point in points), None))
 
 
 def _states(given: ScanInput, batch: WindowBatch, owned: Tensor, known: Tensor | None) -> Tensor:
     """Return the states of a pass, [B, T, d]: what is known of them, or read by the model."""
-    model = given.model
-    if known is not None:
-        z = torch.zeros(*owned.shape, known.shape[1])
-        z[owned] = known
-        return z.to(model.device)
-    return states_of(model, batch, owned, bf16=given.options.bf16)
+    if known is None:
+        return states_of(given.model, batch, owned, bf16=given.options.bf16)
+    z = torch.zeros(*owned.shape, known.shape[1])
+    z[owned] = known
+    return z.to(given.model.device)
 
 
-def _scan_pass(
-    scan: Scan,
-    given: ScanInput,
-    batch: WindowBatch,
-    owned: Tensor,
-    states: Tensor,
-    keys: list[Key],
-    key: Tensor,
+def scan_pass(
+    scan: Scan, given: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor
 ) -> int:
+    """Take what a pass has found: contexts, uses, positions; return its predictions."""
     head, z = given.head, states.float()
     threshold = scan.top.threshold.to(z.device)
     found = prototype_head.scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
     nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
     own = z[owned]
     relied = head.chosen(own, nearest, given.inverse)
-    share = given.options.positions
-    if share is not None and scan.spool is not None:
-        kept = owned.cpu()
-        tokens = batch.input_ids[kept], next_tokens(batch, given.corpus)[kept]
-        cell, positions = found.indices[:, 0], batch.positions[kept]
-        z_owned, model = states[owned], given.model
-        scan.spool.add(position_records(share, model, z_owned, cell, tokens, positions, given.low))
+    kept, cell = owned.cpu(), found.indices[:, 0]
+    tokens = batch.input_ids[kept], next_tokens(batch, given.corpus)[kept]
+    how = given.options.positions, given.model
+    scan.spool.add(
+        position_records(*how, states[owned], cell, tokens, batch.positions[kept], given.low)
+    )
     window = owned.nonzero()[:, 0].cpu()
-    scan.mass.add(keys, key[window], relied.indices.cpu(), relied.activations.cpu())
+    _count(scan.mass, given.groups.of[batch.document[window]], relied.indices, relied.activations)
     rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
     here = relied.indices.index_select(0, rank) == found.prototype[:, None]
     activation = torch.relu(head.scale * found.cosine)
@@ -287,3 +340,12 @@ def _scan_pass(
         )
     )
     return len(window)
+
+
+def _count(mass: Tensor, group: Tensor, indices: Tensor, activations: Tensor) -> None:
+    """Add the uses of N positions, each of a group and k prototypes; 0 or less is no use."""
+    cell = (group[:, None] * mass.shape[2] + indices.cpu()).flatten()
+    positive = activations.cpu().clamp_min(0).flatten()
+    uses, steps = mass.view(2, -1)
+    uses.index_add_(0, cell, (positive > 0).long())
+    steps.index_add_(0, cell, (positive.double() * STEPS_PER_UNIT).round_().long())

@@ -153,12 +153,12 @@ def top_signatures(
     values: list[list[float]] = []
     rows = slice(None) if chosen is None else list(chosen)
     for tile, raw in zip(apart[rows].split(TILE), prototypes[rows].split(TILE), strict=True):
-        told = tile @ weight.T
-        lowered = told <= -common
+        distinct = tile @ weight.T
+        lowered = distinct <= -common
         # No z-score of K values is above √(K − 1): what is not raised comes after what is.
-        told.div_(spread.clamp_min(torch.finfo(spread.dtype).tiny))
-        told.add_(lowered, alpha=-1 - len(unit))
-        first = told.masked_fill_(rare, -torch.inf).topk(wide, dim=1).indices
+        distinct.div_(spread.clamp_min(torch.finfo(spread.dtype).tiny))
+        distinct.add_(lowered, alpha=-1 - len(unit))
+        first = distinct.masked_fill_(rare, -torch.inf).topk(wide, dim=1).indices
         logits = scale * (raw[:, None] @ weight[first].transpose(1, 2)).squeeze(1)
         for token in set(first.flatten().tolist()) - texts.keys():
             texts[token] = token_alone(tokenizer, token)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib.util
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -21,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prismlm.errors import FormatError, InputError
-from prismlm.files import atomic_file, share
-from prismlm.index.blocks import BLOCK_BYTES, Blocks, checksums_of
 from prismlm.index.layout import open_array
 from prismlm.index.sort_cells import array_file
 
@@ -32,12 +29,8 @@ if TYPE_CHECKING:
 TOKENS_FILE = "suffixes-tokens.npy"
 ORDER_FILE = "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
-# Of 64 KB of the tokens each, then of the order.
-CHECKSUMS_FILE = "suffixes-checksums.npy"
-SMALL_FILES = (DOCUMENTS_FILE, CHECKSUMS_FILE)
-FILES = (TOKENS_FILE, ORDER_FILE, *SMALL_FILES)
+FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 PACKAGE = "pydivsufsort"
-PIECE = 2**18
 # Tokens that are ordered together, unless a single document has more.
 PART = 2**21
 # Places up to here fit 4 bytes.
@@ -53,14 +46,12 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
     Nothing is written without the package pydivsufsort, which sorts.
 
     The lens then needs the corpus no more: it keeps a copy of the n tokens, 2 or 4 bytes each, the
-    order of their n places, 4 bytes each (8 from 2³² tokens on), and 24 bytes a document.
-
-    Memory: 5·w bytes for each of 2 million tokens, w being the bytes of the largest token id: 21 MB
-    up to 65,536 tokens in the vocabulary, 31 MB above; more if one document is longer.
+    order of their n places, 4 bytes each (8 from 2³² tokens on), and 24 bytes a document. Memory:
+    5·w bytes for each of 2 million tokens, w being the bytes of the largest token id; more if one
+    document is longer.
 
     Raises:
         InputError: the split has no documents.
-        FormatError: the corpus is damaged.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         return
@@ -71,66 +62,37 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
         )
     starts, lengths = corpus.starts[documents], corpus.lengths[documents]
     ends = np.cumsum(lengths)
-    total = int(ends[-1])
+    firsts, total = ends - lengths, int(ends[-1])
     stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
-    _write(directory / TOKENS_FILE, stored, _pieces(corpus, starts, lengths))
+    with array_file(directory / TOKENS_FILE, stored) as append:
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+            append(corpus.tokens(start, length))
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
     places = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
-    firsts = ends - lengths
     parts = parts_of(firsts, total)
-    _write(directory / ORDER_FILE, places, _sorted(tokens, parts))
+    with array_file(directory / ORDER_FILE, places) as append:
+        for order in _orders(tokens, parts):
+            append(order)
     part = np.searchsorted([end for _, end in parts], firsts, side="right")
     np.save(directory / DOCUMENTS_FILE, np.array([firsts, starts, part], "<i8"))
-    share(directory / DOCUMENTS_FILE)
-    write_checksums(directory)
 
 
-def write_checksums(directory: Path) -> None:
-    """Write the checksums of the tokens and their order, which are read a little at a time."""
-    arrays = (np.load(directory / name, mmap_mode="r") for name in (TOKENS_FILE, ORDER_FILE))
-    np.save(directory / CHECKSUMS_FILE, np.concatenate([checksums_of(array) for array in arrays]))
-    share(directory / CHECKSUMS_FILE)
-
-
-def _pieces(corpus: Corpus, starts: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the tokens of documents, those that stand side by side in the corpus together."""
-    follows = starts[1:] != starts[:-1] + lengths[:-1]
-    first = np.concatenate([[True], follows])
-    last = np.concatenate([follows, [True]])
-    for start, end in zip(starts[first].tolist(), (starts + lengths)[last].tolist(), strict=True):
-        for at in range(start, end, PIECE):
-            yield corpus.tokens(at, min(PIECE, end - at))
-
-
-def _sorted(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np.ndarray]:
-    """Yield the places of all suffixes, part after part in order, a piece at a time."""
+def _orders(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np.ndarray]:
+    """Yield the places of all suffixes of each part, in the order of what follows them."""
     sorter: Any = import_module(PACKAGE)
-    # Bytes that are zero in every token would be sorted too, at five bytes of memory each.
+    # Big-endian bytes sort as the tokens do; those that are zero in every token are left out.
     size, width = tokens.itemsize, max(1, (int(tokens.max()).bit_length() + 7) // 8)
     for first, end in parts:
-        text = np.empty((end - first, width), dtype=np.uint8)
-        for at in range(0, end - first, PIECE):
-            piece = tokens[first + at : min(end, first + at + PIECE)].view(np.uint8)
-            text[at : at + PIECE] = piece.reshape(-1, size)[:, size - width :]
-        yield from _in_pieces(sorter.divsufsort(text.reshape(-1)), first, width)
-
-
-def _in_pieces(order: np.ndarray, first: int, width: int) -> Iterator[np.ndarray]:
-    """Yield the tokens, counted from ``first``, whose bytes stand in an order, a piece at a time.
-
-    Big-endian bytes sort as the tokens do; suffixes within a token are left out.
-    """
-    for at in range(0, len(order), PIECE):
-        piece = order[at : at + PIECE]
-        yield first + piece[piece % width == 0].astype(np.int64) // width
+        text = tokens[first:end].view(np.uint8).reshape(-1, size)
+        order = sorter.divsufsort(np.array(text[:, size - width :], order="C").reshape(-1))
+        # Suffixes within a token are no suffixes of the tokens.
+        yield first + order[order % width == 0].astype(np.int64) // width
 
 
 def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
     """Return where parts of whole documents begin and end: each as large as fits, or one document.
 
-    Args:
-        firsts: where each document begins, ascending from 0.
-        total: tokens of all.
+    ``firsts`` is where each document begins, ascending from 0.
     """
     ends, edges = np.append(firsts[1:], total), [0]
     while edges[-1] < total:
@@ -139,31 +101,23 @@ def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _write(path: Path, dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
-    with atomic_file(path) as temporary, array_file(temporary, dtype) as append:
-        for part in parts:
-            append(part)
-
-
 class Suffixes:
     """Where token sequences stand in the documents of a lens. Open one with :meth:`open`.
 
     Nothing is read before a question is asked: a search looks at about 2·log₂ n places. Positions
     are those of the corpus: global int64 token offsets. No match holds an end of text, so none goes
     beyond a document; a sequence with one in it stands nowhere.
-
-    Attributes:
-        path: the lens directory.
     """
 
-    def __init__(self, path: Path, tokens: Blocks, order: Blocks, documents: np.ndarray) -> None:
+    def __init__(
+        self, path: Path, tokens: np.ndarray, order: np.ndarray, documents: np.ndarray
+    ) -> None:
         self.path = path
         self._tokens, self._order = tokens, order
         self._firsts, self._starts, part = documents
         edges = self._firsts[np.diff(part, prepend=-1) > 0].tolist()
         self._parts = list(pairwise([*edges, len(tokens)]))
-        self._size = tokens.dtype.itemsize
-        self._end_of_text = int.from_bytes(tokens.read(len(tokens) - 1, len(tokens)), "big")
+        self._end_of_text = int(tokens[-1])
 
     @classmethod
     def open(cls, directory: Path | str) -> Suffixes:
@@ -180,24 +134,14 @@ class Suffixes:
                 f"{ORDER_FILE}. Install prismlm with its extra verbatim, pip install "
                 "'prismlm[verbatim]', and build the lens again with `prismlm index`."
             )
-        tokens, order, documents, sums = (np.asarray(open_array(path / name)) for name in FILES)
+        tokens, order, documents = (np.asarray(open_array(path / name)) for name in FILES)
         _check(path / TOKENS_FILE, tokens.dtype in (">u2", ">u4") and tokens.ndim == 1)
         _check(path / ORDER_FILE, order.dtype in ("<u4", "<i8") and order.shape == tokens.shape)
         _check(path / DOCUMENTS_FILE, documents.dtype == "<i8" and documents.shape[:-1] == (3,))
         _check(path / DOCUMENTS_FILE, 0 < documents.shape[1] <= len(tokens))
         ascending = (np.diff(documents[0], prepend=-1, append=len(tokens)) > 0).all()
-        _check(path / DOCUMENTS_FILE, documents[0, 0] == 0 and bool(ascending))
-        _check(
-            path / DOCUMENTS_FILE, documents[2, 0] == 0 and bool((np.diff(documents[2]) >= 0).all())
-        )
-        of_tokens = -(-tokens.nbytes // BLOCK_BYTES)
-        expected = (of_tokens - (-order.nbytes // BLOCK_BYTES),)
-        _check(path / CHECKSUMS_FILE, sums.dtype == "<u4" and sums.shape == expected)
-        checked = (
-            Blocks(path / TOKENS_FILE, tokens, sums[:of_tokens]),
-            Blocks(path / ORDER_FILE, order, sums[of_tokens:]),
-        )
-        return cls(path, *checked, documents)
+        _check(path / DOCUMENTS_FILE, documents[0, 0] == documents[2, 0] == 0 and bool(ascending))
+        return cls(path, tokens, order, documents)
 
     def __len__(self) -> int:
         """How many tokens can be found: all but the ends of documents."""
@@ -214,26 +158,24 @@ class Suffixes:
         """Return the first ``limit`` positions that a sequence begins at, ascending: int64 [m].
 
         It reads all places of the sequence, 4 or 8 bytes each.
-
-        Raises:
-            FormatError: a file does not hold what was written.
         """
-        columns = [self._places(rows.start, rows.stop) for rows in self.rows(tokens)]
+        columns = [self._order[rows.start : rows.stop] for rows in self.rows(tokens)]
         found = np.concatenate(columns).astype(np.int64)
         if limit < len(found):
             found = np.partition(found, limit)[:limit]
-        return self._globally(np.sort(found))
+        found = np.sort(found)
+        document = np.searchsorted(self._firsts, found, side="right") - 1
+        return found - self._firsts[document] + self._starts[document]
 
     def longest_prefix(self, tokens: Tokens) -> tuple[int, int]:
         """Return how many of the first tokens stand in the documents together, and how often.
 
         Where not even the first token does, 0 and 0.
         """
-        look, length = FIRST_LOOK, 0
+        look = FIRST_LOOK
         while True:
             # Few sequences stand there for long: comparing all of a text would be slow.
-            wanted = self._encode(tokens[:look])
-            length = self._standing(wanted)
+            length = self._standing(self._encode(tokens[:look]))
             if length < look or look >= len(tokens):
                 return length, self.count(tokens[:length])
             look *= 2
@@ -241,48 +183,40 @@ class Suffixes:
     def rows(self, tokens: Tokens) -> list[range]:
         """Return the rows of the order, in each part, that begin with a sequence."""
         wanted = self._encode(tokens)
-        size = len(wanted)
-        if not size or size < len(tokens) * self._size:
+        if not len(wanted) or len(wanted) < len(tokens):
             return [range(0)]
-        read, found = partial(self._at_row, size), list[range]()
-        every = range(len(self._order))
+        key, found = wanted.tobytes(), list[range]()
         for first, end in self._parts:
-            low = bisect_left(every, wanted, first, end, key=read)
-            found.append(range(low, bisect_right(every, wanted, low, end, key=read)))
+            low = self._row(key, first, end, bisect_left)
+            found.append(range(low, self._row(key, low, end, bisect_right)))
         return found
 
-    def _standing(self, wanted: bytes) -> int:
+    def _row(self, wanted: bytes, first: int, end: int, bisect: Any) -> int:
+        """Return where a sequence is, or would be, among some rows: big-endian bytes in order."""
+        size = len(wanted) // self._tokens.itemsize
+
+        def read(row: int) -> bytes:
+            place = int(self._order[row])
+            return self._tokens[place : place + size].tobytes()
+
+        return bisect(range(len(self._order)), wanted, first, end, key=read)
+
+    def _standing(self, wanted: np.ndarray) -> int:
         """Return how many of the first tokens stand somewhere: beside the place to insert them."""
-        size, dtype = len(wanted), self._tokens.dtype
-        longest, sought = 0, np.frombuffer(wanted, dtype)
+        longest = 0
         for first, end in self._parts:
-            rows, read = range(len(self._order)), partial(self._at_row, size)
-            row = bisect_left(rows, wanted, first, end, key=read)
-            for near in self._places(max(first, row - 1), min(end, row + 1)).tolist():
-                found = np.frombuffer(self._read(size, near), dtype)
-                differing = np.flatnonzero(found != sought[: len(found)])
+            row = self._row(wanted.tobytes(), first, end, bisect_left)
+            for near in self._order[max(first, row - 1) : min(end, row + 1)].tolist():
+                found = self._tokens[near : near + len(wanted)]
+                differing = np.flatnonzero(found != wanted[: len(found)])
                 longest = max(longest, int(differing[0]) if len(differing) else len(found))
         return longest
 
-    def _places(self, first: int, last: int) -> np.ndarray:
-        return np.frombuffer(self._order.read(first, last), self._order.dtype)
-
-    def _at_row(self, size: int, row: int) -> bytes:
-        return self._read(size, int.from_bytes(self._order.read(row, row + 1), "little"))
-
-    def _read(self, size: int, place: int) -> bytes:
-        """Return up to ``size`` bytes of the tokens from a place on."""
-        return self._tokens.read(place, place + size // self._size)
-
-    def _encode(self, tokens: Tokens) -> bytes:
+    def _encode(self, tokens: Tokens) -> np.ndarray:
         """Return tokens as they are stored, up to the first that stands in no document."""
         ids, dtype = np.asarray(tokens, dtype=np.int64), self._tokens.dtype
         nowhere = (ids < 0) | (ids > np.iinfo(dtype).max) | (ids == self._end_of_text)
-        return ids[: int(nowhere.argmax()) if nowhere.any() else None].astype(dtype).tobytes()
-
-    def _globally(self, places: np.ndarray) -> np.ndarray:
-        document = np.searchsorted(self._firsts, places, side="right") - 1
-        return places - self._firsts[document] + self._starts[document]
+        return ids[: int(nowhere.argmax()) if nowhere.any() else None].astype(dtype)
 
 
 def has_suffixes(directory: Path) -> bool:

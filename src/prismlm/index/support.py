@@ -41,9 +41,6 @@ PERCENTILES = 101
 class SupportScale:
     """What unseen text of the corpus has.
 
-    Raises:
-        TypeError: there are no percentiles, as in a damaged file.
-
     Attributes:
         nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
         predictions: how many it was measured on.
@@ -77,16 +74,7 @@ def measure_support(
 ) -> SupportScale | None:
     """Measure the scale on stretches of 32 predictions of 160 documents that the cells lack.
 
-    Args:
-        cells: of the lens.
-        model: the model.
-        head: its prototype head.
-        corpus: that the cells are of.
-        split: which documents of it.
-        progress: shows stretches read.
-
-    Returns:
-        The scale, or None where there is too little text to measure it.
+    None where there is too little text to measure it.
     """
     stretches = calibration_stretches(corpus, split)
     found: list[np.ndarray] = []
@@ -112,9 +100,8 @@ def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
 def calibration_stretches(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
     """Return where stretches of unseen documents start, and their tokens; one a document."""
     generator = np.random.default_rng(0)
-    known = unseen_documents(corpus, split)
+    known, before = unseen_documents(corpus, split), len(corpus.prefix)
     # Without what stands before a text and after it.
-    before = len(corpus.prefix)
     lengths = corpus.lengths[known] - 1 - before
     usable = np.flatnonzero(lengths > 1)
     if not len(usable):
@@ -136,12 +123,8 @@ def leave_one_out(
 ) -> list[np.ndarray]:
     """Return the nearest cosine of each prediction of stretches among those of other documents.
 
-    Args:
-        stretches: global position of the first token, and tokens, all of one document; each but
-            the first is predicted.
-
-    Returns:
-        float32 [tokens − 1] of each stretch.
+    A stretch is the global position of its first token and its tokens, all of one document; each
+    but the first is predicted: float32 [tokens − 1] of each stretch.
     """
     counts = np.array([length - 1 for _, length in stretches])
     before = len(corpus.prefix)
@@ -169,10 +152,9 @@ def active_cells(
     head: PrototypeHead, weight: Tensor, states: Tensor, tokens: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the prototypes in use at each state that speak for a token: (state, prototype)."""
-    found = head.nearest(states.to(head.prototypes.device))
-    signature = (weight[torch.from_numpy(tokens)].float() - weight.float().mean(0)).to(
-        head.prototypes.device
-    )
+    device = head.prototypes.device
+    found = head.nearest(states.to(device))
+    signature = (weight[torch.from_numpy(tokens)].float() - weight.float().mean(0)).to(device)
     speaks = torch.einsum("nkd,nd->nk", head.prototypes.float()[found.indices], signature)
     query, slot = ((found.activations > 0) & (speaks > 0)).nonzero(as_tuple=True)
     return query.cpu().numpy(), found.indices[query, slot].cpu().numpy()

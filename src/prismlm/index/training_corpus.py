@@ -47,11 +47,7 @@ def training_corpus(directory: Path | str) -> Corpus:
 
 
 def trained_length(directory: Path | str) -> int | None:
-    """Return how many tokens a training row had, or None if the model directory does not say.
-
-    Raises:
-        FormatError: a file is damaged.
-    """
+    """Return how many tokens a training row had, or None if the model directory does not say."""
     recipe = _noted(Path(directory)).get("recipe")
     data = recipe.get("data") if isinstance(recipe, dict) else None
     length = data.get("length") if isinstance(data, dict) else None

@@ -72,9 +72,6 @@ def rows_matching(
     """Return which rows match a filter that is not empty: bool [rows].
 
     ``keys`` gives a column's values in these rows, ``known`` those that a filter may name.
-
-    Raises:
-        InputError: a value of the filter occurs nowhere in the lens.
     """
     found: list[np.ndarray] = []
     for column, values in conditions:

@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from prismlm.allocator import return_freed_memory
-from prismlm.files import share
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.index.codes import parts_of
 from prismlm.index.probe import Probe
+from prismlm.index.scan import IndexOptions, Scan, ScanInput, mass_table
 from prismlm.index.signatures import signatures_of
-from prismlm.index.sort_cells import write_cells, write_documents
+from prismlm.index.sort_cells import Spool, write_cells, write_documents
 from prismlm.index.suffixes import write_suffixes
 from prismlm.index.support import measure_support
 from prismlm.layers import PrototypeHead
@@ -30,12 +29,10 @@ from prismlm.progress import Reporter
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
-    from prismlm.index.scan import IndexOptions, Scan, ScanInput
-    from prismlm.index.spool import Spool
 
 CHARACTERS_BEFORE = 160
 CHARACTERS_AFTER = 80
-# Of a kept context on disk: its compressed text and columns, and those columns alone.
+# Bytes of a kept context on disk: its compressed text and columns, and those columns alone.
 BYTES_WITH_TEXT = 230
 BYTES_WITHOUT_TEXT = 30
 BYTES_PER_PROTOTYPE = 200
@@ -47,91 +44,49 @@ def write_lens(
     directory: Path,
     given: ScanInput,
     scan: Scan,
-    spools: list[Spool | None],
+    spools: list[Spool],
     meta: dict[str, Any],
     progress: Reporter,
 ) -> None:
-    """Write all files of a lens.
-
-    Args:
-        directory: empty.
-        given: what was read.
-        scan: what was found, by all shards.
-        spools: the positions of each shard.
-        meta: what the record of the lens says of its inputs.
-        progress: shows documents and positions done.
-
-    Raises:
-        OSError: the disk is full or failing.
-    """
+    """Write all files of a lens."""
     kept, options, corpus = top_contexts.finish(scan.top), given.options, given.corpus
+    model, head, split = given.model, given.head, options.split
     write_index(directory, kept, corpus, options.with_text, progress)
     # Unit states in bf16, row for row with the index.
     save_file({"states": kept.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
-    share(directory / layout.CONTEXTS_FILE)
-    layout.write_table(scan.mass.table(), directory / layout.MASS_FILE)
-    _free(corpus)
-    Probe.of(given.model, corpus, options.split, options.window).save(directory)
-    if options.verbatim and options.with_text:
-        write_suffixes(directory, corpus, options.split)
-    _free(corpus)
-    written = _write_cells(directory, spools, given, progress)
-    curve = convergence(scan)
-    files = layout.describe_files(directory)
-    prototypes = prototypes_table(given.model, given.head, corpus, scan)
-    layout.write_prototypes(prototypes, directory / layout.PROTOTYPES_FILE, files)
-    layout.write_meta(
+    layout.write_table(mass_table(scan.mass, given.groups.keys), directory / layout.MASS_FILE)
+    Probe.of(model, corpus, split, options.window).save(directory)
+    if options.with_text:
+        write_suffixes(directory, corpus, split)
+    write_documents(directory, corpus, split)
+    cells = write_cells(
         directory,
-        layout.LensMeta(**meta, **written, tokens=scan.tokens, convergence=curve, files=files),
-    )
-
-
-def _free(corpus: Corpus) -> None:
-    """Let go of what a step has read and no other needs: it would come on top of the next step."""
-    corpus.forget()
-    return_freed_memory()
-
-
-def _write_cells(
-    directory: Path, spools: list[Spool | None], given: ScanInput, progress: Reporter
-) -> dict[str, Any]:
-    """Write the cells, where positions were kept; return what the record of the lens says."""
-    corpus, options = given.corpus, given.options
-    if options.positions is None:
-        return {}
-    write_documents(directory, corpus, options.split)
-    _free(corpus)
-    meta = write_cells(
-        directory,
-        [spool for spool in spools if spool is not None],
-        given.head.num_prototypes,
-        len(weight_of(given.model)),
+        spools,
+        head.num_prototypes,
+        len(weight_of(model)),
         options.positions,
         progress,
-        options.sort_bytes,
         codes=options.codes,
         tokens=corpus.num_tokens,
     )
-    _free(corpus)
-    cells = Cells(directory, meta)
-    scale = measure_support(cells, given.model, given.head, corpus, options.split, progress)
-    return {"cells": meta, "support": None if scale is None else asdict(scale)}
+    scale = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
+    files = layout.describe_files(directory)
+    prototypes = prototypes_table(model, head, corpus, scan)
+    layout.write_prototypes(prototypes, directory / layout.PROTOTYPES_FILE, files)
+    meta |= {"tokens": scan.tokens, "convergence": convergence(scan), "files": files}
+    meta |= {"cells": cells, "support": None if scale is None else asdict(scale)}
+    layout.write_meta(directory, layout.LensMeta(**meta))
 
 
 def lens_bytes(
     head: PrototypeHead, options: IndexOptions, documents: int | None, tokens: int | None
 ) -> int:
-    """Return about how many bytes a lens of so many documents and tokens has; None: at most.
-
-    While positions are being sorted they are on the disk in int8 as well.
-    """
+    """Return about how many bytes a lens of so many documents and tokens has; None: at most."""
     contexts = options.contexts if documents is None else min(options.contexts, documents)
-    per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
-    kept = head.num_prototypes * contexts
+    per_context = 2 * head.width + (BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT)
     state = head.width if options.codes == "int8" else parts_of(head.width, options.codes)
-    positions = (tokens or 0) * (options.positions or 0) * (state + BYTES_PER_POSITION)
-    whole = kept * (2 * head.width + per_context) + head.num_prototypes * BYTES_PER_PROTOTYPE
-    return whole + int(positions)
+    positions = (tokens or 0) * options.positions * (state + BYTES_PER_POSITION)
+    return head.num_prototypes * (contexts * per_context + BYTES_PER_PROTOTYPE) + int(positions)
 
 
 def convergence(scan: Scan) -> list[dict[str, float]]:
@@ -205,7 +160,6 @@ def _texts(
                 token[place] = text[left:right]
                 after[place] = text[right : right + CHARACTERS_AFTER]
             task.advance()
-    _free(corpus)
     return [pa.array(column, pa.string()) for column in (before, token, after)]
 
 
@@ -220,7 +174,7 @@ def prototypes_table(
         "name": pa.array(signatures.names),
         "top_tokens": pa.array(signatures.tokens, pa.list_(pa.string())),
         "top_values": pa.array(list(signatures.values), pa.list_(pa.float32())),
-        "usage": pa.array(scan.mass.usage() / max(scan.tokens, 1)),
+        "usage": pa.array(scan.usage / max(scan.tokens, 1)),
         "nearest_cosine": pa.array(
             nearest.numpy(), mask=torch.isinf(nearest).numpy(), type=pa.float32()
         ),

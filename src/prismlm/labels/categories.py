@@ -31,10 +31,6 @@ def subject_words(weight: Tensor, vocabulary: Vocabulary) -> sparse.csr_matrix:
     A subject is the mean of the unit rows of W of its words, without the mean of all rows and
     their first principal directions; the words with the largest cosine to it are its own, each
     that of its nearest subject alone.
-
-    Args:
-        weight: of the output embedding, [V, d].
-        vocabulary: of V tokens.
     """
     content = np.flatnonzero(vocabulary.content)
     shape = len(vocabulary.words), len(SUBJECTS)

@@ -94,17 +94,7 @@ def embedded_labels(
     weigh: Weigh | None = None,
     progress: Reporter = SILENT,
 ) -> list[Label | None]:
-    """Name every cell from its places; None for one without any.
-
-    Args:
-        text: the corpus.
-        places: of all cells.
-        cells: says what domain a document is of.
-        subject_words: by :func:`~prismlm.labels.categories.subject_words`.
-        raised: tokens that each prototype raises, the most telling first.
-        weigh: says which words come first, by default :func:`telling`.
-        progress: shows prototypes named.
-    """
+    """Name every cell from its places; None for one without any."""
     found = _Statistics(text, places, cells, subject_words, raised, weigh or telling)
     labels: list[Label | None] = []
     with progress.task("Naming prototypes", len(places.size), "prototypes") as task:
@@ -132,21 +122,18 @@ class _Statistics:
         self.first = np.searchsorted(places.cell, np.arange(num_cells + 1))
         self.count = np.diff(self.first)
         self.read, self.next = text.read(places), text.next(places)
-        self.sides = {
-            name: _weighed(
-                counts(places.cell, kinds.word[token], num_cells, words), self.count, weigh
-            )
-            for name, token in (("read", self.read), ("next", self.next))
-        }
         near = around(text, places, num_cells)
-        self.sides["about"] = _weighed(near, self.count, weigh)
+        read, following = (
+            counts(places.cell, kinds.word[token], num_cells, words)
+            for token in (self.read, self.next)
+        )
+        sides = {"read": read, "next": following, "about": near}
+        self.sides = {name: _weighed(side, self.count, weigh) for name, side in sides.items()}
         self.kinds = kind_rates(text, places, self.read, self.next, num_cells)
         self.subjects = _subject_rates(near @ subject_words, self.count)
         self.domains, codes = cells.keys("domain")
-        of = codes[places.document]
-        shape = num_cells, len(self.domains)
-        self.domain = np.zeros(shape)
-        np.add.at(self.domain, (places.cell, of), 1.0)
+        self.domain = np.zeros((num_cells, len(self.domains)))
+        np.add.at(self.domain, (places.cell, codes[places.document]), 1.0)
         self.domain /= np.maximum(self.count, 1)[:, None]
         self.base = np.maximum(cells.base_rates("domain"), 1e-9)
 

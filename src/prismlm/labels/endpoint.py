@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from prismlm.errors import InputError, check_number, check_text, check_whole, shown
 from prismlm.labels.answers import Answers, Failed, Question, one_line, prompt
 from prismlm.progress import Task
-from prismlm.run_state import WAIT_SECONDS, Interrupts
+from prismlm.run_state import Interrupts
 
 CONCURRENCY, TIMEOUT, RETRIES = 8, 120.0, 2
 # Servers on one's own machine want some key, and look at none.
@@ -26,8 +26,8 @@ FORMATS = ("json_schema", "json_object")
 MOST_TOKENS = 2048
 # Once more after an answer that is none.
 TRIES = 2
-# After so many questions, or so many failures one after another, it is seen that all is in vain.
-LEAST_JUDGED, MOST_IN_A_ROW = 8, 32
+# Give up when more than half of so many questions failed, or so many one after another.
+MIN_ASKED, MOST_IN_A_ROW = 8, 32
 MESSAGE_LENGTH = 300
 T = TypeVar("T")
 R = TypeVar("R")
@@ -84,9 +84,6 @@ class Session:
     Attributes:
         tally: requests that were answered, and their tokens in and out, where it counts them.
         failures: how often each thing went wrong with a question that got no answer.
-
-    Raises:
-        ModuleNotFoundError: openai is not installed, of the extra ``label``.
     """
 
     def __init__(self, endpoint: Endpoint, answers: Answers) -> None:
@@ -96,8 +93,8 @@ class Session:
         self.tally: Counter[str] = Counter(requests=0, tokens_in=0, tokens_out=0)
         self.failures: Counter[str] = Counter()
         self._lock = threading.Lock()
-        # Which options of a request were answered, with the answer's form by its kind, and which
-        # the endpoint does not know.
+        # Options of a request that were answered, with the answer's form by its kind, and those
+        # that the endpoint does not know.
         self._known: set[str] = set()
         self._unknown: set[str] = set()
         self._formats = list(FORMATS)
@@ -119,33 +116,31 @@ class Session:
             Failed: there is none, after one more try.
             InputError: there can be none to any: nobody is there, or lets nobody in.
         """
-        found = self.answers.get(question)
+        if (known := self.answers.get(question)) is not None:
+            return known
         messages = list(question.messages)
         for left in reversed(range(TRIES)):
-            if found is not None:
-                break
             text = self._reply(messages, question)
             try:
-                found = question.answer(text)
-                self.answers.add(question, found)
+                answer = question.answer(text)
             except Failed as error:
                 if not left:
                     raise
                 said = {"role": "assistant", "content": str(text)[:MESSAGE_LENGTH]}
                 again = {"role": "user", "content": prompt("again", reason=str(error))}
                 messages += [said, again]
-        assert found is not None
-        return found
+            else:
+                self.answers.add(question, answer)
+                return answer
+        raise AssertionError
 
     def _reply(self, messages: list[dict[str, str]], question: Question) -> str | None:
         reply = self._request(messages, question)
         usage, choices = getattr(reply, "usage", None), getattr(reply, "choices", None)
+        tokens = {"tokens_in": "prompt_tokens", "tokens_out": "completion_tokens"}
         with self._lock:
             self.tally["requests"] += 1
-            for name, there in (
-                ("tokens_in", "prompt_tokens"),
-                ("tokens_out", "completion_tokens"),
-            ):
+            for name, there in tokens.items():
                 count = getattr(usage, there, None)
                 # The client believes whatever it is sent.
                 self.tally[name] += count if isinstance(count, int) else 0
@@ -156,45 +151,43 @@ class Session:
         return getattr(message, "content", None)
 
     def _request(self, messages: list[dict[str, str]], question: Question) -> object:
+        """Return the reply; an option that the endpoint does not know is left out from then on."""
         import openai
 
+        refusals = (
+            openai.BadRequestError,
+            openai.UnprocessableEntityError,
+            openai.InternalServerError,
+        )
         create: Any = self._client.chat.completions.create
         while True:
             wanted: dict[str, Any] = {"temperature": 0, "max_tokens": MOST_TOKENS}
             if kind := next(iter(self._formats), None):
                 wanted["response_format"] = response_format(kind, question.schema)
             sent = {name: value for name, value in wanted.items() if name not in self._unknown}
-            told = {name: name for name in sent} | ({"response_format": kind} if kind else {})
+            forms = {name: name for name in sent} | ({"response_format": kind} if kind else {})
             try:
                 reply = create(model=self.endpoint.model, messages=messages, **sent)
-            except (
-                openai.BadRequestError,
-                openai.UnprocessableEntityError,
-                openai.InternalServerError,
-            ) as error:
+            except refusals as error:
                 named = {name for name in sent if name in str(error)}
                 if not named and not isinstance(error, openai.InternalServerError):
                     # An error that names none of them is of the one that the fewest know.
                     named = {"response_format"}
-                named = {name for name in named & sent.keys() if told[name] not in self._known}
+                named = {name for name in named & sent.keys() if forms[name] not in self._known}
                 if not named:
                     raise self._failure(error) from error
-                self._refused(named, kind)
+                with self._lock:
+                    self._unknown |= named - {"response_format"}
+                    # Another thread may have learned the same.
+                    if "response_format" in named and self._formats[:1] == [kind]:
+                        del self._formats[0]
             except openai.APIError as error:
                 raise self._failure(error) from error
             except ValueError:
                 return None
             else:
-                self._known |= set(told.values())
+                self._known |= set(forms.values())
                 return reply
-
-    def _refused(self, options: set[str], kind: str | None) -> None:
-        """Ask without some options from now on, or for the answer's form in another way."""
-        with self._lock:
-            self._unknown |= options - {"response_format"}
-            # Another thread may have learned the same.
-            if "response_format" in options and self._formats[:1] == [kind]:
-                del self._formats[0]
 
     def _failure(self, error: Exception) -> Failed | InputError:
         """Return what a request that failed comes to: for its question, or for all of them."""
@@ -202,14 +195,13 @@ class Session:
 
         # What is wrong before anything was right will not become so.
         fatal = not self.tally["requests"]
-        said = f"({one_line(str(error.__cause__ or error), MESSAGE_LENGTH)})"
-        told = f"it answered with status {getattr(error, 'status_code', 'unknown')}"
+        reason = f"it answered with status {getattr(error, 'status_code', 'unknown')}"
         way_out = "Look at what the server says of it."
         if isinstance(error, openai.APITimeoutError):
-            told = f"it did not answer within {self.endpoint.timeout:g} seconds"
+            reason = f"it did not answer within {self.endpoint.timeout:g} seconds"
             way_out = "Wait longer with --timeout, or ask less at once with --concurrency."
         elif isinstance(error, openai.APIConnectionError):
-            fatal, told = True, "it cannot be reached"
+            fatal, reason = True, "it cannot be reached"
             way_out = "Start the server, or check host, port and path: mostly it ends in /v1."
         elif isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
             fatal, way_out = True, f"Set {KEY_VARIABLE} to a key that is valid there."
@@ -219,9 +211,9 @@ class Session:
         elif isinstance(error, openai.RateLimitError):
             way_out = "Try again later, or ask less at once with --concurrency."
         if not fatal:
-            return Failed(told)
-        where = self.endpoint.url
-        return InputError(f"{where}: {told} {said}. {way_out} {self._kept()}")
+            return Failed(reason)
+        said = one_line(str(error.__cause__ or error), MESSAGE_LENGTH)
+        return InputError(f"{self.endpoint.url}: {reason} ({said}). {way_out} {self._kept()}")
 
     def _kept(self) -> str:
         return self.answers.kept() if self.answers.path.is_file() else "No answer is kept."
@@ -236,7 +228,7 @@ class Session:
             Interrupted: a signal came.
         """
         left = deque(jobs)
-        done: queue.SimpleQueue[tuple[T, R | None, Exception | None]] = queue.SimpleQueue()
+        done: SimpleQueue[tuple[T, R | None, Exception | None]] = SimpleQueue()
 
         def run() -> None:
             with suppress(IndexError):
@@ -253,8 +245,9 @@ class Session:
         failed = in_a_row = 0
         try:
             with Interrupts(self._kept) as signals:
+                signals.now = True
                 for count in range(1, len(jobs) + 1):
-                    job, found, error = _next(done, signals)
+                    job, found, error = done.get()
                     if error is not None and not isinstance(error, Failed):
                         raise error
                     in_a_row = 0 if error is None else in_a_row + 1
@@ -262,28 +255,18 @@ class Session:
                         failed += 1
                         self.failures[str(error)] += 1
                         task.note(f"{failed:,} failed, the last since {error}")
-                        vain = 2 * failed > count and count >= min(LEAST_JUDGED, len(jobs))
-                        if vain or in_a_row >= MOST_IN_A_ROW:
-                            raise self._in_vain(failed, count)
+                        most = 2 * failed > count and count >= min(MIN_ASKED, len(jobs))
+                        if most or in_a_row >= MOST_IN_A_ROW:
+                            raise self._abort(failed, count)
                     task.advance()
                     yield job, found
         finally:
             left.clear()
 
-    def _in_vain(self, failed: int, count: int) -> InputError:
+    def _abort(self, failed: int, count: int) -> InputError:
         reason = self.failures.most_common(1)[0][0]
         return InputError(
             f"{failed:,} of the first {count:,} questions to {self.endpoint.model!r} at "
             f"{self.endpoint.url} got no answer that can be used, mostly since {reason}. "
             f"Try another model, or look at the server. {self._kept()}"
         )
-
-
-def _next(done: queue.SimpleQueue[T], signals: Interrupts) -> T:
-    while True:
-        if signals.received is not None:
-            signals.stop()
-        try:
-            return done.get(timeout=WAIT_SECONDS)
-        except queue.Empty:  # look for Ctrl-C again
-            continue

@@ -58,11 +58,6 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
     Returned is how the map was made, as its record says. The same prototypes have the same map each
     time: one thread, seeded.
 
-    Args:
-        lens: of the head.
-        head: K prototypes.
-        progress: shows how far it is.
-
     Raises:
         ModuleNotFoundError: umap-learn is not installed, of the extra ``map``.
     """

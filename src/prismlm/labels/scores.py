@@ -65,15 +65,7 @@ def score_labels(
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> Scores:
-    """Score labels on places that they were not made of.
-
-    Args:
-        labels: of every prototype.
-        text: the corpus.
-        places: of documents that named none of them.
-        seed: draws the places of other prototypes, and whose label is taken for the control.
-        progress: shows labels scored, each twice.
-    """
+    """Score labels on places that they were not made of."""
     asked, owner = draw_passages(labels, places, seed)
     # Words that a label's name and description have of their own.
     words = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ DETERMINERS, PREPOSITIONS, PRONOUNS, CONJUNCTIONS, AUXILIARIES, ADVERBS, NUMBERS
 # What is in none of them is taken for a word with content.
 FUNCTION = DETERMINERS | PREPOSITIONS | PRONOUNS | CONJUNCTIONS | AUXILIARIES | ADVERBS
 LINK_TOKENS = 10
+SENTENCE_SIGNS = frozenset(".,;:!?'\"’”“‘()-–—")
 
 
 class Vocabulary:
@@ -37,6 +37,13 @@ class Vocabulary:
         texts: what each token writes, with the space before it, [V].
         words: the distinct words and pieces of words, in lower case and without spaces.
         word: the number of the word of each token, int64 [V].
+        goes_on: tokens that begin with a letter and no space, bool [V], as all kinds.
+        open: that end with a letter, after which a word may go on.
+        digit, line: that write digits, that end a line.
+        sign: without letters or digits, ends of lines aside.
+        markup: signs that are not those of a sentence.
+        capital: words that begin with a capital.
+        content: that begin a word that says what a text is about.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:
@@ -48,53 +55,22 @@ class Vocabulary:
         self.word = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
         self.words = list(numbers)
 
-    def _where(self, holds: Callable[[str], object]) -> np.ndarray:
-        return np.array([bool(holds(text)) for text in self.texts])
+        def where(holds: Callable[[str], object]) -> np.ndarray:
+            return np.array([bool(holds(text)) for text in self.texts])
 
-    @cached_property
-    def goes_on(self) -> np.ndarray:
-        """Tokens that begin with a letter and no space, bool [V]."""
-        return self._where(lambda t: t[:1].isalpha())
-
-    @cached_property
-    def open(self) -> np.ndarray:
-        """Tokens that end with a letter, after which a word may go on, bool [V]."""
-        return self._where(lambda t: t[-1:].isalpha())
-
-    @cached_property
-    def digit(self) -> np.ndarray:
-        """Tokens that write digits, bool [V]."""
-        return self._where(lambda t: t.strip() and t.strip()[0].isdigit())
-
-    @cached_property
-    def line(self) -> np.ndarray:
-        """Tokens that end a line, bool [V]."""
-        return self._where(lambda t: "\n" in t)
-
-    @cached_property
-    def sign(self) -> np.ndarray:
-        """Tokens without letters or digits, ends of lines aside, bool [V]."""
-        return self._where(lambda t: t.strip() and not any(c.isalnum() for c in t)) & ~self.line
-
-    @cached_property
-    def markup(self) -> np.ndarray:
-        """Signs that are not those of a sentence, bool [V]."""
-        return self.sign & self._where(lambda t: not set(t.strip()) <= set(".,;:!?'\"’”“‘()-–—"))
-
-    @cached_property
-    def capital(self) -> np.ndarray:
-        """Words that begin with a capital, bool [V]."""
-        return self._where(lambda t: t[:1] == " " and t[1:2].isupper() and t != " I")
+        self.goes_on = where(lambda t: t[:1].isalpha())
+        self.open = where(lambda t: t[-1:].isalpha())
+        self.digit = where(lambda t: t.strip()[:1].isdigit())
+        self.line = where(lambda t: "\n" in t)
+        self.sign = where(lambda t: t.strip() and not any(map(str.isalnum, t))) & ~self.line
+        self.markup = self.sign & where(lambda t: not SENTENCE_SIGNS.issuperset(t.strip()))
+        self.capital = where(lambda t: t[:1] == " " and t[1:2].isupper() and t != " I")
+        long = where(lambda t: t[:1].isspace() and len(t.strip()) > 2 and t.strip().isalpha())
+        self.content = long & ~self.among(FUNCTION)
 
     def among(self, words: frozenset[str]) -> np.ndarray:
         """Return which tokens write one of some words, bool [V]."""
         return np.array([word in words for word in self.words])[self.word]
-
-    @cached_property
-    def content(self) -> np.ndarray:
-        """Tokens that begin a word that says what a text is about, bool [V]."""
-        long = self._where(lambda t: t[:1].isspace() and len(t.strip()) > 2 and t.strip().isalpha())
-        return long & ~self.among(FUNCTION)
 
 
 def kind_rates(

@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from prismlm.cost import Cost
 from prismlm.errors import InputError
-from prismlm.files import (
-    WAY_OUT,
-    atomic_file,
-    room_to_write,
-)
+from prismlm.files import WAY_OUT, atomic_file, room_to_write
 from prismlm.index import layout
 from prismlm.index.lens import MIN_PLACES, Lens
 from prismlm.labels.categories import CATEGORIES, subject_words
@@ -29,25 +24,6 @@ from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 from prismlm.statistics import mean_intervals
-
-if TYPE_CHECKING:
-    from prismlm.labels.by_endpoint import EndpointLabeller
-
-    class Labeller(Protocol):
-        """What names prototypes: an endpoint, or answers that were read from a file."""
-
-        source: str
-
-        def labels(self, lens: Lens, made: Made, progress: Reporter = ...) -> dict[int, Label]:
-            """Return the labels of those that it can name."""
-            ...
-
-        def report(
-            self, made: Made, labels: Mapping[int, Label], progress: Reporter = ...
-        ) -> dict[str, Any]:
-            """Return what is noted of it."""
-            ...
-
 
 EMBEDDED, SIGNATURE = "embedded", "signature"
 # Places of a cell that are looked at; documents whose places name nothing, but score the names.
@@ -78,13 +54,14 @@ class Labelling:
         source: who named them.
         prototypes: K.
         named: prototypes that got a name; the others keep their signature's.
-        scored: those with enough places in held-out documents.
-        detection, fuzzing: how much the names say; None where none was scored.
-        categories: how many prototypes each category has.
-        documents: that names were made of.
-        held_out: documents that scored them.
-        asked: what another labeller than the embedded one did, and the scores of its names beside
-            those of the embedded ones of the same prototypes; None where there was none.
+        scored: names with enough places that named nothing.
+        detection: whether passages of the prototype can be told from others by its name.
+        fuzzing: whether marked places can.
+        categories: prototypes of each category.
+        documents: that named prototypes.
+        held_out: documents that scored the names.
+        asked: what a labeller did, and how its names score beside the embedded ones of the same
+            prototypes; None where there was none.
     """
 
     source: str
@@ -101,90 +78,6 @@ class Labelling:
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
-
-
-def label_lens(
-    lens: Lens,
-    model: nn.Module,
-    *,
-    overwrite: bool = False,
-    labeller: Labeller | None = None,
-    progress: Reporter = SILENT,
-) -> Labelling:
-    """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
-
-    A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
-
-    Args:
-        lens: with cells, whose corpus is there.
-        model: the lens is of.
-        overwrite: replace labels that are there already.
-        labeller: names better than the embedded one what it can. Prototypes with fewer than ten
-            places then have no name.
-        progress: shows the steps.
-
-    Raises:
-        InputError: as :func:`check_lens`, or by the labeller.
-    """
-    check_lens(lens, overwrite=overwrite)
-    room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
-    with room, writing(lens.path):
-        made = make_labels(lens, model, progress)
-        better = {} if labeller is None else labeller.labels(lens, made, progress)
-        labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
-        if better:
-            sizes = made.places.size.tolist()
-            labels = [
-                label if size >= MIN_PLACES else None
-                for label, size in zip(labels, sizes, strict=True)
-            ]
-        scores = score_labels(labels, made.text, made.held_out, SEED, progress)
-        found = _labelling(made._replace(labels=labels), scores)
-        source = EMBEDDED
-        if labeller is not None:
-            everything = {cell: one for cell, one in enumerate(labels) if one is not None}
-            asked = labeller.report(made, better or everything, progress)
-            source = labeller.source if better else EMBEDDED
-            asked = {"named": len(better), **asked, "scores": _beside(made, better)}
-            found = replace(found, source=source, asked=asked)
-        sources = dict.fromkeys(better, source)
-        _write(lens, labels, sources, scores, found)
-    return found
-
-
-def estimate_labels(
-    lens: Lens, model: nn.Module, labeller: EndpointLabeller, progress: Reporter = SILENT
-) -> Cost:
-    """Return what a labeller is expected to take; nothing is written.
-
-    Raises:
-        InputError: the lens has no cells or no corpus.
-    """
-    check_lens(lens, overwrite=True)
-    return labeller.cost(lens, make_labels(lens, model, progress))
-
-
-def check_lens(lens: Lens, *, overwrite: bool = False) -> None:
-    """Check that a lens can be labelled.
-
-    Raises:
-        InputError: it has no cells or no corpus, or has labels already.
-    """
-    if lens.cells is None:
-        raise InputError(
-            f"{lens.path} keeps no positions, and names are made of them. Build a lens with "
-            "`prismlm index`, which keeps them unless --positions none is given."
-        )
-    if lens.corpus is None:
-        raise InputError(
-            f"the corpus of {lens.path} is not at {lens.meta.corpus_path}, or has changed, and "
-            "names are made of its text. Put it back, or build the lens again."
-        )
-    if lens.meta.labels is not None and not overwrite:
-        raise InputError(
-            f"the prototypes of {lens.path} are labelled already, by {lens.meta.labels['source']}."
-            " Give --overwrite to replace the labels."
-        )
 
 
 class Made(NamedTuple):
@@ -205,6 +98,71 @@ class Made(NamedTuple):
     documents: tuple[int, int]
 
 
+class Labeller(Protocol):
+    """What names prototypes: an endpoint, or answers that were read from a file."""
+
+    source: str
+
+    def labels(self, lens: Lens, made: Made, progress: Reporter = ...) -> dict[int, Label]:
+        """Return the labels of those that it can name."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """Return what is noted of it."""
+        ...
+
+
+def label_lens(
+    lens: Lens,
+    model: nn.Module,
+    *,
+    overwrite: bool = False,
+    labeller: Labeller | None = None,
+    progress: Reporter = SILENT,
+) -> Labelling:
+    """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
+
+    A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
+
+    Args:
+        lens: whose corpus is there.
+        model: the lens is of.
+        overwrite: replace labels that are there already.
+        labeller: names better than the embedded one what it can. Prototypes with fewer than ten
+            places then have no name.
+        progress: shows the steps.
+
+    Raises:
+        InputError: the lens has no corpus, or labels already; or by the labeller.
+    """
+    if lens.corpus is None:
+        raise InputError(
+            f"the corpus of {lens.path} is not at {lens.meta.corpus_path}, or has changed, and "
+            "names are made of its text. Put it back, or build the lens again."
+        )
+    if lens.meta.labels is not None and not overwrite:
+        raise InputError(
+            f"the prototypes of {lens.path} are labelled already, by {lens.meta.labels['source']}."
+            " Give --overwrite to replace the labels."
+        )
+    room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
+    with room, writing(lens.path):
+        made = make_labels(lens, model, progress)
+        better = {} if labeller is None else labeller.labels(lens, made, progress)
+        labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
+        if better:
+            few = (made.places.size < MIN_PLACES).tolist()
+            labels = [None if small else one for one, small in zip(labels, few, strict=True)]
+        scores = score_labels(labels, made.text, made.held_out, SEED, progress)
+        found = _labelling(made._replace(labels=labels), scores)
+        if labeller is not None:
+            source = labeller.source if better else EMBEDDED
+            asked = {"named": len(better), **labeller.report(), "scores": _compared(made, better)}
+            found = replace(found, source=source, asked=asked)
+        _write(lens, labels, dict.fromkeys(better, found.source), scores, found)
+    return found
+
+
 def make_labels(
     lens: Lens,
     model: nn.Module,
@@ -212,72 +170,64 @@ def make_labels(
     *,
     weigh: Weigh | None = None,
 ) -> Made:
-    """Name every prototype from four fifths of the documents; the lens has cells and a corpus.
-
-    Args:
-        lens: of the model.
-        model: whose output embedding says what is near to what.
-        progress: shows the steps.
-        weigh: as of :func:`~prismlm.labels.embedded.embedded_labels`.
-    """
-    cells, corpus = lens.cells, lens.corpus
-    assert cells is not None
+    """Name every prototype from four fifths of the documents; the lens has its corpus."""
+    cells, corpus, count = lens.cells, lens.corpus, lens.num_prototypes
     assert corpus is not None
-    with progress.task("Reading places", 3, "steps") as task:
+    with progress.task("Reading places", 1, "steps") as task:
         weight = weight_of(model).detach()
-        vocabulary = Vocabulary(corpus.tokenizer, len(weight))
-        text = Text(corpus, vocabulary)
+        text = Text(corpus, Vocabulary(corpus.tokenizer, len(weight)))
+        places = sample_places(cells, count, PLACES)
+        subjects = subject_words(weight, text.vocabulary)
         task.advance()
-        places = sample_places(cells, lens.num_prototypes, PLACES)
-        drawn = np.random.default_rng(SEED).random(cells.documents.num_rows) < HELD_OUT
-        held = drawn[places.document]
-        # What has places in held-out documents alone is named by these, and not scored.
-        elsewhere = np.bincount(places.cell[~held], minlength=lens.num_prototypes) > 0
-        held &= elsewhere[places.cell]
-        task.advance()
-        subjects = subject_words(weight, vocabulary)
-        task.advance()
+    drawn = np.random.default_rng(SEED).random(cells.documents.num_rows) < HELD_OUT
+    held = drawn[places.document]
+    shown = places.of(~held)
+    # What has places in held-out documents alone is named by these, and not scored.
+    held &= (np.bincount(shown.cell, minlength=count) > 0)[places.cell]
     raised = lens.prototypes["top_tokens"].to_pylist()
     labels = embedded_labels(text, places.of(~held), cells, subjects, raised, weigh, progress)
-    shown, documents = places.of(~drawn[places.document]), (int((~drawn).sum()), int(drawn.sum()))
+    documents = int((~drawn).sum()), int(drawn.sum())
     return Made(labels, text, shown, places.of(held), documents)
 
 
 def _labelling(made: Made, scores: Scores) -> Labelling:
     seen = Counter(label.category for label in made.labels if label is not None)
-    detection, fuzzing = _accuracies(scores)
+    kinds = accuracies(scores)
     return Labelling(
         source=EMBEDDED,
         prototypes=len(made.labels),
-        named=sum(label is not None for label in made.labels),
+        named=seen.total(),
         scored=int(np.isfinite(scores.detection).sum()),
-        detection=detection,
-        fuzzing=fuzzing,
+        detection=kinds["detection"],
+        fuzzing=kinds["fuzzing"],
         categories={name: seen[name] for name in CATEGORIES},
         documents=made.documents[0],
         held_out=made.documents[1],
     )
 
 
-def _accuracies(scores: Scores) -> list[Accuracy | None]:
-    """Return those of detection and of fuzzing."""
+def accuracies(scores: Scores) -> dict[str, Accuracy | None]:
+    """Return those of detection and of fuzzing; None where nothing is scored."""
     scored = np.isfinite(scores.detection)
-    pairs = (
-        (scores.detection, scores.shuffled_detection),
-        (scores.fuzzing, scores.shuffled_fuzzing),
-    )
-    return [accuracy(own[scored], other[scored]) if scored.any() else None for own, other in pairs]
+    pairs = {
+        "detection": (scores.detection, scores.shuffled_detection),
+        "fuzzing": (scores.fuzzing, scores.shuffled_fuzzing),
+    }
+    return {
+        kind: accuracy(own[scored], other[scored]) if scored.any() else None
+        for kind, (own, other) in pairs.items()
+    }
 
 
-def _beside(made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
+def _compared(made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
     """Return how labels score by words, beside the embedded ones of the same prototypes."""
     found: dict[str, Any] = {}
     own = [better.get(cell) for cell in range(len(made.labels))]
     embedded = [label if cell in better else None for cell, label in enumerate(made.labels)]
     for name, labels in (("own", own), ("embedded", embedded)):
         scores = score_labels(labels, made.text, made.held_out, SEED)
-        pairs = zip(("detection", "fuzzing"), _accuracies(scores), strict=True)
-        found[name] = {kind: None if one is None else asdict(one) for kind, one in pairs}
+        kinds = accuracies(scores).items()
+        found[name] = {kind: None if one is None else asdict(one) for kind, one in kinds}
         found["scored"] = int(np.isfinite(scores.detection).sum())
     return found
 
@@ -296,21 +246,19 @@ def _write(
     found: Labelling,
 ) -> None:
     """Replace the labels of ``prototypes.parquet``, then say so in ``meta.json``."""
-    columns = {
-        "name": [
-            ("" if sources else old) if label is None else label.name
-            for label, old in zip(labels, lens.names, strict=True)
-        ],
-        **{
-            column: [None if label is None else getattr(label, column) for label in labels]
-            for column in ("description", "category", "role", "tags")
-        },
-        "label_source": [
-            SIGNATURE if label is None else sources.get(cell, EMBEDDED)
-            for cell, label in enumerate(labels)
-        ],
-        "label_score": [None if np.isnan(one) else float(one) for one in scores.detection],
+    # Beside the names of a labeller, those of signatures would look like more of them.
+    names = [""] * len(labels) if sources else lens.names
+    named = zip(labels, names, strict=True)
+    columns: dict[str, Any] = {
+        column: [None if label is None else getattr(label, column) for label in labels]
+        for column in ("description", "category", "role", "tags")
     }
+    columns["name"] = [old if label is None else label.name for label, old in named]
+    columns["label_source"] = [
+        SIGNATURE if label is None else sources.get(cell, EMBEDDED)
+        for cell, label in enumerate(labels)
+    ]
+    columns["label_score"] = [None if np.isnan(one) else float(one) for one in scores.detection]
     write_columns(lens, columns, labels=found.to_dict())
 
 

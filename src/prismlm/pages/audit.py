@@ -20,7 +20,6 @@ LEAST_CUT, OPENING_SHOWN = 16, 120
 HEADINGS = {"source": "By source", "domain": "By domain", "license": "By licence"}
 METHODS = {
     "evidence": "positive evidence for each token",
-    "contexts": "positive evidence, over kept contexts",
     "source": "A = Σ α μ, PRISM's own measure",
 }
 

@@ -104,8 +104,8 @@ class AttachOptions:
         states_gb: the most disk for hidden states; what fits is an even sample of the corpus.
         keep_states: leave them there, to fit another head.
         contexts: L, the places kept per prototype in the lens.
-        positions: the share of positions that goes to the lens's cells; None for none.
-        codes: of their states, int8, pq, pq8 or pq12.
+        positions: the share of positions that goes to the lens's cells.
+        codes: of their states, int8 or pq.
         heldout_tokens: that the head's figures are measured on.
         device: where the model runs: auto, cpu or cuda.
         precision: of reading the corpus: auto, float32 or bf16.
@@ -120,7 +120,7 @@ class AttachOptions:
     states_gb: float = 4.0
     keep_states: bool = False
     contexts: int = 64
-    positions: float | None = 1.0
+    positions: float = 1.0
     codes: CodeName = "int8"
     heldout_tokens: int = 20_000
     device: str = "auto"
@@ -450,7 +450,7 @@ class _Work:
     def names(self, lens: Path) -> None:
         """Name the prototypes, where the lens keeps positions and has no names yet."""
         meta = read_meta(lens)
-        if meta.labels is None and meta.cells is not None:
+        if meta.labels is None:
             opened = Lens.open(lens, self.model, load_sidecar(self.out).head)
             label_lens(opened, self.model, progress=self.progress)
 
@@ -558,7 +558,6 @@ def _time_reading(
     with Writer(directory / STATES, {}, z.shape[1]) as writer:
         writer.add(z, ids.flatten().cpu())
         writer.end_block()
-        writer.note(complete=True)
     return seconds / ids.numel(), HiddenStates.open(directory / STATES)
 
 

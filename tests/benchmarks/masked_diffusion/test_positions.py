@@ -46,7 +46,6 @@ def kept(directory, states, tokens):
     with Writer(directory, {}, WIDTH) as writer:
         writer.add(states.bfloat16(), torch.tensor(tokens))
         writer.end_block()
-        writer.note(complete=True)
     return HiddenStates.open(directory)
 
 

@@ -40,5 +40,5 @@ def test_every_word_of_a_search_is_in_what_is_found(tiny_model):
     found = catalogue.search(words.upper(), "id", everything=True).tolist()
     assert 3 in found
     assert found == sorted(found)
-    texts = catalogue.texts()
+    texts = catalogue.texts
     assert all(word in texts[number] for word in words.lower().split() for number in found)
