@@ -11,7 +11,7 @@ import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError
 from prismlm.index import states as module
-from prismlm.index.build import IndexOptions, Shard, build_index
+from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
 from prismlm.index.states import META_FILE, STATES_FILE, HiddenStates, read_states
 from prismlm.models.seam import capture
@@ -94,14 +94,6 @@ def test_an_index_reads_passes_of_the_devices_size_and_finds_the_same(
     assert np.array_equal(*(one["position"] for one in records))
     differences = np.subtract(*(one["code"].astype(int) for one in records))
     assert np.abs(differences).max() <= 1
-
-
-def test_a_scan_in_passes_of_another_size_is_not_resumed(lm, corpus, tmp_path, monkeypatch):
-    options = IndexOptions(contexts=4, **WINDOWS)
-    build_index(lm.model, lm.head, corpus, tmp_path / "lens", options, Shard(0, 2))
-    monkeypatch.setattr(module, "PASS_TOKENS", 128)
-    with pytest.raises(InputError, match="pass_tokens"):
-        build_index(lm.model, lm.head, corpus, tmp_path / "lens", options, Shard(1, 2))
 
 
 def indexed(lm, corpus, out, options, states):
