@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from prismlm.eval.perturbations.flips import gender, negation, number
-from tests.eval.perturbations.test_lexical import all_of
+from prismlm.eval.perturbations.changes import gender, negation, number
+from tests.eval.perturbations.test_changes_lexical import all_of
 
 
 @pytest.mark.parametrize(

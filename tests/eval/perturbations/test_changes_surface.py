@@ -2,15 +2,15 @@ import random
 
 import pytest
 
-from prismlm.eval.perturbations.surface import (
+from prismlm.eval.perturbations.changes import (
     abbreviation,
     contraction,
     neighbours,
     punctuation,
     typo,
+    words,
 )
-from prismlm.eval.perturbations.word_lists import words
-from tests.eval.perturbations.test_lexical import all_of
+from tests.eval.perturbations.test_changes_lexical import all_of
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,14 @@ import random
 
 import pytest
 
-from prismlm.eval.perturbations.lexical import morphology, spelling, synonym
-from prismlm.eval.perturbations.word_lists import WORDS_FILE, cased, words
+from prismlm.eval.perturbations.changes import (
+    WORDS_FILE,
+    cased,
+    morphology,
+    spelling,
+    synonym,
+    words,
+)
 
 
 def all_of(perturb, sentence):
