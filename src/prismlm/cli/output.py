@@ -26,6 +26,7 @@ TOKEN_WIDTH = 14
 NARROW_TOKEN_WIDTH = 10
 # Line ends and tabs, and what joins the parts of one sign, as in emoji and Persian.
 KEPT = "\n\t\u200c\u200d"
+EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -127,6 +128,13 @@ def fit_name(name: str, width: int) -> str:
 def _side(words: Sequence[str], between: str) -> str:
     joined = between.join(words)
     return f"{joined})" if joined.startswith("(") and not joined.endswith(")") else joined
+
+
+def bar(share: float, width: int) -> str:
+    """Return a bar of ``share`` of so many columns, padded with spaces."""
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 def print_cost(cost: Cost, *, as_json: bool) -> None:

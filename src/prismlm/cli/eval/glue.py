@@ -107,9 +107,8 @@ def print_figures(result: dict[str, Any]) -> None:
                     "from scratch": fresh and fresh["mean"][metric],
                 }
             )
-    columns = dict.fromkeys(("task", "trained on", "rows", "metric"), "") | dict.fromkeys(
-        ("mean", "least", "most", "constant", "from scratch"), ".3f"
-    )
+    texts, figures = list(rows[0])[:4], list(rows[0])[4:]
+    columns = dict.fromkeys(texts, "") | dict.fromkeys(figures, ".3f")
     facts = {name: result[name] for name in ("learning_rate", "warmup", "rate_from")}
     title = f"{result['name']}: means over seeds, of dev sets unless test is said"
     show(console_for_reading(), Table(title, columns, tuple(rows), facts))

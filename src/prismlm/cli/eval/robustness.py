@@ -147,8 +147,8 @@ def print_robustness(found: Row) -> None:
         "pairs empty or too long for a model": found["left_out"],
         "JS comparable, over one vocabulary": found["comparable"],
     }
-    columns = {"name": "", "entropy": ".3f", "temperature": ".3f"}
-    show(console, Table("Models", columns, tuple(found["models"]), facts))
+    named = {"name": "", "entropy": ".3f", "temperature": ".3f"}
+    show(console, Table("Models", named, tuple(found["models"]), facts))
     first = found["models"][0]["name"]
     rows = [
         {"slice": part["name"], "pairs": part["pairs"], "model": name} | figures
@@ -158,9 +158,9 @@ def print_robustness(found: Row) -> None:
             *((f"first − {d['of'][1]}", d) for d in part["differences"] if d["of"][0] == first),
         ]
     ]
-    columns = dict.fromkeys(("slice", "pairs", "model"), "") | dict.fromkeys(
-        ("js", "js_matched", "overlap.value", "spearman.value", "same_top.value"), ".3f"
-    )
+    columns: dict[str, str] = dict.fromkeys(["slice", "pairs", "model"], "")
+    columns |= {"js": ".3f", "js_matched": ".3f"}
+    columns |= dict.fromkeys(["overlap.value", "spearman.value", "same_top.value"], ".3f")
     title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
     show(console, Table(title, columns, tuple(rows)))
 

@@ -110,16 +110,19 @@ class TopSequences:
         rows = zip(*(column[unit].tolist() for column in self._columns), strict=True)
         return tuple(
             ChannelSequence(
-                *outer,
+                total,
+                start,
+                length,
+                document,
                 tuple(
                     ChannelToken(p, t, g)
                     for p, g, t in zip(position, gate, token, strict=True)
                     if p >= 0
                 ),
             )
-            for *outer, position, gate, token in rows
+            for total, start, length, document, position, gate, token in rows
             # Rows that only fill a batch start nowhere.
-            if outer[1] >= 0
+            if start >= 0
         )
 
 

@@ -97,8 +97,9 @@ def denominators(
     """
     signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
 
-    def least(*groups: Tensor) -> Row:
-        return dict(zip(("value", "n", "m"), smallest_denominator(*groups, order), strict=True))
+    def least(first: Tensor, second: Tensor) -> Row:
+        found = smallest_denominator(first, second, order)
+        return dict(zip(("value", "n", "m"), found, strict=True))
 
     return least(signal, noise), None if size == 2 else least(signal[1:], noise[1:])
 

@@ -460,7 +460,7 @@ def _drawn(of_role: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     return torch.zeros_like(keys).scatter_(1, chosen, 1)
 
 
-def _scores(role: Role, found: _Tested, heads: Sequence[Head], draws: int, q: Any) -> list[Row]:
+def _scores(role: str, found: _Tested, heads: Sequence[Head], draws: int, q: Any) -> list[Row]:
     columns = (column.tolist() for column in found)
     return [
         {

@@ -268,7 +268,7 @@ def compare_groups(uses: Table) -> Table:
     rows: list[Row] = []
     for measure in FIGURES:
         groups = [[[head[measure] for head in part] for part in group] for group in members]
-        row = {"measure": measure} | _difference(*groups)
+        row: Row = {"measure": measure} | _difference(*groups)
         each = [_difference([own], [other]) for own, other in zip(*groups, strict=True)]
         row["layers_above"] = sum(one["effect"] > 0 for one in each)
         row["layers_below"] = sum(one["effect"] < 0 for one in each)
