@@ -17,7 +17,7 @@ from benchmarks.shared.pages import (
     table_head,
 )
 from prismlm.demo.prompts import ABSENT
-from prismlm.eval.judging.examination import wilson
+from prismlm.eval.judging.judges import wilson
 from prismlm.explain.shares import WORTH_SHOWING
 
 SETS = {

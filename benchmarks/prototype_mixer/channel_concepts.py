@@ -15,9 +15,15 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import effects_on
 from prismlm.instruments.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
-from prismlm.instruments.channels.concepts import EMERGES, rank_channels
+from prismlm.instruments.channels.concepts import (
+    EMERGES,
+    TokenGates,
+    WordForms,
+    continuing,
+    rank_channels,
+    token_gates,
+)
 from prismlm.instruments.channels.effects import INTERVENTIONS, rank_sum_p
-from prismlm.instruments.channels.token_gates import TokenGates, WordForms, continuing, token_gates
 from prismlm.models.decoders.mixers import half_lives
 
 TESTED = "mask_write"

@@ -32,8 +32,8 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.files import write_json
+from prismlm.instruments.channels.concepts import token_gates
 from prismlm.instruments.channels.metrics import measure_layers
-from prismlm.instruments.channels.token_gates import token_gates
 from prismlm.instruments.channels.top_sequences import rank_sequences
 from prismlm.models.checkpoint import read_checkpoint
 

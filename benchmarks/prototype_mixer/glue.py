@@ -20,9 +20,9 @@ import torch
 from benchmarks.prototype_mixer.mamba2_scan import shared_scans
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from prismlm.eval.glue.data import tasks_of
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import RATES, SEARCH, run_glue, search
-from prismlm.eval.glue.tasks import tasks_of
 from prismlm.files import write_json
 from prismlm.models.device import device_named
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.token_gates import TokenGates, whole_words
+from prismlm.instruments.channels.concepts import TokenGates, whole_words
 from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.decoders.mixers import check_channel, check_layer
 

@@ -25,6 +25,7 @@ from prismlm.eval.clamping import measure_clamping, routing_of
 from prismlm.eval.pairs import read_pairs
 from prismlm.eval.robustness import OpenedModel, drawn_pairs, measure_robustness
 from prismlm.files import write_json
+from prismlm.instruments.results import as_json
 from prismlm.models.checkpoint import read_checkpoint
 
 OUT = RESULTS / "prototype_mixer" / "robustness"
@@ -52,7 +53,7 @@ def main() -> None:
             found = measure_robustness(
                 opened(given.model), drawn, seed=given.seed, progress=ConsoleReporter()
             )
-            write_json(given.out / f"{name}.json", where | found.to_dict())
+            write_json(given.out / f"{name}.json", where | as_json(found))
         elif name == FILES[0]:
             for one in opened(given.model):
                 path = given.out / f"clamping-{one.name}.json"
@@ -68,7 +69,7 @@ def clamped(one: OpenedModel, drawn: list[Any], seed: int) -> dict[str, Any]:
         routing_of(one.model)
     except InputError as error:
         return {"name": one.name, "said": str(error)}
-    return measure_clamping(one, drawn, seed=seed, progress=ConsoleReporter()).to_dict()
+    return as_json(measure_clamping(one, drawn, seed=seed, progress=ConsoleReporter()))
 
 
 def opened(named: list[str]) -> Iterator[OpenedModel]:

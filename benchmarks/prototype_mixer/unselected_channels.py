@@ -15,10 +15,9 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import ReportOptions, channel_report
-from prismlm.instruments.channels.concepts import EMERGES
+from prismlm.instruments.channels.concepts import EMERGES, TokenGates
 from prismlm.instruments.channels.metrics import quartiles, repetition
-from prismlm.instruments.channels.token_gates import TokenGates
-from prismlm.instruments.channels.top_sequences import TopSequences, sequences_of
+from prismlm.instruments.channels.top_sequences import TopSequences
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.statistics import spearman
 
@@ -49,7 +48,7 @@ def unselected(
             ],
             "sequences": [
                 _shortened(sequence, corpus)
-                for sequence in sequences_of(best[layer], channel)[:SEQUENCES_SHOWN]
+                for sequence in best[layer].sequences(channel)[:SEQUENCES_SHOWN]
             ],
         }
         for layer, channel in (places[i] for i in order.tolist())
@@ -80,7 +79,7 @@ def _shortened(sequence: Any, corpus: Corpus) -> dict[str, Any]:
 def locality(loaded: Loaded, best: dict[int, TopSequences]) -> dict[str, Any]:
     """Return whether channels of a short half-life keep to few tokens."""
     lives = torch.cat(half_lives(loaded.model))
-    scores = torch.cat([repetition(best[layer]) for layer in sorted(best)])
+    scores = torch.cat([repetition(best[layer].tokens) for layer in sorted(best)])
     try:
         return {
             "spearman": asdict(spearman(lives.double().numpy(), scores.numpy())),

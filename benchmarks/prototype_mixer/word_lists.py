@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.shared.options import script_options
 from prismlm.corpus import sample_path
-from prismlm.eval.perturbations.word_lists import WORDS_FILE
+from prismlm.eval.perturbations.changes import WORDS_FILE
 from prismlm.files import json_text
 
 COMMON, SEEN = 8, 2

@@ -34,8 +34,7 @@ from prismlm.instruments.heads import (
     own_cross_terms,
     spectra_report,
 )
-from prismlm.instruments.heads.role_cases import load_role_cases
-from prismlm.instruments.heads.roles import search_roles, untrained
+from prismlm.instruments.heads.roles import load_role_cases, search_roles, untrained
 from prismlm.instruments.heads.states import AttentionStates, read_states
 from prismlm.instruments.results import Report, as_json
 from prismlm.models.checkpoint import read_checkpoint

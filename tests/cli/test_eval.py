@@ -53,14 +53,6 @@ def test_json_is_the_result_that_is_kept(prism, tiny_model, data, tmp_path):
     assert "seed: 0 → 1" in refusal.stderr
 
 
-def test_a_dry_run_writes_nothing(prism, tiny_model, data, tmp_path):
-    out = tmp_path / "out"
-    result = prism("eval", tiny_model, *PICK, "--data", data, "--out", out, "--dry-run", "--json")
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout)["questions"] == 6
-    assert not out.exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -34,11 +34,6 @@ def test_an_unusable_judge_is_said_first_and_its_ratings_are_not_to_be_read(
     with ChatServer(first) as server:
         asked = ["--endpoint", server.url, "--endpoint-model", "m", "--out", out]
         command = ["eval", "judge", tiny_model, other, "--corpus", tiny_corpus, *FEW, *asked]
-        tried = prism(*command, "--dry-run", "--json")
-        assert tried.returncode == 0, tried.stderr
-        estimate = json.loads(tried.stdout)
-        assert (estimate["continuations"], estimate["questions"]) == (8, 32)
-        assert (server.requests, out.exists()) == ([], False)
         made = prism(*command)
         assert made.returncode == 0, made.stderr
         asked_then = len(server.requests)

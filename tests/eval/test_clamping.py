@@ -42,21 +42,23 @@ def test_mediation_by_hand():
         Clamped("typo", 0.00009, 0.5, 0.5, True),
     ]
     part = slice_mediation("typo", found, ["typo", "synonym", "typo"])
-    assert (part.pairs, part.of_equal_length, part.unaligned, part.below_floor) == (2, 1, 2, 1)
-    assert part.clamped.base.value == pytest.approx(0.3)
+    counts = ("pairs", "of_equal_length", "unaligned", "below_floor")
+    assert [part[name] for name in counts] == [2, 1, 2, 1]
+    assert part["clamped"]["base"].value == pytest.approx(0.3)
     # PMR is 0.25 and −0.5.
-    assert part.clamped.mean.value == pytest.approx(-0.125)
-    assert part.clamped.deviation == pytest.approx(0.75 / math.sqrt(2))
-    assert part.clamped.share_positive == 0.5
-    assert part.clamped.pooled.value == pytest.approx(0)
-    assert part.clamped.js.value == pytest.approx(0.3)
-    assert (part.clamped.unmoved, part.control.pairs) == (0, 1)
-    assert part.control.mean.value == pytest.approx(-0.25)
-    assert part.gain.value == pytest.approx(0.2)
+    assert part["clamped"]["mean"].value == pytest.approx(-0.125)
+    assert part["clamped"]["deviation"] == pytest.approx(0.75 / math.sqrt(2))
+    assert part["clamped"]["share_positive"] == 0.5
+    assert part["clamped"]["pooled"].value == pytest.approx(0)
+    assert part["clamped"]["js"].value == pytest.approx(0.3)
+    assert (part["clamped"]["unmoved"], part["control"]["pairs"]) == (0, 1)
+    assert part["control"]["mean"].value == pytest.approx(-0.25)
+    assert part["gain"].value == pytest.approx(0.2)
     still = slice_mediation("typo", [Clamped("typo", 0.4, 0.4 - 1e-7, 0.2, True)], [])
-    assert (still.clamped.unmoved, still.clamped.share_positive) == (1, 0)
+    assert (still["clamped"]["unmoved"], still["clamped"]["share_positive"]) == (1, 0)
     empty = slice_mediation("typo", found[2:], [])
-    assert (empty.pairs, empty.below_floor, empty.clamped, empty.gain) == (0, 1, None, None)
+    assert (empty["pairs"], empty["below_floor"]) == (0, 1)
+    assert empty["clamped"] is empty["gain"] is None
 
 
 @pytest.mark.parametrize(
@@ -94,20 +96,31 @@ def test_a_control_is_as_long_as_the_original_where_there_is_one():
 def test_a_model_of_each_kind(studied, pairs, kind, routing):
     model = opened(studied, kind)
     found = measure_clamping(model, pairs)
-    assert found.routing == routing
-    assert [part.name for part in found.slices] == ["synonym", "typo", "punctuation", "negation"]
-    bases = measure_robustness([model], pairs).slices
-    for part, base in zip(found.slices, bases, strict=True):
-        assert part.pairs + part.unaligned + part.below_floor == base.pairs
-        assert part.clamped.js.value != part.clamped.base.value != part.control.js.value
-        if not part.unaligned + part.below_floor:
-            assert part.clamped.base.value == pytest.approx(base.models[kind]["js"].value)
-        figures = part.clamped
-        assert figures.pooled.value == pytest.approx(1 - figures.js.value / part.clamped.base.value)
+    assert found["routing"] == routing
+    assert [part["name"] for part in found["slices"]] == [
+        "synonym",
+        "typo",
+        "punctuation",
+        "negation",
+    ]
+    bases = measure_robustness([model], pairs)["slices"]
+    for part, base in zip(found["slices"], bases, strict=True):
+        assert part["pairs"] + part["unaligned"] + part["below_floor"] == base["pairs"]
+        assert (
+            part["clamped"]["js"].value
+            != part["clamped"]["base"].value
+            != part["control"]["js"].value
+        )
+        if not part["unaligned"] + part["below_floor"]:
+            assert part["clamped"]["base"].value == pytest.approx(base["models"][kind]["js"].value)
+        figures = part["clamped"]
+        assert figures["pooled"].value == pytest.approx(
+            1 - figures["js"].value / part["clamped"]["base"].value
+        )
     # "ZQ" has nothing of its original.
-    assert [part.unaligned for part in found.slices] == [0, 0, 0, 1]
-    assert 0 < sum(part.of_equal_length for part in found.slices) < 24
-    assert measure_clamping(model, pairs).to_dict() == found.to_dict()
+    assert [part["unaligned"] for part in found["slices"]] == [0, 0, 0, 1]
+    assert 0 < sum(part["of_equal_length"] for part in found["slices"]) < 24
+    assert measure_clamping(model, pairs) == found
 
 
 @pytest.mark.parametrize("kind", ["protot", "llama"])
@@ -126,8 +139,8 @@ def test_a_text_with_its_own_routing_is_itself_and_with_anothers_is_not(studied,
 
 def test_a_text_that_did_not_change_has_no_mediation(studied):
     text = "The river carries letters in a box."
-    (found,) = measure_clamping(opened(studied, "llama"), [Pair("a", "typo", text, text)]).slices
-    assert (found.pairs, found.below_floor) == (0, 1)
+    (found,) = measure_clamping(opened(studied, "llama"), [Pair("a", "typo", text, text)])["slices"]
+    assert (found["pairs"], found["below_floor"]) == (0, 1)
 
 
 def test_a_model_without_routing_is_refused(studied, pairs):

@@ -36,24 +36,25 @@ def found(models, pairs):
 
 
 def test_every_slice_model_and_pair_of_models_has_its_figures(found):
-    assert [(part.name, part.pairs) for part in found.slices] == [
+    assert [(part["name"], part["pairs"]) for part in found["slices"]] == [
         ("synonym", 6), ("typo", 6), ("punctuation", 6), ("negation", 7),
     ]  # fmt: skip
-    for part in found.slices:
-        assert tuple(part.models) == KINDS
-        assert len(part.differences) == 6
-        for figures in part.models.values():
+    for part in found["slices"]:
+        assert tuple(part["models"]) == KINDS
+        assert len(part["differences"]) == 6
+        for figures in part["models"].values():
             assert set(figures) == set(MEASURES)
             assert 0 < figures["js"].low <= figures["js"].value <= figures["js"].high < 1
-        for (one, other), figures in part.differences.items():
-            for key, interval in figures.items():
-                apart = part.models[one][key].value - part.models[other][key].value
+        for figures in part["differences"]:
+            one, other = figures["of"]
+            for key in MEASURES:
+                interval = figures[key]
+                apart = part["models"][one][key].value - part["models"][other][key].value
                 assert interval.value == pytest.approx(apart)
-    assert found.comparable
-    assert not found.left_out
-    value = found.to_dict()
-    assert value["slices"][0]["differences"][0]["of"] == ["protot", "llama"]
-    assert value["unit"] == "bits"
+    assert found["comparable"]
+    assert not found["left_out"]
+    assert found["slices"][0]["differences"][0]["of"] == ["protot", "llama"]
+    assert found["unit"] == "bits"
 
 
 def test_a_mean_is_that_of_its_pairs(found, models, pairs):
@@ -68,34 +69,37 @@ def test_a_mean_is_that_of_its_pairs(found, models, pairs):
         ).item()
         for pair in several
     ]
-    assert found.slices[1].models[name]["js"].value == pytest.approx(np.mean(own), rel=1e-4)
+    assert found["slices"][1]["models"][name]["js"].value == pytest.approx(np.mean(own), rel=1e-4)
 
 
 def test_the_flattest_model_is_sharpened_to_the_sharpest(found):
-    entropies = {model.name: model.entropy for model in found.models}
-    assert found.target == min(entropies.values())
-    for model in found.models:
-        assert (model.temperature == 1) == (model.entropy == found.target)
-        assert model.temperature <= 1
+    entropies = {model["name"]: model["entropy"] for model in found["models"]}
+    assert found["target"] == min(entropies.values())
+    for model in found["models"]:
+        assert (model["temperature"] == 1) == (model["entropy"] == found["target"])
+        assert model["temperature"] <= 1
     sharpest = min(entropies, key=entropies.__getitem__)
-    for part in found.slices:
-        assert part.models[sharpest]["js"] == part.models[sharpest]["js_matched"]
+    for part in found["slices"]:
+        assert part["models"][sharpest]["js"] == part["models"][sharpest]["js_matched"]
 
 
 def test_models_at_the_entropy_asked_for(models, pairs):
     found = measure_robustness(models[:2], pairs, entropy=2.0)
-    assert found.target == 2
+    assert found["target"] == 2
     for name in KINDS[:2]:
-        assert found.slices[0].models[name]["js"] != found.slices[0].models[name]["js_matched"]
+        assert (
+            found["slices"][0]["models"][name]["js"]
+            != found["slices"][0]["models"][name]["js_matched"]
+        )
 
 
 def test_a_pair_that_one_model_cannot_read_is_left_out_for_all(models, pairs):
     long = Pair("x", "typo", "river " * 70, "rivers " * 70)
     found = measure_robustness(models, [*pairs, long])
-    assert found.left_out == 1
-    assert found.slices[1].pairs == 6
+    assert found["left_out"] == 1
+    assert found["slices"][1]["pairs"] == 6
     # Alone, the Llama reads it.
-    assert measure_robustness(models[1:2], [long]).slices[0].pairs == 1
+    assert measure_robustness(models[1:2], [long])["slices"][0]["pairs"] == 1
 
 
 def test_pairs_are_drawn_by_the_seed(studied):
@@ -127,4 +131,4 @@ def test_models_of_other_vocabularies_are_not_comparable(models, pairs):
     other = copy.deepcopy(tokenizer)
     other.add_tokens(["zq"])
     several = [models[1], OpenedModel(name, model, other)]
-    assert not measure_robustness(several, pairs[:2], entropy=2.0).comparable
+    assert not measure_robustness(several, pairs[:2], entropy=2.0)["comparable"]

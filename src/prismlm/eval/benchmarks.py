@@ -119,11 +119,7 @@ SUITES: dict[str, tuple[Benchmark, ...]] = {"seed": SEED}
 
 
 def benchmarks_of(suite: str, names: Sequence[str] | None = None) -> tuple[Benchmark, ...]:
-    """Return the tasks of a suite, or some of them, in the suite's order.
-
-    Raises:
-        InputError: no such suite or task.
-    """
+    """Return the tasks of a suite, or some of them, in the suite's order."""
     check_choice("the suite", suite, list(SUITES))
     known = [benchmark.name for benchmark in SUITES[suite]]
     for name in names or ():
@@ -218,12 +214,7 @@ def drawn(count: int, limit: int | None, seed: int) -> list[int]:
 
 
 def read_columns(path: Path, columns: Sequence[str], of: str) -> pa.Table:
-    """Return a Parquet file that has rows of the columns named, and others.
-
-    Raises:
-        FormatError: it cannot be read, or has no rows or not those columns; ``of`` says what rows
-            are expected.
-    """
+    """Return a Parquet file that has rows of the columns named, and others."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:

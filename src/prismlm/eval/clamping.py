@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,10 +28,11 @@ from prismlm.errors import InputError
 from prismlm.eval import next_token
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
 from prismlm.eval.robustness import OpenedModel, Pair, texts_of
+from prismlm.instruments.results import Row
 from prismlm.models.attention import attention_layers
 from prismlm.models.decoders.mixers import has_mixers
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import Interval, bootstrap, mean_intervals
+from prismlm.statistics import bootstrap, mean_intervals
 
 FLOOR = 1e-4
 """JS_base in bits below which a pair has no PMR: there is nothing to mediate."""
@@ -72,81 +73,8 @@ class Clamped:
     equal_length: bool
 
 
-@dataclass(frozen=True)
-class Mediation:
-    """PMR over the pairs of a slice.
-
-    Attributes:
-        pairs: n.
-        unmoved: those whose PMR is 0, but for rounding; none of them is positive.
-        mean, deviation, share_positive: of PMR.
-        pooled: 1 − Σ JS_clamped / Σ JS_base, which no pair with a small JS_base rules.
-        base, js: mean JS_base and JS_clamped.
-    """
-
-    pairs: int
-    unmoved: int
-
-    mean: Interval
-    deviation: float
-    share_positive: float
-    pooled: Interval
-    base: Interval
-    js: Interval
-
-
-@dataclass(frozen=True)
-class SliceMediation:
-    """One slice.
-
-    Attributes:
-        name: of the slice.
-        pairs: n, those with a PMR.
-        of_equal_length: how many of them.
-        unaligned: pairs whose tokens could not be aligned, or that the model cannot read.
-        below_floor: pairs whose JS_base is below ``FLOOR``.
-        clamped: with the original's routing; None without pairs, as what follows.
-        control: with a random text's, over the pairs that have one.
-        gain: mean of JS_control − JS_clamped over the same pairs.
-    """
-
-    name: str
-    pairs: int
-    of_equal_length: int
-    unaligned: int
-    below_floor: int
-    clamped: Mediation | None
-    control: Mediation | None
-    gain: Interval | None
-
-
-@dataclass(frozen=True)
-class Clamping:
-    """The study of one model.
-
-    Attributes:
-        name: of the model.
-        routing: "channels" or "attention".
-        seed: of what was drawn, and of the bootstrap.
-        slices: in the order of the source.
-    """
-
-    name: str
-    routing: str
-    seed: int
-    slices: tuple[SliceMediation, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self) | {"unit": "bits", "floor": FLOOR, "least_share": LEAST_SHARE}
-
-
 def routing_of(model: PreTrainedModel) -> Routing:
-    """Return what can be clamped: prototype channels where there are any, else attention.
-
-    Raises:
-        InputError: the model has neither.
-    """
+    """Return what can be clamped: prototype channels where there are any, else attention."""
     if has_mixers(model):
 
         def clamp_gates(ids: Sequence[int], alignment: list[int]) -> AbstractContextManager[None]:
@@ -170,7 +98,7 @@ def routing_of(model: PreTrainedModel) -> Routing:
 
 def measure_clamping(
     opened: OpenedModel, pairs: Sequence[Pair], *, seed: int = 0, progress: Reporter = SILENT
-) -> Clamping:
+) -> Row:
     """Read each changed text with the original's routing, and with a random other original's.
 
     Args:
@@ -178,6 +106,9 @@ def measure_clamping(
         pairs: of :func:`prismlm.eval.robustness.drawn_pairs`.
         seed: of the random texts, and of the bootstrap.
         progress: shows the texts, then the pairs.
+
+    Returns:
+        ``name`` of the model, ``routing``, ``seed``, and ``slices``, of :func:`slice_mediation`.
 
     Raises:
         InputError: no routing, as :func:`routing_of`, or attention that cannot be clamped.
@@ -221,7 +152,8 @@ def measure_clamping(
         for part in SLICES + INTERVENTIONS
         if any(pair.slice == part for pair in pairs)
     )
-    return Clamping(name, routing.kind, seed, slices)
+    facts = {"unit": "bits", "floor": FLOOR, "least_share": LEAST_SHARE}
+    return {"name": name, "routing": routing.kind, "seed": seed, "slices": slices} | facts
 
 
 def align(original: Sequence[int], changed: Sequence[int]) -> list[int] | None:
@@ -264,7 +196,7 @@ def random_text(
 
 def slice_mediation(
     name: str, found: Sequence[Clamped], unaligned: Sequence[str], seed: int = 0
-) -> SliceMediation:
+) -> Row:
     """Return the figures of one slice.
 
     Args:
@@ -272,37 +204,42 @@ def slice_mediation(
         found: its pairs.
         unaligned: the slice of each pair that was left out, of any slice.
         seed: of the bootstrap.
+
+    Returns:
+        ``pairs`` with a PMR, ``of_equal_length`` among them, and those left out: ``unaligned``, or
+        too long for the model, and ``below_floor``. With the original's routing, ``clamped``, and a
+        random text's, ``control``: ``mean``, ``deviation`` and ``share_positive`` of PMR;
+        ``unmoved`` pairs, whose PMR is rounding; ``pooled`` 1 − Σ JS_clamped / Σ JS_base, which no
+        pair with a small JS_base dominates; mean JS_base, ``base``, and JS_clamped, ``js``.
+        ``gain``: mean of JS_control − JS_clamped over the same pairs. None without pairs.
     """
     kept = [one for one in found if one.base >= FLOOR]
-    counts = (
-        len(kept),
-        sum(one.equal_length for one in kept),
-        unaligned.count(name),
-        len(found) - len(kept),
-    )
-    if not kept:
-        return SliceMediation(name, *counts, None, None, None)
-    base, clamped, control = np.array([(one.base, one.clamped, one.control) for one in kept]).T
-    told = ~np.isnan(control)
-    return SliceMediation(
-        name,
-        *counts,
-        _mediation(base, clamped, seed),
-        _mediation(base[told], control[told], seed) if told.any() else None,
-        bootstrap((control - clamped)[told], seed=seed) if told.any() else None,
-    )
+    row: Row = {
+        "name": name,
+        "pairs": len(kept),
+        "of_equal_length": sum(one.equal_length for one in kept),
+        "unaligned": unaligned.count(name),
+        "below_floor": len(found) - len(kept),
+    } | dict.fromkeys(("clamped", "control", "gain"))
+    if kept:
+        base, clamped, control = np.array([(x.base, x.clamped, x.control) for x in kept]).T
+        row["clamped"] = _mediation(base, clamped, seed)
+        if (with_control := ~np.isnan(control)).any():
+            row["control"] = _mediation(base[with_control], control[with_control], seed)
+            row["gain"] = bootstrap((control - clamped)[with_control], seed=seed)
+    return row
 
 
-def _mediation(base: np.ndarray, clamped: np.ndarray, seed: int) -> Mediation:
+def _mediation(base: np.ndarray, clamped: np.ndarray, seed: int) -> Row:
     pmr = (base - clamped) / base
     mean, of_base, js = mean_intervals(np.stack([pmr, base, clamped], 1), seed=seed)
-    return Mediation(
-        len(pmr),
-        int((abs(pmr) <= ROUNDING).sum()),
-        mean,
-        float(pmr.std(ddof=1)) if len(pmr) > 1 else float("nan"),
-        float((pmr > ROUNDING).mean()),
-        bootstrap(base - clamped, base, seed=seed),
-        of_base,
-        js,
-    )
+    return {
+        "pairs": len(pmr),
+        "unmoved": int((abs(pmr) <= ROUNDING).sum()),
+        "mean": mean,
+        "deviation": float(pmr.std(ddof=1)) if len(pmr) > 1 else float("nan"),
+        "share_positive": float((pmr > ROUNDING).mean()),
+        "pooled": bootstrap(base - clamped, base, seed=seed),
+        "base": of_base,
+        "js": js,
+    }

@@ -37,12 +37,7 @@ def with_feedback() -> Iterator[None]:
 
 
 def run_harness(arguments: Sequence[str]) -> None:
-    """Run lm-eval's command line with these arguments.
-
-    Raises:
-        FormatError: a table of codes that does not belong to the model beside it.
-        SystemExit: as lm-eval ends.
-    """
+    """Run lm-eval's command line with these arguments."""
     before = sys.argv
     sys.argv = ["lm-eval", *arguments]
     try:

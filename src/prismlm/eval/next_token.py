@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus.encode import around_text, encode_text
-from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import InputError, check_finite
 from prismlm.files import check_room
-from prismlm.instruments.uncertainty_feedback.signal import of_one_length
+from prismlm.instruments.reading import of_one_length
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.seam import output_embedding
@@ -56,11 +55,7 @@ def readable(model: PreTrainedModel, row: Sequence[int]) -> bool:
 
 @torch.no_grad()
 def logits_after(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
-    """Return the logits of the last position of each row of ``ids`` [B, T], float32.
-
-    Raises:
-        NotFiniteError: they are NaN or infinite.
-    """
+    """Return the logits of the last position of each row of ``ids`` [B, T], float32."""
 
     def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return (args[0][..., -1:, :], *args[1:]), kwargs
@@ -80,10 +75,6 @@ def kept_logits(
 
     Texts of one length are read together, so that no decoder sees padding. A row that is not
     :func:`readable` stays zero.
-
-    Raises:
-        PrismError: the disk of temporary files has no room.
-        NotFiniteError: as :func:`logits_after`.
     """
     # With a soft-cap or padding of the vocabulary, the logits alone say how many there are.
     width = logits_after(model, torch.zeros(1, 1, dtype=torch.int64)).shape[1]
@@ -103,24 +94,6 @@ def batches(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[l
     kept = [number for number, row in enumerate(rows) if readable(model, row)]
     for some in of_one_length([rows[number] for number in kept], TOKENS_AT_ONCE):
         yield [kept[place] for place in some]
-
-
-def reading_cost(
-    model: PreTrainedModel, rows: Sequence[Sequence[int]], name: str, times: float = 1
-) -> Cost:
-    """Return what reading texts so many times would take, timed on a few batches."""
-    chosen = list(batches(model, rows))
-    tokens = sum(len(rows[number]) for numbers in chosen for number in numbers)
-
-    def read() -> Iterator[int]:
-        for numbers in chosen[:: max(1, len(chosen) // 20)]:
-            ids = torch.tensor([rows[number] for number in numbers])
-            logits_after(model, ids)
-            yield ids.numel()
-
-    rate = rate_of(read())
-    figures = {"texts": len(rows), "tokens": tokens, "tokens_per_second": rate}
-    return Cost(times * tokens / rate if rate else 0.0, peak_memory(), 0, figures, name=name)
 
 
 def log_probabilities(
@@ -176,11 +149,7 @@ def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0)
 
 
 def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) -> float:
-    """Return the temperature at which the mean entropy over rows of logits is ``target`` nats.
-
-    Raises:
-        InputError: no temperature between e⁻⁷ and e⁷ gives it.
-    """
+    """Return the temperature at which the mean entropy over rows of logits is ``target`` nats."""
 
     def too_much(log_temperature: float) -> float:
         return mean_entropy(logits, rows, math.exp(log_temperature)) - target

@@ -91,11 +91,7 @@ class PredictorLM(HuggingFaceLM):
             )
 
     def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Return both as tokens; an empty context becomes the token that begins a text.
-
-        Raises:
-            InputError: a continuation without tokens, or with more than the model reads.
-        """
+        """Return both as tokens; an empty context becomes the token that begins a text."""
         if context:
             before, after = self._encode_pair(context, continuation)
         else:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +24,9 @@ from prismlm.errors import InputError, check_number, check_whole
 from prismlm.eval import next_token
 from prismlm.eval.benchmarks import drawn
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
+from prismlm.instruments.results import Row
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import Interval, mean_intervals
+from prismlm.statistics import mean_intervals
 
 MEASURES = ("js", "js_matched", "overlap", "spearman", "same_top")
 FIGURES = {
@@ -55,78 +55,8 @@ class OpenedModel(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
-class PredictionsOf:
-    """What is said of one model.
-
-    Attributes:
-        name: of the model.
-        entropy: mean over the originals, in nats, at temperature 1.
-        temperature: at which it is the target.
-        vocabulary: a fingerprint; JS of models with different ones is not comparable.
-    """
-
-    name: str
-    entropy: float
-    temperature: float
-    vocabulary: str
-
-
-@dataclass(frozen=True)
-class SliceRobustness:
-    """Means over the pairs of one slice.
-
-    Attributes:
-        name: of the slice.
-        pairs: how many.
-        models: for each model, each measure.
-        differences: for each two models, the first minus the second, paired.
-    """
-
-    name: str
-    pairs: int
-    models: dict[str, dict[str, Interval]]
-    differences: dict[tuple[str, str], dict[str, Interval]]
-
-
-@dataclass(frozen=True)
-class Robustness:
-    """The study of some models on some pairs.
-
-    Attributes:
-        target: the entropy that predictions are matched to, in nats.
-        left_out: pairs with a text of no tokens, or of more than a model has positions for.
-        seed: of what was drawn, and of the bootstrap.
-        models: in the order given.
-        slices: in that of the source.
-    """
-
-    target: float
-    left_out: int
-    seed: int
-    models: tuple[PredictionsOf, ...]
-    slices: tuple[SliceRobustness, ...]
-
-    @property
-    def comparable(self) -> bool:
-        """Whether all models predict over one vocabulary."""
-        return len({model.vocabulary for model in self.models}) == 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        value = asdict(self) | {"comparable": self.comparable, "unit": "bits"}
-        for part in value["slices"]:
-            named = part["differences"].items()
-            part["differences"] = [{"of": list(names)} | found for names, found in named]
-        return value
-
-
 def drawn_pairs(table: pa.Table, limit: int | None = None, seed: int = 0) -> list[Pair]:
-    """Return the pairs, or ``limit`` of each slice drawn by ``seed``, slice by slice.
-
-    Raises:
-        InputError: a limit below 1.
-    """
+    """Return the pairs, or ``limit`` of each slice drawn by ``seed``, slice by slice."""
     if limit is not None:
         check_whole("the limit", limit, 1)
     rows = [
@@ -153,7 +83,7 @@ def measure_robustness(
     entropy: float | None = None,
     seed: int = 0,
     progress: Reporter = SILENT,
-) -> Robustness:
+) -> Row:
     """Compare what models predict after each text with what they predict after its variant.
 
     Args:
@@ -162,6 +92,15 @@ def measure_robustness(
         entropy: the target in nats; None for the lowest of the models' own.
         seed: of the bootstrap.
         progress: shows the texts.
+
+    Returns:
+        The ``target`` entropy in nats; pairs ``left_out``, with a text of no tokens or of more than
+        a model has positions for; the ``seed``; ``models``, each with its ``name``, its mean
+        ``entropy`` over the originals at temperature 1, the ``temperature`` at which it is the
+        target, and a fingerprint of its ``vocabulary``; whether they are all ``comparable``, over
+        one vocabulary, without which JS is not; and ``slices``, each with its ``name`` and
+        ``pairs``, ``models``, for each model each of :data:`MEASURES`, and ``differences`` ``of``
+        each two models, the first minus the second, paired.
 
     Raises:
         InputError: no model, two of one name, no pair that all can read, or an entropy that no
@@ -189,20 +128,23 @@ def measure_robustness(
     original, perturbed = (np.array(side)[usable] for side in sides)
     own = {name: next_token.mean_entropy(logits, original) for name, (logits, _) in kept.items()}
     target = min(own.values()) if entropy is None else float(entropy)
-    found: list[PredictionsOf] = []
+    found: list[Row] = []
     values: dict[str, Values] = {}
     for name, (logits, vocabulary) in kept.items():
         temperature = next_token.matching_temperature(logits, original, target)
         values[name] = _measured(logits, (original, perturbed), temperature)
-        found.append(PredictionsOf(name, own[name], temperature, vocabulary))
+        row = {"name": name, "entropy": own[name], "temperature": temperature}
+        found.append(row | {"vocabulary": vocabulary})
     slices = np.array([pair.slice for pair in pairs])[usable]
-    return Robustness(
-        target,
-        int((~usable).sum()),
-        seed,
-        tuple(found),
-        tuple(_slices(slices, values, seed)),
-    )
+    return {
+        "target": target,
+        "left_out": int((~usable).sum()),
+        "seed": seed,
+        "models": found,
+        "slices": list(_slices(slices, values, seed)),
+        "comparable": len({model["vocabulary"] for model in found}) == 1,
+        "unit": "bits",
+    }
 
 
 def _measured(
@@ -213,7 +155,7 @@ def _measured(
     return found | {"js_matched": matched}
 
 
-def _slices(slices: np.ndarray, values: dict[str, Values], seed: int) -> Iterator[SliceRobustness]:
+def _slices(slices: np.ndarray, values: dict[str, Values], seed: int) -> Iterator[Row]:
     several = list(itertools.combinations(values, 2))
     for name in SLICES + INTERVENTIONS:
         rows = slices == name
@@ -226,9 +168,13 @@ def _slices(slices: np.ndarray, values: dict[str, Values], seed: int) -> Iterato
             for key in MEASURES
         ]
         intervals = iter(mean_intervals(np.stack(own + apart, 1), seed=seed))
-        yield SliceRobustness(
-            name,
-            int(rows.sum()),
-            {model: dict(zip(MEASURES, intervals, strict=False)) for model in values},
-            {two: dict(zip(MEASURES, intervals, strict=False)) for two in several},
-        )
+        models = {model: dict(zip(MEASURES, intervals, strict=False)) for model in values}
+        differences = [
+            {"of": list(two)} | dict(zip(MEASURES, intervals, strict=False)) for two in several
+        ]
+        yield {
+            "name": name,
+            "pairs": int(rows.sum()),
+            "models": models,
+            "differences": differences,
+        }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from prismlm import fingerprints
-from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, check_whole
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, drawn, load_tasks
@@ -23,7 +22,6 @@ from prismlm.run_state import begin, keeping, writing
 
 FORMAT_VERSION = 1
 RESULT_FILE, TASKS = "eval.json", "tasks"
-BYTES_PER_QUESTION = 120  # of the kept answers of three predictors, as indented JSON
 PACKAGES = ("prismlm", "lm_eval", "torch", "transformers", "tokenizers", "datasets")
 
 
@@ -92,10 +90,6 @@ def questions_of(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Ques
     """Return the questions of a task that are asked, and how many it has.
 
     Those of a task with subjects are drawn from all of its subjects together.
-
-    Raises:
-        InputError, FormatError: as :func:`prismlm.eval.benchmarks.load_tasks`.
-        FormatError: a right answer that is not among the choices.
     """
     tasks = load_tasks(benchmark, options.data, shots=options.shots, seed=options.seed)
     places = [(task, row) for task in tasks for row in range(len(task.task_docs))]
@@ -121,11 +115,7 @@ def _question(number: int, task: Any, row: int, shots: int) -> Question:
 
 
 def ask(lm: PredictorLM, task: str, questions: list[Question], of: int, advance: Any) -> Answers:
-    """Ask all predictors all questions, and have lm-eval's task judge each.
-
-    Raises:
-        InputError: an answer without tokens, or with more than the model reads.
-    """
+    """Ask all predictors all questions, and have lm-eval's task judge each."""
     encoded = [lm.encoded(*pair) for question in questions for pair in question.pairs]
     scores = lm.score(encoded, advance)
     correct: dict[str, dict[str, list[int]]] = {name: {} for name in lm.predictors}
@@ -235,45 +225,3 @@ def _plain(options: SuiteOptions) -> dict[str, Any]:
 def _identity(lm: PredictorLM) -> str:
     head = None if lm.head is None else fingerprints.of_model(lm.head)
     return fingerprints.of_json([fingerprints.of_model(cast("Any", lm.model)), head])
-
-
-def estimate_suite(
-    lm: PredictorLM, out: Path, options: SuiteOptions, tasks: Sequence[str] | None = None
-) -> Cost:
-    """Return what :func:`prismlm.eval.suite.run_suite` would take; writes nothing.
-
-    The figures are those left to ask: ``tasks``, ``questions`` and ``tokens``, counted exactly, and
-    ``tokens_per_second``, timed on a few batches of each length.
-
-    Raises:
-        InputError, FormatError: as it.
-    """
-    names: list[str] = []
-    questions = tokens = 0
-    sampled: list[tuple[list[int], list[int]]] = []
-    for benchmark in benchmarks_of(options.suite, tasks):
-        if (out / TASKS / f"{benchmark.name}.json").is_file():
-            continue
-        asked, _ = questions_of(benchmark, options)
-        encoded = [lm.encoded(*pair) for question in asked for pair in question.pairs]
-        names.append(benchmark.name)
-        questions += len(asked)
-        tokens += sum(len(row.ids) for row in lm.rows(encoded))
-        sampled += encoded[:: max(1, len(encoded) // int(lm.batch_size))]
-    rate = rate_of(_read(lm, sampled))
-    return Cost(
-        tokens / rate if rate else 0.0,
-        peak_memory(),
-        questions * BYTES_PER_QUESTION,
-        {"tasks": names, "questions": questions, "tokens": tokens, "tokens_per_second": rate},
-    )
-
-
-def _read(lm: PredictorLM, encoded: list[tuple[list[int], list[int]]]) -> Iterator[int]:
-    size = int(lm.batch_size)
-    # The longest first, as in a run: what it needs at most is allocated now.
-    ordered = sorted(encoded, key=lambda pair: -len(pair[0]) - len(pair[1]))
-    for first in range(0, len(ordered), size):
-        batch = ordered[first : first + size]
-        lm.score(batch)
-        yield sum(len(row.ids) for row in lm.rows(batch))

@@ -1,7 +1,7 @@
-"""The form of every result of an instrument: a table of figures.
+"""The result of every instrument: a table of figures.
 
-Instruments return a :class:`Table`, which ``prismlm inspect`` prints and gives as JSON.
-What a figure means is in the docs of the instrument, not in the result.
+``prismlm inspect`` prints tables and gives them as JSON. What a figure means is documented where
+the instrument is, not in the result.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FINDINGS = {"finding": "", "value": "+.4f", "control": "+.4f", "effect": ""}
 
 @dataclass(frozen=True)
 class Table:
-    """Figures under named columns, one row for each thing that was measured.
+    """Figures under named columns, one row per thing that was measured.
 
     Attributes:
         title: heading when printed.
-        columns: the columns that are printed, in order, with the format of their numbers.
-        rows: figures by column, :class:`Interval` among them; there may be more than are printed.
-        facts: figures of the table as a whole.
-        findings: what the table amounts to, of :func:`finding`.
+        columns: the printed columns, in order, with their number formats.
+        rows: figures by name, :class:`Interval` among them; may hold more than is printed.
+        facts: figures of the whole table.
+        findings: what the table amounts to, made by :func:`finding`.
     """
 
     title: str
@@ -43,18 +43,14 @@ class Table:
         return self.facts[name]
 
     def row(self, **wanted: Any) -> Row:
-        """Return the first row with these figures.
-
-        Raises:
-            InputError: there is none.
-        """
+        """Return the first row with these figures; InputError if there is none."""
         for row in self.rows:
             if all(row[name] == value for name, value in wanted.items()):
                 return row
         raise InputError(f"{self.title}: no row has {wanted}.")
 
     def to_dict(self) -> Row:
-        """Return JSON values: the facts, and ``rows``; what is not a number is None."""
+        """Return JSON values: the facts, and ``rows``; non-finite numbers become None."""
         return as_json(self.facts | {"rows": self.rows})
 
 
@@ -66,7 +62,7 @@ class Report:
         model: its name.
         facts: what was read, and how.
         tables: by name.
-        left_out: why tables that were asked for are not there, by name.
+        left_out: reasons for tables that were asked for but not made, by name.
     """
 
     model: str
@@ -80,46 +76,35 @@ class Report:
 
     @property
     def findings(self) -> tuple[Row, ...]:
-        """What the tables amount to."""
+        """The findings of all tables."""
         return tuple(row for table in self.tables.values() for row in table.findings)
 
     def to_dict(self) -> Row:
-        """Return JSON values: model, facts, each table under its name, findings, and ``left_out``.
-
-        A table that was left out is None.
-        """
+        """Return JSON values; a table that was left out is None."""
         tables = {name: table.to_dict() for name, table in self.tables.items()}
         value = {"model": self.model} | self.facts | dict.fromkeys(self.left_out) | tables
         return as_json(value | {"findings": self.findings, "left_out": self.left_out})
 
 
-def finding(name: str, value: Any, control: Any = None, *, clear: bool = True) -> Row:
-    """Return a row of :data:`FINDINGS`: a difference from its control, and whether it is clear.
+def finding(name: str, value: Interval | None, control: Any = None, *, clear: bool = True) -> Row:
+    """Return a row of :data:`FINDINGS`: a difference, its control, and its effect.
 
     Args:
         name: what was compared.
-        value: the difference, an :class:`Interval`.
+        value: the difference.
         control: a figure of the control, or None.
         clear: whether every other condition of the check holds.
     """
-    return {"finding": name, "value": value, "control": control, "effect": _effect(value, clear)}
-
-
-def _effect(value: Interval | None, clear: bool) -> str:
+    effect = "may be chance"
     if value is None or math.isnan(value.value):
-        return "undefined"
-    if clear and value.above_zero:
-        return "above 0"
-    return "below 0" if clear and value.below_zero else "may be chance"
-
-
-def findings_table(findings: tuple[Row, ...]) -> Table:
-    """Return findings as a table."""
-    return Table("Findings", FINDINGS, findings)
+        effect = "undefined"
+    elif clear and (value.above_zero or value.below_zero):
+        effect = "above 0" if value.above_zero else "below 0"
+    return {"finding": name, "value": value, "control": control, "effect": effect}
 
 
 def as_json(value: Any) -> Any:
-    """Return JSON values of dataclasses, mappings and sequences; what is not a number is None."""
+    """Return JSON values of dataclasses, mappings and sequences; non-finite becomes None."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
@@ -130,7 +115,7 @@ def as_json(value: Any) -> Any:
 
 
 def figure_at(row: Row, name: str) -> Any:
-    """Return a figure of a row; ``after.whole`` is one inside another, as ``gain.value`` may be."""
+    """Return a figure of a row; ``after.whole`` is nested, as ``gain.value`` may be."""
     value: Any = row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
@@ -140,7 +125,7 @@ def figure_at(row: Row, name: str) -> Any:
 def text_of(value: Any, form: str = "") -> str:
     """Return a figure as text: an interval as ``+0.01 [−0.02, +0.04]``, a missing one as a dash.
 
-    Several are a text with their sizes in it, by blocks.
+    A text stays as it is; a list of numbers becomes a bar chart of blocks.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
@@ -148,8 +133,8 @@ def text_of(value: Any, form: str = "") -> str:
         top = max(map(float, value), default=0.0)
         return "".join(BLOCKS[round(8 * max(0.0, x) / top) if top > 0 else 0] for x in value)
     if isinstance(value, Interval):
-        found, low, high = (text_of(x, form) for x in (value.value, value.low, value.high))
-        return f"{found} [{low}, {high}]"
+        middle, low, high = (text_of(x, form) for x in (value.value, value.low, value.high))
+        return f"{middle} [{low}, {high}]"
     return str(value) if isinstance(value, str) else format(value, form).replace("-", "−")
 
 

@@ -1,4 +1,4 @@
-"""Themes of prototypes, channels and attention heads, beside those of random sequences.
+"""Themes of prototypes, channels and attention heads, with random sequences as a control.
 
 A unit is judged by the ten sequences that activate it most: ProtoT's rubric.
 
@@ -21,11 +21,7 @@ import torch
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.words import worded
 from prismlm.errors import InputError, check_whole
-from prismlm.instruments.channels.top_sequences import (
-    rank_activations,
-    rank_sequences,
-    sequences_of,
-)
+from prismlm.instruments.channels.top_sequences import rank_activations, rank_sequences
 from prismlm.instruments.results import Report, Row, Table
 from prismlm.labels.themes import (
     FIGURES,
@@ -50,9 +46,9 @@ if TYPE_CHECKING:
 
 SIDE = 32
 MARKED = 10
-T = TypeVar("T")
-# Random passages that the judge by words takes rarity and thresholds from.
 CHANCE = 400
+"""Random passages from which the judge by words takes rarity and thresholds."""
+T = TypeVar("T")
 Kind = Literal["prototypes", "channels", "heads"]
 Judged = Sequence[Judgement | None]
 
@@ -85,26 +81,49 @@ def prototypes(
         seed: of the draw.
 
     Raises:
-        InputError: the corpus of the lens is not there.
+        InputError: the corpus of the lens is gone.
     """
-    if lens.corpus is None:
+    corpus = lens.corpus
+    if corpus is None:
         raise InputError(
             f"the corpus that {lens.path} was built from, {lens.meta.corpus_path}, is not there "
             "any more or has changed: what surrounds the places is read from it."
         )
     drawn = _draw(np.flatnonzero(np.diff(lens.first_rows)).tolist(), count, seed)
     directions = torch.nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
-    found: list[Unit] = []
+    units: list[Unit] = []
     for number in drawn:
         spans: list[Span] = []
         for position in _places(lens, number, directions[number]):
-            span = _around(lens.corpus, position)
-            if not any(_overlap(span, other) for other in spans):
+            span = _around(corpus, position)
+            end = span.start + span.length
+            if all(end <= o.start or o.start + o.length <= span.start for o in spans):
                 spans.append(span)
             if len(spans) == SEQUENCES:
-                found.append(Unit(f"prototype {number}", tuple(spans)))
+                units.append(Unit(f"prototype {number}", tuple(spans)))
                 break
-    return found, len(drawn) - len(found)
+    return units, len(drawn) - len(units)
+
+
+def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
+    """Return the places nearest to a prototype: its contexts, then the rest of its cell."""
+    places = lens.index["position"].to_numpy()[lens.rows_of(number)].tolist()
+    if lens.cells is not None:
+        keys, starts = lens.cells.keys_and_starts
+        bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
+        first, last = np.append(starts, len(lens.cells))[bounds].tolist()
+        records = lens.cells.records(np.arange(first, last))
+        order = np.argsort(-lens.cells.codes.cosines(records, direction), kind="stable")
+        places += records["position"][order].astype(np.int64).tolist()
+    return list(dict.fromkeys(places))
+
+
+def _around(corpus: Corpus, position: int) -> Span:
+    document = corpus.document_at(position)
+    begin = int(corpus.starts[document])
+    first = max(begin, position - SIDE)
+    last = min(begin + int(corpus.lengths[document]) - 1, position + SIDE + 1)
+    return Span(document, first, last - first, (position,))
 
 
 def channels_or_heads(
@@ -132,16 +151,23 @@ def channels_or_heads(
         best = rank_sequences(model, sequences, layers=layers, **kept)
     else:
         best = rank_activations(sequences, read, **kept)
-    every = [(layer, number) for layer, one in best.items() for number in range(len(one.total))]
-    drawn, found = _draw(every, count, seed), list[Unit]()
+    every = [(layer, number) for layer, one in best.items() for number in range(len(one))]
+    drawn, units = _draw(every, count, seed), list[Unit]()
     for number, unit in drawn:
         spans = tuple(
             Span(s.document, s.start, s.length, tuple(token.position for token in s.tokens))
-            for s in sequences_of(best[number], unit, number)
+            for s in best[number].sequences(unit, number)
         )
         if len(spans) == SEQUENCES:
-            found.append(Unit(f"layer {number} · {kind} {unit}", spans))
-    return found, len(drawn) - len(found)
+            units.append(Unit(f"layer {number} · {kind} {unit}", spans))
+    return units, len(drawn) - len(units)
+
+
+def _draw(every: list[T], count: int | None, seed: int) -> list[T]:
+    if count is None or check_whole("the units", count, 1) >= len(every):
+        return every
+    chosen = np.random.default_rng(seed).choice(len(every), count, replace=False)
+    return [every[i] for i in sorted(chosen.tolist())]
 
 
 def theme_report(
@@ -162,7 +188,7 @@ def theme_report(
         corpus, split: the documents that the units' sequences are of.
         name: of the model.
         of: what the units are.
-        judge: who judges; None for words alone.
+        judge: None for words alone.
         seed: of the random sequences.
         progress: shows how far it is.
 
@@ -182,8 +208,15 @@ def theme_report(
             f"none of the {left_out} {of} has {SEQUENCES} sequences: read more text, or a lens "
             "that holds more positions."
         )
-    passages, judge = _passages(units, corpus, split, judge, seed)
-    judged = judge.judge(passages, progress)
+    spans = [span for unit in units for span in unit.spans]
+    control = random_spans(units, corpus, split, len(spans), seed)
+    # The judge by words takes what is common by chance from further random passages.
+    chance = [] if judge is not None else random_spans(units, corpus, split, CHANCE, seed + 1)
+    text = read_spans(corpus, [*spans, *control, *chance])
+    passages = [text[span] for span in (*spans, *control)]
+    judge = judge or WordJudge([text[span] for span in chance])
+    tens = range(0, len(passages), SEQUENCES)
+    judged = judge.judge([passages[first : first + SEQUENCES] for first in tens], progress)
     own, random = judged[: len(units)], judged[len(units) :]
     rows = [
         {"unit": unit.name, "documents": len({span.document for span in unit.spans})}
@@ -192,48 +225,20 @@ def theme_report(
     ]
     facts = {"of": of, "corpus": corpus.name, "split": split, "judge": judge.source}
     columns = {"unit": "", "documents": "", **dict.fromkeys(FIGURES, ""), "theme": ""}
-    others = tuple(asdict(one) for one in random if one is not None)
-    return Report(
-        name,
-        facts | {"left_out_units": left_out},
-        {
-            "figures": theme_figures(own, random),
-            "units": Table("Units", columns, tuple(rows)),
-            "random": Table("", {}, others),
-        },
-    )
-
-
-def _passages(
-    units: Sequence[Unit],
-    corpus: Corpus,
-    split: Split,
-    judge: WordJudge | EndpointJudge | None,
-    seed: int,
-) -> tuple[list[list[Passage]], WordJudge | EndpointJudge]:
-    """Return ten passages of each unit, then as many random ones, and the judge of words if none.
-
-    That judge goes by what words are common by chance, in further random passages.
-    """
-    count = SEQUENCES * len(units)
-    control = random_spans(units, corpus, split, count, seed)
-    chance = [] if judge is not None else random_spans(units, corpus, split, CHANCE, seed + 1)
-    spans = [span for unit in units for span in unit.spans]
-    text = read_spans(corpus, [*spans, *control, *chance])
-    passages = [
-        [text[span] for span in every[first : first + SEQUENCES]]
-        for every in (spans, control)
-        for first in range(0, count, SEQUENCES)
-    ]
-    return passages, judge or WordJudge([text[span] for span in chance])
+    tables = {
+        "figures": theme_figures(own, random),
+        "units": Table("Units", columns, tuple(rows)),
+        "random": Table("", {}, tuple(asdict(one) for one in random if one is not None)),
+    }
+    return Report(name, facts | {"left_out_units": left_out}, tables)
 
 
 def theme_figures(own: Judged, random: Judged) -> Table:
-    """Return the three figures of units beside those of as many of random sequences.
+    """Return the three figures of units, and of as many of random sequences.
 
     Rows have the ``mean`` and the ``random_mean``; their ``difference``, with 95 % of a bootstrap
     over both; and how many units have each value from 1 to 10, ``histogram`` and
-    ``random_histogram``. What was not judged counts for nothing.
+    ``random_histogram``. What was not judged does not count.
     """
     rows: list[Row] = []
     for figure in FIGURES:
@@ -248,16 +253,8 @@ def theme_figures(own: Judged, random: Judged) -> Table:
         ]
         # Random ones are as many, so that one draw of rows serves both.
         apart = bootstrap(np.nan_to_num(values), np.isfinite(values), (1, -1))
-        rows.append(
-            {
-                "figure": figure,
-                "mean": means[0],
-                "random_mean": means[1],
-                "difference": apart,
-                "histogram": counts[0],
-                "random_histogram": counts[1],
-            }
-        )
+        row = {"figure": figure, "mean": means[0], "random_mean": means[1], "difference": apart}
+        rows.append(row | {"histogram": counts[0], "random_histogram": counts[1]})
     columns = {"figure": "", "mean": ".1f", "random_mean": ".1f", "difference": "+.1f",
                "histogram": "", "random_histogram": ""}  # fmt: skip
     return Table("Themes, values 1 to 10, beside ten random sequences", columns, tuple(rows))
@@ -266,20 +263,16 @@ def theme_figures(own: Judged, random: Judged) -> Table:
 def random_spans(
     units: Sequence[Unit], corpus: Corpus, split: Split, count: int, seed: int
 ) -> list[Span]:
-    """Return random sequences with the lengths and numbers of marks of some units' sequences.
+    """Return ``count`` random sequences with the lengths and numbers of marks of units', in turn.
 
-    Args:
-        units: whose sequences are matched, in turn.
-        corpus, split: the documents that are drawn from, by their length.
-        count: how many.
-        seed: of the draw.
+    Documents are drawn by their length.
     """
     draw = np.random.default_rng(seed)
     numbers = corpus.split(split)
-    # Without the end of the text, which is no word.
+    # Without the end of the text, which is not a word.
     lengths = corpus.lengths[numbers] - 1
     shapes = [(span.length, len(span.marked)) for unit in units for span in unit.spans]
-    found: list[Span] = []
+    spans: list[Span] = []
     for i in range(count):
         length, marks = shapes[i % len(shapes)]
         room = np.maximum(lengths - length + 1, 0).astype(float)
@@ -290,17 +283,14 @@ def random_spans(
         offset = int(draw.integers(lengths[chosen] - length + 1))
         start = int(corpus.starts[numbers[chosen]]) + offset
         marked = draw.choice(length, min(marks, length), replace=False) + start
-        found.append(Span(int(numbers[chosen]), start, length, tuple(marked.tolist())))
-    return found
+        spans.append(Span(int(numbers[chosen]), start, length, tuple(marked.tolist())))
+    return spans
 
 
 def read_spans(corpus: Corpus, spans: Iterable[Span]) -> dict[Span, Passage]:
     """Return the words of spans, with those marked that hold a marked token.
 
     Each document is read and encoded once.
-
-    Raises:
-        FormatError: the corpus is damaged, or its tokenizer no longer gives its tokens.
     """
     by_document: dict[int, set[Span]] = {}
     for span in spans:
@@ -315,35 +305,3 @@ def read_spans(corpus: Corpus, spans: Iterable[Span]) -> dict[Span, Passage]:
             marked = dict.fromkeys(words.word_of[place - span.start] for place in span.marked)
             found[span] = Passage(words.words, tuple(marked))
     return found
-
-
-def _draw(every: list[T], count: int | None, seed: int) -> list[T]:
-    if count is None or check_whole("the units", count, 1) >= len(every):
-        return every
-    chosen = np.random.default_rng(seed).choice(len(every), count, replace=False)
-    return [every[i] for i in sorted(chosen.tolist())]
-
-
-def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
-    """Return the places nearest to a prototype: its contexts, then the rest of its cell."""
-    found = lens.index["position"].to_numpy()[lens.rows_of(number)].tolist()
-    if lens.cells is not None:
-        keys, starts = lens.cells.keys_and_starts
-        bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
-        first, last = np.append(starts, len(lens.cells))[bounds].tolist()
-        records = lens.cells.records(np.arange(first, last))
-        order = np.argsort(-lens.cells.codes.cosines(records, direction), kind="stable")
-        found += records["position"][order].astype(np.int64).tolist()
-    return list(dict.fromkeys(found))
-
-
-def _around(corpus: Corpus, position: int) -> Span:
-    document = corpus.document_at(position)
-    begin = int(corpus.starts[document])
-    first = max(begin, position - SIDE)
-    last = min(begin + int(corpus.lengths[document]) - 1, position + SIDE + 1)
-    return Span(document, first, last - first, (position,))
-
-
-def _overlap(one: Span, other: Span) -> bool:
-    return one.start < other.start + other.length and other.start < one.start + one.length

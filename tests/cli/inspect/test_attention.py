@@ -93,7 +93,7 @@ def test_roles_of_own_sentences(prism, directory, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "Reading attention" in result.stderr
     value = json.loads(result.stdout)
-    from prismlm.instruments.heads.role_cases import load_role_cases
+    from prismlm.instruments.heads.roles import load_role_cases
 
     model, tokenizer = read_checkpoint(directory)
     search = search_roles(model, tokenizer, load_role_cases(cases), draws=1500, seed=2)

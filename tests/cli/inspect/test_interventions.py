@@ -9,8 +9,8 @@ import torch
 from prismlm.cli.options import parse_places
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
+from prismlm.instruments.channels.concepts import WordForms, token_gates
 from prismlm.instruments.channels.effects import SHORT
-from prismlm.instruments.channels.token_gates import WordForms, token_gates
 from tests.helpers.mixer_models import make_corpus, make_model
 
 

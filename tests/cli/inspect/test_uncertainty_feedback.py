@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM
 
 from prismlm.instruments.uncertainty_feedback import (
     InspectOptions,
-    Signal,
     corpus_sample,
     document_sample,
     inspect_uncertainty_feedback,
@@ -167,8 +166,3 @@ def test_texts_of_another_vocabulary_are_refused(refused, gpt2, corpus, place, t
     message = refused(*COMMAND, directory, *FAST, "--split", "all", "--check", "ablation")
     assert "made with another tokenizer" in message
     assert "the model has 40" in message
-
-
-def test_signals_are_named():
-    assert Signal("recursion").words == "token by token"
-    assert Signal("passes", 1).words == "1 pass"

@@ -1,8 +1,7 @@
 import pytest
 
 from prismlm.errors import FormatError, InputError
-from prismlm.eval.glue.data import read_split
-from prismlm.eval.glue.tasks import TASKS, tasks_of
+from prismlm.eval.glue.data import TASKS, read_split, tasks_of
 from tests.helpers.glue_rows import write_rows
 
 BY_NAME = {task.name: task for task in TASKS}

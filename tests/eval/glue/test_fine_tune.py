@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from prismlm.errors import DivergenceError
+from prismlm.eval.glue.data import tasks_of
 from prismlm.eval.glue.fine_tune import (
     Classifier,
     Examples,
@@ -12,7 +13,6 @@ from prismlm.eval.glue.fine_tune import (
     parameter_groups,
     trainer,
 )
-from prismlm.eval.glue.tasks import tasks_of
 from prismlm.models.presets import build_model
 from prismlm.progress import SILENT
 from tests.helpers.glue_rows import CONFIGS, WORDS, save_glue_model, words_tokenizer

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from prismlm.errors import FormatError, InputError
+from prismlm.eval.glue.data import TASKS, tasks_of
 from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
 from prismlm.eval.glue.study import run_glue, search, server_file, with_rate
-from prismlm.eval.glue.tasks import TASKS, tasks_of
 from tests.helpers.glue_rows import save_glue_model, write_rows, write_toy
 
 

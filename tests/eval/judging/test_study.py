@@ -1,4 +1,4 @@
-"""The whole study: a run that goes on, one that was begun with something else, and an estimate."""
+"""The whole study: a run that resumes, and one that was begun with something else."""
 
 import re
 

@@ -13,9 +13,14 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.channels import find_channels
 from prismlm.instruments.channels.case_files import Case
-from prismlm.instruments.channels.concepts import rank_channels
+from prismlm.instruments.channels.concepts import (
+    WordForms,
+    continuing,
+    rank_channels,
+    token_gates,
+    whole_words,
+)
 from prismlm.instruments.channels.effects import target_probabilities
-from prismlm.instruments.channels.token_gates import WordForms, continuing, token_gates, whole_words
 from tests.helpers.metaspace import metaspace
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 

@@ -8,7 +8,6 @@ import torch
 from prismlm.errors import InputError
 from prismlm.instruments.channels.metrics import quartiles, repetition
 from prismlm.instruments.channels.report import Channel, LayerReport, locality_table
-from prismlm.instruments.channels.top_sequences import empty_ranking
 
 
 def report(lives, repetitions):
@@ -59,10 +58,8 @@ def test_quartiles_of_channels_that_decay_alike_are_refused():
 
 
 def test_repetition_by_hand():
-    best = empty_ranking(2, 2, 3)
-    best.token[0] = torch.tensor([[5, 5, 6], [5, -1, -1]])
-    best.token[1] = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    tokens = torch.tensor([[[5, 5, 6], [5, -1, -1]], [[1, 2, 3], [4, 5, 6]]])
     # Two distinct of four, and six of six.
-    assert repetition(best).tolist() == [0.5, 0.0]
+    assert repetition(tokens).tolist() == [0.5, 0.0]
     with pytest.raises(InputError, match="no kept tokens"):
-        repetition(empty_ranking(1, 1, 1))
+        repetition(torch.full((1, 1, 1), -1))

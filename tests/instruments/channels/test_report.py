@@ -15,7 +15,7 @@ from prismlm.index.training_corpus import training_corpus
 from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.metrics import measure_layers, quartiles, repetition
 from prismlm.instruments.channels.report import ReportOptions, channel_report
-from prismlm.instruments.channels.top_sequences import rank_sequences, sequences_of
+from prismlm.instruments.channels.top_sequences import rank_sequences
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.statistics import spearman
@@ -59,9 +59,11 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
     lags = read_write_lags(model, sequences, max_lag=2, shuffles=9)
     for layer, lives in zip(report.layers, lives_of, strict=True):
         assert [c.half_life for c in layer.channels] == lives
-        assert [c.repetition for c in layer.channels] == repetition(ranked[layer.layer]).tolist()
+        assert [c.repetition for c in layer.channels] == repetition(
+            ranked[layer.layer].tokens
+        ).tolist()
         for k, channel in enumerate(layer.channels):
-            assert channel.sequences == sequences_of(ranked[layer.layer], k)
+            assert channel.sequences == ranked[layer.layer].sequences(k)
         assert layer.lags is not None
         for name, column in vars(layer.lags).items():
             torch.testing.assert_close(column, getattr(lags[layer.layer], name))

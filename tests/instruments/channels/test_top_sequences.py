@@ -8,13 +8,7 @@ import torch
 from prismlm.corpus.windows import WindowBatch
 from prismlm.errors import InputError
 from prismlm.instruments.channels.metrics import repetition
-from prismlm.instruments.channels.top_sequences import (
-    candidates,
-    empty_ranking,
-    merge_rankings,
-    rank_sequences,
-    sequences_of,
-)
+from prismlm.instruments.channels.top_sequences import TopSequences, rank_sequences
 from tests.helpers.mixer_models import CHANNELS, LAYERS
 
 
@@ -29,7 +23,7 @@ def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
                 totals[start] = (gate.sum().item(), len(ids), document, ids, gate)
             # Texts come again, so totals do: float32 tells equals apart by their batch.
             floor = sorted((value[0] for value in totals.values()), reverse=True)[4]
-            kept = sequences_of(found[layer], channel)
+            kept = found[layer].sequences(channel)
             assert len(kept) == 5
             assert [s.total for s in kept] == sorted((s.total for s in kept), reverse=True)
             for sequence in kept:
@@ -43,7 +37,7 @@ def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
                     place = token.position - sequence.start
                     assert token.token_id == ids[place]
                     assert token.gate == pytest.approx(gate[place].item(), rel=1e-3)
-    scores = repetition(found[1])
+    scores = repetition(found[1].tokens)
     assert scores.shape == (CHANNELS,)
     assert ((scores >= 0) & (scores < 1)).all()
 
@@ -61,8 +55,9 @@ def batch_of(write, first):
 
 def test_candidates_by_hand():
     write = torch.tensor([[[0.1], [0.4], [0.1], [0.3]], [[0.2], [0.2], [0.1], [9.0]]])
-    found = merge_rankings(empty_ranking(1, 3, 5), candidates(write, batch_of(write, 20), 5))
-    first, second = sequences_of(found, 0)
+    found = TopSequences(3, 5)
+    found.add(write, batch_of(write, 20))
+    first, second = found.sequences(0)
     assert (first.start, first.length, first.document) == (20, 4, 0)
     assert first.total == pytest.approx(0.9)
     # The earlier of two equal gates comes first; what is beyond the end takes no part.
@@ -71,6 +66,6 @@ def test_candidates_by_hand():
     assert second.total == pytest.approx(0.5)
     assert [t.position for t in second.tokens] == [24, 25, 26]
     with pytest.raises(InputError, match="no channel 1 in layer 7"):
-        sequences_of(found, 1, layer=7)
+        found.sequences(1, layer=7)
     with pytest.raises(InputError, match="not finite"):
-        candidates(write * math.nan, batch_of(write, 20), 5)
+        found.add(write * math.nan, batch_of(write, 20))

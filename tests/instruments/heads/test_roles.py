@@ -8,22 +8,20 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import Head
-from prismlm.instruments.heads.role_cases import (
+from prismlm.instruments.heads.roles import (
+    BUNDLED,
+    LEVEL,
     Mark,
     RoleText,
-    bundled_cases,
+    best_of_roles,
     expected,
     load_role_cases,
     parse_case,
     role_text,
-    word_sums,
-)
-from prismlm.instruments.heads.roles import (
-    LEVEL,
-    best_of_roles,
     score_roles,
     search_roles,
     untrained,
+    word_sums,
 )
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 
@@ -74,7 +72,7 @@ def test_the_bundled_sentences(tokenizer):
         "subject": "frog", "object": "key", "structure": "a", "action": "looked", "target": "door",
     }  # fmt: skip
     assert len({case.text for case in cases}) == len(cases)
-    for line in bundled_cases().read_text(encoding="utf-8").splitlines():
+    for line in BUNDLED.read_text(encoding="utf-8").splitlines():
         unmarked = re.sub(r"\{\w+:[^{}]*\}", "", line.removeprefix('{"text": "'))
         # All but a first word, which can be no role's.
         assert not re.search(r" (a|an|the) ", unmarked), line

@@ -5,10 +5,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from prismlm.errors import InputError
+from prismlm.instruments.reading import of_one_length
 from prismlm.instruments.uncertainty_feedback import InspectOptions, Signal
 from prismlm.instruments.uncertainty_feedback.losses import ablation, prefill_gap
 from prismlm.instruments.uncertainty_feedback.signal import (
-    of_one_length,
     own_codes,
     permuted,
     recursion,

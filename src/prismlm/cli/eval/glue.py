@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from prismlm.cli.options import DryRun, Json, Model, flag, number, option
-from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
+from prismlm.cli.options import Json, Model, flag, number, option
+from prismlm.cli.output import console_for_reading, print_json
+from prismlm.cli.printing.tables import show
 from prismlm.errors import InputError
+from prismlm.instruments.results import Table
 from prismlm.outputs import check_outputs
 
 DevLimit = Annotated[int | None, option("N", "Rows of each dev set, the same for all seeds.")]
@@ -43,7 +44,6 @@ def glue(
     out: Annotated[
         Path | None, option("DIR", "Where runs are kept (default: MODEL/eval/glue).")
     ] = None,
-    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model on GLUE's nine tasks, all of its weights, and measure it on their dev sets.
@@ -51,9 +51,8 @@ def glue(
     Finished runs are kept: run the same command again to resume.
     """
     from prismlm.eval.glue import study
+    from prismlm.eval.glue.data import tasks_of
     from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
-    from prismlm.eval.glue.study import estimate_glue
-    from prismlm.eval.glue.tasks import tasks_of
     from prismlm.run_state import orderly_end
 
     options = GlueOptions(data, limit, dev_limit, learning_rate, warmup, epochs, test=test)
@@ -63,15 +62,6 @@ def glue(
     check_outputs(directory=place, inputs=(model, data), overwrite=True)
     lm = GlueModel(model, device=device)
     with orderly_end():
-        if dry_run:
-            if search:
-                kept, options = place / study.SEARCH, replace(options, test=False)
-                wanted = study.runs_searched(options, drawn[0])
-            else:
-                kept, (options, _) = place, study.with_rate(lm, place, options)
-                wanted = study.runs_wanted(options, names, drawn, from_scratch=from_scratch)
-            print_cost(estimate_glue(lm, kept, options, wanted), as_json=as_json)
-            return
         from prismlm.cli.progress import ConsoleReporter
 
         if search:
@@ -97,41 +87,39 @@ def _seeds(text: str) -> list[int]:
 
 
 def print_figures(result: dict[str, Any]) -> None:
-    """Print each task's metrics over seeds, beside a constant answer and training from scratch."""
-    console = console_for_reading()
-    console.print(plain(result["name"]), style="bold")
-    headings = ("*trained on", "*rows", "metric", "*mean (seeds)", "*constant", "*from scratch")
-    table = table_of("task", *headings)
+    """Print each task's metrics over seeds, a constant answer, and training from scratch."""
+    rows: list[dict[str, Any]] = []
     for row in result["tasks"]:
-        title = f"{row['title']} test" if row["split"].startswith("test") else row["title"]
-        cells = [title, _share(row["train"]), _share(row["measured"])]
+        test = " test" if row["split"].startswith("test") else ""
         for metric in row["metrics"]:
             found, fresh = row["fine_tuned"], row["from_scratch"]
-            values = [100 * value for value in found["values"][metric]]
-            spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-            table.add_row(
-                *(cells if metric == row["metrics"][0] else ["", "", ""]),
-                metric,
-                f"{100 * found['mean'][metric]:.1f}{spread}",
-                f"{100 * row['constant'][metric]:.1f}",
-                f"{100 * fresh['mean'][metric]:.1f}" if fresh else "–",
+            values = found["values"][metric]
+            rows.append(
+                {
+                    "task": row["title"] + test,
+                    "trained on": _share(row["train"]),
+                    "rows": _share(row["measured"]),
+                    "metric": metric,
+                    "mean": found["mean"][metric],
+                    "least": min(values),
+                    "most": max(values),
+                    "constant": row["constant"][metric],
+                    "from scratch": fresh and fresh["mean"][metric],
+                }
             )
-    console.print(table)
-    rate = f"learning rate {result['learning_rate']:g}, warm-up {result['warmup']:g}"
-    notes = [f"{rate} ({result['rate_from']})", "dev sets unless test is said", "figures × 100"]
-    console.print(" · ".join(notes), style="dim", soft_wrap=True)
+    texts, figures = list(rows[0])[:4], list(rows[0])[4:]
+    columns = dict.fromkeys(texts, "") | dict.fromkeys(figures, ".3f")
+    facts = {name: result[name] for name in ("learning_rate", "warmup", "rate_from")}
+    title = f"{result['name']}: means over seeds, of dev sets unless test is said"
+    show(console_for_reading(), Table(title, columns, tuple(rows), facts))
 
 
 def print_search(result: dict[str, Any]) -> None:
     """Print what every rate and warm-up reached on dev, and the choice."""
-    console = console_for_reading()
-    table = table_of("learning rate", "warm-up", "*SST-2", "*MNLI")
-    for one in result["tried"]:
-        figures = (f"{100 * one[name]:.1f}" for name in ("sst2", "mnli"))
-        table.add_row(f"{one['learning_rate']:g}", f"{one['warmup']:g}", *figures)
-    console.print(table)
-    chosen = f"chosen: {result['learning_rate']:g} with warm-up {result['warmup']:g}"
-    console.print(chosen, style="bold")
+    columns = {"learning_rate": "g", "warmup": "g", "sst2": ".3f", "mnli": ".3f"}
+    chosen = {name: result[name] for name in ("learning_rate", "warmup")}
+    title = "Dev accuracies; the choice stands below"
+    show(console_for_reading(), Table(title, columns, tuple(result["tried"]), chosen))
 
 
 def _share(rows: dict[str, Any]) -> str:

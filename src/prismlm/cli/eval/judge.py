@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from prismlm.cli.format import count
 from prismlm.cli.label import ModelThere, Url
-from prismlm.cli.options import DryRun, Json, Temperature, choice, number, option
-from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
+from prismlm.cli.options import Json, Temperature, choice, number, option
+from prismlm.cli.output import console_for_reading, plain, print_json
+from prismlm.cli.printing.tables import show
 from prismlm.errors import InputError
+from prismlm.instruments.results import Table
 from prismlm.outputs import check_outputs
+from prismlm.statistics import Interval
 
 Models = Annotated[
     list[Path] | None,
@@ -33,7 +34,7 @@ By = Annotated[
 Out = Annotated[
     Path | None, option("DIR", "Where all is kept (default: eval/judge of the first model).")
 ]
-NOT_TO_BE_READ = "Not to be read, since the judge is unusable:"
+NOT_TO_BE_READ = "Ratings, not to be read since the judge is unusable"
 
 
 def judge(
@@ -50,7 +51,6 @@ def judge(
     endpoint_model: ModelThere = None,
     seed: Annotated[int, number("S", "Of all that is drawn.")] = 0,
     out: Out = None,
-    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Have models continue the same texts; compare them by BLEU, and by a judge that is examined.
@@ -63,7 +63,7 @@ def judge(
     from prismlm.corpus.store import Corpus
     from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
     from prismlm.eval.judging.judges import judge_opener
-    from prismlm.eval.judging.study import RESULT_FILE, Study, estimate_judging, named, run_judging
+    from prismlm.eval.judging.study import RESULT_FILE, Study, named, run_judging
     from prismlm.run_state import orderly_end
 
     given = models or []
@@ -81,9 +81,6 @@ def judge(
         texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, how)
     study = Study(named(given), texts, how, place, opened)
     with orderly_end():
-        if dry_run:
-            print_cost(estimate_judging(study), as_json=as_json)
-            return
         from prismlm.cli.progress import ConsoleReporter
 
         result = run_judging(study, ConsoleReporter(), _announce)
@@ -103,82 +100,64 @@ def _announce(what: str, questions: int, tokens: int) -> None:
 def print_judging(result: dict[str, Any]) -> None:
     """Print what a study found; the judge's own examination first."""
     console = console_for_reading()
-    if result["judge"] is not None:
-        _print_judge(console, result["judge"])
-    if result["ratings"] is not None:
-        _print_ratings(console, result["ratings"])
-    if result["bleu"] is not None:
-        _print_bleu(console, result["bleu"])
-    models = len(result["models"])
-    console.print(f"\n{result['prompts']:,} prompts, {models} models", style="dim")
+    for printed, name in (
+        (_print_judge, "judge"),
+        (_print_ratings, "ratings"),
+        (_print_bleu, "bleu"),
+    ):
+        if result[name] is not None:
+            printed(console, result[name])
+    console.print(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
 
 
 def _print_judge(console: Console, judge: dict[str, Any]) -> None:
     name, order = plain(judge["source"]), judge["order"]
-    if judge["usable"]:
-        console.print(f"The judge {name} is usable.", style="bold")
-    else:
-        reasons = "; ".join(judge["reasons"])
-        console.print(f"The judge {name} is unusable: {reasons}.", style="bold red")
-    rows = (
-        ("prefers real text to its words shuffled", judge["preferred"]["shuffled"]),
-        ("prefers real text to that of another prompt", judge["preferred"]["elsewhere"]),
-        ("prefers real text to the prompt's last words repeated", judge["preferred"]["repeated"]),
-        ("changes its mind with the order", order["changed"]),
-        ("prefers the same place in both orders", order["by_position"]),
-        ("says A, of A and B", order["first"]),
-    )
-    table = table_of("", "*share", "*95 % interval")
-    for label, found in rows:
-        table.add_row(label, _share(found["value"]), _interval(found, ".0%"))
-    console.print(table)
-    failed = f"; {order['failed']:,} without an answer" if order["failed"] else ""
-    note = f"{order['pairs']:,} pairs, each in both orders{failed}; no look at the texts: 50 %"
-    console.print(note, style="dim")
+    reasons = "; ".join(judge["reasons"])
+    said = "usable." if judge["usable"] else f"unusable: {reasons}."
+    console.print(f"The judge {name} is {said}", style="bold" if judge["usable"] else "bold red")
+    shares = {
+        "prefers real text to its words shuffled": judge["preferred"]["shuffled"],
+        "prefers real text to that of another prompt": judge["preferred"]["elsewhere"],
+        "prefers real text to the prompt's last words repeated": judge["preferred"]["repeated"],
+        "changes its mind with the order": order["changed"],
+        "prefers the same place in both orders": order["by_position"],
+        "says A, of A and B": order["first"],
+    }
+    rows = tuple({"judge": label, "share": _interval(one)} for label, one in shares.items())
+    facts = {"pairs, in both orders": order["pairs"], "without an answer": order["failed"]}
+    title = "A judge that does not look at the texts has 50 %"
+    show(console, Table(title, {"judge": "", "share": ".0%"}, rows, facts))
 
 
 def _print_ratings(console: Console, ratings: dict[str, Any]) -> None:
-    console.print()
-    if not ratings["readable"]:
-        console.print(NOT_TO_BE_READ, style="bold red")
-    table = table_of("model", "*Elo", "*95 % interval", "*Bradley-Terry", "*95 % interval")
-    for one in sorted(ratings["models"], key=lambda one: -one["bradley_terry"]["value"]):
-        elo, fitted = one["elo"], one["bradley_terry"]
-        figures = f"{elo['value']:.0f}", _interval(elo, ".0f"), f"{fitted['value']:.0f}"
-        table.add_row(Text(plain(one["model"])), *figures, _interval(fitted, ".0f"))
-    console.print(table)
-    order = ratings["order"]
-    note = (
-        f"{order['pairs']:,} pairs; {_share(order['changed']['value'])} change with the order, "
-        f"{_share(order['ties'])} of the verdicts are ties, {order['failed']:,} failed"
+    ranked = sorted(ratings["models"], key=lambda one: -one["bradley_terry"]["value"])
+    rows = tuple(
+        {"model": one["model"]} | {name: _interval(one[name]) for name in ("elo", "bradley_terry")}
+        for one in ranked
     )
-    console.print(note, style="dim")
+    order = ratings["order"]
+    facts = {name: order[name] for name in ("pairs", "ties", "failed")}
+    facts["change with the order"] = order["changed"]["value"]
+    title = "Ratings" if ratings["readable"] else NOT_TO_BE_READ
+    columns = {"model": "", "elo": ".0f", "bradley_terry": ".0f"}
+    show(console, Table(title, columns, rows, facts))
 
 
 def _print_bleu(console: Console, bleu: dict[str, Any]) -> None:
-    console.print()
-    table = table_of("model", "*BLEU", "*95 % interval", "*of another prompt", "*difference")
-    for name, one in bleu["models"].items():
-        mean, other, gap = (one[key] for key in ("mean", "other_prompt", "difference"))
-        difference = f"{gap['value']:+.2f} ({gap['low']:+.2f} to {gap['high']:+.2f})"
-        figures = f"{mean['value']:.2f}", _interval(mean, ".2f"), f"{other['value']:.2f}"
-        table.add_row(Text(plain(name)), *figures, difference)
-    console.print(table)
+    columns = {"model": "", "mean": ".2f", "other_prompt": ".2f", "difference": "+.2f"}
+    rows = tuple(
+        {"model": name} | {key: _interval(one[key]) for key in list(columns)[1:]}
+        for name, one in bleu["models"].items()
+    )
+    show(console, Table("BLEU, and against another prompt's text", columns, rows))
     for sample in bleu["samples"]:
-        console.print(f"\nBest of {plain(sample['best'])}", style="bold")
-        for label, text in (("prompt", sample["text"]), ("reference", sample["reference"])):
-            console.print(f"{label}: {_line(text)}", style="dim")
-        for one in sample["texts"]:
-            console.print(f"{plain(one['model'])} ({one['bleu']:.1f}): {_line(one['text'])}")
+        console.print(f"Best of {plain(sample['best'])}", style="bold")
+        texts = {"prompt": sample["text"], "reference": sample["reference"]}
+        texts |= {f"{one['model']} ({one['bleu']:.1f})": one["text"] for one in sample["texts"]}
+        for label, text in texts.items():
+            console.print(plain(f"{label}: {' '.join(text.split())}"))
+        console.print()
 
 
-def _line(text: str) -> str:
-    return plain(" ".join(text.split()))
-
-
-def _share(value: float) -> str:
-    return "–" if isnan(value) else f"{value:.0%}"
-
-
-def _interval(found: dict[str, Any], form: str) -> str:
-    return "–" if isnan(found["low"]) else f"{found['low']:{form}} to {found['high']:{form}}"
+def _interval(found: dict[str, Any]) -> Interval:
+    return Interval(found["value"], found["low"], found["high"])

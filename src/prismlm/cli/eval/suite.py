@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from prismlm.cli.options import DryRun, Json, Model, option
-from prismlm.cli.output import console_for_reading, plain, print_cost, print_json, table_of
+from prismlm.cli.options import Json, Model, option
+from prismlm.cli.output import console_for_reading, print_json
+from prismlm.cli.printing.tables import show
+from prismlm.instruments.results import Table
 from prismlm.outputs import check_outputs, output_file
 
 NAMES = {
@@ -36,7 +38,6 @@ def evaluate(
     out: Annotated[
         Path | None, option("DIR", "Where answers are kept (default: MODEL/eval/SUITE).")
     ] = None,
-    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Ask benchmarks of a model, of its prototypes alone and of its residual alone.
@@ -47,7 +48,6 @@ def evaluate(
     from prismlm.eval.suite import (
         RESULT_FILE,
         SuiteOptions,
-        estimate_suite,
         open_predictors,
         run_suite,
     )
@@ -62,9 +62,6 @@ def evaluate(
     _quiet()
     lm = open_predictors(model, device=device, batch_size=batch_size)
     with orderly_end():
-        if dry_run:
-            print_cost(estimate_suite(lm, place, options, names), as_json=as_json)
-            return
         from prismlm.cli.progress import ConsoleReporter
 
         result = run_suite(lm, str(model), place, options, names, ConsoleReporter())
@@ -98,22 +95,22 @@ def _quiet() -> None:
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """Print each task's accuracies beside chance, with their changes from plain."""
-    console = console_for_reading()
-    predictors, metric = result["predictors"], result["metric"]
-    console.print(plain(result["model"]), style="bold")
-    headings = ("questions", "chance", *(NAMES[name] for name in predictors))
-    table = table_of("task", *(f"*{heading}" for heading in headings))
-    for task in result["tasks"]:
-        asked = f"{task['questions']:,}"
-        if task["questions"] < task["of"]:
-            asked += f" of {task['of']:,}"
-        figures = (_figure(task["predictors"][name][metric]) for name in predictors)
-        table.add_row(task["title"], asked, f"{task['chance']:.1%}", *figures)
-    means = (_figure(result["mean"][name]) for name in predictors)
-    table.add_row("mean", "", "", *means, style="bold")
-    console.print(table)
-    console.print(_notes(result), style="dim", soft_wrap=True)
+    """Print each task's accuracies, chance, and changes from plain."""
+    metric, rows = result["metric"], list[dict[str, Any]]()
+    tasks = [(t["title"], t, {n: f[metric] for n, f in t["predictors"].items()})
+             for t in result["tasks"]]  # fmt: skip
+    for title, task, figures in [*tasks, ("mean", {}, result["mean"])]:
+        row = {"task": title, "questions": task.get("questions"), "chance": task.get("chance")}
+        rows.append(row | {NAMES[name]: _figure(one) for name, one in figures.items()})
+    columns = {"task": "", "questions": ",", "chance": ".1%"}
+    columns |= {NAMES[name]: "" for name in result["predictors"]}
+    facts = {
+        "metric": f"{metric} of lm-eval {result['versions']['lm_eval']}",
+        "examples before each question": result["shots"] or "0-shot",
+        "questions cut at the left": sum(task["truncated"] for task in result["tasks"]),
+    }
+    title = f"{result['model']}: accuracy ± one standard error, in brackets the change from plain"
+    show(console_for_reading(), Table(title, columns, tuple(rows), facts))
 
 
 def _figure(figure: dict[str, Any]) -> str:
@@ -123,15 +120,3 @@ def _figure(figure: dict[str, Any]) -> str:
         return f"{figure['value']:.1%}{error}"
     spread = "" if figure["change_stderr"] is None else f" ± {figure['change_stderr']:.0f}"
     return f"{figure['value']:.1%} ({change:+.0f}{spread} %)"
-
-
-def _notes(result: dict[str, Any]) -> str:
-    shots = f"{result['shots']} examples before each question" if result["shots"] else "0-shot"
-    notes = [f"{result['metric']} of lm-eval {result['versions']['lm_eval']}, {shots}"]
-    if len(result["predictors"]) > 1:
-        notes.append("in brackets the change from plain")
-    notes.append("± one standard error")
-    cut = sum(task["truncated"] for task in result["tasks"])
-    if cut:
-        notes.append(f"{cut:,} questions were cut at the left, being longer than the model reads")
-    return " · ".join(notes)

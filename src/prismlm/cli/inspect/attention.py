@@ -116,8 +116,12 @@ def _roles(
 ) -> dict[str, Any]:
     from prismlm.cli.printing.tables import show
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.heads.role_cases import load_role_cases
-    from prismlm.instruments.heads.roles import best_of_roles, search_roles, untrained
+    from prismlm.instruments.heads.roles import (
+        best_of_roles,
+        load_role_cases,
+        search_roles,
+        untrained,
+    )
 
     cases = load_role_cases(path)
     options: dict[str, Any] = {"draws": draws, "seed": seed, "progress": ConsoleReporter()}

@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.text import Text
 
 from prismlm.cli.format import count
-from prismlm.cli.output import bar, console_for_reading, fit, plain, print_head, table_of
+from prismlm.cli.output import console_for_reading, fit, plain, print_head
 from prismlm.cli.printing.tables import show
 from prismlm.corpus.words import DITTO
 from prismlm.instruments.channels.curves import LayerCurves, WordedCurves
 from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport
 from prismlm.instruments.channels.top_sequences import ChannelSequence, Passage
-from prismlm.instruments.results import Row, Table, text_of
+from prismlm.instruments.results import Row, Table
 from prismlm.pages.trace_data import visible
 
 CHANNELS_SHOWN = 8
@@ -39,25 +39,17 @@ def print_report(
             "norms of its value heads.\n"
         )
     if report.corpus is not None:
-        show(console, report.metrics)
-        if beside is not None:
-            show(console, beside.metrics)
-        if channel is None:
-            for table in report.tables[1:]:
-                show(console, table)
+        tables = [report.metrics, *([] if beside is None else [beside.metrics])]
+        for table in [*tables, *(report.tables[1:] if channel is None else ())]:
+            show(console, table)
     for one in report.layers:
-        if channel is None:
-            _print_channels(console, one, report, all_shown=layer is not None)
-        else:
+        if channel is not None:
             _print_channel(console, one, one.channels[channel], report)
+        elif one.channels:
+            _print_channels(console, one, report, all_shown=layer is not None)
     if report.text is not None:
-        console.print("The text", style="bold")
-        tokens = [Text(fit(visible(plain(token)))) for token in report.text.text.tokens]
-        if channel is None:
-            _print_strongest(console, report.text, tokens)
-        else:
-            _print_curve(console, report.text, report.text.curves[0], tokens, channel)
-        console.print()
+        shown = _strongest(report.text) if channel is None else _curve(report.text, channel)
+        show(console, shown)
 
 
 def _print_header(console: Console, report: ChannelReport) -> None:
@@ -75,8 +67,6 @@ def _print_header(console: Console, report: ChannelReport) -> None:
 def _print_channels(
     console: Console, layer: LayerReport, report: ChannelReport, *, all_shown: bool
 ) -> None:
-    if not layer.channels:
-        return
     shown = layer.channels if all_shown else _spread(layer.channels)
     columns = {"channel": "", "half_life": ".2f", "repetition": ".2f", "lag": "+d",
                "writes_most": "", "first_sequence": ""}  # fmt: skip
@@ -102,10 +92,7 @@ def _row(channel: Channel, layer: LayerReport, report: ChannelReport) -> Row:
 
 
 def _spread(channels: Sequence[Channel]) -> list[Channel]:
-    """Return channels that lie evenly over the half-lives, the ends among them.
-
-    Without half-lives they lie evenly over their numbers.
-    """
+    """Return channels spread evenly over the half-lives, else over their numbers, ends included."""
     ordered = sorted(channels, key=lambda channel: channel.half_life or 0.0)
     if len(ordered) <= CHANNELS_SHOWN:
         return ordered
@@ -120,42 +107,32 @@ def _lag(layer: LayerReport, channel: int) -> int | None:
     return int(layer.lags.peak[channel].item())
 
 
-def _word(word: str) -> str:
-    return "end of document" if word == "" else plain(word.strip()) or visible(word)
-
-
 def _print_channel(
     console: Console, layer: LayerReport, channel: Channel, report: ChannelReport
 ) -> None:
-    console.print(f"Layer {layer.layer}, channel {channel.channel}", style="bold")
-    if channel.half_life is None:
-        line = "no half-life of its own: β depends on the token"
-        read = () if report.text is None else report.text.curves
-        curves = next((one for one in read if one.layer == layer.layer), None)
-        if curves is not None:
-            life = curves.half_life[channel.channel].item()
-            line += f" (over the text {life:.3g} positions)"
-    else:
-        line = f"half-life {channel.half_life:.3g} positions (β {channel.decay:.4f})"
+    number, facts = channel.channel, dict[str, object]()
+    if channel.half_life is not None:
+        facts |= {"half-life, positions": channel.half_life, "β": channel.decay}
+    for curves in () if report.text is None else report.text.curves:
+        if channel.half_life is None and curves.layer == layer.layer:
+            facts["half-life over the text"] = curves.half_life[number].item()
     if channel.repetition is not None:
-        line += f" · repetition {channel.repetition:.2f}"
+        facts["repetition"] = channel.repetition
     if layer.lags is not None and not layer.shared_gates:
-        p = layer.lags.p[channel.channel].item()
-        best = layer.lags.correlation[channel.channel].max().item()
-        line += (
-            f" · read and write correlate most at lag {text_of(_lag(layer, channel.channel), '+d')}"
-            f" ({text_of(best, '+.2f')}, p {p:.2f})"
-        )
-    console.print(line)
-    if channel.tokens:
-        shown = "  ".join(
-            f"{visible(plain(token.text))} {token.count}×{token.gate:.2f}"
-            for token in channel.tokens
-        )
-        console.print(Text("writes most: ").append(shown))
-    for number, sequence in enumerate(channel.sequences, 1):
+        facts |= {
+            "read and write correlate most at lag": _lag(layer, number),
+            "correlation": layer.lags.correlation[number].max().item(),
+            "p": layer.lags.p[number].item(),
+        }
+    rows = tuple(
+        {"writes most": visible(token.text), "times": token.count, "gate": token.gate}
+        for token in channel.tokens
+    )
+    columns = {"writes most": "", "times": "", "gate": ".2f"}
+    show(console, Table(f"Layer {layer.layer}, channel {number}", columns, rows, facts))
+    for place, sequence in enumerate(channel.sequences, 1):
         passage = report.passages[sequence.start]
-        head = Text(f"\n{number:>3}  ", "bold").append(f"writes {sequence.total:.2f} in all  ")
+        head = Text(f"{place:>3}  ", "bold").append(f"writes {sequence.total:.2f} in all  ")
         head.append(plain(passage.document.title or passage.document.doc_id), "dim")
         head.truncate(console.width, overflow="ellipsis")
         console.print(head, no_wrap=True)
@@ -172,65 +149,47 @@ def _excerpt(sequence: ChannelSequence, passage: Passage, around: int) -> Text:
     first = max(0, middle - around)
     shown = Text("…" if first else "")
     for number, word in enumerate(words.words[first : middle + around + 1], first):
-        inner = word.lstrip()
         if not word or word[0].isspace():
             shown.append(" ")
         if number in marked:
-            shown.append(f"[{_word(word)}]", "bold")
+            inner = plain(word.strip()) or visible(word) if word else "end of document"
+            shown.append(f"[{inner}]", "bold")
         else:
-            shown.append(plain(" ".join(inner.split())))
+            shown.append(plain(" ".join(word.split())))
     return shown
 
 
-def _print_strongest(console: Console, worded_curves: WordedCurves, tokens: Sequence[Text]) -> None:
-    shown = worded_curves.curves[-LAYERS_OF_A_TEXT:]
-    headings = [f"layer {c.layer} {what}" for c in shown for what in ("writes", "reads")]
-    table = table_of("token", *headings)
-    for i, token in enumerate(tokens):
-        row: list[str | Text] = [token]
-        for curves in shown:
-            for gate in (curves.write[i], curves.read[i]):
-                best = int(gate.argmax())
-                row.append(f"#{best:<3} {gate[best].item():.2f}")
-        table.add_row(*row)
-    console.print(table)
-    console.print(
-        "The channel that a token writes and reads most, with its share of the gate; one "
-        "channel's curve with --layer N --channel K",
-        style="dim",
-    )
+def _tokens(text: WordedCurves) -> list[str]:
+    return [fit(visible(plain(token))) for token in text.text.tokens]
 
 
-def _print_curve(
-    console: Console,
-    worded_curves: WordedCurves,
-    curves: LayerCurves,
-    tokens: Sequence[Text],
-    channel: int,
-) -> None:
-    memory = curves.memory(channel)
-    write, read, mass = (x[:, channel].tolist() for x in (curves.write, curves.read, curves.mass))
-    top = max(*write, *read, 1e-9)
-    table = table_of("token", "write", "read", "*still held", "holds most of")
+def _strongest(text: WordedCurves) -> Table:
+    """Return the channel that each token writes and reads most, with its share of the gate."""
+    rows: list[Row] = [{"token": token} for token in _tokens(text)]
+    for curves in text.curves[-LAYERS_OF_A_TEXT:]:
+        for what, gate in (("writes", curves.write), ("reads", curves.read)):
+            best = gate.max(-1)
+            for row, value, number in zip(rows, *(x.tolist() for x in best), strict=True):
+                row[f"layer {curves.layer} {what}"] = f"#{number:<3} {value:.2f}"
+    title = "The text: the channel each token writes and reads most (--layer N --channel K for one)"
+    return Table(title, dict.fromkeys(rows[0], ""), tuple(rows))
+
+
+def _curve(text: WordedCurves, channel: int) -> Table:
+    """Return what each token writes and reads, and what the channel then holds."""
+    curves: LayerCurves = text.curves[0]
+    memory, tokens = curves.memory(channel), _tokens(text)
+    rows: list[Row] = []
     for i, token in enumerate(tokens):
-        strongest = int(memory[i].argmax())
+        strongest = place = int(memory[i].argmax())
+        # A token that is only more bytes of a character is shown by that.
+        while text.text.tokens[place] == DITTO and place:
+            place -= 1
         share = memory[i, strongest].item()
-        held = Text("–")
-        if share > 0:
-            name = visible(plain(_token_at(worded_curves.text.tokens, strongest)))
-            held = Text(f"{fit(name)} {share:.0%}")
-        table.add_row(
-            token,
-            Text(f"{write[i]:.3f} {bar(write[i] / top, 14)}", "cyan"),
-            Text(f"{read[i]:.3f} {bar(read[i] / top, 14)}", "yellow"),
-            f"{mass[i]:.2f}",
-            held,
-        )
-    console.print(table)
-
-
-def _token_at(tokens: Sequence[str], place: int) -> str:
-    """Return a token's text, or the character that it is more bytes of."""
-    while tokens[place] == DITTO and place:
-        place -= 1
-    return tokens[place]
+        gates = {name: getattr(curves, name)[i, channel].item() for name in ("write", "read")}
+        row: Row = {"token": token} | gates | {"still_held": curves.mass[i, channel].item()}
+        row["holds_most_of"] = f"{tokens[place]} {share:.0%}" if share > 0 else None
+        rows.append(row)
+    columns = {"token": "", "write": ".3f", "read": ".3f", "still_held": ".2f",
+               "holds_most_of": ""}  # fmt: skip
+    return Table("The text", columns, tuple(rows))

@@ -14,12 +14,12 @@ from rich.text import Text
 from prismlm.cli.format import count
 from prismlm.cli.output import console_for_reading, plain, print_head
 from prismlm.instruments.results import (
+    FINDINGS,
     Report,
     Row,
     Table,
     as_json,
     figure_at,
-    findings_table,
     text_of,
 )
 
@@ -32,7 +32,7 @@ def print_report(report: Report) -> None:
     for table in report.tables.values():
         show(console, table)
     if report.findings:
-        show(console, findings_table(report.findings))
+        show(console, Table("Findings", FINDINGS, report.findings))
     for name, reason in report.left_out.items():
         console.print(f"No {name}: {plain(reason)}")
 

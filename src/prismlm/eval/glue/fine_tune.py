@@ -35,7 +35,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices, get_parame
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.errors import DivergenceError, check_number, check_whole
-from prismlm.eval.glue.tasks import Task
+from prismlm.eval.glue.data import Task
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import uses_bf16
 from prismlm.models.evaluating import evaluating
@@ -114,11 +114,7 @@ class Classifier(nn.Module):
         return self.out(last.float())
 
     def predict(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return y [N, C] without dropout and gradients.
-
-        Raises:
-            DivergenceError: a figure is not finite.
-        """
+        """Return y [N, C] without dropout and gradients."""
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
         found = np.zeros((len(rows), self.out.out_features), np.float32)
         with evaluating(self):
@@ -131,11 +127,7 @@ class Classifier(nn.Module):
 
 
 class GlueModel:
-    """A model directory, and its weights as they were, which every run begins with.
-
-    Raises:
-        InputError, FormatError: as :func:`prismlm.models.checkpoint.read_checkpoint`.
-    """
+    """A model directory, and its weights as they were, which every run begins with."""
 
     def __init__(self, path: Path | str, *, device: str = "cpu") -> None:
         self.name = Path(path).name
@@ -227,9 +219,6 @@ def fine_tune(
 
     Returns:
         What ``judge`` said each time.
-
-    Raises:
-        DivergenceError: the loss is not finite.
     """
     step = trainer(classifier, options, options.steps(len(train.rows)))
     torch.manual_seed(seed)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import pearsonr
 from sklearn import metrics
 
-from prismlm.eval.glue.tasks import HIGHEST, LOWEST, Task, tasks_of
+from prismlm.eval.glue.data import HIGHEST, LOWEST, Task, tasks_of
 from prismlm.files import check_json, read_json
 from prismlm.statistics import Interval, interval_of, spearman
 
@@ -93,11 +93,7 @@ _RESAMPLED: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def figures(place: Path) -> list[dict[str, Any]]:
-    """Return what the runs of a directory come to, by task and set that was measured.
-
-    Raises:
-        FormatError: a file is not what a run writes.
-    """
+    """Return what the runs of a directory come to, by task and set that was measured."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((place / RUNS).glob("*.json")):
         run = read_json(path)

@@ -7,7 +7,7 @@ holds the runs by which rate and warm-up were chosen, and ``search/search.json``
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -15,21 +15,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import DivergenceError
 from prismlm.eval.benchmarks import drawn
-from prismlm.eval.glue.data import Rows, read_split
+from prismlm.eval.glue.data import Rows, Task, read_split, tasks_of
 from prismlm.eval.glue.fine_tune import (
-    EVALUATIONS,
     Examples,
     GlueModel,
     GlueOptions,
     encode,
     fine_tune,
-    trainer,
 )
 from prismlm.eval.glue.metrics import RUNS, answers, figures, measure
-from prismlm.eval.glue.tasks import Task, tasks_of
 from prismlm.files import check_json, keep_json, read_json
 from prismlm.outputs import write_text
 from prismlm.progress import SILENT, Reporter
@@ -37,11 +33,6 @@ from prismlm.run_state import begin, keeping, read_note, writing
 
 RESULT_FILE, SEARCH, SEARCH_FILE = "glue.json", "search", "search.json"
 RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
-BYTES_PER_ROW = 40  # of a kept answer and its label, as indented JSON
-BASIS = (
-    "A few steps were timed, and reading taken for a third of one; no run is taken to stop before "
-    "its last epoch."
-)
 WARMUPS = (0.06, 0.1)
 SEARCHED = ("sst2", "mnli")
 # What the source chose for its own models, by model_type; the last is for all others.
@@ -142,11 +133,7 @@ def runs_wanted(
 
 
 def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptions, str]:
-    """Return options with rate and warm-up, and whether these are searched, given or the source's.
-
-    Raises:
-        FormatError: what a search left is damaged, or of another model.
-    """
+    """Return options with rate and warm-up, and where these come from."""
     path = out / SEARCH / SEARCH_FILE
     rate, warmup = CHOSEN.get(lm.model.config.model_type, CHOSEN["llama"])
     said = "the source's"
@@ -294,47 +281,3 @@ def server_file(task: Task, given: np.ndarray) -> str:
     said = [task.labels[one] if task.labels else f"{one:.3f}" for one in given]
     rows = [f"{row}\t{answer}\n" for row, answer in enumerate(said)]
     return "".join(["index\tprediction\n", *rows])
-
-
-def estimate_glue(lm: GlueModel, out: Path, options: GlueOptions, wanted: Sequence[Work]) -> Cost:
-    """Return what runs that ``out`` lacks would take; writes nothing.
-
-    The figures are ``runs``, ``steps`` and ``tokens`` of both training and reading, these counted
-    without padding, with ``tokens_per_second`` of training.
-
-    Raises:
-        InputError, FormatError: as :func:`prismlm.eval.glue.study.run_glue`.
-    """
-    left = [work for work in wanted if not (out / RUNS / f"{work.name}.json").is_file()]
-    steps = trained = read = disk = 0
-    begun: list[tuple[Work, Examples]] = []
-    for task in {work.task.name: work.task for work in left}.values():
-        data = _read_task(lm, task, options)
-        sizes = {name: sum(map(len, rows)) for name, rows in data.tokens.items()}
-        answered = sum(len(rows) for name, rows in data.tokens.items() if name != "train")
-        for work in (work for work in left if work.task == task):
-            train = data.training(options.limit, work.seed)
-            steps += work.options.steps(len(train.rows))
-            trained += options.epochs * sum(map(len, train.rows))
-            read += options.epochs * EVALUATIONS * sizes["dev"]
-            read += sum(sizes.values()) - sizes["train"]
-            disk += BYTES_PER_ROW * answered
-            begun.append((work, train))
-    rate = rate_of(_steps(lm, begun))
-    seconds = (trained + read / 3) / rate if begun else 0.0
-    figures = {"runs": len(left), "steps": steps, "tokens": trained + read}
-    figures |= {"tokens_per_second": rate}
-    return Cost(seconds, peak_memory(lm.model.device.type), disk, figures, basis=BASIS)
-
-
-def _steps(lm: GlueModel, begun: Sequence[tuple[Work, Examples]]) -> Iterator[int]:
-    """Take the first steps of one run after another, and say of how many tokens each is."""
-    for work, train in begun:
-        options, size = work.options, work.options.batch_size
-        step = trainer(lm.classifier(work.task, work.seed), options, options.steps(1))
-        for first in range(0, 3 * size, size):
-            # Of fewer rows than that, the same again.
-            rows = range(first, first + size)
-            chosen = [row % len(train.rows) for row in rows]
-            step(Examples([train.rows[n] for n in chosen], [train.labels[n] for n in chosen]))
-            yield sum(len(train.rows[n]) for n in chosen)

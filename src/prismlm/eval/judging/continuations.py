@@ -1,16 +1,17 @@
-"""What models write after the same prompts, each text cut in two at the end of a word.
+"""What models write after the same prompts, and its BLEU against the text's own continuation.
 
-A prompt is given to every model as text, which its own tokenizer splits. Models write one prompt
-after the other: in a batch, what stands beside it would change its last digits, and a run that
-goes on could not repeat what a whole one writes.
+A prompt is a text cut at the end of a word, which each model's own tokenizer splits. Models write
+one prompt after the other, so that what stands in a batch changes nothing. BLEU is by ``sacrebleu``
+(ProtoT, B.3); its control is the BLEU against what another prompt's text goes on with.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from prismlm.index.opened_model import LARGEST_SEED, write_after
 from prismlm.labels.answers import Answers, Question
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import bootstrap
 
 WORD = re.compile(r"\S+")
 # Words of a reference for each token of a continuation: about as long, in English.
@@ -40,9 +42,6 @@ class Writing:
         tokens: that each model writes after it, at most.
         temperature: 0 takes the top token; else tokens are drawn.
         seed: of the texts and tokens that are drawn.
-
-    Raises:
-        InputError: no word, no token, or a seed below 0.
     """
 
     words: int = 64
@@ -88,11 +87,7 @@ def cut(id: str, text: str, how: Writing) -> Prompt:
 
 
 def corpus_prompts(corpus: Corpus, count: int, how: Writing) -> list[Prompt]:
-    """Return the beginnings of held-out documents, drawn by the seed; too short ones are none.
-
-    Raises:
-        InputError: fewer than two are long enough.
-    """
+    """Return the beginnings of held-out documents, drawn by the seed; too short ones are none."""
     drawn = np.random.default_rng(how.seed).permutation(corpus.split("heldout"))
     ids = corpus.doc_ids
     cuts = (cut(ids[number], corpus.text(number), how) for number in drawn.tolist())
@@ -100,11 +95,7 @@ def corpus_prompts(corpus: Corpus, count: int, how: Writing) -> list[Prompt]:
 
 
 def file_prompts(path: Path, count: int, how: Writing) -> list[Prompt]:
-    """Return the beginnings of a file's first lines; one that is short has no reference.
-
-    Raises:
-        InputError: no such file, no text in UTF-8, or fewer than two lines with words.
-    """
+    """Return the beginnings of a file's first lines; one that is short has no reference."""
     if not path.is_file():
         raise InputError(f"there is no file {path}: expected a text with a prompt on each line.")
     lines = enumerate(read_text(path).splitlines(), 1)
@@ -129,9 +120,6 @@ class Writer:
 
     Attributes:
         name: for the reader.
-
-    Raises:
-        InputError, FormatError: as :func:`prismlm.models.checkpoint.read_checkpoint`.
     """
 
     def __init__(self, name: str, directory: Path, how: Writing, kept: Path) -> None:
@@ -143,16 +131,8 @@ class Writer:
         identity = fingerprints.of_json([fingerprints.of_model(self._model), asdict(how)])
         self._answers = Answers(kept, identity)
 
-    def left(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return the prompts that are not continued yet."""
-        return [one for one in prompts if self._answers.get(_asked(one)) is None]
-
     def texts(self, prompts: Sequence[Prompt], progress: Reporter = SILENT) -> list[str]:
-        """Return the continuation of each prompt; those that are made are kept one by one.
-
-        Raises:
-            InputError: a prompt with more tokens than the model reads.
-        """
+        """Return the continuation of each prompt; those that are made are kept one by one."""
         texts: list[str] = []
         with progress.task(f"{self.name} writes", len(prompts), "prompts") as task:
             for number, prompt in enumerate(prompts):
@@ -182,3 +162,66 @@ class Writer:
 
 def _asked(prompt: Prompt) -> Question:
     return Question(({"role": "user", "content": prompt.text},), {"text": str})
+
+
+def sentence_bleu(text: str, reference: str, *, smooth: bool = True) -> float:
+    """Return BLEU, 0 to 100; unsmoothed it is 0 where no four words match, as in the source."""
+    import sacrebleu
+
+    method = "exp" if smooth else "none"
+    return sacrebleu.sentence_bleu(text, [reference], smooth_method=method).score
+
+
+def bleu_figures(
+    prompts: Sequence[Prompt], texts: Mapping[str, Sequence[str]], seed: int = 0
+) -> dict[str, Any] | None:
+    """Return mean BLEU of each model with the control's, and every model's best prompt.
+
+    Args:
+        prompts: those without a reference count for nothing.
+        texts: continuations of the prompts, by model.
+        seed: of the bootstrap over prompts.
+
+    Returns:
+        None where fewer than two prompts have a reference.
+    """
+    import sacrebleu
+
+    rows = [number for number, one in enumerate(prompts) if one.reference]
+    if len(rows) < 2 or not texts:
+        return None
+    references = [prompts[row].reference for row in rows]
+    models, own = dict[str, Any](), dict[str, list[float]]()
+    for name, written in texts.items():
+        mine = [written[row] for row in rows]
+        own[name] = list(map(sentence_bleu, mine, references))
+        other = list(map(sentence_bleu, mine, [*references[1:], references[0]]))
+        both = np.array([own[name], other]).T
+        models[name] = {
+            "mean": asdict(bootstrap(both[:, 0], seed=seed)),
+            "other_prompt": asdict(bootstrap(both[:, 1], seed=seed)),
+            "difference": asdict(bootstrap(both, coefficients=(1, -1), seed=seed)),
+            "corpus": sacrebleu.corpus_bleu(mine, [references]).score,
+        }
+    best = {name: rows[int(np.argmax(found))] for name, found in own.items()}
+    return {
+        "prompts": len(rows),
+        "models": models,
+        "samples": [_sample(name, prompts[row], row, texts) for name, row in best.items()],
+    }
+
+
+def _sample(
+    best: str, prompt: Prompt, row: int, texts: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Return a model's best prompt with what all models write after it, the best first."""
+    written = [
+        {
+            "model": name,
+            "text": found[row],
+            "bleu": sentence_bleu(found[row], prompt.reference),
+            "unsmoothed": sentence_bleu(found[row], prompt.reference, smooth=False),
+        }
+        for name, found in texts.items()
+    ]
+    return {"best": best, **asdict(prompt), "texts": sorted(written, key=lambda one: -one["bleu"])}

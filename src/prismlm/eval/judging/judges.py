@@ -1,8 +1,13 @@
-"""Judges of two continuations: a language model at an endpoint, or one in this process.
+"""Judges of two continuations, and their examination.
 
-Both are asked the same, ``better`` of ``labels/prompts.md``: which is better by coherence,
-relevance, fluency and correctness, A, B or Tie (ProtoT, B.1). Each pair is asked about in both
-orders, and a verdict that was given is kept.
+A judge is a language model at an endpoint, or one in this process. Both are asked the same,
+``better`` of ``labels/prompts.md``: which is better by coherence, relevance, fluency and
+correctness, A, B or Tie (ProtoT, B.1). Each pair is asked about in both orders, and verdicts are
+kept.
+
+The judge is examined first: does it tell text from words shuffled or repeated, whatever the order?
+A judge that does not look at the texts prefers the real one half of the time. Its share is the mean
+score of both orders, so that one who follows positions alone gets exactly a half.
 """
 
 from __future__ import annotations
@@ -11,10 +16,13 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +30,13 @@ from prismlm import fingerprints
 from prismlm.corpus.chat import asked, encode_chat
 from prismlm.corpus.encode import encode_text
 from prismlm.errors import FormatError, InputError, check_choice
+from prismlm.eval.judging.continuations import Prompt
 from prismlm.files import json_text
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import Interval
 
 # What each verdict is worth to A.
 WORTH = {"A": 1.0, "B": 0.0, "Tie": 0.5}
@@ -97,11 +107,7 @@ class Judge(ABC):
     def judge(
         self, pairs: Sequence[Pair], what: str = "pairs", progress: Reporter = SILENT
     ) -> list[Judged]:
-        """Return the verdicts of each pair in both orders; responses that are alike are tied.
-
-        Raises:
-            InputError: the judge cannot be asked, or hardly ever answers.
-        """
+        """Return the verdicts of each pair in both orders; responses that are alike are tied."""
         questions = [self.question(one) for one in _orders(pairs)]
         found = iter(self.verdicts(questions, what, progress))
         return [
@@ -169,9 +175,6 @@ class LocalJudge(Judge):
     Args:
         directory: of any causal language model; its chat template is used, where it has one.
         kept: the file of its verdicts.
-
-    Raises:
-        InputError, FormatError: as :func:`prismlm.models.checkpoint.read_checkpoint`.
     """
 
     how = AS_TOKEN
@@ -217,11 +220,7 @@ class LocalJudge(Judge):
 
     @torch.no_grad()
     def log_probabilities(self, question: Question) -> dict[str, float]:
-        """Return log P of each answer.
-
-        Raises:
-            InputError: the question is longer than what the model reads.
-        """
+        """Return log P of each answer."""
         start, found = self._prompt(question), dict[str, float]()
         self._check_length(len(start) + max(map(len, self._spelled.values())) - 1)
         for path in sorted({ids[:-1] for ids in self._spelled.values()}, key=len, reverse=True):
@@ -286,12 +285,7 @@ class LikelihoodJudge(LocalJudge):
         return Question((said,), {"verdict": str}, {"verdict": tuple(WORTH)})
 
     def log_probabilities(self, question: Question) -> dict[str, float]:
-        """Return what each response is preferred by; a tie is what lies between.
-
-        Raises:
-            InputError: text and response are longer than what the model reads, or the text has no
-                two words.
-        """
+        """Return what each response is preferred by; a tie is what lies between."""
         _, text, *responses = json.loads(question.messages[0]["content"])
         a, b = (self._mean(text, response) for response in responses)
         if self._by == "typical":
@@ -350,3 +344,89 @@ def judge_opener(
     if by == "asked":
         return partial(LocalJudge, directory)
     return partial(LikelihoodJudge, directory, by=by)
+
+
+# What the interval of text against shuffled text must lie above, and the most pairs by position.
+BAR, MOST_BY_POSITION = 0.75, 0.5
+DEVIATIONS = 1.959963984540054
+CONTROLS = ("shuffled", "elsewhere", "repeated")
+# Words at the end of a prompt that are said again and again.
+WORDS_REPEATED = 6
+
+
+def wilson(successes: float, count: int) -> Interval:
+    """Return a share with Wilson's 95 % interval; halves count as such."""
+    if not count:
+        return Interval(np.nan, np.nan, np.nan)
+    share, square = successes / count, DEVIATIONS**2
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    inner = share * (1 - share) / count + square / (4 * count**2)
+    half = DEVIATIONS * inner**0.5 / (1 + square / count)
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, list[Pair]]:
+    """Return what a judge is examined with, the real continuation first.
+
+    ``shuffled`` has the same words in another order, ``elsewhere`` the continuation of another
+    prompt, ``repeated`` as many words: the prompt's last six again and again. Prompts without a
+    reference give none, nor do words that cannot be told from the real ones.
+    """
+    whole = [one for one in prompts if one.reference]
+    real = [" ".join(one.reference.split()) for one in whole]
+    found: dict[str, list[Pair]] = {name: [] for name in CONTROLS}
+    for number, one in enumerate(whole):
+        words = np.array(real[number].split(), dtype=object)
+        mixed = " ".join(np.random.default_rng([seed, number]).permutation(words))
+        last = one.text.split()[-WORDS_REPEATED:]
+        again = " ".join(islice(cycle(last), len(words)))
+        for name, other in zip(CONTROLS, (mixed, real[number - 1], again), strict=True):
+            found[name] += [Pair(one.text, real[number], other)] if other != real[number] else []
+    return found
+
+
+def examine(
+    judge: Judge, prompts: Sequence[Prompt], seed: int = 0, progress: Reporter = SILENT
+) -> dict[str, Any]:
+    """Return how often a judge prefers real text, how often it follows the order, and a verdict."""
+    pairs = examination_pairs(prompts, seed)
+    judged = {name: judge.judge(pairs[name], f"{name} text", progress) for name in CONTROLS}
+    shares: dict[str, dict[str, Any]] = {}
+    for name, found in judged.items():
+        scores = [one.score for one in found if one.score is not None]
+        shares[name] = {"count": len(scores), **asdict(wilson(sum(scores), len(scores)))}
+    order = order_figures([one for found in judged.values() for one in found])
+    reasons: list[str] = []
+    for name, least, what in (
+        ("shuffled", BAR, f"the same words shuffled in more than {BAR:.0%}"),
+        ("repeated", 0.5, "the prompt's last words again and again more often than not"),
+    ):
+        low = shares[name]["low"]
+        said = "nothing was judged" if np.isnan(low) else f"its 95 % interval begins at {low:.0%}"
+        if not low > least:
+            reasons.append(f"it must prefer real text to {what}: {said}")
+    if (followed := order["by_position"]["value"]) > MOST_BY_POSITION:
+        reasons.append(f"it follows the position, not the text, in {followed:.0%} of the pairs")
+    return {
+        "preferred": shares,
+        "order": order,
+        "bar": BAR,
+        "most_by_position": MOST_BY_POSITION,
+        "usable": not reasons,
+        "reasons": reasons,
+    }
+
+
+def order_figures(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Return how often verdicts change with the order, follow it, name A, and are ties."""
+    both = [one for one in judged if one.score is not None]
+    said = [verdict for one in both for verdict in one]
+    named = [verdict for verdict in said if verdict != "Tie"]
+    return {
+        "pairs": len(both),
+        "failed": len(judged) - len(both),
+        "changed": asdict(wilson(sum(one.changed for one in both), len(both))),
+        "by_position": asdict(wilson(sum(one.by_position for one in both), len(both))),
+        "first": asdict(wilson(named.count("A"), len(named))),
+        "ties": said.count("Tie") / len(said) if said else np.nan,
+    }

@@ -1,7 +1,16 @@
 """The study: a judge is examined, models continue prompts, BLEU, verdicts of pairs, ratings.
 
-Continuations and verdicts are kept one by one, so that a run that was stopped goes on, and models
-or judges that are added later are asked alone.
+Continuations and verdicts are kept one by one, so that the same command resumes, and models or
+judges that are added later are asked alone. Ratings are Elo as Chatbot Arena began with it, and as
+it computes it now. With E_ij = 1 / (1 + 10^((R_j − R_i) / 400)), a game of i against j that scores
+s for i:
+
+- *online*: R_i ← R_i + 4 (s − E_ij), and R_j as much less, from 1,000 each, game after game. The
+  order of games matters, so that it is the mean over shuffled resamples of prompts.
+- *Bradley–Terry*: the R of mean 1,000 that maximise Σ s log E_ij + (1 − s) log E_ji over all games,
+  a tie being half a win each; a logistic regression, in which order plays no part.
+
+Chiang et al. 2024; games of a prompt are resampled together.
 """
 
 from __future__ import annotations
@@ -12,30 +21,135 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from prismlm import fingerprints
-from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError
-from prismlm.eval.judging.bleu import bleu_figures
-from prismlm.eval.judging.continuations import Prompt, Writer, Writing
-from prismlm.eval.judging.examination import examination_pairs, examine, order_figures
-from prismlm.eval.judging.judges import CHARACTERS_PER_TOKEN, Judge, Judged, LocalJudge, Pair
-from prismlm.eval.judging.ratings import rate
+from prismlm.eval.judging.continuations import Prompt, Writer, Writing, bleu_figures
+from prismlm.eval.judging.judges import (
+    Judge,
+    Judged,
+    Pair,
+    examination_pairs,
+    examine,
+    order_figures,
+)
 from prismlm.files import keep_json
 from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import RUN_FILE, begin, keeping, writing
 from prismlm.statistics import Interval, bootstrap
 
+START, STEP, SCALE = 1000.0, 4.0, 400 / np.log(10)
+ROUNDS = 1000
+# Who never loses has no largest likelihood: ratings end so far from their mean.
+MOST = 2000.0
+NEWTON_STEPS, FARTHEST = 200, 1.0
+
+
+class Rating(NamedTuple):
+    """A model's ratings with their 95 % intervals."""
+
+    elo: Interval
+    bradley_terry: Interval
+
+
+def pairs_of(players: int) -> list[tuple[int, int]]:
+    """Return the pairs that games are of, in the order of their columns."""
+    return list(combinations(range(players), 2))
+
+
+def online_elo(
+    first: np.ndarray, second: np.ndarray, score: np.ndarray, players: int
+) -> np.ndarray:
+    """Return the ratings [rounds, players] after games in order.
+
+    Args:
+        first, second: players of each game, [rounds, games].
+        score: of the first: 1, 0, or between; NaN: there was no game.
+        players: how many there are.
+    """
+    ratings, rows = np.full((len(first), players), START), np.arange(len(first))
+    for one, other, own in zip(first.T, second.T, score.T, strict=True):
+        gap = (ratings[rows, other] - ratings[rows, one]) / SCALE
+        gain = np.nan_to_num(STEP * (own - 1 / (1 + np.exp(gap))))
+        ratings[rows, one] += gain
+        ratings[rows, other] -= gain
+    return ratings
+
+
+def bradley_terry(wins: np.ndarray) -> np.ndarray:
+    """Return the ratings [..., players] of most likelihood, by Newton's method.
+
+    Args:
+        wins: [..., players, players], what i scored against j in all.
+    """
+    games = wins + wins.swapaxes(-1, -2)
+    players = wins.shape[-1]
+    strength = np.zeros(wins.shape[:-1])
+    for _ in range(NEWTON_STEPS):
+        expected = 1 / (1 + np.exp(strength[..., None, :] - strength[..., :, None]))
+        slope = (wins - games * expected).sum(-1)
+        bend = games * expected * (1 - expected)
+        # Ones fix the mean, and a trace of the diagonal those who never met.
+        curve = np.eye(players) * (bend.sum(-1)[..., None] + 1e-9) - bend + 1
+        step = np.linalg.solve(curve, slope[..., None])[..., 0].clip(-FARTHEST, FARTHEST)
+        strength = (strength + step).clip(-MOST / SCALE, MOST / SCALE)
+        strength -= strength.mean(-1, keepdims=True)
+        if np.abs(step).max() < 1e-10:
+            break
+    return START + SCALE * strength
+
+
+def wins_of(scores: np.ndarray, players: int) -> np.ndarray:
+    """Return what each scored against each, [..., players, players].
+
+    Args:
+        scores: [..., prompts, pairs], of the first of each pair; NaN: there was no game.
+        players: how many there are.
+    """
+    wins = np.zeros((*scores.shape[:-2], players, players))
+    for column, (i, j) in enumerate(pairs_of(players)):
+        wins[..., i, j] = np.nansum(scores[..., column], -1)
+        wins[..., j, i] = np.nansum(1 - scores[..., column], -1)
+    return wins
+
+
+def rate(scores: np.ndarray, players: int, seed: int = 0) -> list[Rating]:
+    """Return the ratings of all players.
+
+    Args:
+        scores: [prompts, pairs], of the first of each of :func:`pairs_of`; NaN: no game.
+        players: two or more.
+        seed: of the resamples.
+    """
+    generator, pairs = np.random.default_rng(seed), np.array(pairs_of(players))
+    drawn = generator.integers(len(scores), size=(ROUNDS, len(scores)))
+    places = np.broadcast_to(np.arange(scores.size), (ROUNDS, scores.size))
+    order = generator.permuted(places, axis=1)
+    resampled = scores[drawn]
+    shuffled = np.take_along_axis(resampled.reshape(ROUNDS, -1), order, 1)
+    met = pairs[order % len(pairs)]
+    online = online_elo(met[..., 0], met[..., 1], shuffled, players)
+    fitted = bradley_terry(wins_of(resampled, players))
+    whole = bradley_terry(wins_of(scores, players))
+    ends = [np.percentile(found, (2.5, 97.5), axis=0).T for found in (online, fitted)]
+    return [
+        Rating(
+            Interval(float(online[:, i].mean()), *ends[0][i].tolist()),
+            Interval(float(whole[i]), *ends[1][i].tolist()),
+        )
+        for i in range(players)
+    ]
+
+
 FORMAT_VERSION = 1
 RESULT_FILE = "judge.json"
 CONTINUATIONS, VERDICTS = "continuations.jsonl", "verdicts.jsonl"
 CONTINUATIONS_TABLE, VERDICTS_TABLE = "continuations.parquet", "verdicts.parquet"
-BYTES_PER_TOKEN, BYTES_PER_VERDICT = 12, 110
 PACKAGES = ("prismlm", "torch", "transformers", "tokenizers", "sacrebleu")
 Announce = Callable[[str, int, int], object]
 
@@ -68,11 +182,7 @@ class Study:
 
 
 def named(models: Sequence[Path]) -> dict[str, Path]:
-    """Return directories by name, or by path where names are alike.
-
-    Raises:
-        InputError: one is given twice, or is no directory.
-    """
+    """Return directories by name, or by path where names are alike."""
     places = [path.resolve() for path in models]
     twice = [str(path) for path in places if places.count(path) > 1]
     if twice:
@@ -201,45 +311,3 @@ def _begin(study: Study) -> None:
     prompts = fingerprints.of_json([asdict(one) for one in study.prompts])
     run = {"format_version": FORMAT_VERSION, "prompts": prompts, **asdict(study.how)}
     begin(study.out, run, made=_begun(study))
-
-
-def estimate_judging(study: Study) -> Cost:
-    """Return what :func:`prismlm.eval.judging.study.run_judging` would take; writes nothing.
-
-    Questions about models are counted as if none had been asked and no two texts were alike.
-
-    Raises:
-        InputError, FormatError: as it.
-    """
-    seconds, new = 0.0, 0
-    for name in study.models:
-        writer = study.writer(name)
-        left = writer.left(study.prompts)
-        new += len(left)
-        if left:
-            seconds += len(left) * seconds_of(lambda w=writer, p=left[0]: w.write(p), warm=False)
-    figures, unknown = {"continuations": new}, tuple[str, ...]()
-    disk, judge = new * study.how.tokens * BYTES_PER_TOKEN, study.open_judge()
-    if judge is not None:
-        examined = examination_pairs(study.prompts, study.how.seed)
-        pairs = [one for some in examined.values() for one in some]
-        # Of a continuation nothing is known but how long it may be.
-        texts = [letter * study.how.tokens * CHARACTERS_PER_TOKEN for letter in "xy"]
-        games = list(combinations(study.models, 2))
-        pairs += [Pair(prompt.text, *texts) for prompt in study.prompts for _ in games]
-        asked, tokens = judge.left(pairs)
-        figures |= {"questions": asked, "tokens_in": tokens}
-        disk += asked * BYTES_PER_VERDICT
-        if isinstance(judge, LocalJudge) and asked:
-            question = judge.question(pairs[0])
-            seconds += asked * seconds_of(lambda: judge.log_probabilities(question), warm=False)
-        elif asked:
-            unknown = ("how fast the endpoint is, and whether it thinks before it answers.",)
-    return Cost(
-        None if unknown else seconds,
-        peak_memory(),
-        disk,
-        figures,
-        basis="What is kept is not made again. Tokens are taken to have four characters each.",
-        unknown=unknown,
-    )

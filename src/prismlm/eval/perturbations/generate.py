@@ -20,21 +20,15 @@ import torch
 
 from prismlm.errors import InputError, check_number, check_whole
 from prismlm.eval.pairs import COLUMNS, INTERVENTIONS, SLICES
-from prismlm.eval.perturbations import flips, lexical, surface
+from prismlm.eval.perturbations import changes
+from prismlm.eval.perturbations.changes import Change, words
 from prismlm.eval.perturbations.sentences import read_sentences
-from prismlm.eval.perturbations.word_lists import Change, words
 from prismlm.outputs import output_files
 from prismlm.progress import SILENT, Reporter
 
 FILES = {"perturbations.parquet": SLICES, "interventions.parquet": INTERVENTIONS}
 PERTURB: dict[str, Callable[[str, random.Random], Change | None]] = {
-    name: getattr(module, name)
-    for module, names in (
-        (lexical, ("synonym", "spelling", "morphology")),
-        (surface, ("typo", "contraction", "punctuation", "abbreviation")),
-        (flips, INTERVENTIONS),
-    )
-    for name in names
+    name: getattr(changes, name) for name in (*SLICES, *INTERVENTIONS)
 }
 TEMPLATE = "template"
 FRAMES = {
@@ -194,9 +188,6 @@ def make_slice(
 
     Sentences of the corpora come in turn, in an order drawn by the seed. Once they are used up come
     spare ones and those whose word had given its share, and then templates.
-
-    Raises:
-        InputError: there are fewer pairs than asked for.
     """
     draw = random.Random(f"{options.seed} {name}")
     found = _Slice(name)

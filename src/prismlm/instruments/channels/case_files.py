@@ -1,9 +1,7 @@
 """Test cases of interventions: a context, and the word that the model may put next.
 
-A file is JSON lines, ``{"concept": "women", "context": "…", "target": "women"}``. Context and
-target are joined by one space.
-
-Source: ProtoT, A.3.1 to A.3.3, whose sentences are others.
+A file holds JSON lines, ``{"concept": "women", "context": "…", "target": "women"}``; one space
+joins context and target. Source: ProtoT, A.3.1 to A.3.3, with other sentences.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEYS = ("concept", "context", "target")
+BUNDLED = Path(__file__).parent / "cases"
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Probe(Case):
-    """A case as the model reads it.
+    """A case as tokens.
 
     Attributes:
-        ids: the tokens of the context.
+        ids: of the context.
         target_id: the token whose probability is measured after them.
-        document: the number of its document, where it comes from a corpus.
+        document: the number of its document, if it comes from a corpus.
         first: the text of the first token, where the target is several and it alone is measured.
     """
 
@@ -65,25 +63,24 @@ class Probe(Case):
 
     @property
     def label(self) -> str:
-        """The target, or what of it is measured, in words."""
+        """The target, or which part of it is measured."""
         return self.target if self.first is None else f"{self.first}… of {self.target}"
 
 
 def case_sets() -> tuple[str, ...]:
     """Return the names of the bundled sets of cases."""
-    return tuple(sorted(path.stem for path in _directory().glob("*.jsonl")))
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.jsonl")))
 
 
 def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
     """Read cases from a file, or a bundled set by its name.
 
     Raises:
-        InputError: no such set or file, or a line that is no case: the message has its number.
+        InputError: no such set or file, or a line that is not a case, by its number.
     """
-    bundled = _directory() / f"{source}.jsonl"
-    path = bundled if str(source) in case_sets() else Path(source)
-    if not os.path.isfile(path):
-        names = list(case_sets())
+    names = list(case_sets())
+    path = BUNDLED / f"{source}.jsonl" if str(source) in names else Path(source)
+    if not path.is_file():
         raise InputError(
             f"{str(source)!r} is neither a file of cases nor one of the bundled sets "
             f"{', '.join(names)}.{suggest(str(source), names)}"
@@ -92,14 +89,9 @@ def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
 
 
 def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the texts of each line of a file of cases, by the line's place for messages.
-
-    Raises:
-        InputError: the file cannot be read, has no lines, or one that is no JSON object of these
-            keys, each with some text.
-    """
+    """Return the texts of each line of a file of cases, by the line's name in messages."""
     rows: dict[str, dict[str, str]] = {}
-    # Texts may hold other ends of lines, such as U+2028.
+    # Texts may hold other line ends, such as U+2028.
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             place = f"{path}, line {number}"
@@ -111,42 +103,6 @@ def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
     return rows
 
 
-def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: bool = False) -> Probe:
-    """Return a case in tokens: context and target are encoded together, then taken apart.
-
-    Args:
-        tokenizer: the model's.
-        case: the case.
-        first_token: measure the first token of a target that is several.
-
-    Raises:
-        InputError: the target is several tokens, or the context's tokens are others when the
-            target follows.
-    """
-    context, target = case.context.rstrip(), case.target.strip()
-    before, whole = _encoded(tokenizer, context), _encoded(tokenizer, f"{context} {target}")
-    ids = whole[len(before) :]
-    if not before or whole[: len(before)] != before or not ids:
-        raise InputError(
-            f"the target {target!r} changes the tokens of the context {_end(context)!r} before it, "
-            "so it has no probability after it: move words between the two."
-        )
-    if len(ids) > 1 and not first_token:
-        tokens = ", ".join(map(repr, _tokens(tokenizer, ids)))
-        raise InputError(
-            f"the target {target!r} after {_end(context)!r} is {len(ids)} tokens, {tokens}: "
-            f"expected one.{_in_lower_case(tokenizer, context, target, before)} Choose another "
-            "target, or measure the first of them alone (first_token, --first-token)."
-        )
-    first = _tokens(tokenizer, ids)[0].strip() or "␣" if len(ids) > 1 else None
-    return Probe(case.concept, context, target, tuple(before), ids[0], first=first)
-
-
-def words_of(cases: Iterable[Case]) -> tuple[str, ...]:
-    """Return the targets of cases, each once."""
-    return tuple(dict.fromkeys(case.target.strip() for case in cases))
-
-
 def _row(line: str, place: str, keys: Sequence[str]) -> dict[str, str]:
     try:
         value: Any = json.loads(line)
@@ -154,41 +110,58 @@ def _row(line: str, place: str, keys: Sequence[str]) -> dict[str, str]:
         raise InputError(f"{place}: not a JSON object ({error}).") from error
     if not isinstance(value, dict):
         raise InputError(f"{place}: a {type(value).__name__}, expected a JSON object.")
-    for key in keys:
-        if key not in value:
-            raise InputError(
-                f"{place}: there is no {key!r}; expected {', '.join(keys)} and nothing else, "
-                f"found {', '.join(value) or 'nothing'}."
-            )
-        if not isinstance(value[key], str) or not value[key].strip():
-            raise InputError(f"{place}: {key!r} is {value[key]!r}, expected some text.")
-        check_text(f"{place}: {key!r}", value[key])
-    for key in value:
+    if missing := [key for key in keys if key not in value]:
+        raise InputError(
+            f"{place}: there is no {missing[0]!r}; expected {', '.join(keys)} and nothing else, "
+            f"found {', '.join(value) or 'nothing'}."
+        )
+    for key, text in value.items():
         if key not in keys:
             raise InputError(f"{place}: {key!r} is not one of {', '.join(keys)}.")
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{place}: {key!r} is {text!r}, expected some text.")
+        check_text(f"{place}: {key!r}", text)
     return value
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return encode_text(tokenizer, text, end=False)
+def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: bool = False) -> Probe:
+    """Return a case as tokens: context and target are encoded together, then taken apart.
+
+    Args:
+        tokenizer: the model's.
+        case: the case.
+        first_token: measure the first token of a target of several.
+
+    Raises:
+        InputError: the target is several tokens, or changes the context's tokens.
+    """
+
+    def encoded(text: str) -> list[int]:
+        return encode_text(tokenizer, text, end=False)
+
+    context, target = case.context.rstrip(), case.target.strip()
+    end = context if len(context) <= 30 else f"…{context[-30:]}"
+    before, whole = encoded(context), encoded(f"{context} {target}")
+    ids = whole[len(before) :]
+    if not before or whole[: len(before)] != before or not ids:
+        raise InputError(
+            f"the target {target!r} changes the tokens of the context {end!r} before it, "
+            "so it has no probability after it: move words between the two."
+        )
+    tokens = [piece.label for piece in pieces_of(tokenizer, ids)]
+    if len(ids) > 1 and not first_token:
+        lower, hint = target.lower(), ""
+        if lower != target and len(encoded(f"{context} {lower}")) == len(before) + 1:
+            hint = f" In lower case, {lower!r}, it is one."
+        raise InputError(
+            f"the target {target!r} after {end!r} is {len(ids)} tokens, "
+            f"{', '.join(map(repr, tokens))}: expected one.{hint} Choose another "
+            "target, or measure the first of them alone (first_token, --first-token)."
+        )
+    first = tokens[0].strip() or "␣" if len(ids) > 1 else None
+    return Probe(case.concept, context, target, tuple(before), ids[0], first=first)
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    return [piece.label for piece in pieces_of(tokenizer, ids)]
-
-
-def _in_lower_case(
-    tokenizer: PreTrainedTokenizerBase, context: str, target: str, before: list[int]
-) -> str:
-    lower = target.lower()
-    if lower == target or len(_encoded(tokenizer, f"{context} {lower}")) != len(before) + 1:
-        return ""
-    return f" In lower case, {lower!r}, it is one."
-
-
-def _end(context: str) -> str:
-    return context if len(context) <= 30 else f"…{context[-30:]}"
-
-
-def _directory() -> Path:
-    return Path(str(files("prismlm.instruments.channels"))) / "cases"
+def words_of(cases: Iterable[Case]) -> tuple[str, ...]:
+    """Return the targets of cases, each once."""
+    return tuple(dict.fromkeys(case.target.strip() for case in cases))

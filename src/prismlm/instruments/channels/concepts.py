@@ -1,24 +1,27 @@
-"""Channels of concepts, by what writes into a channel.
+"""Channels of concepts, found by what writes into a channel.
 
 A channel stands for words where it is written at them more than elsewhere:
 
     d_k = (mean write gate at the words − mean write gate) / standard deviation of the write gate
 
-over positions of a corpus; at a word of several tokens the last counts, where the word is known.
+over positions of a corpus; of a word of several tokens the last counts.
 
 Source: ProtoT, §5.1 and A.3.1, where concepts are read off the sequences that write most, by eye.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
+from prismlm.corpus.encode import encode_text
+from prismlm.corpus.pieces import decode_token
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError, check_whole
@@ -30,13 +33,10 @@ from prismlm.instruments.channels.effects import (
     check_controls,
     effects_on,
 )
-from prismlm.instruments.channels.token_gates import (
-    TokenGates,
-    WordForms,
-    token_gates,
-    whole_words,
-)
+from prismlm.instruments.reading import gates_along
 from prismlm.instruments.results import Row, Table, as_json
+from prismlm.labels.vocabulary import Vocabulary
+from prismlm.models.decoders.mixers import mixers_of
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -44,8 +44,175 @@ if TYPE_CHECKING:
 
     from prismlm.corpus.store import Corpus
 
-# Among how many words of like frequency a stand-in is drawn.
 NEIGHBOURS = 50
+"""A control word is drawn among so many words of like frequency."""
+EMERGES = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class WordForms:
+    """The tokens of words after a space, in their own spelling and capitalised.
+
+    Attributes:
+        forms: of each word, token sequences of any length.
+        continues: which tokens continue a word.
+    """
+
+    forms: Mapping[str, tuple[tuple[int, ...], ...]]
+    continues: Bool[Tensor, " V"]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, words: Iterable[str]) -> WordForms:
+        """Look up words; a form that two of them share is the first one's, so it counts once.
+
+        A word all of whose forms are others', as "Women" after "women", is left out.
+        """
+        found: dict[str, tuple[tuple[int, ...], ...]] = {}
+        taken: set[tuple[int, ...]] = set()
+        for word in words:
+            bare = word.strip()
+            spellings = dict.fromkeys((bare, bare[:1].upper() + bare[1:]))
+            encoded = [_after_a_space(tokenizer, spelling) for spelling in spellings]
+            forms = tuple(dict.fromkeys(ids for ids in encoded if ids))
+            if not bare or not forms:
+                raise InputError(f"{word!r} is no word: the tokenizer makes no token of it.")
+            if own := tuple(form for form in forms if form not in taken):
+                found[bare] = own
+                taken.update(own)
+        if not found:
+            raise InputError("there are no words to look for: give at least one.")
+        return cls(found, continuing(tokenizer))
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """Every token of every form."""
+        return frozenset(t for forms in self.forms.values() for form in forms for t in form)
+
+    def ends(self, ids: Int64[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> dict[str, Tensor]:
+        """Return where each word ends, bool [B, T]; "girl" is not in "girls"."""
+        following = torch.zeros_like(mask)
+        following[:, :-1] = self.continues[ids[:, 1:]] & mask[:, 1:]
+        return {
+            word: sum((_ends_of(form, ids, mask) for form in forms), torch.zeros_like(mask))
+            & ~following
+            for word, forms in self.forms.items()
+        }
+
+
+def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, ...]:
+    """Return the tokens of a word after a space, which some tokenizers add by themselves."""
+    alone, after = (
+        tuple(encode_text(tokenizer, text, start=False, end=False)) for text in (word, f" {word}")
+    )
+    return alone if alone and decode_token(tokenizer, alone[0])[:1] == " " else after
+
+
+def _ends_of(form: tuple[int, ...], ids: Tensor, mask: Tensor) -> Tensor:
+    hits, width = torch.zeros_like(mask), ids.shape[1] - len(form) + 1
+    if width > 0:
+        match = mask[:, len(form) - 1 :].clone()
+        for offset, token in enumerate(form):
+            match &= ids[:, offset : offset + width] == token
+        hits[:, len(form) - 1 :] = match
+    return hits
+
+
+def continuing(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
+    """Return which tokens continue a word: those whose text begins with a letter or a digit."""
+    texts = Vocabulary(tokenizer, len(tokenizer)).texts
+    return torch.tensor([text[:1].isalnum() for text in texts])
+
+
+def whole_words(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
+    """Return which tokens are a space and then letters alone, at least three."""
+    texts = Vocabulary(tokenizer, len(tokenizer)).texts
+    return torch.tensor([t[:1] == " " and len(t) > 3 and t[1:].isalpha() for t in texts])
+
+
+@dataclass(eq=False)
+class WordSums:
+    """Of one word: its occurrences, and Σ write at their last tokens, of each layer."""
+
+    count: int
+    sums: tuple[Float64[Tensor, " R"], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGates:
+    """Write gates by token.
+
+    Attributes:
+        count: how often each token was read.
+        sums: Σ write over the positions of each token, of each layer.
+        squares: Σ write² over all positions, of each layer.
+        words: those that were looked for.
+    """
+
+    count: Int64[Tensor, " V"]
+    sums: tuple[Float64[Tensor, "V R"], ...]
+    squares: tuple[Float64[Tensor, " R"], ...]
+    words: dict[str, WordSums]
+
+    @property
+    def positions(self) -> int:
+        """How many tokens were read."""
+        return int(self.count.sum())
+
+    def mean(self, layer: int) -> Float64[Tensor, " R"]:
+        """Return each channel's mean write gate."""
+        return self.sums[layer].sum(0) / self.positions
+
+    def deviation(self, layer: int) -> Float64[Tensor, " R"]:
+        """Return the standard deviation of each channel's write gate over positions."""
+        variance = self.squares[layer] / self.positions - self.mean(layer).square()
+        return variance.clamp(min=0).sqrt()
+
+    def difference(
+        self, layer: int, sums: Float64[Tensor, "... R"], count: int | Tensor
+    ) -> Float64[Tensor, "... R"]:
+        """Return d of each channel from Σ write over ``count`` positions; 0 of a constant gate."""
+        deviation = self.deviation(layer)
+        shift = sums / count - self.mean(layer)
+        return torch.where(deviation > 1e-12, shift / deviation.clamp(min=1e-12), 0.0)
+
+    def at_words(self, layer: int) -> tuple[Float64[Tensor, " R"], int]:
+        """Return Σ write over the occurrences of all words, and their number."""
+        sums = sum((word.sums[layer] for word in self.words.values()), torch.zeros(()))
+        return sums, sum(word.count for word in self.words.values())
+
+
+def token_gates(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    words: WordForms | None = None,
+    *,
+    progress: Reporter = SILENT,
+) -> TokenGates:
+    """Sum write gates over a corpus; memory is 8·V·R bytes a layer, whatever its size."""
+    channels = [mixer.channels for mixer in mixers_of(model)]
+    size: int = model.config.vocab_size
+
+    def zeros(*shape: int) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(*shape, r, dtype=torch.float64) for r in channels)
+
+    forms = {} if words is None else words.forms
+    by_word = {word: WordSums(0, zeros()) for word in forms}
+    gates = TokenGates(torch.zeros(size, dtype=torch.int64), zeros(size), zeros(), by_word)
+    reading = {"title": "Reading write gates", "total": sequences.tokens, "progress": progress}
+    for batch, read in gates_along(model, sequences.batches(), **reading):
+        layers = [read[layer].write[batch.owned].double() for layer in range(len(channels))]
+        tokens = batch.input_ids[batch.owned]
+        gates.count.index_add_(0, tokens, torch.ones_like(tokens))
+        for layer, write in enumerate(layers):
+            gates.sums[layer].index_add_(0, tokens, write)
+            gates.squares[layer].add_(write.square().sum(0))
+        ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
+        for word, hits in ends.items():
+            here, own = hits[batch.owned], by_word[word]
+            own.count += int(here.sum())
+            for sums, write in zip(own.sums, layers, strict=True):
+                sums.add_(write[here].sum(0))
+    return gates
 
 
 def find_channels(
@@ -72,8 +239,7 @@ def find_channels(
     """
     listed = list(words)
     texts = words_of(w for w in listed if isinstance(w, Case))
-    texts += tuple(w for w in listed if isinstance(w, str))
-    forms = WordForms.of(tokenizer, texts)
+    forms = WordForms.of(tokenizer, (*texts, *(w for w in listed if isinstance(w, str))))
     gates = token_gates(model, sequences, forms, progress=progress)
     return rank_channels(gates, tokenizer, forms, **settings)
 
@@ -94,80 +260,57 @@ def rank_channels(
         gates: with sums at the words.
         tokenizer: of the model.
         forms: the words.
-        least: occurrences of all words together below which nothing is said.
+        least: the fewest occurrences of all words together.
         kept: channels ranked.
         shuffles: of the control, for which words are drawn from whole-word tokens.
         seed: of the control.
 
     Returns:
-        Rows of the best channels: ``layer`` and ``channel``; ``difference`` d; mean write gate
-        ``at_words``, and over all, ``mean``. Facts: ``words`` with their occurrences; ``positions``
-        read; ``difference`` of every channel, layer by layer; mean and deviation of d over all
-        channels but the best, ``others_mean`` and ``others_deviation``, and of the best d when
-        every word is replaced by a random word of like frequency, ``shuffled_mean`` and
-        ``shuffled_deviation``; ``p``, the share of shuffles whose best d is at least as large, the
-        unshuffled counted among them.
-
-    Raises:
-        InputError: as :func:`find_channels`.
+        Rows of the best channels: ``layer``, ``channel``, ``difference`` d, and the mean write gate
+        ``at_words`` and over all, ``mean``. Facts: ``words`` with their occurrences; ``positions``
+        read; ``difference`` of every channel, by layer; mean and deviation of d over all channels
+        but the best, ``others_mean`` and ``others_deviation``, and of the best d when every word is
+        replaced by a random word of like frequency, ``shuffled_mean`` and ``shuffled_deviation``;
+        ``p``, the share of shuffles and the original whose best d is at least as large.
     """
+    check_whole("the number of channels kept", kept, 1)
+    check_whole("the number of occurrences of words", least, 1)
+    check_whole("the number of shuffles", shuffles, 1)
     counts = {word: gates.words[word].count for word in forms.forms}
-    count = sum(counts.values())
-    _check_counts(counts, gates.positions, least, kept, shuffles)
-    layers = range(len(gates.sums))
-    sums = [sum((gates.words[w].sums[i] for w in counts), torch.zeros(())) for i in layers]
-    difference = tuple(gates.difference(i, sums[i], count) for i in layers)
-    scores = _sorted_scores(gates, difference, [x / count for x in sums])
-    others = torch.cat(difference).sort(descending=True).values[1:]
-    null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
-    at_least = int((null >= scores[0]["difference"]).sum())
-    return Table(
-        "Channels that are written most at the words",
-        {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"},
-        tuple(scores[:kept]),
-        {
-            "words": counts,
-            "positions": gates.positions,
-            "difference": [layer.tolist() for layer in difference],
-            "others_mean": float(others.mean()),
-            "others_deviation": float(others.std()),
-            "shuffled_mean": float(null.mean()),
-            "shuffled_deviation": float(null.std()),
-            "p": (1 + at_least) / (1 + shuffles),
-            "shuffles": shuffles,
-        },
-    )
-
-
-def _sorted_scores(
-    gates: TokenGates, difference: Sequence[Tensor], at_words: Sequence[Tensor]
-) -> list[Row]:
-    """Return a row for every channel, the largest difference first."""
+    if (count := sum(counts.values())) < least:
+        raise InputError(
+            f"{', '.join(counts)} occur {count} times in {gates.positions:,} tokens: expected at "
+            f"least {least}. Read more text, or give other words."
+        )
+    sums = [gates.at_words(layer)[0] for layer in range(len(gates.sums))]
+    difference = [gates.difference(layer, own, count) for layer, own in enumerate(sums)]
     rows: list[Row] = [
         {
             "layer": i,
             "channel": k,
             "difference": d,
-            "at_words": float(at_words[i][k]),
+            "at_words": float(sums[i][k] / count),
             "mean": float(gates.mean(i)[k]),
         }
         for i, layer in enumerate(difference)
         for k, d in enumerate(layer.tolist())
     ]
-    return sorted(rows, key=lambda row: (-row["difference"], row["layer"], row["channel"]))
-
-
-def _check_counts(
-    counts: dict[str, int], positions: int, least: int, kept: int, shuffles: int
-) -> None:
-    check_whole("the number of channels kept", kept, 1)
-    check_whole("the number of occurrences of words", least, 1)
-    check_whole("the number of shuffles", shuffles, 1)
-    if (count := sum(counts.values())) < least:
-        raise InputError(
-            f"{', '.join(counts)} occur {count} times in {positions:,} tokens: expected at "
-            f"least {least}. Read more text, or give other words."
-        )
+    rows.sort(key=lambda row: (-row["difference"], row["layer"], row["channel"]))
+    others = torch.tensor([row["difference"] for row in rows[1:]], dtype=torch.float64)
+    null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
+    columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
+    facts = {
+        "words": counts,
+        "positions": gates.positions,
+        "difference": [layer.tolist() for layer in difference],
+        "others_mean": float(others.mean()),
+        "others_deviation": float(others.std()),
+        "shuffled_mean": float(null.mean()),
+        "shuffled_deviation": float(null.std()),
+        "p": (1 + int((null >= rows[0]["difference"]).sum())) / (1 + shuffles),
+        "shuffles": shuffles,
+    }
+    return Table("Channels that are written most at the words", columns, tuple(rows[:kept]), facts)
 
 
 def _shuffled(
@@ -202,12 +345,9 @@ def _shuffled(
     return torch.stack(best).amax(0)
 
 
-EMERGES = 0.05
-
-
 @dataclass(frozen=True, eq=False)
 class ConceptInModel:
-    """What was found of a concept in one model.
+    """A concept in one model.
 
     Attributes:
         name: of the model.
@@ -231,16 +371,10 @@ class ConceptInModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
-        return as_json(
-            {
-                "model": self.name,
-                "found": None if self.found is None else self.found.to_dict(),
-                "emerges": self.emerges,
-                "heldout_difference": self.heldout_difference,
-                "heldout_count": self.heldout_count,
-                "table": self.table.to_dict(),
-            }
-        )
+        found = self.found and self.found.to_dict()
+        value = {"model": self.name, "found": found, "emerges": self.emerges}
+        value |= {name: getattr(self, name) for name in ("heldout_difference", "heldout_count")}
+        return as_json(value | {"table": self.table.to_dict()})
 
 
 def concept_in_model(
@@ -258,9 +392,7 @@ def concept_in_model(
     """Intervene on the channels given, or on the one that writes most at the cases' targets.
 
     The channel is found in one split of a corpus and checked in the other. Done for several models
-    this asks whether a channel for the concept emerges in each.
-
-    Source: ProtoT, A.3.2.
+    this asks whether a channel for the concept emerges in each. Source: ProtoT, A.3.2.
 
     Args:
         model: with prototype mixers, in evaluation mode.
@@ -283,18 +415,17 @@ def concept_in_model(
     probes = [probe_of(tokenizer, case, first_token=by.first_token) for case in cases]
     found, difference, count = None, None, 0
     if not channels and corpus is not None:
-        # Said before a corpus is read, not after.
+        # Before a corpus is read, not after.
         check_controls(model, by)
         check_tokenizer_of(corpus, tokenizer, name)
         train = Sequences(corpus, "train", max_tokens=max_tokens)
         found = find_channels(model, tokenizer, cases, train, progress=progress)
-        channels = ((found.rows[0]["layer"], found.rows[0]["channel"]),)
+        layer, channel = found.rows[0]["layer"], found.rows[0]["channel"]
+        channels = ((layer, channel),)
         heldout = Sequences(corpus, "heldout", max_tokens=max_tokens)
         gates = token_gates(model, heldout, WordForms.of(tokenizer, words_of(cases)))
-        count = sum(word.count for word in gates.words.values())
+        sums, count = gates.at_words(layer)
         if count:
-            layer, channel = channels[0]
-            sums = sum((word.sums[layer] for word in gates.words.values()), torch.zeros(()))
             difference = float(gates.difference(layer, sums, count)[channel])
     table = effects_on(model, probes, channels, by, progress=progress)
     return ConceptInModel(name, found, difference, count, table)

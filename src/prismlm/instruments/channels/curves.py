@@ -1,4 +1,4 @@
-"""What single positions write into channels, keep there and read, for one text."""
+"""What single positions write into channels, keep there and read, along one text."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LayerCurves:
-    """Gates and memory of one layer over T positions; R channels; on the CPU.
+    """Gates and memory of one layer over T positions and R channels; on the CPU.
 
     Attributes:
         layer: from 0.
-        write: the write gate, float32.
-        read: the read gate, float32.
+        write, read: the gates, float32.
         mass: M_ik = Σ_{j<i} β_k^(i−j) write_jk, what position i finds in channel k; float64.
         decay: β_k, or β_jk where decays depend on the token; float32.
     """
@@ -48,11 +47,7 @@ class LayerCurves:
 
     @property
     def half_life(self) -> Float[Tensor, " R"]:
-        """−ln 2 / ln β_k, in positions; float64.
-
-        With decays by token, ln β_k is the mean of ln β_jk over the text: after so many of its
-        positions half is left.
-        """
+        """−ln 2 / ln β_k in positions, float64; with decays by token of the text's mean ln β."""
         if self.decay.ndim == 1:
             return half_life(self.decay)
         return half_life(self.decay.double().log().mean(0).exp())
@@ -62,17 +57,13 @@ class LayerCurves:
 
             weight_ij = β_k^(i−j) write_jk / M_ik  for j < i, else 0
 
-        With decays by token, β_k^(i−j) is β_jk ⋯ β_(i−1)k.
-
-        Rows sum to 1, but for those of an empty channel (M below 1e-30), which are 0. A convolution
-        on the values comes before: j's value then holds some of the values before j.
-
-        Raises:
-            InputError: there is no such channel.
+        With decays by token, β_k^(i−j) is β_jk ⋯ β_(i−1)k. Rows sum to 1, but for those of an empty
+        channel (M below 1e-30), which are 0. With a convolution on the values, j's value also holds
+        some of the values before it.
         """
         check_channel(self.write.shape[1], self.layer, channel)
         mass = self.mass[:, channel, None]
-        # Σ ln β before each position: its differences are the logarithms of what is left.
+        # Σ ln β before each position: differences are the logarithms of what remains.
         logs = self.decay[..., channel].double().log().expand(len(self.write))
         before = logs.cumsum(0) - logs
         past = torch.ones_like(mass @ mass.T, dtype=torch.bool).tril(-1) & (mass >= EMPTY_BELOW)
@@ -82,13 +73,7 @@ class LayerCurves:
 
 @dataclass(frozen=True)
 class WordedCurves:
-    """A text with what its positions write and read.
-
-    Attributes:
-        text: its words and tokens.
-        token_ids: of its tokens.
-        curves: of the layers asked for.
-    """
+    """A text as words and tokens, with the curves of each layer that was asked for."""
 
     text: WordedText
     token_ids: tuple[int, ...]
@@ -109,11 +94,7 @@ def discounted_mass(
 def read_channels(
     model: PreTrainedModel, input_ids: Int64[Tensor, " T"], layers: Iterable[int] | None = None
 ) -> tuple[LayerCurves, ...]:
-    """Return gates and memory of one sequence, in the layers asked for or in all.
-
-    Interventions that hold are seen in the gates.
-
-    Source: ProtoT, §5.1 and Fig. 3.
+    """Return gates and memory of one sequence (ProtoT, §5.1 and Fig. 3), interventions included.
 
     Raises:
         InputError: no prototype mixer, an unknown layer, or not one sequence of tokens.
@@ -134,15 +115,15 @@ def read_channels(
 
 @contextmanager
 def decays_seen(mixers: Iterable[PrototypeMixer]) -> Iterator[dict[nn.Module, Tensor]]:
-    """Yield where this thread's pass leaves each mixer's decays: [R], or [B, T, R] by token."""
-    found: dict[nn.Module, Tensor] = {}
+    """Yield a mapping that passes of the block fill: each mixer's decays, [R] or [B, T, R]."""
+    decays: dict[nn.Module, Tensor] = {}
 
     def note(mixer: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         assert isinstance(mixer, PrototypeMixer)
-        found[mixer] = mixer.decay_of(args[0]).detach()
+        decays[mixer] = mixer.decay_of(args[0]).detach()
 
     with watch(Hook(mixer, before=note) for mixer in mixers):
-        yield found
+        yield decays
 
 
 def read_text(
@@ -151,11 +132,7 @@ def read_text(
     text: str,
     layers: Iterable[int] | None = None,
 ) -> WordedCurves:
-    """Return the curves of a text, as :func:`read_channels`, with its words and tokens.
-
-    Raises:
-        InputError: as :func:`encode` and :func:`read_channels`.
-    """
+    """Return :func:`read_channels` of a text, with its words and tokens."""
     ids, spans = encode(tokenizer, text)
     curves = read_channels(model, torch.tensor(ids, device=model.device), layers)
     return WordedCurves(worded(text, spans), tuple(ids), curves)

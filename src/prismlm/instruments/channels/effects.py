@@ -1,4 +1,4 @@
-"""What interventions on channels do to the probability of words, beside control channels.
+"""What interventions on channels do to the probability of words, with control channels.
 
 Source: ProtoT, A.3, Tables 6 to 9. The source picks its control by hand and has no test; here
 controls are drawn, a channel is compared with all of them, and tests are exact.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,12 +19,12 @@ import torch
 from jaxtyping import Float64
 from scipy import stats
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.instruments.channels.case_files import Probe
+from prismlm.instruments.reading import of_one_length
 from prismlm.instruments.results import Row, Table, as_json
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
 from prismlm.models.seam import run_decoder
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Channel = tuple[int, int]
+"""Layer and channel."""
 By = Literal["relative", "points"]
 ControlFrom = Literal["layer", "model"]
 RANDOM = "reinitialise"
@@ -46,15 +47,18 @@ BUILD: dict[str, Callable[[int, int, int], Intervention]] = {
     "mask_read_renormalised": lambda layer, channel, _: MaskRead(layer, channel, True),
 }
 INTERVENTIONS = tuple(BUILD)
-SHORT = {
-    RANDOM: "random",
-    "mask_write": "write",
-    "mask_read": "read",
-    "mask_write_renormalised": "write −∞",
-    "mask_read_renormalised": "read −∞",
-}
+SHORT = dict(zip(INTERVENTIONS, ("random", "write", "read", "write −∞", "read −∞"), strict=True))
 SIGNIFICANT = 0.05
+TOKENS_PER_BATCH = 4096
+LOGIT_ROWS = 64
 CASE = ("concept", "context", "target", "measured")
+_SCHEMA = pa.schema(
+    [(name, pa.string()) for name in CASE]
+    + [(name, pa.int64()) for name in ("layer", "channel")]
+    + [("intervention", pa.string())]
+    + [(n, pa.float64()) for n in ("baseline", "probability", "relative", "points", "deviation")]
+    + [(name, pa.int64()) for name in ("control_of_layer", "control_of_channel")]
+)
 
 
 @dataclass(frozen=True)
@@ -62,16 +66,13 @@ class TableOptions:
     """How a table is measured.
 
     Attributes:
-        controls: how many channels to draw beside each one, without those that are measured.
+        controls: channels drawn for each one, none of them measured itself.
         control_from: the same ``"layer"``, or the whole ``"model"``.
         interventions: names, of :data:`INTERVENTIONS`.
         reinitialisations: random prototypes drawn for each channel.
         minimum_probability: cases with less without an intervention are left out, and counted.
-        first_token: measure the first token of a target that is several.
+        first_token: measure the first token of a target of several.
         seed: of controls and random prototypes.
-
-    Raises:
-        InputError: settings that no table can be measured by.
     """
 
     controls: int = 5
@@ -94,12 +95,7 @@ class TableOptions:
 
 
 class Measured(NamedTuple):
-    """Probabilities with an intervention; n cases.
-
-    Attributes:
-        probability: their mean over random prototypes.
-        deviation: their standard deviation over these, or None with one.
-    """
+    """Probabilities [n] with an intervention: mean and, of several, deviation over prototypes."""
 
     probability: Float64[Tensor, " n"]
     deviation: Float64[Tensor, " n"] | None
@@ -128,11 +124,7 @@ class EffectTable:
     options: TableOptions
 
     def changes(self, place: Channel, intervention: str, by: By = "relative") -> list[float]:
-        """Return the change of every case, in % or in percentage points.
-
-        Raises:
-            InputError: it was not measured, or another unit.
-        """
+        """Return the change of every case, in % or in percentage points."""
         check_choice("the unit of a change", by, ("relative", "points"))
         if (place, intervention) not in self.measured:
             raise InputError(
@@ -144,101 +136,28 @@ class EffectTable:
     def rows(self) -> list[Row]:
         """Return every cell, a control once for each channel that it is drawn for.
 
-        Its keys are ``concept``, ``context`` and ``target`` of the case; ``measured``, the text
-        whose probability this is: the target, or its first token; ``layer`` and ``channel`` that
-        were intervened on; ``control_of``, the channel that it is a control of, or None;
-        ``intervention``; ``baseline`` p and ``probability`` p′; ``relative`` 100 (p′ / p − 1), %;
-        ``points`` 100 (p′ − p); and ``deviation`` of p′ over random prototypes, or None.
+        Keys: ``concept``, ``context`` and ``target`` of the case; ``measured``, the text whose
+        probability this is; ``layer`` and ``channel`` that were intervened on; ``control_of``, the
+        channel that it is a control of, or None; ``intervention``; ``baseline`` p and
+        ``probability`` p′; ``relative`` 100 (p′ / p − 1), %; ``points`` 100 (p′ − p); and
+        ``deviation`` of p′ over random prototypes, or None.
         """
-        rows: list[Row] = []
-        for chosen in self.channels:
-            for place in (chosen, *self.controls[chosen]):
-                for name in self.options.interventions:
-                    rows += self._cells(place, name, None if place == chosen else chosen)
-        return rows
-
-    def summary(self) -> Table:
-        """Return what each channel and intervention come to over all cases, beside controls.
-
-        Rows have the ``median_relative`` change, %, and the ends ``low`` and ``high`` of an
-        interval that holds it with 95 % confidence if cases are independent, or None;
-        ``median_points``, percentage points; ``lowered``, the share of cases whose probability
-        fell; ``median_size``, of |relative change|; ``control_sizes``, the same of every control,
-        and the ``largest_control``; the ``rank`` of the channel among these, 1 the largest, ties
-        against it.
-
-        ``p_size``: over cases, that |relative change| is larger than the controls': in each case
-        the channel is ranked among its controls, and the sum of ranks is compared with that of
-        ranks by chance (:func:`rank_sum_p`), one side, exact. It says whether the difference holds
-        over cases; whether it holds over channels is the rank's to say, which chance makes 1 in one
-        of N + 1 tables. ``p_lowered``: likewise, that the probability falls more.
-        ``beats_controls``: rank 1 with p_size below 0.05.
-        """
-        rows = [
-            self._summary(place, name)
-            for place in self.channels
+        return [
+            row
+            for chosen in self.channels
+            for place in (chosen, *self.controls[chosen])
             for name in self.options.interventions
+            for row in self._cells(place, name, None if place == chosen else chosen)
         ]
-        facts = {
-            "cases": len(self.probes),
-            "left_out": len(self.left_out),
-            **asdict(self.options),
-        }
-        return Table(
-            "Relative change of the probability, %",
-            {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
-             "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",
-             "rank": "", "p_size": ".3g"},
-            tuple(rows),
-            facts,
-        )  # fmt: skip
-
-    def cases(self, place: Channel, by: By = "relative") -> Table:
-        """Return the change of every case on one channel, a column for each intervention."""
-        names = self.options.interventions
-        columns = {name: self.changes(place, name, by) for name in names}
-        rows = [
-            {"context": probe.context, "target": probe.label, "base": float(self.baseline[i])}
-            | {SHORT[name]: columns[name][i] for name in names}
-            for i, probe in enumerate(self.probes)
-        ]
-        unit = "%" if by == "relative" else "percentage points"
-        return Table(
-            f"{channel_name(place)}: change in {unit}",
-            {"context": "", "target": "", "base": ".2%"} | {SHORT[name]: "+.2f" for name in names},
-            tuple(rows),
-            {"controls": [channel_name(control) for control in self.controls[place]]},
-        )
-
-    def to_dict(self) -> Row:
-        """Return settings, channels, summaries and every cell, for JSON."""
-        summary = self.summary()
-        return as_json(
-            summary.facts
-            | {
-                "channels": self.channels,
-                "controls": [self.controls[place] for place in self.channels],
-                "summaries": summary.rows,
-                "rows": self.rows(),
-            }
-        )
-
-    def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write the cells, one row each; ``control_of`` is two columns, null where it is none."""
-        rows = self.rows()
-        for row in rows:
-            row["control_of_layer"], row["control_of_channel"] = row["control_of"] or (None, None)
-        write_table(path, pa.Table.from_pylist(rows, schema=_SCHEMA))
 
     def _cells(self, place: Channel, name: str, control_of: Channel | None) -> list[Row]:
-        layer, channel = place
         probability, deviation = self.measured[place, name]
         relative, points = (self.changes(place, name, by) for by in ("relative", "points"))
         return [
             {
                 **{key: getattr(probe, key) for key in CASE},
-                "layer": layer,
-                "channel": channel,
+                "layer": place[0],
+                "channel": place[1],
                 "control_of": control_of,
                 "intervention": name,
                 "baseline": float(self.baseline[i]),
@@ -250,43 +169,86 @@ class EffectTable:
             for i, probe in enumerate(self.probes)
         ]
 
+    def summary(self) -> Table:
+        """Return what each channel and intervention come to over all cases, beside controls.
+
+        Rows have the ``median_relative`` change, %, with a 95 % interval from ``low`` to ``high``
+        if cases are independent; ``median_points``; ``lowered``, the share of cases whose
+        probability fell; ``median_size``, of |relative change|; ``control_sizes``, the same of
+        every control, and the ``largest_control``; the channel's ``rank`` among these, 1 the
+        largest, ties against it.
+
+        ``p_size``, one-sided and exact: in each case the channel's |relative change| is ranked
+        among its controls', and the sum of ranks compared with that of ranks by chance
+        (:func:`rank_sum_p`). It says whether the difference holds over cases; whether it holds over
+        channels is the rank's to say, which is 1 by chance in one of N + 1 tables. ``p_lowered``:
+        likewise, that the probability falls more. ``beats_controls``: rank 1 and p_size < 0.05.
+        """
+        rows = tuple(
+            self._summary(place, name)
+            for place in self.channels
+            for name in self.options.interventions
+        )
+        facts = {"cases": len(self.probes), "left_out": len(self.left_out)} | asdict(self.options)
+        columns = {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
+                   "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",
+                   "rank": "", "p_size": ".3g"}  # fmt: skip
+        return Table("Relative change of the probability, %", columns, rows, facts)
+
     def _summary(self, place: Channel, name: str) -> Row:
-        own = self.changes(place, name)
-        others = [self.changes(control, name) for control in self.controls[place]]
-        sizes = [[abs(x) for x in row] for row in (own, *others)]
-        median, *controls = (statistics.median(row) for row in sizes)
-        columns = list(zip(*others, strict=True))
-        pairs = list(zip(own, columns, strict=True))
-        by_size = [rank_among(abs(x), [abs(y) for y in c]) for x, c in pairs]
-        by_fall = [rank_among(-x, [-y for y in c]) for x, c in pairs]
-        low, high = median_interval(own) or (None, None)
+        changes = np.array([self.changes(p, name) for p in (place, *self.controls[place])])
+        own, others = changes[0], changes[1:]
+        median, *controls = np.median(abs(changes), axis=1).tolist()
+        by_size = [rank_among(abs(x), abs(c).tolist()) for x, c in zip(own, others.T, strict=True)]
+        by_fall = [rank_among(-x, (-c).tolist()) for x, c in zip(own, others.T, strict=True)]
+        low, high = median_interval(own.tolist()) or (None, None)
+        rank, p_size = 1 + sum(c >= median for c in controls), rank_sum_p(by_size, len(others))
         return {
             "layer": place[0],
             "channel": place[1],
             "intervention": name,
             "cases": len(own),
-            "median_relative": statistics.median(own),
+            "median_relative": statistics.median(own.tolist()),
             "low": low,
             "high": high,
             "median_points": statistics.median(self.changes(place, name, "points")),
-            "lowered": sum(x < 0 for x in own) / len(own),
+            "lowered": float((own < 0).mean()),
             "median_size": median,
             "control_sizes": controls,
             "largest_control": max(controls),
-            "rank": (rank := 1 + sum(control >= median for control in controls)),
-            "p_size": (p_size := rank_sum_p(by_size, len(others))),
+            "rank": rank,
+            "p_size": p_size,
             "p_lowered": rank_sum_p(by_fall, len(others)),
             "beats_controls": rank == 1 and p_size < SIGNIFICANT,
         }
 
+    def cases(self, place: Channel, by: By = "relative") -> Table:
+        """Return the change of every case on one channel, a column for each intervention."""
+        names = {SHORT[name]: name for name in self.options.interventions}
+        changes = {short: self.changes(place, name, by) for short, name in names.items()}
+        rows = tuple(
+            {"context": probe.context, "target": probe.label, "base": float(self.baseline[i])}
+            | {short: found[i] for short, found in changes.items()}
+            for i, probe in enumerate(self.probes)
+        )
+        unit = "%" if by == "relative" else "percentage points"
+        columns = {"context": "", "target": "", "base": ".2%"} | dict.fromkeys(names, "+.2f")
+        facts = {"controls": list(map(channel_name, self.controls[place]))}
+        return Table(f"{channel_name(place)}: change in {unit}", columns, rows, facts)
 
-_SCHEMA = pa.schema(
-    [(name, pa.string()) for name in CASE]
-    + [(name, pa.int64()) for name in ("layer", "channel")]
-    + [("intervention", pa.string())]
-    + [(n, pa.float64()) for n in ("baseline", "probability", "relative", "points", "deviation")]
-    + [(name, pa.int64()) for name in ("control_of_layer", "control_of_channel")]
-)
+    def to_dict(self) -> Row:
+        """Return settings, channels, summaries and every cell, for JSON."""
+        summary = self.summary()
+        controls = [self.controls[place] for place in self.channels]
+        value = {"channels": self.channels, "controls": controls, "summaries": summary.rows}
+        return as_json(summary.facts | value | {"rows": self.rows()})
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write the cells, one row each; ``control_of`` is two columns, null where it is none."""
+        rows = self.rows()
+        for row in rows:
+            row["control_of_layer"], row["control_of_channel"] = row["control_of"] or (None, None)
+        write_table(path, pa.Table.from_pylist(rows, schema=_SCHEMA))
 
 
 def channel_name(place: Channel) -> str:
@@ -307,8 +269,8 @@ def effects_on(
 
         relative change = 100 (p′ / p − 1) %   (Table 6),   100 (p′ − p) points   (Table 7)
 
-    p is the probability of the target after the context, p′ with the intervention. Several random
-    prototypes are drawn for one channel, and p′ is their mean.
+    p is the probability of the target after the context, p′ with the intervention, of random
+    prototypes the mean over several.
 
     Args:
         model: with prototype mixers, in evaluation mode.
@@ -327,56 +289,25 @@ def effects_on(
             f"{len(probes)} cases and {len(channels)} channels: expected at least 1 of both."
         )
     chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
-    drawn = {place: draw_controls(model, place, by, exclude=chosen) for place in chosen}
+    controls = {place: draw_controls(model, place, by, exclude=chosen) for place in chosen}
     baseline = target_probabilities(model, probes)
-    kept = _probable(baseline, by.minimum_probability)
+    kept = (baseline >= by.minimum_probability).nonzero()[:, 0].tolist()
+    if not kept:
+        raise InputError(
+            f"none of {len(baseline)} cases has a target of probability {by.minimum_probability:g} "
+            f"or more (the highest is {float(baseline.max()):.2g}): the model does not expect "
+            "these words, so their change says nothing. Give other cases or a lower minimum."
+        )
     used = tuple(probes[i] for i in kept)
     measured: dict[tuple[Channel, str], Measured] = {}
-    places = list(dict.fromkeys([*chosen, *(c for row in drawn.values() for c in row)]))
+    places = list(dict.fromkeys([*chosen, *(c for row in controls.values() for c in row)]))
     with progress.task("Intervening", len(places), unit="channels") as task:
         for place in places:
             for name in by.interventions:
                 measured[place, name] = _measured(model, used, place, name, by)
             task.advance()
     left = tuple(probe for i, probe in enumerate(probes) if i not in set(kept))
-    return EffectTable(used, left, baseline[kept], chosen, drawn, measured, by)
-
-
-def _probable(baseline: Tensor, minimum: float) -> list[int]:
-    """Return which targets are probable enough for a change of theirs to say something."""
-    kept = (baseline >= minimum).nonzero()[:, 0].tolist()
-    if not kept:
-        raise InputError(
-            f"none of {len(baseline)} cases has a target of probability {minimum:g} or more (the "
-            f"highest is {float(baseline.max()):.2g}): the model does not expect these words, so "
-            "their change says nothing. Give other cases or a lower minimum."
-        )
-    return kept
-
-
-def draw_controls(
-    model: PreTrainedModel,
-    place: Channel,
-    by: TableOptions,
-    exclude: Sequence[Channel] = (),
-) -> tuple[Channel, ...]:
-    """Draw control channels for one; a function of the seed and of the channel's place.
-
-    Raises:
-        InputError: an unknown channel, or too few channels.
-    """
-    mixers = mixers_of(model)
-    layer, channel = place
-    check_layer(len(mixers), layer)
-    check_channel(mixers[layer].channels, layer, channel)
-    layers = (layer,) if by.control_from == "layer" else range(len(mixers))
-    barred = {place, *exclude}
-    places = [(i, k) for i in layers for k in range(mixers[i].channels)]
-    free = [candidate for candidate in places if candidate not in barred]
-    _check_controls(by, len(free), f"channel {channel} of layer {layer}")
-    generator = np.random.default_rng([by.seed, layer, channel])
-    picked = generator.choice(len(free), by.controls, replace=False)
-    return tuple(free[i] for i in sorted(picked.tolist()))
+    return EffectTable(used, left, baseline[kept], chosen, controls, measured, by)
 
 
 def _measured(
@@ -388,6 +319,23 @@ def _measured(
             runs.append(target_probabilities(model, probes))
     stacked = torch.stack(runs)
     return Measured(stacked.mean(0), stacked.std(0) if len(runs) > 1 else None)
+
+
+def draw_controls(
+    model: PreTrainedModel, place: Channel, by: TableOptions, exclude: Sequence[Channel] = ()
+) -> tuple[Channel, ...]:
+    """Draw control channels for one, by the seed and the channel's place."""
+    mixers = mixers_of(model)
+    layer, channel = place
+    check_layer(len(mixers), layer)
+    check_channel(mixers[layer].channels, layer, channel)
+    layers = (layer,) if by.control_from == "layer" else range(len(mixers))
+    places = [(i, k) for i in layers for k in range(mixers[i].channels)]
+    free = [candidate for candidate in places if candidate not in {place, *exclude}]
+    _check_controls(by, len(free), f"channel {channel} of layer {layer}")
+    generator = np.random.default_rng([by.seed, layer, channel])
+    picked = generator.choice(len(free), by.controls, replace=False)
+    return tuple(free[i] for i in sorted(picked.tolist()))
 
 
 def check_controls(model: PreTrainedModel, by: TableOptions) -> None:
@@ -405,32 +353,20 @@ def _check_controls(by: TableOptions, free: int, of: str) -> None:
         )
 
 
-TOKENS_PER_BATCH = 4096
-# Rows of logits formed at once.
-LOGIT_ROWS = 64
-
-
 @torch.no_grad()
 def target_probabilities(model: PreTrainedModel, probes: Sequence[Probe]) -> Float64[Tensor, " n"]:
-    """Return p(target | context) of each probe, with what interventions hold; on the CPU.
+    """Return p(target | context) of each probe, interventions included; on the CPU.
 
-    Contexts of like length are read together, ``TOKENS_PER_BATCH`` positions at a time with
-    padding or one context where it is longer; logits are formed at the last positions only.
-
-    Raises:
-        InputError: the model is in training mode, in which dropout would move probabilities.
+    Contexts of one length are read together; logits are formed at the last positions only.
     """
     if model.training:
         raise InputError("the model is in training mode: call model.eval() before measuring it.")
     found = torch.empty(len(probes), dtype=torch.float64)
-    for members in _batches(probes):
-        chosen = [probes[i] for i in members]
-        lengths = torch.tensor([len(probe.ids) for probe in chosen])
-        ids = pad_sequence([torch.tensor(probe.ids) for probe in chosen], batch_first=True)
-        mask = torch.arange(ids.shape[1]) < lengths[:, None]
-        states = run_decoder(model, ids, mask).last_hidden_state
-        hidden = states[torch.arange(len(chosen)), (lengths - 1).to(model.device)]
-        targets = torch.tensor([probe.target_id for probe in chosen], device=model.device)
+    for members in of_one_length([probe.ids for probe in probes], TOKENS_PER_BATCH):
+        ids = torch.tensor([probes[i].ids for i in members])
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        hidden = run_decoder(model, ids, mask).last_hidden_state[:, -1]
+        targets = torch.tensor([probes[i].target_id for i in members], device=model.device)
         found[members] = probabilities_at(model, hidden, targets).cpu()
     return found
 
@@ -447,18 +383,6 @@ def probabilities_at(
     return torch.cat(parts)
 
 
-def _batches(probes: Sequence[Probe]) -> Iterator[list[int]]:
-    order = sorted(range(len(probes)), key=lambda i: len(probes[i].ids))
-    members: list[int] = []
-    for i in order:
-        if members and (len(members) + 1) * len(probes[i].ids) > TOKENS_PER_BATCH:
-            yield members
-            members = []
-        members.append(i)
-    if members:
-        yield members
-
-
 def rank_among(value: float, others: Sequence[float]) -> float:
     """Return how many of ``others`` a value exceeds, ties counting half: 0 to their number."""
     return sum((value > other) + (value == other) / 2 for other in others)
@@ -467,9 +391,8 @@ def rank_among(value: float, others: Sequence[float]) -> float:
 def rank_sum_p(ranks: Sequence[float], others: int) -> float:
     """Return P(Σ ranks at least this large) if every rank from 0 to ``others`` is equally likely.
 
-    The null says that in each case the value is exchangeable with the ``others`` beside it, and
-    that cases are independent: a permutation test over cases, of one side, computed exactly. With
-    one other it is the sign test. Ties, given as halves, make it err towards large p.
+    A one-sided permutation test over independent cases, exact; with one other it is the sign test.
+    Ties, given as halves, make it err towards large p.
     """
     one = np.zeros(2 * others + 1)
     one[::2] = 1 / (others + 1)
@@ -477,15 +400,13 @@ def rank_sum_p(ranks: Sequence[float], others: int) -> float:
     for _ in ranks:
         total = np.convolve(total, one)
     # Rounding must not push a sum over a half.
-    least = round(2 * sum(ranks))
-    return float(min(1.0, total[least:].sum()))
+    return float(min(1.0, total[round(2 * sum(ranks)) :].sum()))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return an interval that holds the median with at least 95 % confidence, or None.
+    """Return two of the values that hold the median with at least 95 % confidence, or None.
 
-    Two values of the sample, as far inside as the binomial distribution allows; fewer than 6
-    independent values have none.
+    Fewer than 6 independent values have no such interval.
     """
     low, high = stats.quantile_test(values).confidence_interval(0.95)
     return None if math.isnan(low) else (float(low), float(high))

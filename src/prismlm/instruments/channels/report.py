@@ -1,4 +1,4 @@
-"""All there is to say about a model's channels, as one value."""
+"""Everything about a model's channels in one value: figures, half-lives, sequences, a text."""
 
 from __future__ import annotations
 
@@ -24,18 +24,15 @@ from prismlm.instruments.channels.metrics import (
 from prismlm.instruments.channels.top_sequences import (
     ChannelSequence,
     Passage,
-    candidates,
-    empty_ranking,
-    merge_rankings,
+    TopSequences,
     read_passages,
-    sequences_of,
 )
+from prismlm.instruments.reading import gates_along
 from prismlm.instruments.results import Row, Table, as_json
 from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.mixers import (
     check_layer,
     chosen_layers,
-    gates_of,
     half_life,
     has_mixers,
     mixers_of,
@@ -44,10 +41,7 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import spearman
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from prismlm.corpus.windows import WindowBatch
 
 SIGNIFICANT = 0.05
 
@@ -75,10 +69,8 @@ class Channel:
 
     Attributes:
         channel: from 0.
-        decay: β; None where it depends on the token.
-        half_life: in positions; None where β depends on the token, and over a text it is in the
-            text's curves.
-        repetition: 1 − distinct / all over the kept tokens; None where no corpus was read.
+        decay, half_life: β, and in positions; None where β depends on the token.
+        repetition: 1 − distinct / all over the kept tokens; None without a corpus.
         tokens: the kept tokens, most written in all first.
         sequences: those that write most, best first.
     """
@@ -99,7 +91,7 @@ class LayerReport:
         layer: from 0.
         shared_gates: whether it reads by its write gate.
         metrics: figures by kind of activation.
-        lags: cross-correlation of read and write; None without a corpus or channels.
+        lags: correlation of read and write; None without a corpus or channels.
         channels: its channels; none of a model without prototype mixers.
     """
 
@@ -112,7 +104,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ChannelReport:
-    """A model's channels, or the value heads of one that has none.
+    """A model's channels, or the value heads of one without any.
 
     Attributes:
         model: its name.
@@ -120,7 +112,7 @@ class ChannelReport:
         corpus: what was read, or None.
         layers: those asked for.
         locality: :func:`locality_table`, or None without a corpus or channels.
-        passages: the kept sequences' text, by corpus position of the first token.
+        passages: the text of kept sequences, by start.
         text: a text's curves, if one was given.
     """
 
@@ -147,10 +139,10 @@ class ChannelReport:
     def lags(self) -> Table:
         """Whether channels are read before they are written, by layer.
 
-        Of ``channels``, how many correlate at some lag with p < 0.05, ``clear``; of these, how many
-        are ``read_first``, ``at_once`` and ``written_first``, and read ``one_before``. At lag 1,
-        medians over channels: the correlation, ``at_lag_1``, and of the shuffled its mean and
-        deviation. Layers that read by their write gate go together at lag 0.
+        Of ``channels``, those ``clear``, which correlate at some lag with p < 0.05; of these, those
+        ``read_first``, ``at_once`` and ``written_first``, and read ``one_before``. Medians over
+        channels at lag 1: the correlation, ``at_lag_1``, and mean and deviation of the shuffled.
+        Layers with shared gates correlate at lag 0.
         """
         rows = [
             {"layer": layer.layer, "shared_gates": str(layer.shared_gates)} | _lags(layer.lags)
@@ -164,68 +156,56 @@ class ChannelReport:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Every table of what was read."""
-        found = (self.metrics, self.locality, self.lags)
-        return tuple(table for table in found if table and (table.rows or table.facts))
+        """Every table that holds something."""
+        tables = (self.metrics, self.locality, self.lags)
+        return tuple(table for table in tables if table and (table.rows or table.facts))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; what is not a number is None."""
-        value = {
-            "model": self.model,
-            "of": self.of,
-            "corpus": self.corpus and asdict(self.corpus),
-            "layers": [_layer_dict(layer, self.passages) for layer in self.layers],
-            "locality": self.locality and self.locality.to_dict(),
-            "text": self.text and _text(self.text),
+        """Return JSON values; non-finite numbers become None."""
+        return as_json(
+            {
+                "model": self.model,
+                "of": self.of,
+                "corpus": self.corpus,
+                "layers": [_layer_dict(layer, self.passages) for layer in self.layers],
+                "locality": self.locality and self.locality.to_dict(),
+                "text": self.text and _text_dict(self.text),
+            }
+        )
+
+
+def _layer_dict(layer: LayerReport, passages: Mapping[int, Passage]) -> Row:
+    def sequence(one: ChannelSequence) -> Row:
+        passage = passages[one.start]
+        tokens = [
+            asdict(token) | {"text": passage.text.tokens[token.position - one.start]}
+            for token in one.tokens
+        ]
+        return {
+            "total": one.total,
+            "position": one.start,
+            "length": one.length,
+            "doc_id": passage.document.doc_id,
+            "text": "".join(passage.text.words),
+            "tokens": tokens,
         }
-        return as_json(value)
 
-
-def _layer_dict(layer: LayerReport, passages: Mapping[int, Passage]) -> dict[str, Any]:
-    lags = layer.lags and vars(layer.lags)
     channels = [
-        asdict(channel)
-        | {"sequences": [_sequence(s, passages[s.start]) for s in channel.sequences]}
+        asdict(channel) | {"sequences": list(map(sequence, channel.sequences))}
         for channel in layer.channels
     ]
-    return vars(layer) | {"lags": lags, "channels": channels}
+    return vars(layer) | {"lags": layer.lags and vars(layer.lags), "channels": channels}
 
 
-def _sequence(sequence: ChannelSequence, passage: Passage) -> dict[str, Any]:
-    tokens = [
-        {
-            "position": token.position,
-            "token_id": token.token_id,
-            "text": passage.text.tokens[token.position - sequence.start],
-            "gate": token.gate,
-        }
-        for token in sequence.tokens
-    ]
+def _text_dict(read: WordedCurves) -> Row:
     return {
-        "total": sequence.total,
-        "position": sequence.start,
-        "length": sequence.length,
-        "doc_id": passage.document.doc_id,
-        "text": "".join(passage.text.words),
-        "tokens": tokens,
-    }
-
-
-def _text(worded_curves: WordedCurves) -> dict[str, Any]:
-    return {
-        "tokens": list(worded_curves.text.tokens),
-        "token_ids": list(worded_curves.token_ids),
-        "words": list(worded_curves.text.words),
-        "tokens_of_words": list(worded_curves.text.counts),
+        "tokens": read.text.tokens,
+        "token_ids": read.token_ids,
+        "words": read.text.words,
+        "tokens_of_words": read.text.counts,
         "layers": [
-            {
-                "layer": curves.layer,
-                "half_life": curves.half_life,
-                "write": curves.write,
-                "read": curves.read,
-                "mass": curves.mass,
-            }
-            for curves in worded_curves.curves
+            {name: getattr(one, name) for name in ("layer", "half_life", "write", "read", "mass")}
+            for one in read.curves
         ],
     }
 
@@ -265,12 +245,9 @@ def channel_report(
 ) -> ChannelReport:
     """Return all figures of a model's channels over a corpus, and the curves of a text.
 
-    Without a corpus there are half-lives and the text's curves. Where decays depend on the token a
-    channel has no half-life of its own, and everything else. A model without prototype mixers
-    but with value heads, as LLaMA, has the figures of their norms, and no channels.
-
-    Memory: 128·V·R bytes for each layer, beside what is kept. A corpus is read once; documents of
-    kept sequences once more.
+    Without a corpus there are half-lives and the text's curves. A model without prototype mixers
+    but with value heads, as LLaMA, has the figures of their norms, and no channels. Memory:
+    128·V·R bytes a layer. Source: ProtoT, §5.1, A.8 and A.9.
 
     Args:
         model: in evaluation mode.
@@ -281,41 +258,57 @@ def channel_report(
         options: how to read.
         progress: shows the reading.
 
-    Source: ProtoT, §5.1, A.8 and A.9.
-
     Raises:
         InputError: a model with neither channels nor value heads, an unknown layer, a corpus of
             another tokenizer, no text, an empty text, or a text for a model without channels.
     """
     if sequences is not None:
         check_tokenizer_of(sequences.corpus, tokenizer, name)
-    if not has_mixers(model):
-        return _of_heads(model, sequences, text, name, options, progress)
+    if not has_mixers(model) and sequences is not None and text is None:
+        return _report_of_heads(model, sequences, name, options, progress)
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
-    worded_curves = None if text is None else read_text(model, tokenizer, text, chosen)
-    found = {} if sequences is None else _survey(model, sequences, options, progress)
-    ranked = {
-        layer: [sequences_of(own.best, k, layer) for k in range(mixers[layer].channels)]
-        for layer, own in found.items()
-    }
-    kept = [s for channels in ranked.values() for channel in channels for s in channel]
-    passages = {} if sequences is None else read_passages(sequences.corpus, kept)
+    curves = None if text is None else read_text(model, tokenizer, text, chosen)
+    surveys, ranked, passages = dict[int, _Survey](), dict[int, list[Any]](), dict[int, Passage]()
+    if sequences is not None:
+        surveys = _survey(model, sequences, options, progress)
+        ranked = {
+            layer: [own.best.sequences(k) for k in range(len(own.best))]
+            for layer, own in surveys.items()
+        }
+        kept = [s for channels in ranked.values() for channel in channels for s in channel]
+        passages = read_passages(sequences.corpus, kept)
     layers = tuple(
-        _layer(layer, mixers[layer], found.get(layer), ranked.get(layer), passages)
+        _layer(layer, mixers[layer], surveys.get(layer), ranked.get(layer), passages)
         for layer in chosen
     )
-    part = sequences and sequences.part(found[chosen[0]].write.positions if chosen else 0)
-    locality = locality_table(layers) if found else None
-    return ChannelReport(name, "channels", part, layers, locality, passages, worded_curves)
+    part = sequences and sequences.part(surveys[chosen[0]].write.positions if chosen else 0)
+    locality = locality_table(layers) if surveys else None
+    return ChannelReport(name, "channels", part, layers, locality, passages, curves)
+
+
+def _report_of_heads(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    name: str,
+    options: ReportOptions,
+    progress: Reporter,
+) -> ChannelReport:
+    metrics = measure_layers(model, sequences, "values", progress=progress)
+    for layer in options.layers or ():
+        check_layer(len(metrics), layer)
+    chosen = [m for m in metrics if options.layers is None or m["layer"] in options.layers]
+    layers = tuple(LayerReport(m["layer"], False, {"values": m}, None, ()) for m in chosen)
+    part = sequences.part(chosen[0]["positions"] if chosen else 0)
+    return ChannelReport(name, "heads", part, layers, None, {}, None)
 
 
 def locality_table(layers: Iterable[LayerReport]) -> Table:
-    """Return half-life against repetition over all channels of some layers that have a half-life.
+    """Return half-life against repetition over all channels that have a half-life.
 
-    Rows are quartiles of half-life, the shortest first; facts Spearman's ``rho`` with its ``p``
-    from Student's t, and ``cohens_d`` of the first quartile against the last. What cannot be
-    computed, as from half-lives all alike, is not there, and why in ``no_rho`` or ``no_quartiles``.
+    Rows are quartiles of half-life, the shortest first; facts Spearman's ``rho`` with its ``p``,
+    and ``cohens_d`` of the first quartile against the last. ``no_rho`` and ``no_quartiles`` say why
+    one cannot be computed, as from half-lives all alike.
     """
     columns = {"quartile": "", "half_life_to": ".3g", "channels": "", "repetition": ".3f"}
     title = "Do channels of a short half-life keep to few tokens?"
@@ -339,11 +332,8 @@ def locality_table(layers: Iterable[LayerReport]) -> Table:
         groups = quartiles(lives, scores)
         facts["cohens_d"] = groups["cohens_d"]
         ends = [*groups["bounds"], float(lives.max())]
-        for number, (end, count, mean) in enumerate(
-            zip(ends, groups["counts"], groups["means"], strict=True), 1
-        ):
-            row = {"quartile": number, "half_life_to": end, "channels": count, "repetition": mean}
-            rows.append(row)
+        figures = zip(range(1, 5), ends, groups["counts"], groups["means"], strict=True)
+        rows = [dict(zip(columns, row, strict=True)) for row in figures]
     except InputError as error:
         facts["no_quartiles"] = str(error)
     return Table(title, columns, tuple(rows), facts)
@@ -360,61 +350,35 @@ def _lags(lags: LagCorrelation) -> Row:
         "at_once": int((peaks == 0).sum()),
         "written_first": int((peaks < 0).sum()),
     }
-    names = ("at_lag_1", "shuffled", "deviation")
-    if not known.any():
-        return row | dict.fromkeys(names)
     place = int((lags.lags == 1).nonzero()[0])
     columns = (lags.correlation, lags.null_mean, lags.null_deviation)
-    medians = (torch.median(column[known, place]).item() for column in columns)
-    return row | dict(zip(names, medians, strict=True))
-
-
-def _of_heads(
-    model: PreTrainedModel,
-    sequences: Sequences | None,
-    text: str | None,
-    name: str,
-    options: ReportOptions,
-    progress: Reporter,
-) -> ChannelReport:
-    if text is not None or sequences is None:
-        # Says that there are none, and of which model.
-        mixers_of(model)
-    assert sequences is not None
-    metrics = measure_layers(model, sequences, "values", progress=progress)
-    for layer in options.layers or ():
-        check_layer(len(metrics), layer)
-    chosen = [m for m in metrics if options.layers is None or m["layer"] in options.layers]
-    layers = tuple(LayerReport(m["layer"], False, {"values": m}, None, ()) for m in chosen)
-    part = sequences.part(chosen[0]["positions"] if chosen else 0)
-    return ChannelReport(name, "heads", part, layers, None, {}, None)
+    for name, column in zip(("at_lag_1", "shuffled", "deviation"), columns, strict=True):
+        row[name] = torch.median(column[known, place]).item() if known.any() else None
+    return row
 
 
 def _layer(
     layer: int,
     mixer: PrototypeMixer,
-    found: _Survey | None,
+    survey: _Survey | None,
     ranked: list[tuple[ChannelSequence, ...]] | None,
     passages: Mapping[int, Passage],
 ) -> LayerReport:
-    decay = mixer.decay.detach().cpu() if mixer.decay_map is None else None
-    lives = None if decay is None else half_life(decay)
-    scores = None if found is None else repetition(found.best).tolist()
+    count, nothing = mixer.channels, [None] * mixer.channels
+    decays, lives = nothing, nothing
+    if mixer.decay_map is None:
+        decay = mixer.decay.detach().cpu()
+        decays, lives = decay.tolist(), half_life(decay).tolist()
+    scores = nothing if survey is None else repetition(survey.best.tokens).tolist()
+    kept = [()] * count if ranked is None else ranked
     channels = tuple(
-        Channel(
-            channel=k,
-            decay=None if decay is None else decay[k].item(),
-            half_life=None if lives is None else lives[k].item(),
-            repetition=None if scores is None else scores[k],
-            tokens=() if ranked is None else top_tokens(ranked[k], passages),
-            sequences=() if ranked is None else ranked[k],
-        )
-        for k in range(mixer.channels)
+        Channel(k, decays[k], lives[k], scores[k], top_tokens(kept[k], passages), kept[k])
+        for k in range(count)
     )
     metrics: dict[Kind, Row] = {}
-    if found is not None:
-        metrics = {"write": found.write.metrics(layer), "read": found.read.metrics(layer)}
-    lags = None if found is None else found.lags.result()
+    if survey is not None:
+        metrics = {"write": survey.write.metrics(layer), "read": survey.read.metrics(layer)}
+    lags = None if survey is None else survey.lags.result()
     return LayerReport(layer, mixer.shared_gates, metrics, lags, channels)
 
 
@@ -437,38 +401,37 @@ def top_tokens(
     )
 
 
-class _Survey:
-    """What is found of one layer, batch by batch: figures of both gates, sequences, and lags."""
+class _Survey(NamedTuple):
+    """What is collected of one layer: figures of both gates, sequences, and lags."""
 
-    def __init__(self, vocabulary: int, mixer: PrototypeMixer, options: ReportOptions) -> None:
-        self.lags = LagTally(mixer.channels, options.max_lag, options.shuffles, options.seed)
-        self.write, self.read = (LayerTally(vocabulary, groups=mixer.groups) for _ in range(2))
-        self.best = empty_ranking(mixer.channels, options.kept, options.tokens)
-
-    def add(self, batch: WindowBatch, write: Tensor, read: Tensor) -> None:
-        ids = batch.input_ids[batch.owned]
-        self.write.add(ids, write[batch.owned])
-        self.read.add(ids, read[batch.owned])
-        found = candidates(write, batch, self.best.gate.shape[2])
-        self.best = merge_rankings(self.best, found)
-        for row, owned in enumerate(batch.owned):
-            self.lags.add(write[row, owned], read[row, owned])
+    write: LayerTally
+    read: LayerTally
+    best: TopSequences
+    lags: LagTally
 
 
 def _survey(
     model: PreTrainedModel, sequences: Sequences, options: ReportOptions, progress: Reporter
 ) -> dict[int, _Survey]:
     """Read a corpus once for the figures, sequences and lags of each layer."""
-    mixers = mixers_of(model)
-    found = {
-        layer: _Survey(model.config.vocab_size, mixers[layer], options)
+    mixers, vocabulary = mixers_of(model), model.config.vocab_size
+    surveys = {
+        layer: _Survey(
+            LayerTally(vocabulary, groups=mixers[layer].groups),
+            LayerTally(vocabulary, groups=mixers[layer].groups),
+            TopSequences(options.kept, options.tokens),
+            LagTally(mixers[layer].channels, options.max_lag, options.shuffles, options.seed),
+        )
         for layer in chosen_layers(len(mixers), options.layers)
     }
-    with progress.task("Reading channels", sequences.tokens) as task:
-        for batch in sequences.batches():
-            by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
-            for layer, own in found.items():
-                write, read = (gate.float().cpu() for gate in by_layer[layer])
-                own.add(batch, write, read)
-            task.advance(int(batch.owned.sum()))
-    return found
+    reading = {"title": "Reading channels", "total": sequences.tokens, "progress": progress}
+    for batch, gates in gates_along(model, sequences.batches(), surveys, **reading):
+        ids, owned = batch.input_ids[batch.owned], batch.owned
+        for layer, own in surveys.items():
+            write, read = (gate.float() for gate in gates[layer])
+            own.write.add(ids, write[owned])
+            own.read.add(ids, read[owned])
+            own.best.add(write, batch)
+            for row, mask in enumerate(owned):
+                own.lags.add(write[row, mask], read[row, mask])
+    return surveys

@@ -1,56 +1,32 @@
-"""The sequences that write most into each channel, with the tokens that do so.
+"""The sequences that activate each unit most, such as a channel, and the tokens that do so.
 
-Sequences rank by what they write in all, Σ_j write_jk, and among equals by position in the corpus:
-a total order, so that parts merge to the same result in any order. Memory is set by channels times
-kept sequences.
-Source: ProtoT, §5.1.
+Sequences rank by Σ_j a_j, of a channel Σ_j write_jk, and among equals by position in the corpus, so
+that batches merge to the same result in any order. Source: ProtoT, §5.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn import functional as F
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.words import WordedText, worded
 from prismlm.errors import check_finite, check_whole
-from prismlm.models.decoders.mixers import check_channel, chosen_layers, gates_of, mixers_of
+from prismlm.instruments.reading import gates_along
+from prismlm.models.decoders.mixers import check_channel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedModel
 
     from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
-
-
-class TopSequences(NamedTuple):
-    """The best sequences of one layer's channels, R × L, best first; start −1 marks a free place.
-
-    Attributes:
-        total: Σ_j write_jk.
-        start: the corpus position of the sequence's first token.
-        length: its tokens.
-        document: the number of its document.
-        position: corpus positions of its W most writing tokens, most first; −1 beyond its length.
-        gate: their write gates.
-        token: their ids.
-    """
-
-    total: Float32[Tensor, "R L"]
-    start: Int64[Tensor, "R L"]
-    length: Int64[Tensor, "R L"]
-    document: Int64[Tensor, "R L"]
-    position: Int64[Tensor, "R L W"]
-    gate: Float32[Tensor, "R L W"]
-    token: Int64[Tensor, "R L W"]
 
 
 @dataclass(frozen=True)
@@ -81,66 +57,73 @@ class ChannelSequence:
     tokens: tuple[ChannelToken, ...]
 
 
-def empty_ranking(channels: int, sequences: int, tokens: int) -> TopSequences:
-    """Return places for ``sequences`` with ``tokens`` each, for every channel.
+class TopSequences:
+    """The L best sequences of R units, updated batch by batch, with the W best tokens of each."""
 
-    Raises:
-        InputError: no sequence or no token is to be kept.
-    """
-    check_whole("the number of sequences kept", sequences, 1)
-    check_whole("the number of tokens kept of a sequence", tokens, 1)
-    places, inner = (channels, sequences), (channels, sequences, tokens)
-    return TopSequences(
-        total=torch.full(places, -torch.inf),
-        start=torch.full(places, -1, dtype=torch.int64),
-        length=torch.full(places, -1, dtype=torch.int64),
-        document=torch.full(places, -1, dtype=torch.int64),
-        position=torch.full(inner, -1, dtype=torch.int64),
-        gate=torch.zeros(inner),
-        token=torch.full(inner, -1, dtype=torch.int64),
-    )
+    def __init__(self, kept: int, tokens: int) -> None:
+        self.kept = check_whole("the number of sequences kept", kept, 1)
+        self.width = check_whole("the number of tokens kept of a sequence", tokens, 1)
+        # Σ a, start, length and document [R, L]; position, a and id of tokens [R, L, W].
+        self._columns: tuple[Tensor, ...] = ()
 
+    @property
+    def tokens(self) -> Int64[Tensor, "R L W"]:
+        """Ids of the tokens, −1 beyond a sequence's length."""
+        return self._columns[-1]
 
-def merge_rankings(left: TopSequences, right: TopSequences) -> TopSequences:
-    """Return the best of both, in as many places as ``left`` has; associative and commutative."""
-    both = TopSequences(*(torch.cat(columns, 1) for columns in zip(left, right, strict=True)))
-    by_start = both.start.argsort(1)
-    rank = torch.gather(both.total, 1, by_start).argsort(dim=1, descending=True, stable=True)
-    kept = torch.gather(by_start, 1, rank)[:, : left.total.shape[1]]
-    rows = torch.arange(len(kept))[:, None]
-    return TopSequences(*(column[rows, kept] for column in both))
+    def add(self, activations: Float[Tensor, "B T R"], batch: WindowBatch) -> None:
+        """Add the sequences of a batch; InputError where an activation is not finite."""
+        check_finite("gates", activations)
+        owned = batch.owned[:, :, None]
+        total = torch.where(owned, activations, 0.0).sum(1).T
+        # A stable sort, not topk: among equals the earlier token comes first.
+        ordered = torch.where(owned, activations, -torch.inf).sort(
+            dim=1, descending=True, stable=True
+        )
+        gate, place = (x[:, : self.width].permute(2, 0, 1) for x in ordered)
+        row, free = torch.arange(len(owned))[:, None], gate.isinf()
+        tokens = (
+            torch.where(free, -1, batch.positions[row, place]),
+            torch.where(free, 0.0, gate),
+            torch.where(free, -1, batch.input_ids[row, place]),
+        )
+        missing = (0, self.width - gate.shape[2])
+        tokens = (F.pad(x, missing, value=v) for x, v in zip(tokens, (-1, 0, -1), strict=True))
+        start = batch.positions.gather(1, batch.owned.int().argmax(1)[:, None])[:, 0]
+        outer = (x.expand(len(total), -1) for x in (start, batch.owned.sum(1), batch.document))
+        columns = (total, *outer, *tokens)
+        if self._columns:
+            columns = [torch.cat(pair, 1) for pair in zip(self._columns, columns, strict=True)]
+        by_start = columns[1].argsort(1)
+        rank = columns[0].gather(1, by_start).argsort(dim=1, descending=True, stable=True)
+        best = by_start.gather(1, rank)[:, : self.kept]
+        rows = torch.arange(len(total))[:, None]
+        self._columns = tuple(column[rows, best] for column in columns)
 
+    def __len__(self) -> int:
+        """How many units there are."""
+        return len(self._columns[0])
 
-def candidates(write: Float32[Tensor, "B T R"], batch: WindowBatch, tokens: int) -> TopSequences:
-    """Return a batch's sequences as a ranking of B places, unordered, for :func:`merge_rankings`.
-
-    Raises:
-        InputError: a gate is not finite.
-    """
-    owned = batch.owned[:, :, None]
-    check_finite("gates", write)
-    total = torch.where(owned, write, 0.0).sum(1).T
-    # Sorted, not topk: among equal gates the earlier token comes first.
-    masked = torch.where(owned, write, -torch.inf)
-    gate, place = masked.sort(dim=1, descending=True, stable=True)
-    gate, place = (x[:, :tokens].permute(2, 0, 1) for x in (gate, place))
-    row = torch.arange(len(batch.owned))[:, None]
-    free = torch.isinf(gate)
-    inner = [
-        torch.where(free, -1, batch.positions[row, place]),
-        torch.where(free, 0.0, gate),
-        torch.where(free, -1, batch.input_ids[row, place]),
-    ]
-    missing = tokens - gate.shape[2]
-    if missing > 0:
-        inner = [
-            torch.nn.functional.pad(x, (0, missing), value=value)
-            for x, value in zip(inner, (-1, 0, -1), strict=True)
-        ]
-    length, first = batch.owned.sum(1), batch.owned.int().argmax(1)
-    start = batch.positions.gather(1, first[:, None])[:, 0]
-    columns = (x.expand(len(total), -1) for x in (start, length, batch.document))
-    return TopSequences(total, *columns, *inner)
+    def sequences(self, unit: int, layer: int = 0) -> tuple[ChannelSequence, ...]:
+        """Return one unit's sequences, best first; ``layer`` is for messages."""
+        check_channel(len(self), layer, unit)
+        rows = zip(*(column[unit].tolist() for column in self._columns), strict=True)
+        return tuple(
+            ChannelSequence(
+                total,
+                start,
+                length,
+                document,
+                tuple(
+                    ChannelToken(p, t, g)
+                    for p, g, t in zip(position, gate, token, strict=True)
+                    if p >= 0
+                ),
+            )
+            for total, start, length, document, position, gate, token in rows
+            # Rows that only fill a batch start nowhere.
+            if start >= 0
+        )
 
 
 def rank_sequences(
@@ -151,18 +134,10 @@ def rank_sequences(
     tokens: int = 10,
     layers: Sequence[int] | None = None,
 ) -> dict[int, TopSequences]:
-    """Return the ``kept`` sequences that write most into each channel, by layer.
-
-    Raises:
-        InputError: no prototype mixer, an unknown layer, nothing to keep, or no text.
-    """
-    chosen = chosen_layers(len(mixers_of(model)), layers)
-
-    def write_gates(batch: WindowBatch) -> dict[int, Tensor]:
-        by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
-        return {layer: by_layer[layer].write for layer in chosen}
-
-    return rank_activations(sequences, write_gates, kept=kept, tokens=tokens)
+    """Return the ``kept`` sequences that write most into each channel, by layer."""
+    gates = gates_along(model, sequences.batches(), layers)
+    read = ((batch, {i: one.write for i, one in found.items()}) for batch, found in gates)
+    return _ranked(read, kept, tokens)
 
 
 def rank_activations(
@@ -172,55 +147,24 @@ def rank_activations(
     kept: int = 10,
     tokens: int = 10,
 ) -> dict[int, TopSequences]:
-    """Return the ``kept`` sequences with the largest Σ_j a_jk of each of R units, by layer.
+    """Return the ``kept`` sequences of each unit by layer; ``read`` gives a batch's activations."""
+    return _ranked(((batch, read(batch)) for batch in sequences.batches()), kept, tokens)
 
-    Args:
-        sequences: the text.
-        read: gives the activations a of each layer along a batch.
-        kept: sequences of each unit.
-        tokens: of each sequence, those with the largest a.
 
-    Raises:
-        InputError: nothing to keep, no text, or an activation that is not finite.
-    """
+def _ranked(
+    batches: Iterable[tuple[WindowBatch, Mapping[int, Tensor]]], kept: int, tokens: int
+) -> dict[int, TopSequences]:
+    TopSequences(kept, tokens)
     best: dict[int, TopSequences] = {}
-    for batch in sequences.batches():
-        for layer, found in read(batch).items():
-            if layer not in best:
-                best[layer] = empty_ranking(found.shape[2], kept, tokens)
-            own = candidates(found.float().cpu(), batch, tokens)
-            best[layer] = merge_rankings(best[layer], own)
+    for batch, layers in batches:
+        for layer, found in layers.items():
+            best.setdefault(layer, TopSequences(kept, tokens)).add(found.float().cpu(), batch)
     return best
-
-
-def sequences_of(best: TopSequences, channel: int, layer: int = 0) -> tuple[ChannelSequence, ...]:
-    """Return one channel's sequences, best first; ``layer`` is for messages.
-
-    Raises:
-        InputError: there is no such channel.
-    """
-    check_channel(len(best.total), layer, channel)
-    columns = (column[channel].tolist() for column in best)
-    return tuple(
-        ChannelSequence(
-            total,
-            start,
-            length,
-            document,
-            tuple(
-                ChannelToken(p, t, g)
-                for p, g, t in zip(position, gate, token, strict=True)
-                if p >= 0
-            ),
-        )
-        for total, start, length, document, position, gate, token in zip(*columns, strict=True)
-        if start >= 0
-    )
 
 
 @dataclass(frozen=True)
 class PassageOrigin:
-    """Where a passage is from; None is what the corpus does not know."""
+    """The document of a passage; None is what the corpus does not know."""
 
     doc_id: str
     title: str | None
@@ -248,13 +192,7 @@ class Passage:
 
 
 def read_passages(corpus: Corpus, sequences: Iterable[ChannelSequence]) -> dict[int, Passage]:
-    """Return each sequence's passage, by corpus position of its first token.
-
-    Each document is read and encoded once.
-
-    Raises:
-        FormatError: the corpus is damaged, or its tokenizer no longer gives its tokens.
-    """
+    """Return each sequence's passage by its start; each document is read once."""
     wanted: dict[int, set[tuple[int, int]]] = {}
     for sequence in sequences:
         wanted.setdefault(sequence.document, set()).add((sequence.start, sequence.length))

@@ -38,7 +38,6 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
 
     E[C_u C_v] is measured on the model as it is; only the position term changes with the ratio.
     What a model trained with that ratio would do is another matter.
-
     Source: Prism, Eq. 9 to 12 and the conjecture of §2.3.
 
     Args:
@@ -47,33 +46,33 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
         order: of the small denominators.
 
     Returns:
-        A row for each ``ratio``: ``own`` for the frequencies that the model has, else of
-        :data:`RATIOS`, its ``value`` ρ, and what it scales, the base of the rotations or their
-        angle. Cross terms K of Eq. 10, integrated over both groups, are means over all pairs of
-        heads, a head with itself among them: K_SN ``signal_noise``, K_SS ``signal_signal`` and K_NN
-        ``noise_noise``, and ``normalised`` K_SN / √(K_SS K_NN), a cosine: 1 where both groups do
-        the same, 0 where apart. They are there for each of the ``layers``, as means over these, and
-        by ``position``, with all content alike, E[C_u C_v] = 1: of frequencies alone.
+        A row for each ``ratio``: ``own``, of the model's frequencies, or one of :data:`RATIOS`; its
+        ``value`` ρ; and what it scales, the base of the rotations or their angle. Cross terms K of
+        Eq. 10 are means over all pairs of heads, a head with itself included: K_SN
+        ``signal_noise``, K_SS ``signal_signal`` and K_NN ``noise_noise``; ``normalised`` is
+        K_SN / √(K_SS K_NN), a cosine: 1 where both groups do the same. They are there for each of
+        the ``layers``, as means over these, and by ``position``, with E[C_u C_v] = 1.
         ``denominator`` and ``later_denominator`` are those of :func:`denominators`. The fact
-        ``least_in_step`` names the ratios and scalings of the least ``normalised``, and all that
-        tie with it to four decimals.
+        ``least_in_step`` names the ratios and scalings of the least ``normalised``.
 
     Raises:
         InputError: no layer, T or the order below 1, or weights that are not finite.
     """
     rows = tuple(_each_ratio(states, length, order))
-    return Table(
-        "Cross terms of signal and noise heads, means over layers",
-        {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
-         "noise_noise": ".3g", "normalised": ".4f", "position.normalised": ".4f",
-         "denominator.value": ".2g", "later_denominator.value": ".2g"},
-        rows,
-        {"length": length, "order": order, "least_in_step": least_in_step(rows[1:])},
-    )  # fmt: skip
+    columns = {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
+               "noise_noise": ".3g", "normalised": ".4f", "position.normalised": ".4f",
+               "denominator.value": ".2g", "later_denominator.value": ".2g"}  # fmt: skip
+    facts = {"length": length, "order": order, "least_in_step": least_in_step(rows[1:])}
+    return Table("Cross terms of signal and noise heads, means over layers", columns, rows, facts)
+
+
+def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> Row:
+    """Return the first row of :func:`cross_terms`: of the model's own rotations alone."""
+    return next(_each_ratio(states, length, ORDER))
 
 
 def least_in_step(rows: Sequence[Row]) -> list[str]:
-    """Return ratio and scaling of the least normalised term, and all that tie as it is shown."""
+    """Return ratio and scaling of the least normalised term, and all that tie to four decimals."""
     least = min(round(row["normalised"], 4) for row in rows)
     return [
         f"{row['ratio']} of the {row['scaling']}"
@@ -88,44 +87,27 @@ def denominators(
     """Return the least |n ω_S − m ω_N| of all pairs, and without each group's first pair.
 
     Its ``value`` is in radians a position, 0 where frequencies resonate exactly; ``n`` and ``m``
-    are from 1 to an order. Scaling of the base leaves the first pair at 1 radian a position.
-
-    Of float64 frequencies, which settings alone give: float32 rounds exact resonances away.
+    are from 1 to ``order``. Scaling of the base leaves the first pair at 1 radian a position.
+    Frequencies are float64 from the settings alone: float32 rounds exact resonances away.
 
     Args:
         size: p; with one pair alone there is no second figure.
         base, ratio, scaling: as of :func:`group_frequencies`.
         order: of n and m.
-
-    Raises:
-        InputError: as :func:`group_frequencies`, or an order below 1.
     """
     signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
-    rest = None if size == 2 else _least(signal[1:], noise[1:], order)
-    return _least(signal, noise, order), rest
 
+    def least(first: Tensor, second: Tensor) -> Row:
+        found = smallest_denominator(first, second, order)
+        return dict(zip(("value", "n", "m"), found, strict=True))
 
-def _least(signal: Tensor, noise: Tensor, order: int) -> Row:
-    return dict(zip(("value", "n", "m"), smallest_denominator(signal, noise, order), strict=True))
+    return least(signal, noise), None if size == 2 else least(signal[1:], noise[1:])
 
 
 def pair_ratios(size: int, base: float, ratio: float, scaling: Scaling) -> list[float]:
-    """Return ω_S / ω_N of each pair: ρ^(−4j/p) with a scaled base, ρ² with scaled angles.
-
-    Raises:
-        InputError: as :func:`group_frequencies`.
-    """
+    """Return ω_S / ω_N of each pair: ρ^(−4j/p) with a scaled base, ρ² with scaled angles."""
     signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
     return (signal / noise).tolist()
-
-
-def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> Row:
-    """Return the first row of :func:`cross_terms`: of the model's own rotations alone.
-
-    Raises:
-        InputError: as :func:`cross_terms`.
-    """
-    return next(_each_ratio(states, length, ORDER))
 
 
 def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> Iterator[Row]:
@@ -160,7 +142,7 @@ def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> I
 
 
 def _pairs(signal: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Return what SN, SS and NN are of."""
+    """Return the groups that each of :data:`TERMS` is of."""
     return (signal, noise), (signal, signal), (noise, noise)
 
 

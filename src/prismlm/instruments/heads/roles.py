@@ -10,42 +10,40 @@ gives at the same distances to any word:
 
     excess = mean over sentences of Σ_w (M_w − E_w) / Σ_w U_w
 
-The control moves the role to as many random words of the same sentence. Its own are among them, as
-in any permutation test: otherwise two sentences would do to beat all draws. A head beats the
-control if both figures do. p-values are corrected over all heads and roles by Benjamini and
-Hochberg.
+The control moves the role to as many random words of the same sentence. The role's own words are
+among them, as in any permutation test: otherwise two sentences would suffice to beat all draws. A
+head beats the control if both figures do. p-values are corrected over all heads and roles by
+Benjamini and Hochberg.
 
 A head of random weights has words that it happens to like, and determiners are few different words:
 the draws say that a head prefers a role's words, not that it learnt to. So compare a model with
 :func:`untrained`.
 
-Source: Prism, Fig. 3, which shows one head of each role on one sentence; the measure is ours.
+A file of sentences is JSON lines, each ``{"text": "The {subject:frog} {action:found} …"}``. Marks
+are taken out before a model reads the text.
+
+Source: Prism, Fig. 3, which shows one head of each role on one sentence, the first of the bundled
+ones; it prints that with an ellipsis. The measure, its middle and the other sentences are ours.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import os
+import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-from prismlm.errors import InputError, check_finite
+from prismlm.errors import InputError, check_finite, suggest
 from prismlm.explain.attention_maps import Head, heads_of, read_weights
-from prismlm.instruments.heads.role_cases import (
-    ROLES,
-    Role,
-    RoleCase,
-    RoleText,
-    expected,
-    load_role_cases,
-    role_text,
-    word_sums,
-)
+from prismlm.instruments.channels.case_files import read_rows
 from prismlm.instruments.results import Row, Table
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.progress import SILENT, Reporter
@@ -53,6 +51,11 @@ from prismlm.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+Role = Literal["subject", "object", "structure", "action"]
+ROLES: tuple[Role, ...] = get_args(Role)
+TARGET = "target"
+MARK = re.compile(r"\{(\w+):([^{}:]+)\}")
+BUNDLED = Path(__file__).parent / "cases" / "roles.jsonl"
 LEVEL = 0.05
 COLUMNS = {"role": "", "layer": "", "head": "", "group": "", "lift": ".2f", "control": ".2f",
            "excess": ".2f", "rank": ",", "p": ".1g", "q": ".2g"}  # fmt: skip
@@ -60,6 +63,224 @@ LEAST_DRAWS = 10_000
 DRAWS_AT_ONCE = 2048
 # In units of lift; smaller differences are rounding, and count as ties.
 TIE = 1e-4
+FITTING_STEPS = 200
+
+
+class Mark(NamedTuple):
+    """A marked stretch of a text: characters ``start`` to ``stop``."""
+
+    role: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class RoleCase:
+    """A text with the words that have a role in it.
+
+    Attributes:
+        text: without marks.
+        marks: of roles, and one of the ``target``, the word whose prediction should need the
+            object; it ends the text.
+    """
+
+    text: str
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class RoleText:
+    """A case as T tokens in W words.
+
+    Attributes:
+        ids: the tokens.
+        words: the tokens of each word that may stand for a role or as a control: not the first
+            word, not punctuation, not the target.
+        roles: numbers of the words of each role the text has.
+        row: the token after which the target is predicted.
+    """
+
+    ids: tuple[int, ...]
+    words: tuple[tuple[int, ...], ...]
+    roles: dict[Role, tuple[int, ...]]
+    row: int
+
+    def pairs(self, word: int, role: Role) -> list[tuple[int, int]]:
+        """Return (row, token) of a word's tokens and the rows after it, less those of one token.
+
+        Rows are all tokens, or of the object the one that predicts the target alone.
+        """
+        tokens = self.words[word]
+        rows = [self.row] if role == "object" else range(len(self.ids))
+        later = [i for i in rows if i > tokens[-1]]
+        return [(i, j) for i in later for j in tokens if self.ids[i] != self.ids[j]]
+
+    def seen(self, role: Role) -> tuple[int, ...]:
+        """Return the numbers of the words that one of those rows can look at."""
+        return tuple(n for n in range(len(self.words)) if self.pairs(n, role))
+
+
+def load_role_cases(path: str | os.PathLike[str] | None = None) -> tuple[RoleCase, ...]:
+    """Read cases from a file, or the bundled ones.
+
+    Raises:
+        InputError: no such file, or a line that is not a case, by its number.
+    """
+    rows = read_rows(BUNDLED if path is None else Path(path), ["text"])
+    return tuple(parse_case(row["text"], place) for place, row in rows.items())
+
+
+def parse_case(marked: str, place: str = "the case") -> RoleCase:
+    """Return a case from a text with marks.
+
+    Raises:
+        InputError: an unknown role, a brace that is no mark, no role, or not one target at the end.
+    """
+    text, marks, end = "", list[Mark](), 0
+    known = [*ROLES, TARGET]
+    for match in MARK.finditer(marked):
+        role, words = match.groups()
+        if role not in known:
+            raise InputError(
+                f"{place}: there is no role {role!r}: expected {', '.join(known)}."
+                f"{suggest(role, known)}"
+            )
+        text += marked[end : match.start()]
+        marks.append(Mark(role, len(text), len(text) + len(words)))
+        text, end = text + words, match.end()
+    text += marked[end:]
+    if "{" in text or "}" in text:
+        raise InputError(f"{place}: a brace in {text!r} belongs to no mark like {{subject:frog}}.")
+    if [mark.stop for mark in marks if mark.role == TARGET] != [len(text)]:
+        raise InputError(
+            f"{place}: expected one target, marked {{target:door}}, at the end of the text."
+        )
+    if len(marks) == 1:
+        raise InputError(f"{place}: no word has a role: mark some of {', '.join(ROLES)}.")
+    if text[: marks[0].start].strip() == "":
+        raise InputError(
+            f"{place}: the first word, {text[: marks[0].stop].strip()!r}, cannot have a role, for "
+            "a head that leaves its weight on the first token would seem to look for it."
+        )
+    return RoleCase(text, tuple(marks))
+
+
+def role_text(tokenizer: PreTrainedTokenizerBase, case: RoleCase) -> RoleText:
+    """Return a case as tokens and words.
+
+    Raises:
+        InputError: a tokenizer that is not a fast one, a word that cannot stand for its role, or
+            fewer other words than a role has, which its control needs.
+    """
+    from prismlm.corpus.words import encode, worded
+
+    ids, spans = encode(tokenizer, case.text)
+    text = worded(case.text, spans)
+    groups: list[list[int]] = [[] for _ in text.words]
+    for token, word in enumerate(text.word_of):
+        groups[word].append(token)
+
+    def words_of(mark: Mark) -> list[int]:
+        """Return the words whose tokens share a character with a mark."""
+        touched = [first < mark.stop and last > mark.start for first, last in spans.tolist()]
+        words = [word for word, inside in zip(text.word_of, touched, strict=True) if inside]
+        if not words:
+            marked = case.text[mark.start : mark.stop]
+            raise InputError(f"the tokenizer gives no token for {marked!r} of {case.text!r}.")
+        return words
+
+    target = words_of(case.marks[-1])[0]
+    # Spaces and punctuation have no letter or digit.
+    usable = [
+        word
+        for word in range(1, target)
+        if any(letter.isalnum() for letter in text.words[word]) and groups[word][0] > 0
+    ]
+    roles: dict[Role, dict[int, None]] = {}
+    for mark in case.marks[:-1]:
+        for word in words_of(mark):
+            if word not in usable:
+                raise InputError(
+                    f"{text.words[word]!r} of {case.text!r} cannot stand for a role: it is "
+                    "punctuation, or one word with the first or with the target."
+                )
+            roles.setdefault(cast(Role, mark.role), {})[usable.index(word)] = None
+    found = RoleText(
+        tuple(ids),
+        tuple(tuple(groups[word]) for word in usable),
+        {role: tuple(roles[role]) for role in ROLES if role in roles},
+        groups[target][0] - 1,
+    )
+    for role, words in found.roles.items():
+        seen = found.seen(role)
+        if not set(words) <= set(seen):
+            raise InputError(
+                f"the {role} of {case.text!r} is not before the token that predicts the target: "
+                "put a word between the two."
+            )
+        if (others := len(seen) - len(words)) < len(words):
+            raise InputError(
+                f"{case.text!r} has {len(words)} words of the role {role} and {others} others: "
+                "expected at least as many others, for controls."
+            )
+    return found
+
+
+def word_sums(weights: Tensor, text: RoleText, role: Role) -> tuple[Tensor, Tensor]:
+    """Return M [heads, words] and U [words] of the words w that are seen.
+
+        M_w = Σ_i Σ_{j∈w} A_ij    U_w = Σ_i Σ_{j∈w} 1 / (i + 1)
+
+    i are the tokens after w; for the object, only the one after which the target is predicted. U
+    is what uniform attention gives w. Where i and j are the same token the pair does not count:
+    tied heads look for their own likes, "the" at "the".
+
+    Args:
+        weights: [heads, T, T].
+        text: of T tokens.
+        role: whose rows count.
+    """
+    masses: list[Tensor] = []
+    uniform: list[float] = []
+    for number in text.seen(role):
+        rows, tokens = (list(side) for side in zip(*text.pairs(number, role), strict=True))
+        masses.append(weights[:, rows, tokens].sum(1))
+        uniform.append(sum(1 / (row + 1) for row in rows))
+    return torch.stack(masses, 1), torch.tensor(uniform, dtype=weights.dtype)
+
+
+def expected(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return what each head would give if it went by distance alone, from float64 [heads, T, T].
+
+        E_w = Σ_i Σ_{j∈w} r_i f(i − j) / Σ_{0<k≤i} f(i − k)
+
+    r_i is the row's weight outside of the first token, where heads put what they have no use for;
+    that token's column stays as it is. f is the head's likelihood by distance, its maximum-
+    likelihood fit over all texts, by Hunter's iteration f_d ← Σ A_{i,i−d} / Σ_i r_i / Σ_{k<i} f_k.
+    """
+    heads, longest = len(weights[0]), max(one.shape[-1] for one in weights)
+    at = weights[0].new_zeros(heads, longest - 1)  # of each distance
+    outside = torch.zeros_like(at)  # of each row from the second, r
+    for one in weights:
+        inner = one[:, 1:, 1:]
+        outside[:, : inner.shape[1]] += inner.sum(-1)
+        for distance in range(inner.shape[1]):
+            at[:, distance] += inner.diagonal(-distance, 1, 2).sum(-1)
+    f = torch.ones_like(at)
+    for _ in range(FITTING_STEPS):
+        # A row whose distances all have no weight has none outside of the first token.
+        share = outside / f.cumsum(1).clamp_min(1e-300)
+        f = at / share.flip(1).cumsum(1).flip(1).clamp_min(1e-300)
+    found: list[Tensor] = []
+    for one in weights:
+        place = torch.arange(one.shape[-1] - 1)
+        distance = place[:, None] - place
+        likelihood = f[:, distance.clamp_min(0)] * (distance >= 0)
+        share = likelihood / likelihood.sum(-1, keepdim=True).clamp_min(1e-300)
+        habit = one.clone()
+        habit[:, 1:, 1:] = share * one[:, 1:, 1:].sum(-1, keepdim=True)
+        found.append(habit)
+    return found
 
 
 def search_roles(
@@ -72,14 +293,14 @@ def search_roles(
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> Table:
-    """Measure what heads give to the roles of marked sentences, beside random other words.
+    """Measure what heads give to the roles of marked sentences, with random words as a control.
 
     Args:
         model: a decoder with attention.
         tokenizer: its tokenizer.
         cases: the sentences; None for the bundled ones.
         heads: those tested, and corrected for; None for all of the model.
-        draws: of the control; None for as many as one head alone needs to be found, twice over.
+        draws: of the control; None for twice what one head alone needs to be found.
         seed: of the draws.
         progress: is shown the sentences read.
 
@@ -90,7 +311,7 @@ def search_roles(
         habit at those distances; ``rank``, 1 + the draws that come up to the head, by lift or
         excess, whichever is more; ``p``, rank / (draws + 1); and ``q``, p corrected over all heads
         and roles. A head beats its controls where q is at most ``level``. The fact ``roles`` has,
-        of each role, how many sentences and words of them there are, and heads ``found``.
+        of each role, its sentences and words, and the number of heads ``found``.
 
     Raises:
         InputError: the model has no attention, a sentence that cannot be measured, no sentence,
@@ -108,11 +329,7 @@ def search_roles(
 
 
 def check_draws(draws: int | None, heads: int) -> int:
-    """Return how many draws to take; by default twice what one head alone needs to be found.
-
-    Raises:
-        InputError: so few that no head could be found.
-    """
+    """Return how many draws to take; InputError for so few that no head could be found."""
     tests = heads * len(ROLES)
     if draws is None:
         return max(LEAST_DRAWS, math.ceil(2 * tests / LEVEL))
@@ -146,32 +363,29 @@ def score_roles(
     draws: int | None = None,
     seed: int = 0,
 ) -> Table:
-    """Score heads by weights that were read, each [heads, T, T]; see :func:`search_roles`.
+    """Score heads as :func:`search_roles`, by weights that were read, each [heads, T, T].
 
-    Raises:
-        InputError: no text, too few draws, or weights that are not finite: no draw comes up to
-            NaN, so that every head would be found.
+    Weights that are not finite are refused: no draw comes up to NaN, so every head would be found.
     """
     if not texts or not heads:
         raise InputError(f"{len(texts)} sentences and {len(heads)} heads: expected at least 1.")
     draws = check_draws(draws, len(heads))
     check_finite("attention weights", *weights)
     own = [one.double() for one in weights]
-    usual = expected(own)
+    habits = expected(own)
     generator = torch.Generator().manual_seed(seed)
-    tested = {role: _tested(role, texts, own, usual, draws, generator) for role in ROLES}
+    tested = {role: _tested(role, texts, own, habits, draws, generator) for role in ROLES}
     p = torch.cat([t.rank.double() / (draws + 1) for t in tested.values() if t is not None])
     q = iter(stats.false_discovery_control(p.numpy()).tolist())
     rows: list[Row] = []
     roles: Row = {}
-    for role in ROLES:
-        having = [text for text in texts if role in text.roles]
-        found = tested[role]
+    for role, found in tested.items():
         scores = [] if found is None else _scores(role, found, heads, draws, q)
         rows += sorted(scores, key=lambda row: (row["p"], -row["lift"]))
+        having = [text.roles[role] for text in texts if role in text.roles]
         roles[role] = {
             "sentences": len(having),
-            "words": sum(len(text.roles[role]) for text in having),
+            "words": sum(map(len, having)),
             "found": sum(row["q"] <= LEVEL for row in scores),
         }
     facts = {"heads": len(heads), "draws": draws, "seed": seed, "level": LEVEL, "roles": roles}
@@ -204,17 +418,16 @@ def _tested(
     role: Role,
     texts: Sequence[RoleText],
     own: Sequence[Tensor],
-    usual: Sequence[Tensor],
+    habits: Sequence[Tensor],
     draws: int,
     generator: torch.Generator,
 ) -> _Tested | None:
     """Return lifts and ranks of every head; None if no text has the role."""
     sentences: list[_Words] = []
-    for text, weights, habit in zip(texts, own, usual, strict=True):
+    for text, weights, habit in zip(texts, own, habits, strict=True):
         if role in text.roles:
             mass, uniform = word_sums(weights, text, role)
-            seen = torch.tensor(text.seen(role))
-            of_role = torch.isin(seen, torch.tensor(text.roles[role]))
+            of_role = torch.isin(torch.tensor(text.seen(role)), torch.tensor(text.roles[role]))
             beyond = mass - word_sums(habit, text, role)[0]
             sums = torch.cat([mass, beyond]).float()
             sentences.append(_Words(sums, uniform.float(), of_role))
@@ -247,7 +460,7 @@ def _drawn(of_role: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     return torch.zeros_like(keys).scatter_(1, chosen, 1)
 
 
-def _scores(role: Role, found: _Tested, heads: Sequence[Head], draws: int, q: Any) -> list[Row]:
+def _scores(role: str, found: _Tested, heads: Sequence[Head], draws: int, q: Any) -> list[Row]:
     columns = (column.tolist() for column in found)
     return [
         {

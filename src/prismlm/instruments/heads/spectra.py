@@ -15,7 +15,6 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError, check_finite, check_number, check_whole
-from prismlm.instruments.forward import documents_of, target_losses
 from prismlm.instruments.heads.resonance import ORDER, cross_terms
 from prismlm.instruments.heads.states import (
     DISTORTION,
@@ -24,6 +23,7 @@ from prismlm.instruments.heads.states import (
     read_states,
     signal_noise_layers,
 )
+from prismlm.instruments.reading import documents_of, target_losses
 from prismlm.instruments.results import Report, Row, Table
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
@@ -56,7 +56,7 @@ def loss_against_length(
 
     Later parts of a document may be easier or harder in themselves. So with a trained length L,
     the same tokens beyond it are read again in windows of L that start every L/2 tokens, each
-    predicted with L/2 to L − 1 tokens of context: the control that the difference is against.
+    predicted with L/2 to L − 1 tokens of context, as a control.
 
     Args:
         model: any causal language model.
@@ -71,76 +71,55 @@ def loss_against_length(
     Returns:
         A row for each length of context, from ``low`` to ``high`` tokens, all of the same
         documents: ``loss``, mean over documents of the mean cross-entropy, nats a token, and its
-        standard ``error`` over documents, NaN of one; ``short_loss`` of the same tokens, read in
-        windows of the trained length only; the ``difference`` from it, above 0 where what lies
-        further back than the trained length hurts, and ``difference_error``, paired by document.
+        standard ``error`` over documents, NaN of one; ``short_loss``, of the control; the
+        ``difference`` from it, above 0 where text further back than the trained length hurts, and
+        ``difference_error``, paired by document.
 
     Raises:
-        InputError: a window that the model has no positions for, or that no document fills, a
-            trained length below 2, a number of documents below 1, a seed below 0, or losses that
-            are not finite.
+        InputError: a window that the model has no positions for, or that no document fills, or
+            losses that are not finite.
     """
     check_whole("the number of tokens of a window", length, 2)
     check_whole("the number of documents of the loss", documents, 1)
     check_whole("the seed", seed)
-    if trained_length is not None:
-        check_whole("the trained length", trained_length, 2)
     check_window(model, length)
-    drawn = np.random.default_rng(seed).permutation(long_documents(corpus, split, length))
+    drawn = np.random.default_rng(seed).permutation(documents_of(corpus, split, length))
     starts = corpus.starts[drawn[:documents]].tolist()
     edges = context_edges(length, trained_length)
-    windows = np.stack([corpus.read_tokens(start, length) for start in starts]).astype(np.int64)
-    control = None if trained_length is None or trained_length >= length else trained_length
-    full, short = _window_losses(model, torch.from_numpy(windows), control, corpus.prefix, progress)
-    beside = None if short is None else _means(short, edges)
-    return Table(
-        "Loss by length of context, nats a token",
-        {"context": "", "loss": ".3f", "error": ".3f", "short_loss": ".3f", "difference": "+.3f",
-         "difference_error": ".3f"},
-        _buckets(_means(full, edges), beside, edges, trained_length),
-        {"length": length, "trained_length": trained_length, "documents": len(windows)},
-    )  # fmt: skip
-
-
-def _window_losses(
-    model: PreTrainedModel,
-    windows: Int64[Tensor, "N T"],
-    control: int | None,
-    prefix: Sequence[int],
-    progress: Reporter,
-) -> tuple[Float[Tensor, "N T_less_1"], Float[Tensor, "N T_less_1"] | None]:
-    """Return the losses of windows, and those beyond ``control`` tokens read in windows of that."""
+    windows = torch.from_numpy(
+        np.stack([corpus.read_tokens(start, length) for start in starts]).astype(np.int64)
+    )
     full: list[Tensor] = []
     short: list[Tensor] = []
     with evaluating(model), progress.task("Reading lengths", windows.numel()) as task:
-        for ids in windows.split(max(1, PASS_TOKENS // windows.shape[1])):
+        for ids in windows.split(max(1, PASS_TOKENS // length)):
             full.append(token_losses(model, ids))
-            if control is not None:
-                short.append(_short_losses(model, ids, control, prefix))
+            if trained_length is not None and trained_length < length:
+                short.append(_short_losses(model, ids, trained_length, corpus.prefix))
             task.advance(ids.numel())
-    return torch.cat(full), torch.cat(short) if short else None
+    own, control = (_means(torch.cat(x), edges) if x else None for x in (full, short))
+    assert own is not None
+    columns = {"context": "", "loss": ".3f", "error": ".3f", "short_loss": ".3f",
+               "difference": "+.3f", "difference_error": ".3f"}  # fmt: skip
+    facts = {"length": length, "trained_length": trained_length, "documents": len(windows)}
+    rows = _buckets(own, control, edges, trained_length)
+    return Table("Loss by length of context, nats a token", columns, rows, facts)
 
 
 @torch.no_grad()
 def token_losses(
     model: PreTrainedModel, input_ids: Int64[Tensor, "B T"]
 ) -> Float[Tensor, "B T_less_1"]:
-    """Return the cross-entropy of each token but a row's first, nats; float64, on the CPU.
-
-    Raises:
-        InputError: a loss that is not finite.
-    """
+    """Return the cross-entropy of each token but a row's first, nats; float64, on the CPU."""
     ids = input_ids.to(model.device)
     with capture(model, logits=False) as seen:
         model(input_ids=ids, use_cache=False)
     embedding, logit_map = output_embedding(model), LogitMap.of(model)
     states, targets = seen.z[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
-    parts: list[Tensor] = []
-    for z, target in zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
-        parts.append(target_losses(logit_map(embedding(z)), target))
-    losses = torch.cat(parts).view(len(ids), -1)
+    parts = zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
+    losses = torch.cat([target_losses(logit_map(embedding(z)), own) for z, own in parts])
     check_finite("losses", losses)
-    return losses
+    return losses.view(len(ids), -1)
 
 
 def context_edges(length: int, trained_length: int | None = None) -> tuple[int, ...]:
@@ -149,31 +128,9 @@ def context_edges(length: int, trained_length: int | None = None) -> tuple[int, 
     1, 2, 4, 8, 16, 24, 32, 48, 64, 96, …: each doubling, from 16 on in halves; and the trained
     length, so that no bucket lies on both sides of it.
     """
-    edges, start = {1, length}, 2
-    while start < length:
-        edges.add(start)
-        if start >= 16:
-            edges.add(min(start * 3 // 2, length))
-        start *= 2
-    if trained_length is not None and trained_length < length:
-        edges.add(trained_length)
-    return tuple(sorted(edges))
-
-
-def long_documents(corpus: Corpus, split: Split, length: int) -> np.ndarray:
-    """Return the numbers of a split's documents of at least ``length`` tokens, ascending.
-
-    Raises:
-        InputError: there are none, or the split is empty or unknown.
-    """
-    numbers = documents_of(corpus, split)
-    lengths = corpus.lengths[numbers]
-    if not (lengths >= length).any():
-        raise InputError(
-            f"no document of {corpus.name!r}, {split}, has {length:,} tokens: the longest has "
-            f"{int(lengths.max()):,}. Take a shorter window, or a corpus of longer documents."
-        )
-    return numbers[lengths >= length]
+    edges = {1, length, trained_length or 1} | {2**k for k in range(1, length.bit_length())}
+    edges |= {3 * 2**k for k in range(3, length.bit_length())}
+    return tuple(sorted(edge for edge in edges if edge <= length))
 
 
 def _short_losses(
@@ -201,25 +158,22 @@ def _means(losses: Float[Tensor, "D C"], edges: Sequence[int]) -> Float[Tensor, 
 
 
 def _buckets(
-    found: Tensor, beside: Tensor | None, edges: Sequence[int], trained: int | None
+    full: Tensor, short: Tensor | None, edges: Sequence[int], trained: int | None
 ) -> tuple[Row, ...]:
     rows: list[Row] = []
     for i, (low, end) in enumerate(pairwise(edges)):
-        own = found[:, i]
+        own = full[:, i]
         row: Row = {
             "context": str(low) if low == end - 1 else f"{low}–{end - 1}",
             "low": low,
             "high": end - 1,
             "loss": own.mean().item(),
             "error": _error(own),
-            "short_loss": None,
-            "difference": None,
-            "difference_error": None,
-        }
+        } | dict.fromkeys(("short_loss", "difference", "difference_error"))
         # Up to the trained length both read the same.
-        if beside is not None and trained is not None and low >= trained:
-            apart = own - beside[:, i]
-            row["short_loss"] = beside[:, i].mean().item()
+        if short is not None and trained is not None and low >= trained:
+            apart = own - short[:, i]
+            row["short_loss"] = short[:, i].mean().item()
             row["difference"], row["difference_error"] = apart.mean().item(), _error(apart)
         rows.append(row)
     return tuple(rows)
@@ -266,8 +220,8 @@ def spectra_report(
 ) -> Report:
     """Return rates, cross terms and the loss by length of context over a text.
 
-    The tables are ``rates``, ``cross_terms`` and ``loss``; that is left out where no document of
-    the split is long enough, unless the length, or the loss alone, was asked for.
+    The tables are ``rates``, ``cross_terms`` and ``loss``; the last is left out where no document
+    of the split is long enough, unless its length, or it alone, was asked for.
 
     Args:
         model: a decoder of signal/noise attention; any decoder with ``loss_only``.
@@ -279,54 +233,46 @@ def spectra_report(
 
     Raises:
         InputError: as :func:`read_states`, :func:`layer_rates`, :func:`cross_terms` and
-            :func:`loss_against_length`, or a seed below 0.
+            :func:`loss_against_length`.
     """
-    tables: dict[str, Table] = {}
-    positions = 0
-    shared: Row = {"seed": options.seed, "progress": progress}
-    # Said before minutes of reading, not after.
     _check(options)
+    tables: dict[str, Table] = {}
+    positions, trained = 0, options.trained_length or sequences.length
+    corpus, split = sequences.corpus, sequences.split
     if not loss_only:
         signal_noise_layers(model)
-        documents_of(sequences.corpus, sequences.split)
-        states = read_states(model, sequences.batches(), positions=options.positions, **shared)
+        documents_of(corpus, split)
+        drawn = {"positions": options.positions, "seed": options.seed, "progress": progress}
+        states = read_states(model, sequences.batches(), **drawn)
         positions = len(states[0].positions)
-        trained = options.trained_length or sequences.length
         tables["rates"] = layer_rates(states, distortion=options.distortion, seed=options.seed)
         tables["cross_terms"] = cross_terms(states, length=trained, order=options.order)
     facts = {"corpus": asdict(sequences.part(positions)), "options": options._asdict()}
-    length = options.context or 2 * (options.trained_length or sequences.length)
-    # Asked for by itself, it has to be said at once.
-    asked = loss_only or options.context is not None
-    no_loss = None if asked else _too_long(model, sequences, length)
-    if no_loss is not None:
-        return Report(name, facts, tables, {"loss": no_loss})
+    length = options.context or 2 * trained
+    if not loss_only and options.context is None:
+        try:
+            check_window(model, length)
+            documents_of(corpus, split, length)
+        except InputError as error:
+            return Report(name, facts, tables, {"loss": str(error)})
     tables["loss"] = loss_against_length(
         model,
-        sequences.corpus,
+        corpus,
         length=length,
         trained_length=options.trained_length,
-        split=sequences.split,
+        split=split,
         documents=options.documents,
-        **shared,
+        seed=options.seed,
+        progress=progress,
     )
     return Report(name, facts, tables)
 
 
 def _check(options: SpectraOptions) -> None:
+    """Refuse options before minutes of reading, not after."""
     check_number("the distortion ε", options.distortion, "a positive number", lambda x: x > 0)
     check_whole("the order of denominators", options.order, 1)
     check_whole("the seed", options.seed)
     if options.context is not None:
         check_whole("the number of tokens of a window", options.context, 2)
     check_whole("the number of documents of the loss", options.documents, 1)
-
-
-def _too_long(model: PreTrainedModel, sequences: Sequences, length: int) -> str | None:
-    """Return why no loss can be read in windows of so many tokens, or None."""
-    try:
-        check_window(model, length)
-        long_documents(sequences.corpus, sequences.split, length)
-    except InputError as error:
-        return str(error)
-    return None

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.index.positions import hashed
-from prismlm.instruments.forward import collect
 from prismlm.instruments.heads.use import LEAST_VISIBLE, HeadUseCollector
+from prismlm.instruments.reading import collect
 from prismlm.instruments.results import Row, Table
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.models.watch import Hook, watch
@@ -43,7 +43,7 @@ class AttentionStates:
         attention: the layer itself.
         noise_weight: λ.
         dictionary: U of each head, signal heads first.
-        positions: where in the corpus, ascending.
+        positions: in the corpus, ascending.
         inputs: Z, the normalised stream that the attention reads.
         steps: η (S − λN), what it adds.
     """
@@ -62,13 +62,9 @@ class AttentionStates:
 
 
 def signal_noise_layers(model: nn.Module) -> tuple[SignalNoiseAttention, ...]:
-    """Return the signal/noise attention of each layer.
-
-    Raises:
-        InputError: the model has none.
-    """
-    found = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
-    if not found:
+    """Return the signal/noise attention of each layer; InputError if there is none."""
+    layers = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
+    if not layers:
         kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
         raise InputError(
             f"a model of type {kind!r} has no signal and noise dictionaries: coding rates, "
@@ -76,7 +72,7 @@ def signal_noise_layers(model: nn.Module) -> tuple[SignalNoiseAttention, ...]:
             "'prismlm_signal_noise' have. Heads and the loss against length can be read of any "
             "decoder."
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def read_states(
@@ -89,8 +85,8 @@ def read_states(
 ) -> tuple[AttentionStates, ...]:
     """Return what each layer's attention reads and adds at positions drawn from the text.
 
-    Which positions is a matter of the seed and of where in the corpus they are, not of batches:
-    each gets a hash, and the lowest are kept.
+    Each position gets a hash of the seed and its place in the corpus, and the lowest are kept, so
+    that the draw does not depend on batches.
 
     Args:
         model: a decoder of signal/noise attention.
@@ -107,31 +103,40 @@ def read_states(
     return collector.result()
 
 
-class StateCollector:
-    """Collects the states of :func:`read_states` while the caller runs the forward passes.
+def read_states_and_heads(
+    model: PreTrainedModel,
+    batches: Iterable[WindowBatch],
+    *,
+    least_visible: int = LEAST_VISIBLE,
+) -> tuple[tuple[AttentionStates, ...], Table | None]:
+    """Return :func:`read_states` and :func:`head_uses` from the same passes.
 
-    Args:
-        model, positions, seed: as of :func:`read_states`.
-
-    Raises:
-        InputError: a model without signal/noise heads, or N below 2.
+    The heads are None where no query sees ``least_visible`` tokens.
     """
+    states = StateCollector(model, positions=POSITIONS, seed=0)
+    heads = HeadUseCollector(model, least_visible=least_visible)
+    collect(model, batches, states, heads, title="Reading states and heads")
+    return states.result(), heads.result() if heads.queries else None
+
+
+class StateCollector:
+    """Collects the states of :func:`read_states` while the caller runs the forward passes."""
 
     def __init__(self, model: PreTrainedModel, *, positions: int, seed: int) -> None:
         self._layers = signal_noise_layers(model)
-        check_whole("the number of positions", positions, 2)
-        self._device, self._size, self._seed = model.device, positions, seed
+        self._size = check_whole("the number of positions", positions, 2)
+        self._device, self._seed = model.device, seed
         # λ and U of each layer; and of the lowest keys so far key, position, input and step.
         self._fixed: dict[nn.Module, tuple[float, Tensor]] = {}
         self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._places = self._keys = self._owned = torch.empty(0)
 
     def listening(self) -> AbstractContextManager[None]:
-        """Take in what the layers read and add during the block."""
+        """Collect what the layers read and add during the block."""
         return watch(Hook(layer, after=self._take) for layer in self._layers)
 
     def begin(self, batch: WindowBatch) -> None:
-        """Say which batch the next forward pass is of."""
+        """Announce the batch of the next forward pass."""
         self._places = batch.positions[batch.owned]
         self._keys = _hashed(self._places, self._seed)
         self._owned = batch.owned.to(self._device)
@@ -150,53 +155,24 @@ class StateCollector:
         self._kept[layer] = tuple(column[lowest] for column in columns)
 
     def result(self) -> tuple[AttentionStates, ...]:
-        """Return the states of each layer.
-
-        Raises:
-            InputError: fewer than two tokens were read.
-        """
-        found: list[AttentionStates] = []
+        """Return the states of each layer; InputError if fewer than two tokens were read."""
+        states: list[AttentionStates] = []
         for number, layer in enumerate(self._layers):
-            _, places, inputs, steps = self._kept.get(layer, (torch.empty(0),) * 4)
-            if len(places) < 2:
+            _, *columns = self._kept.get(layer, (torch.empty(0),) * 4)
+            if len(columns[0]) < 2:
                 raise InputError(
                     "the text has fewer than two tokens, of which no coding rate can be told: read "
                     "a longer one."
                 )
-            # In the corpus' order, sums are the same whatever batches they came in.
-            order = places.argsort()
-            columns = (places[order], inputs[order], steps[order])
-            found.append(AttentionStates(number, layer, *self._fixed[layer], *columns))
-        return tuple(found)
-
-
-def read_states_and_heads(
-    model: PreTrainedModel,
-    batches: Iterable[WindowBatch],
-    *,
-    least_visible: int = LEAST_VISIBLE,
-) -> tuple[tuple[AttentionStates, ...], Table | None]:
-    """Return what :func:`read_states` and :func:`head_uses` do, in one forward pass a batch.
-
-    The heads are None where no query sees enough tokens: the states are there all
-    the same.
-
-    Args:
-        model: a decoder of signal/noise attention.
-        batches: text; tokens count that their window owns.
-        least_visible: a query of a head counts from so many visible positions on.
-
-    Raises:
-        InputError: as both, but for queries.
-    """
-    states = StateCollector(model, positions=POSITIONS, seed=0)
-    heads = HeadUseCollector(model, least_visible=least_visible)
-    collect(model, batches, states, heads, title="Reading states and heads")
-    return states.result(), heads.result() if heads.queries else None
+            # In the corpus' order, sums are the same whatever the batches were.
+            order = columns[0].argsort()
+            ordered = (column[order] for column in columns)
+            states.append(AttentionStates(number, layer, *self._fixed[layer], *ordered))
+        return tuple(states)
 
 
 def _hashed(positions: Tensor, seed: int) -> Tensor:
-    """Return a hash of each position and the seed, as int64 that are not negative."""
+    """Return a hash of each position and the seed, as non-negative int64."""
     apart = positions.numpy().astype(np.uint64) + np.uint64(seed % 2**32) * np.uint64(2**32)
     keys = hashed(apart * np.uint64(0x9E3779B97F4A7C15))
     return torch.from_numpy((keys >> np.uint64(1)).astype(np.int64))
@@ -212,14 +188,12 @@ def layer_rates(
     """Return coding rates of each layer, before and after the step Z ← Z + η (S − λN).
 
     A step that only makes states longer raises every rate. ``scaled`` is Z stretched to the size
-    of what the step gives; ``shuffled`` adds to each state the step of another. And a longer step
-    gains more: two models are compared at steps of one length, which ``resized`` has.
+    of what the step gives; ``shuffled`` adds to each state the step of another. A longer step also
+    gains more: two models are compared at steps of one length, by ``resized``.
 
     The step is what the layer adds to its stream, but here it is added to the normalised stream
     that it reads: the source's update has no norm, and its ΔR is of what the dictionaries see.
-
-    Source: Prism, Eq. 2 to 7. Controls and the random dictionaries are ours; so is ε, which the
-    source leaves open.
+    Source: Prism, Eq. 2 to 7. Controls, random dictionaries and ε are ours.
 
     Args:
         states: what the layers read and add.
@@ -230,25 +204,24 @@ def layer_rates(
     Returns:
         A row for each ``layer``. ``before``, ``after``, ``scaled``, ``shuffled`` and, with
         ``lengths``, ``resized`` are of :func:`rates_of`; ``gain``, ``gain_over_scaled``,
-        ``gain_over_shuffled`` and ``gain_resized`` what a step adds to ΔR, in nats, against each.
-        ``step_size``: ‖η (S − λN)‖_F / ‖Z‖_F. ``gradient_cosine``: of the step with ∂ΔR/∂Z, over
-        all N states together. ``incoherence``: ‖U_sᵀU_n‖_F / (‖U_s‖_F ‖U_n‖_F), ``own`` and of
-        ``random`` dictionaries of that shape, mean and standard deviation.
+        ``gain_over_shuffled`` and ``gain_resized`` are what a step adds to ΔR, in nats.
+        ``step_size``: ‖η (S − λN)‖_F / ‖Z‖_F. ``gradient_cosine``: of the step with ∂ΔR/∂Z.
+        ``incoherence``: ‖U_sᵀU_n‖_F / (‖U_s‖_F ‖U_n‖_F), ``own`` and of ``random`` dictionaries of
+        that shape, mean and deviation.
 
     Raises:
         InputError: a distortion that is not positive, or states or weights that are not finite.
     """
     wanted = lengths if lengths is not None else [None] * len(states)
-    pairs = zip(states, wanted, strict=True)
-    return Table(
-        "Coding rates of what attention reads, nats",
-        {"layer": "", "before.whole": ".1f", "before.signal": ".1f", "before.noise": ".1f",
-         "before.difference": ".1f", "gain": "+.2f", "gain_over_scaled": "+.2f",
-         "gain_over_shuffled": "+.2f", "gradient_cosine": "+.2f", "incoherence.own": ".3f",
-         "incoherence.random": ".3f"},
-        tuple(_rates(one, distortion, seed, length) for one, length in pairs),
-        {"distortion": distortion},
-    )  # fmt: skip
+    columns = {"layer": "", "before.whole": ".1f", "before.signal": ".1f", "before.noise": ".1f",
+               "before.difference": ".1f", "gain": "+.2f", "gain_over_scaled": "+.2f",
+               "gain_over_shuffled": "+.2f", "gradient_cosine": "+.2f", "incoherence.own": ".3f",
+               "incoherence.random": ".3f"}  # fmt: skip
+    rows = tuple(
+        _rates(one, distortion, seed, length) for one, length in zip(states, wanted, strict=True)
+    )
+    title = "Coding rates of what attention reads, nats"
+    return Table(title, columns, rows, {"distortion": distortion})
 
 
 def rates_of(
@@ -262,13 +235,10 @@ def rates_of(
 
     They are R(Z), ``whole``; ``signal``, R(Z | U_s) = Σ_h R(Z U_s,h); ``noise``, R(Z | U_n); and
     the ``difference`` ΔR = R(Z | U_s) − λ R(Z | U_n), by Eq. 3 and 4.
-
-    Raises:
-        InputError: as :func:`prismlm.ops.dictionaries.subspace_rate`.
     """
-    heads = len(dictionary) // 2
-    signal = subspace_rate(points, dictionary[:heads], distortion=distortion).item()
-    noise = subspace_rate(points, dictionary[heads:], distortion=distortion).item()
+    signal, noise = (
+        subspace_rate(points, part, distortion=distortion).item() for part in dictionary.chunk(2)
+    )
     whole = coding_rate(points, distortion=distortion).item()
     difference = signal - noise_weight * noise
     return {"whole": whole, "signal": signal, "noise": noise, "difference": difference}
@@ -301,9 +271,7 @@ def _rates(one: AttentionStates, distortion: float, seed: int, length: float | N
         "positions": len(inputs),
         "noise_weight": one.noise_weight,
         "step_size": moved / size if size else math.nan,
-        "gradient_cosine": _gradient_cosine(
-            inputs, steps, dictionary, one.noise_weight, distortion
-        ),
+        "gradient_cosine": _gradient_cosine(one, distortion),
         "gain": at["after"] - at["before"],
         "gain_over_scaled": at["after"] - at["scaled"],
         "gain_over_shuffled": at["after"] - at["shuffled"],
@@ -313,28 +281,24 @@ def _rates(one: AttentionStates, distortion: float, seed: int, length: float | N
     } | rates
 
 
-def _gradient_cosine(
-    inputs: Tensor, steps: Tensor, dictionary: Tensor, noise_weight: float, distortion: float
-) -> float:
-    heads = len(dictionary) // 2
+def _gradient_cosine(one: AttentionStates, distortion: float) -> float:
+    steps = one.steps.double()
     with torch.enable_grad():
-        z = inputs.clone().requires_grad_()
-        signal = subspace_rate(z, dictionary[:heads], distortion=distortion)
-        noise = subspace_rate(z, dictionary[heads:], distortion=distortion)
-        (gradient,) = torch.autograd.grad(signal - noise_weight * noise, z)
+        z = one.inputs.double().clone().requires_grad_()
+        parts = one.dictionary.double().chunk(2)
+        signal, noise = (subspace_rate(z, part, distortion=distortion) for part in parts)
+        (gradient,) = torch.autograd.grad(signal - one.noise_weight * noise, z)
     size = float(gradient.norm() * steps.norm())
     return float((gradient * steps).sum()) / size if size else 0.0
 
 
 def _incoherence(dictionary: Float[Tensor, "G d p"], generator: torch.Generator) -> Row:
     signal, noise = (group.transpose(0, 1).flatten(1) for group in dictionary.chunk(2))
-    random = [
-        incoherence(
-            torch.randn(signal.shape, generator=generator, dtype=torch.float64),
-            torch.randn(noise.shape, generator=generator, dtype=torch.float64),
-        ).item()
-        for _ in range(RANDOM_DICTIONARIES)
-    ]
+
+    def drawn(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=torch.float64)
+
+    random = [incoherence(drawn(signal), drawn(noise)).item() for _ in range(RANDOM_DICTIONARIES)]
     return {
         "own": incoherence(signal, noise).item(),
         "random": statistics.fmean(random),

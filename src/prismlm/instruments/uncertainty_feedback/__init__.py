@@ -1,16 +1,8 @@
 """Whether a model uses the uncertainty that is fed back to it: the checks of PRISMA."""
 
-from prismlm.instruments.uncertainty_feedback.report import (
-    inspect_uncertainty_feedback,
-)
-from prismlm.instruments.uncertainty_feedback.signal import (
-    InspectOptions,
-    Sample,
-    Signal,
-    corpus_sample,
-    document_sample,
-    feedback_of,
-)
+from prismlm.instruments.reading import Sample, corpus_sample, document_sample
+from prismlm.instruments.uncertainty_feedback.report import inspect_uncertainty_feedback
+from prismlm.instruments.uncertainty_feedback.signal import InspectOptions, Signal, feedback_of
 
 __all__ = [
     "InspectOptions",

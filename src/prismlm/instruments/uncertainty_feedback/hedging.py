@@ -13,13 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.errors import check_number, check_whole
+from prismlm.errors import check_whole
 from prismlm.instruments.results import Row, Table, finding
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
     InspectOptions,
     Reading,
     cache_of,
+    entropies,
     evaluating_feedback,
     feedback_of,
     no_codes,
@@ -29,7 +30,7 @@ from prismlm.instruments.uncertainty_feedback.signal import (
 )
 from prismlm.models.positions import check_window
 from prismlm.models.uncertainty_feedback import CODES
-from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise
+from prismlm.ops.uncertainty_feedback import NO_CODE, quantise
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
@@ -48,54 +49,40 @@ Run = tuple[Float[np.ndarray, "texts 4"], Sequence[np.ndarray], int]
 
 
 def hedging(reading: Reading) -> Table:
-    """Let a model go on from the starts of texts and count hedging words by the entropy before.
+    """Let a model continue the starts of texts and count hedging words by the entropy before.
 
     The prompt of a text is its first 16 tokens, or its first half where it is shorter. A step is a
     prediction; it is high in entropy in the top quarter of its run's steps, and low in the bottom
-    one. Its code is fed with the token drawn from it, so the k tokens after that one count. Words
-    after the end of a text do not.
-
-    Shuffled codes are those of the first run, of prompts and of what was written, permuted over
-    all of its positions: a vector stands everywhere that one stood, and says nothing of its step.
-
+    one. Its code is fed with the token drawn from it, so the k tokens after that one count, up to
+    the end of a text. Shuffled codes are those of the first run, of prompts and of what was
+    written, permuted over all of its positions: they say nothing of their steps.
     Source: PRISMA, "Behavioral test"; both controls are ours.
 
     Returns:
-        Rows by ``signal``, of :data:`SIGNALS`: ``tokens`` written, up to each text's end;
-        ``hedges``, hedging words that begin in them; ``steps`` that k tokens follow; the share of
-        the k tokens ``after_high`` and ``after_low`` steps that begin a hedging word; their
-        ``difference``; and ``own_less``, the own run's difference less this one's, paired by text.
-        The last four are None where entropies do not differ.
-
-    Raises:
-        InputError: as :func:`continuations`.
+        Rows by ``signal``, of :data:`SIGNALS`: ``tokens`` written; ``hedges``, hedging words that
+        begin in them; ``steps`` that k tokens follow; the share of the k tokens ``after_high`` and
+        ``after_low`` steps that begin a hedging word; their ``difference``; and ``own_less``, the
+        own run's difference less this one's, paired by text. The last four are None where
+        entropies do not differ.
     """
     model, tokenizer, texts, codes, options, progress = reading
-    seed = options.seed
     prompts = prompts_of(texts)
     own = tuple(row[: len(prompt)] for row, prompt in zip(codes, prompts, strict=True))
     nothing = tuple(torch.full((options.tokens - 1,), NO_CODE) for _ in prompts)
-    fed_codes: dict[str, tuple[Codes, Codes | None]] = {
+    given: dict[str, tuple[Codes, Codes | None]] = {
         "own": (own, None),
         "none": (no_codes(prompts), nothing),
     }
     runs: dict[str, Run] = {}
     for signal, title in SIGNALS.items():
-        read, after = fed_codes[signal]
+        read, after = given[signal]
+        how = {"temperature": options.temperature, "seed": options.seed, "progress": progress}
         written = continuations(
-            model,
-            prompts,
-            read,
-            options.tokens,
-            written_codes=after,
-            temperature=options.temperature,
-            seed=seed,
-            progress=progress,
-            title=title,
+            model, prompts, read, options.tokens, written_codes=after, title=title, **how
         )
         if signal == "own":
             levels = feedback_of(model).embedding.levels
-            fed_codes["shuffled"] = _shuffled(own, written, levels, seed + 1)
+            given["shuffled"] = _shuffled(own, written, levels, options.seed + 1)
         kept = [_until_end(one, tokenizer.eos_token_id) for one in written]
         starts = [
             np.array(hedge_starts(tokenizer, prompt.tolist(), ids.tolist()), dtype=bool)
@@ -110,31 +97,38 @@ def hedging_table(runs: Mapping[str, Run], options: InspectOptions) -> Table:
     """Return the table of :func:`hedging`, of what :func:`hedges_after` counts by signal."""
     rows: list[Row] = []
     for signal, (column, starts, steps) in runs.items():
-        rows.append({"signal": signal} | _run(column, starts, steps, options.seed))
-        if signal != "own" and rows[0]["difference"] and rows[-1]["difference"]:
+        row: Row = {"signal": signal, "tokens": sum(map(len, starts))}
+        row |= {"hedges": int(sum(map(np.sum, starts))), "steps": steps}
+        row |= dict.fromkeys(("after_high", "after_low", "difference"))
+        total = column.sum(0)
+        if total[1] and total[3]:
+            row["after_high"], row["after_low"] = (total[::2] / total[1::2]).tolist()
+            counts = column[:, ::2], column[:, 1::2]
+            row["difference"] = bootstrap(*counts, (1, -1), seed=options.seed)
+        if rows and rows[0]["difference"] and row["difference"]:
             both = np.concatenate([runs["own"][0], column], 1)
             less = bootstrap(both[:, ::2], both[:, 1::2], (1, -1, -1, 1), seed=options.seed)
-            rows[-1]["own_less"] = less
-    words, texts = sum(row["hedges"] for row in rows), len(runs["own"][0])
-    return Table(
-        f"Hedging words in the {options.window} tokens after steps of high and low entropy",
-        {"signal": "", "tokens": "", "hedges": "", "after_high": ".2%", "after_low": ".2%",
-         "difference": "+.2%", "own_less": "+.2%"},
-        tuple(rows),
-        {"texts": texts, "window": options.window, "temperature": options.temperature},
-        tuple(
-            finding(
-                f"hedging: after high less after low, own signal − {row['signal']}",
-                row.get("own_less") if words else None,
-                row["difference"] and row["difference"].value,
-            )
-            for row in rows[1:]
-        ),
-    )  # fmt: skip
+            row["own_less"] = less
+        rows.append(row)
+    words = sum(row["hedges"] for row in rows)
+    findings = tuple(
+        finding(
+            f"hedging: after high less after low, own signal − {row['signal']}",
+            row.get("own_less") if words else None,
+            row["difference"] and row["difference"].value,
+        )
+        for row in rows[1:]
+    )
+    columns = {"signal": "", "tokens": "", "hedges": "", "after_high": ".2%", "after_low": ".2%",
+               "difference": "+.2%", "own_less": "+.2%"}  # fmt: skip
+    facts = {"texts": len(runs["own"][0]), "window": options.window}
+    facts |= {"temperature": options.temperature}
+    title = f"Hedging words in the {options.window} tokens after steps of high and low entropy"
+    return Table(title, columns, tuple(rows), facts, findings)
 
 
 def prompts_of(texts: Sequence[Tensor]) -> list[Tensor]:
-    """Return what is gone on from: the first 16 tokens of each, or the first half of less."""
+    """Return the first 16 tokens of each text, or its first half where it is shorter."""
     return [text[: min(PROMPT, max(1, len(text) // 2))] for text in texts]
 
 
@@ -175,17 +169,6 @@ def hedges_after(
             found[text, column] = after[chosen].sum()
             found[text, column + 1] = chosen.sum() * window
     return found, len(pool)
-
-
-def _run(
-    column: Float[np.ndarray, "texts 4"], starts: Sequence[np.ndarray], steps: int, seed: int
-) -> Row:
-    total, row = column.sum(0), dict[str, Any].fromkeys(("after_high", "after_low", "difference"))
-    if total[1] and total[3]:
-        row["after_high"], row["after_low"] = (total[::2] / total[1::2]).tolist()
-        row["difference"] = bootstrap(column[:, ::2], column[:, 1::2], (1, -1), seed=seed)
-    hedges = int(sum(map(np.sum, starts)))
-    return {"tokens": sum(map(len, starts)), "hedges": hedges, "steps": steps} | row
 
 
 def _until_end(found: Continuation, end: object) -> tuple[np.ndarray, np.ndarray]:
@@ -258,7 +241,7 @@ def continuations(
     progress: Reporter = SILENT,
     title: str = "Writing on",
 ) -> tuple[Continuation, ...]:
-    """Let a model go on from prompts.
+    """Let a model continue prompts.
 
     Every text and step has its own random number, the same whatever codes are fed, so that all
     write the same for as long as they predict the same.
@@ -272,12 +255,7 @@ def continuations(
         temperature: of sampling; 0 takes the likeliest token.
         seed: of the random numbers.
         progress, title: show the writing.
-
-    Raises:
-        InputError: a model without feedback, a temperature that is no number from 0 on, no token
-            to write, or more than the model has positions for.
     """
-    check_number("the temperature", temperature, "0 or more", lambda t: t >= 0)
     check_whole("the number of tokens to write", tokens, 1)
     check_window(model, max(map(len, prompts)) + tokens)
     draws = np.random.default_rng(seed).random((len(prompts), tokens))
@@ -293,7 +271,7 @@ def continuations(
                 asked = {name: x.to(model.device) for name, x in ({"input_ids": ids} | fed).items()}
                 output: Any = model(**asked, use_cache=True, **cached)
                 cached, logits = cache_of(output), output.logits[:, -1]
-                shares.append(normalised_entropy(logits).float().cpu())
+                shares.append(entropies(logits))
                 drawn = torch.from_numpy(draws[numbers, step])
                 written.append(draw_tokens(logits, drawn, temperature))
                 # The cache has the own.

@@ -35,17 +35,16 @@ from prismlm.statistics import Interval, bootstrap
 FAR = 0.01
 """A code that is further off, as a share of all levels, and by more than one, is no rounding."""
 TOLERANCE = 0.1
-"""The loss is back when it is so little above that of the intact text, nats."""
+"""The loss has recovered when it is within this of the intact text's, nats."""
 SIGNALS = ("own", "zero", "shuffled")
 
 
 def ablation(reading: Reading) -> Table:
     """Return the loss with a model's own signal, with none, a neutral one and a shuffled one.
 
-    A vector that is missing can hurt a model that was trained with one. Shuffled codes are as
-    frequent as the own, so that only what they say is gone.
-
-    Source: PRISMA, "Ablation test", which zeroes the signal; neutral and shuffled are ours.
+    A missing vector can hurt a model that was trained with one. Shuffled codes are as frequent as
+    the own, so that only their information is gone. Source: PRISMA, "Ablation test", which zeroes
+    the signal; neutral and shuffled are ours.
 
     Returns:
         Rows by ``signal``: ``own``, ``zero`` (nothing is added), ``neutral`` (the code
@@ -53,17 +52,13 @@ def ablation(reading: Reading) -> Table:
         ``loss`` in nats a token, over permutations the mean; its ``perplexity``; ``change`` of the
         loss against the own signal, paired by text; ``perplexity_change``, exp(change) − 1; and
         the change ``by_permutation``.
-
-    Raises:
-        InputError: a model without feedback.
     """
     model, _, texts, codes, options, progress = reading
-    levels = feedback_of(model).embedding.levels
     counts = predictions_of(texts)
     draws: dict[str, list[Codes]] = {
         "own": [codes],
         "zero": [no_codes(texts)],
-        "neutral": [neutral_codes(texts, levels)],
+        "neutral": [neutral_codes(texts, feedback_of(model).embedding.levels)],
         "shuffled": [permuted(codes, options.seed + n) for n in range(options.permutations)],
     }
     rows: list[Row] = []
@@ -84,20 +79,13 @@ def ablation(reading: Reading) -> Table:
                 row["by_permutation"] = [float(one.sum() / counts.sum()) for one in apart]
         rows.append(row)
     codes_used = different(codes)
-    return Table(
-        "Ablation: loss with another signal, nats a token",
-        {"signal": "", "loss": ".4f", "perplexity": ".2f", "change": "+.4f",
-         "perplexity_change": "+.2%"},
-        tuple(rows),
-        {"texts": len(texts), "tokens": int(counts.sum()), "codes": codes_used},
-        (
-            finding(
-                "ablation: loss, shuffled codes − own",
-                rows[3]["change"] if codes_used > 1 else None,
-                rows[1]["change"].value,
-            ),
-        ),
-    )  # fmt: skip
+    columns = {"signal": "", "loss": ".4f", "perplexity": ".2f", "change": "+.4f",
+               "perplexity_change": "+.2%"}  # fmt: skip
+    facts = {"texts": len(texts), "tokens": int(counts.sum()), "codes": codes_used}
+    change = rows[3]["change"] if codes_used > 1 else None
+    said = finding("ablation: loss, shuffled codes − own", change, rows[1]["change"].value)
+    title = "Ablation: loss with another signal, nats a token"
+    return Table(title, columns, tuple(rows), facts, (said,))
 
 
 def prefill_gap(reading: Reading) -> Table:
@@ -109,16 +97,12 @@ def prefill_gap(reading: Reading) -> Table:
         the codes over levels − 1; ``loss``, nats a token, and ``loss_change`` against the
         recursion's codes, paired by text. The fact ``rounding`` is the largest difference between
         a token's loss read at once with the recursion's codes and token by token.
-
-    Raises:
-        InputError: a model without feedback.
     """
     model, _, texts, _, options, progress = reading
     levels = feedback_of(model).embedding.levels
     true, cached = recursion(model, texts, progress=progress)
     at_once = replay(model, texts, true, progress=progress)
-    counts = predictions_of(texts)
-    expected = summed(at_once)
+    counts, expected = predictions_of(texts), summed(at_once)
     rows: list[Row] = []
     for codes, found in pass_codes(model, texts, options.passes, progress=progress):
         sums = summed(found)
@@ -136,20 +120,18 @@ def prefill_gap(reading: Reading) -> Table:
         )
     both = zip(cached, at_once, strict=True)
     rounding = max(float((a.losses - b.losses).abs().max()) for a, b in both)
+    columns = {"passes": "", "differing": ".1%", "far": ".1%", "distance": ".2%",
+               "loss_change": "+.4f"}  # fmt: skip
+    facts = {
+        "texts": len(texts),
+        "positions": int(counts.sum()),
+        "levels": levels,
+        "loss": float(expected.sum() / counts.sum()),
+        "rounding": rounding,
+    }
     name = f"prefill: loss, codes of {len(rows)} passes − token by token"
-    return Table(
-        "Prefill against token by token",
-        {"passes": "", "differing": ".1%", "far": ".1%", "distance": ".2%", "loss_change": "+.4f"},
-        tuple(rows),
-        {
-            "texts": len(texts),
-            "positions": int(counts.sum()),
-            "levels": levels,
-            "loss": float(expected.sum() / counts.sum()),
-            "rounding": rounding,
-        },
-        (finding(name, rows[-1]["loss_change"], rounding),),
-    )
+    said = finding(name, rows[-1]["loss_change"], rounding)
+    return Table("Prefill against token by token", columns, tuple(rows), facts, (said,))
 
 
 def mistakes(reading: Reading) -> Table:
@@ -158,7 +140,6 @@ def mistakes(reading: Reading) -> Table:
     At step 1 … k the model predicts the tokens after the wrong one, which is no special token;
     text and mistake are the same for every signal. Codes of the planted text are its own, obtained
     as those of the texts were. Shuffled codes of both texts are permuted alike.
-
     Source: PRISMA, "Does it recover better from mistakes?"; the controls are ours.
 
     Returns:
@@ -167,9 +148,6 @@ def mistakes(reading: Reading) -> Table:
         ``recovered_after``, the first step whose mean loss is within ``tolerance``, or None; and
         how much less loss and entropy the own signal has, ``own_loss_less`` this one's and
         ``own_entropy_less``, paired by text.
-
-    Raises:
-        InputError: a model without feedback, or no text of k + 2 tokens.
     """
     model, tokenizer, texts, codes, options, progress = reading
     steps, draws, seed = options.steps, options.mistakes, options.seed
@@ -218,11 +196,12 @@ def excess(
 
     The first has just read the token at p; its loss is that of the token at p + 1.
     """
-    spans = [slice(place, place + steps) for place in places]
-    pairs = list(zip(wrong, intact, spans, strict=True))
-    entropy = [(a.shares[span] - b.shares[span]).double().numpy() for a, b, span in pairs]
-    loss = [(a.losses[span] - b.losses[span]).numpy() for a, b, span in pairs]
-    return np.stack([np.stack(entropy), np.stack(loss)])
+    found = [
+        [getattr(a, name)[at : at + steps].double() - getattr(b, name)[at : at + steps].double()
+         for a, b, at in zip(wrong, intact, places, strict=True)]
+        for name in ("shares", "losses")
+    ]  # fmt: skip
+    return torch.stack([torch.stack(rows) for rows in found]).numpy()
 
 
 def recovery_table(
@@ -246,18 +225,18 @@ def recovery_table(
             row["own_entropy_less"] = bootstrap(entropies[0] - entropies[number], seed=seed)
             row["own_loss_less"] = bootstrap(losses[0] - losses[number], seed=seed)
         rows.append(row)
-    return Table(
-        f"After a planted wrong token: nats over {found.shape[3]} tokens, less the intact text's",
-        {"signal": "", "mean_entropy": "+.3f", "summed_loss": "+.3f", "recovered_after": "",
-         "own_loss_less": "+.3f"},
-        tuple(rows),
-        {"texts": found.shape[2], "draws": draws, "tolerance": TOLERANCE, "codes": codes},
-        tuple(
-            finding(
-                f"mistakes: loss, own signal − {row['signal']}",
-                row["own_loss_less"] if codes > 1 else None,
-                row["summed_loss"].value,
-            )
-            for row in rows[1:]
-        ),
-    )  # fmt: skip
+    findings = tuple(
+        finding(
+            f"mistakes: loss, own signal − {row['signal']}",
+            row["own_loss_less"] if codes > 1 else None,
+            row["summed_loss"].value,
+        )
+        for row in rows[1:]
+    )
+    columns = {"signal": "", "mean_entropy": "+.3f", "summed_loss": "+.3f", "recovered_after": "",
+               "own_loss_less": "+.3f"}  # fmt: skip
+    facts = {"texts": found.shape[2], "draws": draws, "tolerance": TOLERANCE, "codes": codes}
+    title = (
+        f"After a planted wrong token: nats over {found.shape[3]} tokens, less the intact text's"
+    )
+    return Table(title, columns, tuple(rows), facts, findings)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from prismlm.errors import InputError, check_choice
+from prismlm.instruments.reading import Sample
 from prismlm.instruments.results import Report, Table
 from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER, attention_probe
 from prismlm.instruments.uncertainty_feedback.hedging import PROMPT, hedging
@@ -17,16 +18,14 @@ from prismlm.instruments.uncertainty_feedback.signal import (
     DEFAULTS,
     InspectOptions,
     Reading,
-    Sample,
     cache_of,
-    check_sample,
     evaluating_feedback,
     feedback_of,
     longer_than,
     own_codes,
 )
 from prismlm.models.attention import attention_layers
-from prismlm.models.positions import learned_positions
+from prismlm.models.positions import check_window, learned_positions
 from prismlm.progress import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -34,17 +33,11 @@ if TYPE_CHECKING:
 
 
 class Check(NamedTuple):
-    """One check.
-
-    Attributes:
-        do: what it does.
-        texts: the fewest that it needs.
-        tokens: the fewest of each; of mistakes by the steps after one.
-    """
+    """A check, and the fewest texts and tokens of each that it needs; None: ``steps`` + 2."""
 
     do: Callable[[Reading], Table]
     texts: int
-    tokens: int
+    tokens: int | None
 
 
 CHECKS = {
@@ -52,7 +45,7 @@ CHECKS = {
     "prefill": Check(prefill_gap, 4, 2),
     "attention": Check(attention_probe, 8, LEAST_LATER + 2),
     "hedging": Check(hedging, 4, 2),
-    "mistakes": Check(mistakes, 4, DEFAULTS.steps + 2),
+    "mistakes": Check(mistakes, 4, None),
     "probe": Check(code_probe, 6, 2),
 }
 
@@ -97,8 +90,7 @@ def inspect_uncertainty_feedback(
         "levels": levels,
         "options": options,
     }
-    found = {check: CHECKS[check].do(reading) for check in planned}
-    return Report(name, facts, found, left_out)
+    return Report(name, facts, {check: CHECKS[check].do(reading) for check in planned}, left_out)
 
 
 def checks_for(
@@ -107,15 +99,11 @@ def checks_for(
     checks: Sequence[str] = (),
     options: InspectOptions = DEFAULTS,
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the checks that can be done, and why others cannot.
-
-    Raises:
-        InputError: as :func:`inspect_uncertainty_feedback`.
-    """
+    """Return the checks that can be done, and why others cannot."""
     for check in checks:
         check_choice("a check", check, tuple(CHECKS))
     feedback_of(model)
-    check_sample(model, sample)
+    _check_sample(model, sample)
     asked = tuple(dict.fromkeys(checks or CHECKS))
     if "hedging" in asked and options.window >= options.tokens:
         raise InputError(
@@ -125,12 +113,11 @@ def checks_for(
     missing = _missing(model)
     left_out: dict[str, str] = {}
     for check in asked:
-        reason = _too_few(check, sample, options) or _too_long(model, check, options)
+        reason = _unfit(model, check, sample, options)
         if reason is not None and checks:
             raise InputError(reason)
-        # What a family has not is no fault of who asks.
-        reason = reason or missing.get(check)
-        if reason is not None:
+        # A check that the model's family lacks is left out even where it was asked for.
+        if reason := reason or missing.get(check):
             left_out[check] = reason
     planned = tuple(check for check in asked if check not in left_out)
     if not planned and not all(missing.get(check) for check in left_out):
@@ -138,26 +125,37 @@ def checks_for(
     return planned, left_out
 
 
-def _too_few(check: str, sample: Sample, options: InspectOptions) -> str | None:
-    texts = CHECKS[check].texts
-    tokens = options.steps + 2 if check == "mistakes" else CHECKS[check].tokens
-    found = len(longer_than(sample.texts, tokens))
-    if found >= texts:
-        return None
-    return (
-        f"{check} needs at least {texts} texts of at least {tokens} tokens, and {sample.name} has "
-        f"{found}: give more or longer texts."
-    )
+def _check_sample(model: PreTrainedModel, sample: Sample) -> None:
+    check_window(model, max(map(len, sample.texts)))
+    inputs = model.get_input_embeddings()
+    assert inputs is not None
+    assert isinstance(inputs.weight, torch.Tensor)
+    largest = max(int(text.max()) for text in sample.texts)
+    if largest >= len(inputs.weight):
+        raise InputError(
+            f"the texts hold token {largest} and the model has {len(inputs.weight)}: they were "
+            "made with another tokenizer than the model's."
+        )
 
 
-def _too_long(model: PreTrainedModel, check: str, options: InspectOptions) -> str | None:
-    bound = learned_positions(model)
-    if check != "hedging" or bound is None or PROMPT + options.tokens <= bound:
-        return None
-    return (
-        f"hedging writes {options.tokens} tokens after {PROMPT}, and the model has learned "
-        f"{bound} positions: write fewer."
-    )
+def _unfit(
+    model: PreTrainedModel, check: str, sample: Sample, options: InspectOptions
+) -> str | None:
+    """Return why the texts or the options do not allow a check."""
+    _, texts, tokens = CHECKS[check]
+    tokens = options.steps + 2 if tokens is None else tokens
+    found, bound = len(longer_than(sample.texts, tokens)), learned_positions(model)
+    if found < texts:
+        return (
+            f"{check} needs at least {texts} texts of at least {tokens} tokens, and {sample.name} "
+            f"has {found}: give more or longer texts."
+        )
+    if check == "hedging" and bound is not None and PROMPT + options.tokens > bound:
+        return (
+            f"hedging writes {options.tokens} tokens after {PROMPT}, and the model has learned "
+            f"{bound} positions: write fewer."
+        )
+    return None
 
 
 def _missing(model: PreTrainedModel) -> dict[str, str]:
@@ -167,7 +165,7 @@ def _missing(model: PreTrainedModel) -> dict[str, str]:
         with evaluating_feedback(model):
             cache_of(model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device)))
 
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for checks, read in (
         (("attention",), lambda: attention_layers(model)),
         (("prefill", "hedging"), cached),
@@ -175,5 +173,5 @@ def _missing(model: PreTrainedModel) -> dict[str, str]:
         try:
             read()
         except InputError as error:
-            found |= dict.fromkeys(checks, str(error))
-    return found
+            reasons |= dict.fromkeys(checks, str(error))
+    return reasons

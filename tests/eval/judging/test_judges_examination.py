@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from prismlm.eval.judging.continuations import Prompt
-from prismlm.eval.judging.examination import examination_pairs, examine, wilson
-from prismlm.eval.judging.judges import Judge, Pair
+from prismlm.eval.judging.judges import Judge, Pair, examination_pairs, examine, wilson
 from prismlm.labels.answers import Answers
 
 PROMPTS = [

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from prismlm.eval.judging.ratings import MOST, bradley_terry, online_elo, pairs_of, rate, wins_of
+from prismlm.eval.judging.study import MOST, bradley_terry, online_elo, pairs_of, rate, wins_of
 
 
 def test_online_elo_of_three_games_by_hand():

@@ -2,8 +2,7 @@
 
 import pytest
 
-from prismlm.eval.judging.bleu import bleu_figures, sentence_bleu
-from prismlm.eval.judging.continuations import Prompt
+from prismlm.eval.judging.continuations import Prompt, bleu_figures, sentence_bleu
 
 
 def test_bleu_by_hand():
