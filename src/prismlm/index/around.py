@@ -38,6 +38,14 @@ def sentence_around(text: str, left: int, right: int) -> Around:
     return Around(text[begin:left], text[left:right], text[right : found.start() if found else end])
 
 
+def sentences(text: str) -> list[tuple[int, int]]:
+    """Return where the sentences of a text begin and end, without the blanks between them."""
+    ends = [*((one.start(), one.end()) for one in _END.finditer(text)), (len(text), len(text))]
+    begins = [0, *(after for _, after in ends)]
+    spans = ((begin, end) for begin, (end, _) in zip(begins, ends, strict=False))
+    return [(begin, end) for begin, end in spans if text[begin:end].strip()]
+
+
 def joined(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return stretches of a text without blanks at their begin; with only blanks between, as one.
 
