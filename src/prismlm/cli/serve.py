@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli.explore import HOST, PATIENCE, Host, listening
-from prismlm.cli.options import Lens, Model, needs, number, option
+from prismlm.cli.options import Lens, Model, MovedCorpus, needs, number, option
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -21,6 +21,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def serve(
     model: Model,
     lens: Lens = None,
+    corpus: MovedCorpus = None,
     port: Annotated[int, number("N", "Port to serve at; 0 takes a free one.", most=65535)] = PORT,
     host: Host = HOST,
     name: Annotated[
@@ -39,7 +40,7 @@ def serve(
     from prismlm.web import create_app
 
     with closing(listening(host, port)) as listener:
-        lm = load(model, lens=lens)
+        lm = load(model, lens=lens, corpus=corpus)
         app = create_app(lm, name=name, api_key=api_key, together=batch, waiting=queue)
         _run(app, listener, host, api_key)
 

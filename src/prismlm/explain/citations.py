@@ -1,8 +1,8 @@
 """Which sentences of an answer a document of the corpus carries nearly all of.
 
-Support (:mod:`prismlm.explain.support`) asks of a whole answer how much of what it tells one document
-carries. Asked of a single sentence, a document that carries so much of it that the support would be
-strong, s ≥ 0.8, is cited there. Sentences of common words alone cite nothing.
+Support (:mod:`prismlm.explain.support`) asks how much of what a whole answer tells one document
+carries. Asked of a single sentence, each document with s ≥ 0.8, which would be strong support, is
+cited there. Sentences of common words alone cite nothing.
 """
 
 from __future__ import annotations

@@ -166,29 +166,34 @@ class PrismLM(OpenedModel):
         return applied(self.model, plan_for(self, edits, only))
 
 
-def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu") -> PrismLM:
+def load(
+    path: Path | str,
+    *,
+    lens: Path | str | None = None,
+    corpus: Path | str | None = None,
+    device: str = "cpu",
+) -> PrismLM:
     """Open a model directory with its head and lens.
 
     Args:
         path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint.
         lens: the lens to use; by default the only one under ``lens/``.
+        corpus: where the lens's corpus is now, if it is no longer where it was indexed.
         device: where to run.
 
     Raises:
-        InputError: no such directory, or several lenses and none named.
+        InputError: no such directory, several lenses and none named, or another corpus.
         FormatError: no head, a damaged file, or files that do not belong together.
         StaleLensError: the lens was built for other weights.
     """
     directory = check_path("the model", path)
     model, tokenizer, sidecar = load_checkpoint(directory, device=device)
     found = find_lens(directory, lens)
-    return PrismLM(
-        path=directory,
-        model=model,
-        tokenizer=tokenizer,
-        head=sidecar.head,
-        logit_map=sidecar.logit_map,
-        lens=None
-        if found is None
-        else Lens.open(found, model, sidecar.head, tokenizer_fingerprint(tokenizer)),
-    )
+    opened = None
+    if found is not None:
+        opened = Lens.open(found, model, sidecar.head, tokenizer_fingerprint(tokenizer))
+        opened.tokenizer = tokenizer
+    lm = PrismLM(directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened)
+    if corpus is not None:
+        lm.lens_for("corpus of one").use_corpus(check_path("the corpus", corpus))
+    return lm

@@ -169,7 +169,7 @@ class Trace:
         marked token is what came next, ``predicted`` is y.
 
         Raises:
-            InputError: there is no lens, it has no cells, its corpus is not at hand, or the filter
+            InputError: there is no lens, it has no cells, its text is not at hand, or the filter
                 names what is not there.
         """
         self._with_cells()

@@ -1,4 +1,4 @@
-"""Several texts written together: a left-padded batch with a cache, joined and left at every step."""
+"""Several texts written together: a left-padded batch with a cache, which texts join and leave."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def answered(request: AttributionRequest) -> tuple[str | Messages, str | Message
         answer = messages.pop()["content"]
     if not answer or not messages:
         raise RequestError(
-            "expected messages with an answer to them: the assistant's as the last, or as `answer`.",
+            "expected messages with an answer to them: the last of them, or `answer`.",
             param="answer",
         )
     return messages, [*messages, {"role": ASSISTANT, "content": answer}], answer

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -242,8 +242,9 @@ class Server:
         trace = self.lm.explain(whole)
         if isinstance(asked, str) and asked:
             read = [step.token_id for step in trace.steps]
-            same = commonprefix([self.lm.tokens_of(asked), read])
-            trace = replace(trace, first=max(0, len(same) - 1))
+            both = zip(self.lm.tokens_of(asked), read, strict=False)
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+            trace = replace(trace, first=max(0, same - 1))
         return trace
 
 

@@ -1,4 +1,4 @@
-"""One text being written: which token comes next, where it ends, and what its reader has been told."""
+"""One text being written: which token is next, where it ends, and what its reader was told."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Wanted:
         top_p: draw from the fewest tokens that hold so much of the probability.
         seed: of the drawing.
         stop: strings that the text ends before.
-        alternatives: likeliest tokens told with each that is written; None for no log-probabilities.
+        alternatives: likeliest tokens told with each; None for no log-probabilities at all.
         traced: whether it will be asked what it relies on.
     """
 
@@ -115,7 +115,7 @@ class Writing:
         return self.left or self.finish_reason is not None
 
     def next(self, state: Tensor, logits: Tensor) -> None:
-        """Write the next token: from the states [n, d] that were read, and logits [V] after them."""
+        """Write the next token, after states [n, d] that were read and logits [V]."""
         if self.wanted.traced:
             self.states.append(state)
         self.accept(pick(logits, self.wanted, self._generator), logits)
