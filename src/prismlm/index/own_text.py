@@ -12,8 +12,9 @@ from functools import lru_cache
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from prismlm.corpus.encode import around_text
+from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.pieces import pieces_of
+from prismlm.corpus.spans import TokenBytes
 from prismlm.index.cells import Cells
 from prismlm.index.suffixes import Suffixes
 
@@ -41,6 +42,7 @@ class OwnText:
         self.starts = cells.starts
         self.prefix: list[int] = around_text(tokenizer)[0]
         self.eos_token_id = int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
+        self._token_bytes = TokenBytes.of(encoder_of(tokenizer).text)
         self._decoded = lru_cache(2)(self._decode)
 
     def document_at(self, position: int) -> int:
@@ -65,11 +67,13 @@ class OwnText:
         length = int(self._cells.documents["length"][number].as_py())
         ids = self.read_tokens(int(self.starts[number]), length)[:-1].tolist()
         before = len(self.prefix) * (ids[: len(self.prefix)] == self.prefix)
-        text, spans = "", [(0, 0)] * before
-        for piece in pieces_of(self._tokenizer, ids[before:]):
-            if piece.number == 1:
-                spans.append((len(text), len(text) + len(piece.text)))
-                text += piece.text
-            else:
-                spans.append(spans[-1])
-        return text, np.array([*spans, (len(text), len(text))], dtype=np.int64)
+        own = np.array(ids[before:], dtype=np.int64)
+        pieces = pieces_of(self._tokenizer, own.tolist())
+        text = "".join(piece.shown for piece in pieces)
+        spans = None if self._token_bytes is None else self._token_bytes.spans(own, text)
+        if spans is None:
+            ends = np.cumsum([len(piece.shown) for piece in pieces])
+            begins = ends - [len(piece.text) if piece.number == 1 else 0 for piece in pieces]
+            spans = np.stack([begins, ends], axis=1)
+        end = np.full((1, 2), len(text))
+        return text, np.concatenate([np.zeros((before, 2), np.int64), spans, end])
