@@ -264,7 +264,10 @@ def test_what_is_not_served_is_refused_in_openais_form(served, lm):
     assert "asks for 5,000 more" in message
     # What asks for nothing is no reason to refuse.
     text = {"type": "text"}
-    same = served.chat(ASKED, max_tokens=2, n=1, tools=[], response_format=text, user="me")
+    nothing = {"temperature": None, "top_p": None, "stop": None, "seed": None, "stream": None}
+    same = served.chat(
+        ASKED, max_tokens=2, n=1, tools=[], response_format=text, user="me", **nothing
+    )
     parts = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
     assert same.choices[0].message == served.chat(parts, max_tokens=2).choices[0].message
 

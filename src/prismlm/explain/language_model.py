@@ -17,7 +17,7 @@ from prismlm.edits.plan import plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Edit, Only
 from prismlm.errors import check_kind, check_path
-from prismlm.explain.attention_maps import heads_at, maps_of
+from prismlm.explain.attention_maps import Head, heads_at, maps_of
 from prismlm.explain.chain import ChainsOfText
 from prismlm.explain.following import Following, OnStep
 from prismlm.explain.prediction import Recorded, record, split_predictions
@@ -82,7 +82,7 @@ class PrismLM(OpenedModel):
         prompt_length: int,
         recorded: Recorded,
         *,
-        heads: Sequence[tuple[int, int]] = (),
+        heads: Sequence[Head] = (),
         settings: str = "",
     ) -> Trace:
         """Return the trace of a text that was read, or written after, as :meth:`explain` does.

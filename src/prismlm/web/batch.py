@@ -73,7 +73,6 @@ class Batch:
         if not rows:
             self._cache = None
             return
-        assert self._cache is not None
         for layer in _layers(self._cache):
             for name in ("keys", "values"):
                 kept = getattr(layer, name)[rows, :, -max(self.lengths) :]
@@ -108,8 +107,8 @@ def _all_positions(model: PreTrainedModel) -> dict[str, int]:
     return {"logits_to_keep": 0} if "logits_to_keep" in signature(model.forward).parameters else {}
 
 
-def _layers(cache: DynamicCache) -> list[Any]:
-    return list(cache.layers)
+def _layers(cache: DynamicCache | None) -> list[Any]:
+    return [] if cache is None else list(cache.layers)
 
 
 def _padded(states: Tensor, size: int) -> Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable
 
-from prismlm.web.engine import Engine
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
@@ -12,31 +12,32 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 class Metrics:
     """Counters of one server, in a registry of its own.
 
+    Args:
+        gauges: what is looked up when it is asked for, by name.
+
     Attributes:
         requests: by path and status.
         tokens: read and written.
-        first_token, whole, attribution: seconds to the first token, to the end of an answer, and
+        first_token, answer, attribution: seconds to the first token, to the end of an answer, and
             of finding what it relies on.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.registry = CollectorRegistry()
-        known = {"registry": self.registry}
-        self.requests = Counter(
-            "prismlm_requests", "Requests by path and status.", ("path", "status"), **known
+    def __init__(self, gauges: dict[str, Callable[[], float]]) -> None:
+        own = self._registry = CollectorRegistry()
+        labels = ("path", "status")
+        self.requests = Counter("prismlm_requests", "Requests answered.", labels, registry=own)
+        self.tokens = Counter("prismlm_tokens", "Tokens of requests.", ("kind",), registry=own)
+        self.first_token, self.answer, self.attribution = (
+            Histogram(f"prismlm_{name}_seconds", said, registry=own, buckets=SECONDS)
+            for name, said in (
+                ("first_token", "To the first token."),
+                ("answer", "To the end of an answer."),
+                ("attribution", "To find what an answer relies on."),
+            )
         )
-        self.tokens = Counter("prismlm_tokens", "Tokens read and written.", ("kind",), **known)
-        times = {**known, "buckets": SECONDS}
-        self.first_token = Histogram("prismlm_first_token_seconds", "To the first token.", **times)
-        self.whole = Histogram("prismlm_answer_seconds", "To the end of an answer.", **times)
-        self.attribution = Histogram(
-            "prismlm_attribution_seconds", "To find what an answer relies on.", **times
-        )
-        waiting = Gauge("prismlm_requests_waiting", "Requests that wait.", **known)
-        waiting.set_function(lambda: engine.waiting)
-        writing = Gauge("prismlm_requests_running", "Requests that are written.", **known)
-        writing.set_function(lambda: engine.writing)
+        for name, look in gauges.items():
+            Gauge(f"prismlm_requests_{name}", f"Requests {name}.", registry=own).set_function(look)
 
     def text(self) -> bytes:
         """Return all of it in Prometheus's text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.corpus.pieces import BROKEN, decode_token
@@ -107,11 +107,11 @@ class ToWrite(Asked):
     """What a request to write has besides."""
 
     max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
-    top_p: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
+    temperature: float | None = Field(default=None, ge=0, le=10, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     seed: int | None = None
     stop: Stop | None = None
-    stream: bool = False
+    stream: bool | None = False
     stream_options: dict[str, Any] | None = None
 
     @property
@@ -124,18 +124,14 @@ class ToWrite(Asked):
         """How many likeliest tokens are told with each; None for no log-probabilities."""
         return None
 
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with what was used."""
-        return bool((self.stream_options or {}).get("include_usage"))
-
     def wanted(self, tokens: int) -> Wanted:
         """Return how up to so many tokens are to be written."""
+        heat = self.temperature or 0.0
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Wanted(
             tokens=tokens,
-            temperature=self.temperature if self.temperature >= COLDEST else 0.0,
-            top_p=self.top_p,
+            temperature=heat if heat >= COLDEST else 0.0,
+            top_p=1.0 if self.top_p is None else self.top_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed % 2**63,
             stop=tuple(one for one in stop if one),
             alternatives=self.alternatives,
@@ -166,8 +162,12 @@ class CompletionRequest(ToWrite):
     """The body of ``/v1/completions``: one prompt, of text."""
 
     prompt: str | list[Any]
-    max_tokens: int | None = Field(default=16, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The most tokens: as OpenAI has it, few unless more are asked for."""
+        return self.max_tokens or 16
 
     @property
     def alternatives(self) -> int | None:
@@ -292,7 +292,7 @@ def prismlm_object(trace: Trace, shares: Shares) -> dict[str, Any]:
     return value
 
 
-def annotations(trace: Trace, answer: str) -> list[dict[str, Any]]:
+def url_citations(trace: Trace, answer: str) -> list[dict[str, Any]]:
     """Return the documents with an address that an answer cites, sentence by sentence."""
     read = trace.answer
     # A chat template may leave out the blanks around an answer.
@@ -313,100 +313,75 @@ def annotations(trace: Trace, answer: str) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass
 class Shape:
-    """How one response, or the chunks of one stream, are put into OpenAI's form.
+    """Puts one answer, or the chunks of its stream, into OpenAI's form.
 
     Args:
         model: its name.
-        chat: whether it is a chat's.
+        chat: whether it is an answer in a chat.
         tokenizer: for the words of log-probabilities.
     """
 
-    model: str
-    chat: bool
-    tokenizer: Any
-    id: str = ""
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, model: str, chat: bool, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.chat, self._tokenizer = chat, tokenizer
+        identity = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
+        self._about = {"id": identity, "created": int(time.time()), "model": model}
 
-    def __post_init__(self) -> None:
-        self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
-
-    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        about = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return {**about, "choices": choices}
-
-    def whole(
+    def framed(
         self,
-        text: str,
-        reason: str | None,
-        usage: dict[str, int],
-        choices: Sequence[Choice] | None,
-        cited: list[dict[str, Any]],
-    ) -> dict[str, Any]:
-        """Return a response that is not streamed."""
-        about = {"index": 0, "finish_reason": reason, "logprobs": self.logprobs(choices)}
-        if self.chat:
-            message = {"role": ASSISTANT, "content": text, "refusal": None, "annotations": cited}
-            framed = self._frame("chat.completion", [{**about, "message": message}])
-        else:
-            framed = self._frame("text_completion", [{**about, "text": text}])
-        return framed | {"usage": usage}
-
-    def chunk(
-        self,
-        text: str | None = None,
+        said: dict[str, Any] | None,
         reason: str | None = None,
         choices: Sequence[Choice] | None = None,
-        **delta: Any,
+        *,
+        chunk: bool = False,
     ) -> dict[str, Any]:
-        """Return a chunk of a stream."""
-        about = {"index": 0, "finish_reason": reason, "logprobs": self.logprobs(choices)}
-        if self.chat:
-            said = {} if text is None else {"content": text}
-            return self._frame("chat.completion.chunk", [{**about, "delta": {**said, **delta}}])
-        return self._frame("text_completion", [{**about, "text": text or ""}])
+        """Return a response, or a chunk of a stream.
 
-    def last(self, usage: dict[str, int]) -> dict[str, Any]:
-        """Return the chunk that says what was used."""
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return self._frame(kind, []) | {"usage": usage}
+        Args:
+            said: the message, or what is new of it, with ``content``; None for no choice at all.
+            reason: why it ended.
+            choices: tokens with log-probabilities; None where none were asked for.
+            chunk: whether it is a part of a stream.
+        """
+        kind = ("chat.completion" + ".chunk" * chunk) if self.chat else "text_completion"
+        framed = {**self._about, "object": kind, "choices": []}
+        if said is not None:
+            about = {"index": 0, "finish_reason": reason, "logprobs": self._logprobs(choices)}
+            name = "delta" if chunk else "message"
+            body = {name: said} if self.chat else {"text": said.get("content") or ""}
+            framed["choices"] = [about | body]
+        return framed
 
-    def logprobs(self, choices: Sequence[Choice] | None) -> dict[str, Any] | None:
-        """Return log-probabilities of tokens; None where none were asked for."""
+    def _logprobs(self, choices: Sequence[Choice] | None) -> dict[str, Any] | None:
         if choices is None:
             return None
         if self.chat:
-            return {
-                "content": [
-                    self._logprob(one.token, one.log_probability)
-                    | {"top_logprobs": [self._logprob(*other) for other in one.others]}
-                    for one in choices
-                ],
-                "refusal": None,
-            }
-        words = [decode_token(self.tokenizer, one.token) for one in choices]
+            content = [
+                self._logprob(one.token, one.log_probability)
+                | {"top_logprobs": [self._logprob(*other) for other in one.others]}
+                for one in choices
+            ]
+            return {"content": content, "refusal": None}
+        words = [decode_token(self._tokenizer, one.token) for one in choices]
+        others = [
+            {decode_token(self._tokenizer, token): value for token, value in one.others}
+            for one in choices
+        ]
         return {
             "tokens": words,
             "token_logprobs": [one.log_probability for one in choices],
-            "top_logprobs": [
-                {decode_token(self.tokenizer, token): value for token, value in one.others}
-                for one in choices
-            ],
+            "top_logprobs": others,
             "text_offset": [sum(map(len, words[:number])) for number in range(len(words))],
         }
 
     def _logprob(self, token: int, value: float) -> dict[str, Any]:
-        word = decode_token(self.tokenizer, token)
+        word = decode_token(self._tokenizer, token)
         # A part of a character has no bytes in UTF-8 of its own.
         data = None if BROKEN in word else list(word.encode())
         return {"token": word, "logprob": value, "bytes": data}
 
 
-def usage_of(prompt: int, written: int) -> dict[str, int]:
-    """Return how many tokens were read and written."""
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-    }
+def usage_of(prompt: int, written: int) -> dict[str, Any]:
+    """Return how many tokens were read and written, as a part of a response."""
+    total = {"total_tokens": prompt + written}
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": written} | total}

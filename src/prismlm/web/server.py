@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,12 +20,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from torch import Tensor
 
 from prismlm import __version__
-from prismlm.corpus.chat import Messages
+from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.errors import FormatError, InputError, PrismError, no_panics, shown
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.trace import Trace
 from prismlm.explorer.session import Busy, Line
 from prismlm.files import json_text
 from prismlm.web.engine import Engine
@@ -38,14 +38,14 @@ from prismlm.web.protocol import (
     Shape,
     Shares,
     ToWrite,
-    annotations,
     answered,
     messages_of,
     prismlm_object,
     prompt_of,
+    url_citations,
     usage_of,
 )
-from prismlm.web.writing import Choice, Writing
+from prismlm.web.writing import Choice, Wanted, Writing, Written
 
 T = TypeVar("T")
 LARGEST_BODY = 16_000_000
@@ -65,21 +65,20 @@ class Server:
     """One model behind OpenAI's routes.
 
     Args:
-        lm: the model, with its lens.
-        name: of the model, in requests.
-        together: answers that are written at the same time.
-        waiting: requests that may wait for their turn.
+        lm, name, together, waiting: as of :func:`create_app`.
     """
 
     def __init__(self, lm: PrismLM, name: str, together: int, waiting: int) -> None:
         self.lm, self.name, self._most = lm, name, waiting
         self.engine = Engine(lm, together, waiting)
-        self.metrics = Metrics(self.engine)
+        engine = self.engine
+        self.metrics = Metrics(
+            {"waiting": lambda: engine.waiting, "running": lambda: engine.writing}
+        )
+        self._lens = lm.lens_for("training text to point to")
         # One attribution at a time; what was written gets one in any case.
         self._attributions = Line(waiting=2 * (together + waiting))
         self._began = int(time.time())
-
-    # -- models
 
     def model(self) -> dict[str, Any]:
         """Return the entry of the model in ``/v1/models``."""
@@ -89,30 +88,30 @@ class Server:
     def check_model(self, name: str) -> None:
         """Raise RequestError for the name of another model."""
         if name != self.name:
-            raise RequestError(
-                f"the model {shown(name)} does not exist: this server has {self.name!r}.",
-                404,
-                param="model",
-                code="model_not_found",
-            )
+            message = f"the model {shown(name)} does not exist: this server has {self.name!r}."
+            raise RequestError(message, 404, param="model", code="model_not_found")
 
-    # -- writing
-
-    async def write(self, body: ToWrite, text: str | Messages, chat: bool, gone: Gone) -> Response:
-        """Answer a request to write."""
-        self.engine.check()
-        self._check_line()
-        shares = body.shares
-        writing = await run_in_threadpool(partial(self._prompt, body, text, chat))
-        writing = Writing(self.lm, text, *writing)
+    async def write(self, body: ToWrite, text: str | Messages, request: Request) -> Response:
+        """Answer a request to write after a prompt, or messages."""
+        self._check_queues()
+        chat, began = not isinstance(text, str), time.monotonic()
+        prompt, wanted = await run_in_threadpool(partial(self._prompt, body, text))
+        writing = Writing(self.lm, text, prompt, wanted)
         self.engine.submit(writing)
-        shape, began = Shape(self.name, chat, self.lm.tokenizer), time.monotonic()
-        if body.stream:
-            events = self._streamed(body, writing, shape, began)
-            return StreamingResponse(events, media_type="text/event-stream")
-        return Served(await gone.or_result(self._whole(writing, shape, shares, began)))
+        shape = Shape(self.name, chat, self.lm.tokenizer)
+        if not body.stream:
+            whole = self._whole(writing, shape, body.shares, began)
+            return Served(await unless_gone(request, whole))
+        events = self._streamed(writing, shape, body, began)
+        return StreamingResponse(events, media_type="text/event-stream")
 
-    def _prompt(self, body: ToWrite, text: str | Messages, chat: bool) -> tuple[Any, Any]:
+    def _check_queues(self) -> None:
+        """Raise Busy where as many wait to be written, or attributed, as may."""
+        self.engine.check()
+        if self._attributions.waiting > self._most:
+            raise Busy
+
+    def _prompt(self, body: ToWrite, text: str | Messages) -> tuple[Tensor, Wanted]:
         """Return the tokens of a prompt [1, T], and how is to be written after it.
 
         Raises:
@@ -121,24 +120,23 @@ class Server:
             StaleLensError: the lens was built again since it was opened.
         """
         lm, asked = self.lm, body.wanted_tokens
-        if body.shares is not None and lm.lens is not None:
-            lm.lens.check_unchanged()
+        if body.shares is not None:
+            self._lens.check_unchanged()
+        longest = lm.context_length or LONGEST
+        param = "prompt" if isinstance(text, str) else "messages"
+        too_long = partial(RequestError, param=param, code="context_length_exceeded")
         with no_panics():
-            longest = lm.context_length or LONGEST
-            param = "messages" if chat else "prompt"
             rendered = lm.as_text(text, 1)
             try:
                 lm.check_length(rendered, longest)
             except InputError as error:
-                raise _too_long(str(error), param) from error
+                raise too_long(str(error)) from error
             length = len(lm.tokens_of(text, 1))
             room = max(1, longest - length) if asked is None else asked
             if length + room > longest:
-                raise _too_long(
-                    f"this model reads {longest:,} tokens, and the request has {length:,} in its "
-                    f"{param}" + ("." if asked is None else f" and asks for {asked:,} more."),
-                    param,
-                )
+                more = "." if asked is None else f" and asks for {asked:,} more."
+                has = f"the request has {length:,} in its {param}{more}"
+                raise too_long(f"this model reads {longest:,} tokens, and {has}")
             return lm.encode(text, room), body.wanted(room)
 
     async def _whole(
@@ -148,71 +146,60 @@ class Server:
         try:
             async for written in self._told(writing, began):
                 choices += written.choices
-            value, cited = await self._attributed(writing, shares)
+            cited, value = await self._attributed(writing, shares)
         finally:
             writing.left = True
-        usage = usage_of(writing.prompt.shape[1], len(writing.ids))
+        said = {"role": ASSISTANT, "content": writing.words, "refusal": None, "annotations": cited}
         given = choices if writing.wanted.alternatives is not None else None
-        framed = shape.whole(writing.words, writing.finish_reason, usage, given, cited)
-        return framed if shares is None else framed | {"prismlm": value}
+        return shape.framed(said, writing.finish_reason, given) | _used(writing) | value
 
     async def _streamed(
-        self, body: ToWrite, writing: Writing, shape: Shape, began: float
+        self, writing: Writing, shape: Shape, body: ToWrite, began: float
     ) -> AsyncIterator[str]:
+        framed = partial(shape.framed, chunk=True)
         try:
             if shape.chat:
-                yield _event(shape.chunk("", role="assistant"))
+                yield _event(framed({"role": ASSISTANT, "content": ""}))
             async for written in self._told(writing, began):
                 given = written.choices if writing.wanted.alternatives is not None else None
                 if written.text or given:
-                    yield _event(shape.chunk(written.text, choices=given))
-            value, cited = await self._attributed(writing, body.shares)
-            noted = {"annotations": cited} if body.shares is not None else {}
-            last = shape.chunk(reason=writing.finish_reason, **noted)
-            yield _event(last if body.shares is None else last | {"prismlm": value})
-            if body.wants_usage:
-                usage = usage_of(writing.prompt.shape[1], len(writing.ids))
-                yield _event(shape.last(usage))
+                    yield _event(framed({"content": written.text}, choices=given))
+            cited, value = await self._attributed(writing, body.shares)
+            last = {} if body.shares is None else {"annotations": cited}
+            yield _event(framed(last, writing.finish_reason) | value)
+            if (body.stream_options or {}).get("include_usage"):
+                yield _event(framed(None) | _used(writing))
             yield "data: [DONE]\n\n"
         except Exception as error:  # the headers are gone: OpenAI's clients read it from the stream
             yield _event(_error(error)[1])
         finally:
             writing.left = True
 
-    async def _told(self, writing: Writing, began: float) -> AsyncIterator[Any]:
-        first = True
+    async def _told(self, writing: Writing, began: float) -> AsyncIterator[Written]:
+        observe = self.metrics.first_token.observe
         while (written := await writing.told.get()) is not None:
             if written.error is not None:
                 raise written.error
-            if first:
-                self.metrics.first_token.observe(time.monotonic() - began)
-                first = False
+            observe(time.monotonic() - began)
+            observe = _ignored
             yield written
-        self.metrics.whole.observe(time.monotonic() - began)
+        self.metrics.answer.observe(time.monotonic() - began)
         self.metrics.tokens.labels("prompt").inc(writing.prompt.shape[1])
         self.metrics.tokens.labels("completion").inc(len(writing.ids))
 
-    # -- what an answer relies on
-
     async def _attributed(
         self, writing: Writing, shares: Shares | None
-    ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-        """Return the ``prismlm`` object and the annotations of what was written."""
-        if shares is None:
-            return None, []
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the annotations of what was written, and what stands beside the choices."""
 
-        def work() -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+        def work() -> tuple[list[dict[str, Any]], dict[str, Any]]:
             trace = writing.trace()
-            if trace is None:
-                return None, []
-            return prismlm_object(trace, shares), annotations(trace, writing.words)
+            if trace is None or shares is None:
+                return [], {"prismlm": None}
+            cited = url_citations(trace, writing.words)
+            return cited, {"prismlm": prismlm_object(trace, shares)}
 
-        return await self._timed(work)
-
-    def _check_line(self) -> None:
-        """Raise Busy where as many answers wait to be attributed as requests may wait."""
-        if self._attributions.waiting > self._most:
-            raise Busy
+        return ([], {}) if shares is None else await self._timed(work)
 
     async def _timed(self, work: Callable[[], T]) -> T:
         began = time.monotonic()
@@ -221,54 +208,49 @@ class Server:
         return found
 
     async def attribute(self, body: AttributionRequest) -> dict[str, Any]:
-        """Answer ``/v1/attributions``."""
-        self._check_line()
+        """Return what an answer, to messages or a prompt, that anybody wrote relies on."""
+        self._check_queues()
         asked, whole, answer = answered(body)
-        shares = body.shares or Shares()
 
         def work() -> dict[str, Any]:
-            trace = self._read(asked, whole)
-            cited, value = annotations(trace, answer), prismlm_object(trace, shares)
-            tokens = usage_of(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
-            about = {"object": "attribution", "model": self.name, "annotations": cited}
-            return about | {"usage": tokens, "prismlm": value}
+            self._lens.check_unchanged()
+            trace = self.lm.explain(whole)
+            if isinstance(asked, str) and asked:
+                read = zip(self.lm.tokens_of(asked), trace.steps, strict=False)
+                same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, read))
+                trace = replace(trace, first=max(0, same - 1))
+            used = usage_of(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
+            about = {"object": "attribution", "model": self.name, **used}
+            about["annotations"] = url_citations(trace, answer)
+            return about | {"prismlm": prismlm_object(trace, body.shares or Shares())}
 
         return await self._timed(work)
 
-    def _read(self, asked: str | Messages, whole: str | Messages) -> Trace:
-        """Return the trace of an answer, to messages or a prompt, that anybody wrote."""
-        lens = self.lm.lens_for("training text to point to")
-        lens.check_unchanged()
-        trace = self.lm.explain(whole)
-        if isinstance(asked, str) and asked:
-            read = [step.token_id for step in trace.steps]
-            both = zip(self.lm.tokens_of(asked), read, strict=False)
-            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
-            trace = replace(trace, first=max(0, same - 1))
-        return trace
+
+def _used(writing: Writing) -> dict[str, Any]:
+    return usage_of(writing.prompt.shape[1], len(writing.ids))
 
 
-class Gone:
-    """Notices that the client of a request has gone."""
+def _ignored(_: float) -> None:
+    pass
 
-    def __init__(self, request: Request) -> None:
-        self._request = request
 
-    async def _wait(self) -> None:
-        while (await self._request.receive())["type"] != "http.disconnect":
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` returns; it is cancelled where the client goes first."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    async def or_result(self, work: Awaitable[T]) -> T:
-        """Return what ``work`` returns; it is cancelled where the client goes first."""
-        working, going = asyncio.ensure_future(work), asyncio.ensure_future(self._wait())
-        try:
-            await asyncio.wait({working, going}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise RequestError("the client has gone.", 499)
-            return working.result()
-        finally:
-            for task in (working, going):
-                task.cancel()
+    tasks = working, going = asyncio.create_task(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RequestError("the client has gone.", 499)
+        return working.result()
+    finally:
+        working.cancel()
+        going.cancel()
 
 
 class Door:
@@ -338,7 +320,6 @@ def create_app(
     Raises:
         InputError: the model has no lens.
     """
-    lm.lens_for("training text to point to")
     server = Server(lm, name or lm.path.resolve().name, together, waiting)
     app = FastAPI(
         title="prismlm",
@@ -351,13 +332,13 @@ def create_app(
     app.state.server = server
     app.add_middleware(Door, api_key=api_key, metrics=server.metrics)
     for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException, Exception):
-        app.add_exception_handler(kind, lambda request, error: _refused(request, error))
+        app.add_exception_handler(kind, _refused)
     _routes(app, server)
     return app
 
 
 def _routes(app: FastAPI, server: Server) -> None:
-    anything = dict[str, Any]
+    anything, lens = dict[str, Any], server.lm.lens_for("training text to point to")
 
     @app.get("/v1/models", summary="The one model", response_model=anything)
     def models() -> Response:
@@ -372,13 +353,13 @@ def _routes(app: FastAPI, server: Server) -> None:
     async def chat(body: ChatRequest, request: Request) -> Response:
         server.check_model(body.model)
         body.check()
-        return await server.write(body, messages_of(body.messages), True, Gone(request))
+        return await server.write(body, messages_of(body.messages), request)
 
     @app.post("/v1/completions", summary="Write after a prompt", response_model=anything)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         server.check_model(body.model)
         body.check()
-        return await server.write(body, prompt_of(body.prompt), False, Gone(request))
+        return await server.write(body, prompt_of(body.prompt), request)
 
     @app.post("/v1/attributions", summary="What an answer relies on", response_model=anything)
     async def attributions(body: AttributionRequest) -> Response:
@@ -389,8 +370,7 @@ def _routes(app: FastAPI, server: Server) -> None:
     def health() -> Response:
         if not server.engine.alive:
             raise RequestError("the thread that writes has ended: start the server again.", 503)
-        assert server.lm.lens is not None
-        server.lm.lens.check_unchanged()
+        lens.check_unchanged()
         return Served({"status": "ok", "model": server.name})
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
@@ -415,10 +395,6 @@ async def _running(server: Server) -> AsyncIterator[None]:
 
 def _event(value: dict[str, Any]) -> str:
     return f"data: {json_text(value, separators=(',', ':'))}\n\n"
-
-
-def _too_long(message: str, param: str) -> RequestError:
-    return RequestError(message, param=param, code="context_length_exceeded")
 
 
 def _error(error: Exception) -> tuple[int, dict[str, Any]]:
