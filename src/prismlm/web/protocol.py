@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.corpus.pieces import BROKEN, decode_token
+from prismlm.errors import shown
 from prismlm.explain.citations import citations
 from prismlm.explain.trace import Trace
 from prismlm.index.opened_model import COLDEST
@@ -89,7 +90,7 @@ class Asked(BaseModel):
             value = (self.model_extra or {}).get(name)
             if value is not None and value not in neutral:
                 raise RequestError(
-                    f"{name} is not supported by this server: leave it out.",
+                    f"{name}={shown(value)} is not supported by this server: leave it out.",
                     param=name,
                     code="unsupported_parameter",
                 )
