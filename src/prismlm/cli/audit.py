@@ -15,6 +15,7 @@ from prismlm.cli.options import (
     Lens,
     Method,
     Model,
+    MovedCorpus,
     Overwrite,
     Page,
     SkipBadRows,
@@ -40,6 +41,7 @@ def audit(
     model: Model,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")],
     lens: Lens = None,
+    corpus: MovedCorpus = None,
     where: Where = None,
     by: By = None,
     method: Method = "evidence",
@@ -78,7 +80,7 @@ def audit(
     columns = Columns(text=text_column, id=id_column)
     how: dict[str, Any] = {"skip_bad_rows": skip_bad_rows, "answered_chats": "last"}
     reader = DocumentReader(list(files), columns, **how)
-    lm = load(model, lens=lens)
+    lm = load(model, lens=lens, corpus=corpus)
     reader.tokenizer = lm.tokenizer
     options = text_options([lm], window, stride, method)  # pyright: ignore[reportArgumentType]
     found = Audit(lm, options, conditions, least_share)

@@ -15,6 +15,7 @@ from prismlm.cli.options import (
     Lens,
     Method,
     Model,
+    MovedCorpus,
     Overwrite,
     Page,
     SamplingSeed,
@@ -69,6 +70,7 @@ def explain(
     file: TextFile = None,
     lines: Annotated[bool, flag("--lines", "Every line of the file is a text of its own.")] = False,
     lens: Lens = None,
+    corpus: MovedCorpus = None,
     by: By = None,
     method: Method = "evidence",
     where: Where = None,
@@ -98,7 +100,7 @@ def explain(
 
     conditions = parse_where(where or [])
     with waiting("Opening the model"):
-        lm = load(model, lens=lens)
+        lm = load(model, lens=lens, corpus=corpus)
     column = by or ("domain" if lm.lens is None else lm.lens.telling)
     if lm.lens is None:
         _check_without_lens(lm, by, method, conditions, against)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from prismlm.cli.options import Lens, Model, flag, number, option
+from prismlm.cli.options import Lens, Model, MovedCorpus, flag, number, option
 from prismlm.errors import InputError
 
 PORT = 8321
@@ -25,17 +25,24 @@ Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0
 def explore(
     model: Model,
     lens: Lens = None,
+    corpus: MovedCorpus = None,
     port: Annotated[int, number("N", "Port to serve at; 0 takes a free one.", most=65535)] = PORT,
     host: Host = HOST,
     browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
 ) -> None:
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
     with closing(listening(host, port)) as listener:
-        serve(model, lens, listener, host, browser=browser)
+        serve(model, lens, listener, host, corpus=corpus, browser=browser)
 
 
 def serve(
-    model: Path, lens: str | None, listener: socket.socket, host: str, *, browser: bool
+    model: Path,
+    lens: str | None,
+    listener: socket.socket,
+    host: str,
+    *,
+    corpus: Path | None = None,
+    browser: bool,
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
     import uvicorn
@@ -45,7 +52,7 @@ def serve(
     from prismlm.explain.language_model import load
     from prismlm.explorer import create_app
 
-    lm = load(model, lens=lens)
+    lm = load(model, lens=lens, corpus=corpus)
     cells = lm.lens and lm.lens.cells
     port = listener.getsockname()[1]
     names = {HOST, "localhost", host}

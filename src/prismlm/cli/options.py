@@ -82,6 +82,9 @@ Precision = Annotated[
     choice("NAME", "Of the model's passes: auto, float32 or bf16.", ("auto", "float32", "bf16")),
 ]
 Lens = Annotated[str | None, option("NAME|DIR", "The lens, where there are several.")]
+MovedCorpus = Annotated[
+    Path | None, option("DIR", "Where the lens's corpus is now, if it was moved.", "--corpus")
+]
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 TextFiles = Annotated[
     list[Path] | None,

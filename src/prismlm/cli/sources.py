@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 from rich.text import Text
 
-from prismlm.cli.options import Json, Lens, Model, TextFiles, number, option
+from prismlm.cli.options import Json, Lens, Model, MovedCorpus, TextFiles, number, option
 from prismlm.cli.output import console_for_reading, fit_ends, fit_name, plain, print_json, table_of
 from prismlm.errors import InputError
 
@@ -28,6 +28,7 @@ def sources(
         option("PARQUET", "Or the rows of an audit, which keep shares from its --least-share on."),
     ] = None,
     lens: Lens = None,
+    corpus: MovedCorpus = None,
     top: Annotated[int, number("N", "Prototypes and texts shown.", 1)] = 10,
     as_json: Json = False,
 ) -> None:
@@ -38,7 +39,7 @@ def sources(
     from prismlm.explain.sources import audited_texts_that_rely, document_sources, texts_that_rely
     from prismlm.explain.texts import text_options
 
-    lm = load(model, lens=lens)
+    lm = load(model, lens=lens, corpus=corpus)
     opened = lm.lens_for("document to find")
     found = document_sources(opened, doc)
     texts: TextUses | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -161,8 +161,16 @@ def window_batches(
         yield batch_of(grid, corpus, members, (rows, width), pad_id)
 
 
+class TokenSource(Protocol):
+    """What gives the tokens of a corpus by position: itself, or a lens that holds them."""
+
+    def read_tokens(self, start: int, length: int) -> np.ndarray:
+        """Return ``length`` tokens of one document from a global position on."""
+        ...
+
+
 def batch_of(
-    grid: WindowGrid, corpus: Corpus, members: np.ndarray, shape: tuple[int, int], pad_id: int
+    grid: WindowGrid, corpus: TokenSource, members: np.ndarray, shape: tuple[int, int], pad_id: int
 ) -> WindowBatch:
     """Return the windows ``members`` of a grid as one batch of ``shape`` rows by positions."""
     import torch

@@ -322,7 +322,7 @@ def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]
         return Corpus.open(corpus), ""
     if lm.lens is None:
         return None, "there is no lens that names a corpus: give one with --corpus DIR."
-    path = Path(lm.lens.meta.corpus_path)
+    path = lm.lens.corpus_path
     if not path.is_dir():
         return None, (
             f"the lens {lm.lens.name} was built from {lm.lens.meta.corpus_name}, which is no "

@@ -47,6 +47,7 @@ from prismlm.models.seam import capture
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.index.opened_model import OpenedModel
+    from prismlm.index.own_text import OwnText
 
 # Positions looked at in all, shared evenly between predictions and their cells.
 LOOKED_AT = 2**20
@@ -124,28 +125,30 @@ class OppositionAttribution:
     Args:
         table: of the predictions, with activations.
         lm: the model, which reads text again.
-        lens: of the model, with cells and its corpus.
+        lens: of the model, with cells, and its corpus or every token of it.
 
     Raises:
-        InputError: the lens has no cells, or its corpus is not at hand.
+        InputError: the lens has no cells, or its text is not at hand.
         FormatError: a file is damaged.
     """
 
     def __init__(self, table: EvidenceTable, lm: OpenedModel, lens: Lens) -> None:
-        if lens.cells is None or lens.corpus is None:
+        source = lens.readable
+        if lens.cells is None or source is None:
             raise InputError(
                 "what speaks against a prediction is read again in the corpus "
                 f"{lens.meta.corpus_name}, which is not where it was, or has changed since it was "
-                "indexed. Build the lens again with `prismlm index MODEL --corpus DIR --positions "
-                "1 --overwrite`."
+                "indexed, and the lens does not hold its text. Say with --corpus DIR where it is, "
+                "or build the lens again with `prismlm index MODEL --corpus DIR --positions 1 "
+                "--overwrite`."
             )
         self.table, self.lm, self.lens = table, lm, lens
-        self.cells, self.corpus = lens.cells, lens.corpus
+        self.cells, self.source = lens.cells, source
         self.tokens = table.targets.numpy()
         self.rivals = candidates(table, lm, lens, lens.cells)
         # What the model gave where it was read again.
         self.known = np.full(len(self.rivals.place), np.nan, dtype=np.float32)
-        self.window = _windows_of(self.rivals.place, lens, self.cells, self.corpus.prefix)[1]
+        self.window = _windows_of(self.rivals.place, lens, self.cells, self.source.prefix)[1]
 
     def passages(self, limit: int, where: Where | None = None) -> list[Passage]:
         """Return passages, the weightiest of those that were read again.
@@ -161,7 +164,7 @@ class OppositionAttribution:
             self.lm,
             self.lens,
             self.cells,
-            self.corpus,
+            self.source,
             self.rivals.place[new],
             self.tokens[self.rivals.prediction[new]],
         )
@@ -250,7 +253,7 @@ def probabilities_at(
     lm: OpenedModel,
     lens: Lens,
     cells: Cells,
-    corpus: Corpus,
+    corpus: Corpus | OwnText,
     place: np.ndarray,
     tokens: np.ndarray,
 ) -> np.ndarray:

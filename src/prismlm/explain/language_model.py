@@ -17,7 +17,7 @@ from prismlm.edits.plan import plan_for
 from prismlm.edits.scope import applied
 from prismlm.edits.values import Edit, Only
 from prismlm.errors import check_kind, check_path
-from prismlm.explain.attention_maps import heads_at, maps_of
+from prismlm.explain.attention_maps import Head, heads_at, maps_of
 from prismlm.explain.chain import ChainsOfText
 from prismlm.explain.following import Following, OnStep
 from prismlm.explain.prediction import Recorded, record, split_predictions
@@ -72,7 +72,34 @@ class PrismLM(OpenedModel):
         check_kind("attention", attention, (list, tuple), "a list of (layer, head)")
         heads = heads_at(self.model, attention) if attention else ()
         ids, recorded = self._recorded(prompt, generate, temperature, seed, on_step)
-        wrote = ids.shape[1] > prompt.shape[1]
+        left_out = settings_not_applied(self.model, temperature) if generate else ""
+        return self.trace_of(text, ids, prompt.shape[1], recorded, heads=heads, settings=left_out)
+
+    def trace_of(
+        self,
+        text: str | Messages,
+        ids: Tensor,
+        prompt_length: int,
+        recorded: Recorded,
+        *,
+        heads: Sequence[Head] = (),
+        settings: str = "",
+    ) -> Trace:
+        """Return the trace of a text that was read, or written after, as :meth:`explain` does.
+
+        Args:
+            text: what was asked.
+            ids: its tokens and those written after it, [1, T].
+            prompt_length: how many of them are its own.
+            recorded: what passed the output embedding meanwhile; where that is not of these
+                tokens, the model reads them once more.
+            heads: that ``trace.attention`` is to hold.
+            settings: what of the model's own settings was left out, in words.
+
+        Raises:
+            DecompositionError: parts that do not sum to the model's logit.
+        """
+        wrote = ids.shape[1] > prompt_length
         count = ids.shape[1] - wrote
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
         # Fitted weights are no sum over a position's tokens: each depends on the other prototypes.
@@ -85,12 +112,11 @@ class PrismLM(OpenedModel):
             maps = maps_of(self.model, ids[:, :count], tokens, heads, split.codes)
         evidence = split.evidence()
         # The last token of the prompt is the one that the first written token comes after.
-        asked = prompt.shape[1] if wrote else self.asked(text, ids[0])
+        asked = prompt_length if wrote else self.asked(text, ids[0])
         first = max(0, asked - 1)
-        given = (split, ids[0].tolist(), prompt.shape[1], self.tokenizer, self.lens, chains)
+        given = (split, ids[0].tolist(), prompt_length, self.tokenizer, self.lens, chains)
         read = partial(steps_of, *given)
-        left_out = settings_not_applied(self.model, temperature) if generate else ""
-        about = (self.lens, split.rounding, maps, self, first, left_out, question_of(text))
+        about = (self.lens, split.rounding, maps, self, first, settings, question_of(text))
         return Trace(str(self.path), read, evidence, *about)
 
     def _recorded(
@@ -140,29 +166,34 @@ class PrismLM(OpenedModel):
         return applied(self.model, plan_for(self, edits, only))
 
 
-def load(path: Path | str, *, lens: Path | str | None = None, device: str = "cpu") -> PrismLM:
+def load(
+    path: Path | str,
+    *,
+    lens: Path | str | None = None,
+    corpus: Path | str | None = None,
+    device: str = "cpu",
+) -> PrismLM:
     """Open a model directory with its head and lens.
 
     Args:
         path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint.
         lens: the lens to use; by default the only one under ``lens/``.
+        corpus: where the lens's corpus is now, if it is no longer where it was indexed.
         device: where to run.
 
     Raises:
-        InputError: no such directory, or several lenses and none named.
+        InputError: no such directory, several lenses and none named, or another corpus.
         FormatError: no head, a damaged file, or files that do not belong together.
         StaleLensError: the lens was built for other weights.
     """
     directory = check_path("the model", path)
     model, tokenizer, sidecar = load_checkpoint(directory, device=device)
     found = find_lens(directory, lens)
-    return PrismLM(
-        path=directory,
-        model=model,
-        tokenizer=tokenizer,
-        head=sidecar.head,
-        logit_map=sidecar.logit_map,
-        lens=None
-        if found is None
-        else Lens.open(found, model, sidecar.head, tokenizer_fingerprint(tokenizer)),
-    )
+    opened = None
+    if found is not None:
+        opened = Lens.open(found, model, sidecar.head, tokenizer_fingerprint(tokenizer))
+        opened.tokenizer = tokenizer
+    lm = PrismLM(directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened)
+    if corpus is not None:
+        lm.lens_for("corpus of one").use_corpus(check_path("the corpus", corpus))
+    return lm

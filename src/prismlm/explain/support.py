@@ -122,21 +122,36 @@ def support_of(
         carried: which document carries which prediction, a row (prediction, document) each,
             int [m, 2].
     """
-    distinct, number = np.unique(tokens, return_inverse=True)
-    weight = np.zeros(len(distinct))
-    weight[number] = telling
-    prediction, document = carried.T
-    pairs = np.unique(document * len(distinct) + number[prediction])
-    _, owner = np.unique(pairs // len(distinct), return_inverse=True)
-    most = np.bincount(owner, weight[pairs % len(distinct)]).max(initial=0)
-    score = float(most / weight.sum())
+    _, shares, told = carried_shares(tokens, telling, carried)
+    score = float(shares.max(initial=0))
     each = scale.score(nearest).tolist()
     singles = (
         TokenSupport(_level(one, BEYOND, 1 - BEYOND), cosine, one)
         for one, cosine in zip(each, nearest.tolist(), strict=True)
     )
-    level = _level(score, NONE, STRONG) if weight.sum() >= LEAST_TOLD else "weak"
+    level = _level(score, NONE, STRONG) if told >= LEAST_TOLD else "weak"
     return Support(level, score, tuple(singles))
+
+
+def carried_shares(
+    tokens: np.ndarray, telling: np.ndarray, carried: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return what part of what some predictions tell each document carries; see the module.
+
+    Args:
+        tokens, telling, carried: as of :func:`support_of`.
+
+    Returns:
+        the documents, int [m]; Σ_{y carried by d} w(y) / Σ_y w(y) of each, [m]; and Σ_y w(y).
+    """
+    distinct, number = np.unique(tokens, return_inverse=True)
+    weight = np.zeros(len(distinct))
+    weight[number] = telling
+    prediction, document = carried.T
+    pairs = np.unique(document * len(distinct) + number[prediction])
+    documents, owner = np.unique(pairs // len(distinct), return_inverse=True)
+    sums = np.bincount(owner, weight[pairs % len(distinct)], minlength=len(documents))
+    return documents, sums / weight.sum(), float(weight.sum())
 
 
 def _level(score: float, none: float, strong: float) -> Level:

@@ -169,7 +169,7 @@ class Trace:
         marked token is what came next, ``predicted`` is y.
 
         Raises:
-            InputError: there is no lens, it has no cells, its corpus is not at hand, or the filter
+            InputError: there is no lens, it has no cells, its text is not at hand, or the filter
                 names what is not there.
         """
         self._with_cells()
@@ -218,15 +218,18 @@ class Trace:
         return in_words(subject, shares, document, self.support, self.lens.meta.documents)
 
     @property
-    def answer(self) -> str:
-        """The words of the answer, special tokens left out; of a text that was read, all of it."""
+    def answer_ids(self) -> list[int]:
+        """The tokens of the answer, special ones among them; of a text that was read, all of it."""
         steps = self.steps
         ids = [step.token_id for step in steps[self.first + bool(self.first or self.written) :]]
         if steps and steps[-1].target_from == "generated":
             ids.append(steps[-1].target_id)
-        if self.lm is None:
-            return ""
-        return str(self.lm.tokenizer.decode(ids, skip_special_tokens=True))
+        return ids
+
+    @property
+    def answer(self) -> str:
+        """The words of the answer, special tokens left out; of a text that was read, all of it."""
+        return "" if self.lm is None else self.lm.words(self.answer_ids)
 
     @property
     def softcap(self) -> float | None:

@@ -85,7 +85,7 @@ class Reader:
             found = self.lens.corpus
             if found is None:
                 raise InputError(
-                    f"the corpus of the lens is no longer at {self.lens.meta.corpus_path}, or has "
+                    f"the corpus of the lens is no longer at {self.lens.corpus_path}, or has "
                     "changed, so its documents cannot be shown. Put it back there, or build the "
                     f"lens again with `prismlm index {self._session.lm.path} --corpus DIR "
                     "--overwrite`; then start the explorer again."

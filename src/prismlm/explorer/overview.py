@@ -95,7 +95,7 @@ def _missing(session: Session) -> list[dict[str, str]]:
     index = f"prismlm index {name} --corpus DIR"
     if lens is None:
         return [{"what": "a lens: no training text can be named", "command": index}]
-    places = f"the corpus at {lens.meta.corpus_path}: it is not there, or has changed"
+    places = f"the corpus at {lens.corpus_path}: it is not there, or has changed"
     parts = (
         (
             lens.cells,

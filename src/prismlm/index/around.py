@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 # Of a sentence that does not end, so many characters are kept on either side.
@@ -36,6 +37,18 @@ def sentence_around(text: str, left: int, right: int) -> Around:
     end = min(len(text), right + MOST_CHARACTERS)
     found = _END.search(text, right, end)
     return Around(text[begin:left], text[left:right], text[right : found.start() if found else end])
+
+
+def sentences(text: str) -> list[tuple[int, int]]:
+    """Return where the sentences of a text begin and end, without the blanks between them."""
+    edges = [0, *(one.end() for one in _END.finditer(text)), len(text)]
+    found: list[tuple[int, int]] = []
+    for begin, end in pairwise(edges):
+        words = text[begin:end]
+        begin += len(words) - len(words.lstrip())
+        if words.strip():
+            found.append((begin, begin + len(words.strip())))
+    return found
 
 
 def joined(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -146,6 +146,42 @@ class Cells:
         """Return the global positions of successive rows, int64 [at most count]."""
         return self._records["position"][first : first + count].astype(np.int64)
 
+    def tokens(self, start: int, length: int, end: int) -> np.ndarray:
+        """Return the tokens of one document from a global position on, int64 [length].
+
+        Of cells that keep every position. All records are looked at for the first.
+
+        Args:
+            start: the position.
+            length: how many tokens.
+            end: the token that ends a document, which has no record.
+
+        Raises:
+            FormatError: the file does not hold what was written.
+        """
+        document = int(self.document_of(np.array([start]))[0])
+        first = int(self._firsts[document] + start - self.starts[document])
+        found = self._tokens[first : first + length].astype(np.int64)
+        return np.where(found < 0, end, found)
+
+    @cached_property
+    def _firsts(self) -> np.ndarray:
+        """Where each document begins if one follows the other, int64 [documents]."""
+        lengths = self.documents["length"].to_numpy()
+        return np.cumsum(lengths) - lengths
+
+    @cached_property
+    def _tokens(self) -> np.ndarray:
+        """The tokens of all documents in order, −1 for their ends: int32 [Σ lengths]."""
+        total = int(self.documents["length"].to_numpy().sum())
+        found = np.full(total, -1, dtype=np.int32)
+        for begin in range(0, len(self), ROWS_AT_ONCE):
+            position = self.positions(begin, ROWS_AT_ONCE)
+            document = self.document_of(position)
+            place = self._firsts[document] + position - self.starts[document]
+            found[place] = self._records["read"][begin : begin + ROWS_AT_ONCE]
+        return found
+
     @cached_property
     def documents(self) -> pa.Table:
         """``cell-documents.parquet``."""

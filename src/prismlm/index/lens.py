@@ -19,6 +19,7 @@ from prismlm.files import from_json
 from prismlm.index import layout, suffixes
 from prismlm.index.around import Around, joined, sentence_around
 from prismlm.index.cells import Cells
+from prismlm.index.own_text import OwnText
 from prismlm.index.probe import PROBE_FILE, Probe
 from prismlm.index.suffixes import Suffixes, has_suffixes
 from prismlm.index.support import SupportScale
@@ -26,6 +27,8 @@ from prismlm.index.where import Conditions, Keys, rows_matching
 from prismlm.layers import PrototypeHead
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from prismlm.corpus.store import Corpus
 
 T = TypeVar("T")
@@ -67,6 +70,7 @@ class Lens:
         path: the directory.
         meta: what it was built from.
         head: that it was built with.
+        tokenizer: decodes the lens's own tokens, where its corpus is not at hand; None for no text.
     """
 
     def __init__(self, path: Path, meta: layout.LensMeta, head: PrototypeHead) -> None:
@@ -74,6 +78,8 @@ class Lens:
         self.meta = meta
         self.head = head
         self._seen = identity_of(path / layout.META_FILE)
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
         self._keys: dict[tuple[str, str], Keys] = {}
         self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
@@ -85,6 +91,8 @@ class Lens:
         model: nn.Module,
         head: PrototypeHead,
         tokenizer: str | None = None,
+        *,
+        decoder: bool = True,
     ) -> Lens:
         """Open a lens that was built for this model and head, and tokenizer if one is given.
 
@@ -96,6 +104,7 @@ class Lens:
             model: the model that is to be read with it.
             head: its head.
             tokenizer: the fingerprint of its tokenizer; None leaves that unchecked.
+            decoder: whether the model can read; otherwise its output layer alone is compared.
 
         Raises:
             FormatError: not a lens, damaged or of another version.
@@ -109,7 +118,8 @@ class Lens:
         lens._seen = seen
         _ = lens.cells
         layout.check_files(directory, meta, [PROBE_FILE])
-        Probe.open(directory).check(model, directory)
+        probe = Probe.open(directory)
+        (probe.check if decoder else probe.check_output)(model, directory)
         return lens
 
     @property
@@ -229,41 +239,81 @@ class Lens:
         """The corpus it was built from; None if that is no longer there, or has changed."""
         from prismlm.corpus.layout import META_FILE
 
-        seen = identity_of(Path(self.meta.corpus_path) / META_FILE)
+        seen = identity_of(self.corpus_path / META_FILE)
         if self._corpus[0] != seen:
             self.__dict__.pop("_text", None)
             self._corpus = seen, self._open_corpus()
         return self._corpus[1]
 
+    @property
+    def corpus_path(self) -> Path:
+        """Where its corpus is looked for."""
+        return self._moved_corpus or Path(self.meta.corpus_path)
+
     def _open_corpus(self) -> Corpus | None:
         from prismlm.corpus.store import Corpus
 
         try:
-            corpus = Corpus.open(self.meta.corpus_path)
+            corpus = Corpus.open(self.corpus_path)
         except (InputError, FormatError, OSError):
             return None
         return corpus if corpus.fingerprint == self.meta.corpus else None
 
-    def sentence(self, position: int) -> Around | None:
-        """Return the sentence around the token at a global position.
+    def use_corpus(self, path: Path | str) -> None:
+        """Look for the corpus in another directory than where it was when the lens was built.
 
-        None where the corpus that the lens was built from is not at hand.
+        Raises:
+            InputError: there is no corpus, or another one.
+            FormatError: it is damaged.
         """
-        if self.corpus is None:
+        from prismlm.corpus.store import Corpus
+
+        if Corpus.open(path).fingerprint != self.meta.corpus:
+            raise InputError(
+                f"{path} is not the corpus that the lens {self.name} was built from, which is "
+                f"{self.meta.corpus_name}: expected where that is now."
+            )
+        self._moved_corpus = Path(path)
+
+    @property
+    def readable(self) -> Corpus | OwnText | None:
+        """What text is read from: the corpus, or the lens's own tokens where that is not at hand.
+
+        None too where the lens was built to hold no text, where it holds a sample of the positions
+        alone, and where it was opened without a tokenizer.
+        """
+        corpus = self.corpus
+        return self._own_text if corpus is None else corpus
+
+    @cached_property
+    def _own_text(self) -> OwnText | None:
+        cells = self.cells
+        complete = self.suffixes is not None or (cells is not None and cells.meta.share == 1)
+        if cells is None or not complete or not self.meta.with_text or self.tokenizer is None:
             return None
-        number = self.corpus.document_at(position)
-        offset = position - int(self.corpus.starts[number])
+        return OwnText(cells, self.suffixes, self.tokenizer)
+
+    def sentence(self, position: int) -> Around | None:
+        """Return the sentence around the token at a global position; None where there is no text.
+
+        See :attr:`readable`.
+        """
+        source = self.readable
+        if source is None:
+            return None
+        number = source.document_at(position)
+        offset = position - int(source.starts[number])
         text, spans = self._text(number)
         left, right = spans[offset].tolist()
         return sentence_around(text, left, right)
 
     def beside(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
         """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`."""
-        around = self.sentence(position)
-        if around is None or self.corpus is None:
+        around, source = self.sentence(position), self.readable
+        if around is None or source is None:
             return []
-        number = self.corpus.document_at(position)
-        start, (text, spans) = int(self.corpus.starts[number]), self._text(number)
+        number = source.document_at(position)
+        start, (text, spans) = int(source.starts[number]), self._text(number)
         left, right = spans[position - start].tolist()
         begin, end = left - len(around.before), right + len(around.after)
         chosen = spans[[other - start for other in others if other != position]].tolist()
@@ -273,11 +323,11 @@ class Lens:
     @cached_property
     def _text(self) -> Callable[[int], tuple[str, np.ndarray]]:
         """A document's text and where its tokens lie in it; the last few are kept."""
-        corpus = self.corpus
-        assert corpus is not None
+        source = self.readable
+        assert source is not None
 
         def read(number: int) -> tuple[str, np.ndarray]:
-            return corpus.text(number), corpus.spans(number).astype(np.int32)
+            return source.text(number), source.spans(number).astype(np.int32)
 
         return lru_cache(DOCUMENTS_KEPT)(read)
 

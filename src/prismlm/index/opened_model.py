@@ -156,9 +156,10 @@ class OpenedModel:
             on_text(written[len(said) :])
         return text + written if isinstance(text, str) else written
 
-    def words(self, ids: Tensor) -> str:
+    def words(self, ids: Tensor | Sequence[int]) -> str:
         """Return tokens [T] as text, special ones left out."""
-        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+        listed = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        return str(self.tokenizer.decode(listed, skip_special_tokens=True))
 
     def as_text(self, text: str | Messages, room: int = 0) -> str:
         """Return a text as it is, and messages as the model's chat template writes them.
@@ -287,12 +288,14 @@ def write_after(
     temperature: float,
     seed: int,
     *,
+    top_p: float = 1.0,
     all_logits: bool = False,
     enough: Callable[[Tensor], bool] | None = None,
 ) -> Tensor:
     """Return ``prompt`` [1, T] and up to ``tokens`` tokens that the model writes after it.
 
     Of the model's generation_config.json only the tokens that end a text are taken.
+    With ``top_p`` below 1, tokens are drawn from the fewest that hold so much of the probability.
     With ``all_logits`` every position of the prompt passes the output embedding. ``enough`` is
     asked after every token, with all tokens so far, whether to stop.
 
@@ -312,7 +315,8 @@ def write_after(
     own = model.generation_config
     padding = tokenizer.eos_token_id if own.pad_token_id is None else own.pad_token_id
     ends: dict[str, Any] = {"eos_token_id": own.eos_token_id, "pad_token_id": padding}
-    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
+    drawn = drawn if temperature else {}
     options: dict[str, Any] = {}
     if all_logits and "logits_to_keep" in signature(model.forward).parameters:
         # Otherwise only the prompt's last position would pass the output embedding.

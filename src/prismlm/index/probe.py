@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.errors import FormatError, StaleLensError
 from prismlm.models.evaluating import evaluating
-from prismlm.models.seam import output_embedding
+from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import Hook, watch
 
@@ -116,6 +116,30 @@ class Probe:
                 f"differ from those of the lens by {median:.2g} (median) and up to {most:.2g} of "
                 f"their size, where rounding explains {allowed[0]:g} and {allowed[1]:g}. Weights, "
                 "configuration, adapters or quantisation have changed",
+            )
+
+    @torch.no_grad()
+    def check_output(self, model: nn.Module, directory: Path) -> None:
+        """Check what needs no decoder: whether W gives the lens's logits at the lens's states.
+
+        Raises:
+            StaleLensError: rounding does not explain the difference.
+        """
+        embedding = output_embedding(model)
+        weight, bias = weight_of(model), getattr(embedding, "bias", None)
+        places = [_positions(len(row) - 1) for row in self.rows]
+        following = torch.cat([row[at + 1] for row, at in zip(self.rows, places, strict=True)])
+        if int(following.max()) >= len(weight) or self.states.shape[1] != weight.shape[1]:
+            raise _stale(directory, f"W is {list(weight.shape)}, which does not fit its states")
+        embedded = nn.functional.linear(self.states.to(weight.dtype), weight, bias).float()
+        found = LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]
+        off = ((found - self.logits).abs() / self.logits.abs().max().clamp_min(TINY)).max().item()
+        allowed = max(_bounds(self.kind)[1], _bounds(_kind(weight.dtype))[1])
+        if not off <= allowed:
+            raise _stale(
+                directory,
+                "its output layer gives other logits at the states of the lens, by up to "
+                f"{off:.2g} of their size, where rounding explains {allowed:g}",
             )
 
     def differences(self, model: nn.Module) -> tuple[Tensor, str]:

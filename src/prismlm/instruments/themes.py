@@ -86,7 +86,7 @@ def prototypes(
     corpus = lens.corpus
     if corpus is None:
         raise InputError(
-            f"the corpus that {lens.path} was built from, {lens.meta.corpus_path}, is not there "
+            f"the corpus that {lens.path} was built from, {lens.corpus_path}, is not there "
             "any more or has changed: what surrounds the places is read from it."
         )
     drawn = _draw(np.flatnonzero(np.diff(lens.first_rows)).tolist(), count, seed)

@@ -137,7 +137,7 @@ def label_lens(
     """
     if lens.corpus is None:
         raise InputError(
-            f"the corpus of {lens.path} is not at {lens.meta.corpus_path}, or has changed, and "
+            f"the corpus of {lens.path} is not at {lens.corpus_path}, or has changed, and "
             "names are made of its text. Put it back, or build the lens again."
         )
     if lens.meta.labels is not None and not overwrite:

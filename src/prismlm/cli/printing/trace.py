@@ -153,9 +153,11 @@ def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
             f"To measure one, of a few dozen documents or more: {again}"
         )
     if lens.corpus is None:
+        own = lens.readable is not None
+        given = "are decoded from the lens's own tokens" if own else "have no text"
         yield (
             f"The corpus {lens.meta.corpus_name} is not where it was, or has changed since it was "
-            "indexed, so passages have no text."
+            f"indexed, so passages {given}. --corpus DIR says where it is."
         )
 
 

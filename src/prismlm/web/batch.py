@@ -1,0 +1,153 @@
+"""Several texts written together: a left-padded batch with a cache, which texts join and leave."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from prismlm.explain.prediction import tolerance_of
+from prismlm.models.seam import output_embedding
+from prismlm.models.uncertainty_feedback import uncertainty_of
+from prismlm.models.watch import Hook, watch
+
+
+class Batch:
+    """The cache of several texts, each padded on its left to the longest.
+
+    Args:
+        model: a decoder for which :func:`writes_together` holds.
+
+    Attributes:
+        lengths: how many tokens of each text are in the cache.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._cache: DynamicCache | None = None
+        self.lengths: list[int] = []
+
+    def join(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Read a text [1, T], the last of the batch from now on.
+
+        Returns:
+            its states [T, d], and the logits after it, float32 [V].
+        """
+        cache = DynamicCache(config=self._model.config)
+        z, logits = self._read(ids, torch.ones_like(ids), torch.arange(ids.shape[1])[None], cache)
+        if self._cache is None:
+            self._cache = cache
+        else:
+            size = max(*self.lengths, ids.shape[1])
+            for mine, new in zip(_layers(self._cache), _layers(cache), strict=True):
+                for name in ("keys", "values"):
+                    both = (_padded(getattr(layer, name), size) for layer in (mine, new))
+                    setattr(mine, name, torch.cat(list(both)))
+        self.lengths.append(ids.shape[1])
+        return z[0], logits[0]
+
+    def step(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
+        """Read the next token of every text.
+
+        Returns:
+            states [B, d] and logits, float32 [B, V].
+        """
+        assert self._cache is not None
+        size, lengths = max(self.lengths), torch.tensor(self.lengths)
+        mask = torch.arange(size + 1) >= (size - lengths)[:, None]
+        ids = torch.tensor(tokens)[:, None]
+        z, logits = self._read(ids, mask.long(), lengths[:, None], self._cache)
+        self.lengths = [length + 1 for length in self.lengths]
+        return z[:, 0], logits
+
+    def keep(self, rows: list[int]) -> None:
+        """Leave out all texts but some, by their numbers, and the padding that nobody needs now."""
+        if len(rows) == len(self.lengths):
+            return
+        self.lengths = [self.lengths[row] for row in rows]
+        if not rows:
+            self._cache = None
+            return
+        for layer in _layers(self._cache):
+            for name in ("keys", "values"):
+                kept = getattr(layer, name)[rows, :, -max(self.lengths) :]
+                setattr(layer, name, kept.contiguous())
+
+    @torch.no_grad()
+    def _read(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
+    ) -> tuple[Tensor, Tensor]:
+        """Return the states of all positions, and the logits of the last."""
+        seen: list[Tensor] = []
+
+        def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            seen.append(args[0])
+            return (args[0][:, -1:], *args[1:]), kwargs
+
+        device = self._model.device
+        with watch([Hook(output_embedding(self._model), last)]):
+            output = self._model(
+                input_ids=ids.to(device),
+                attention_mask=mask.to(device),
+                position_ids=positions.to(device),
+                past_key_values=cache,
+                use_cache=True,
+                **_all_positions(self._model),
+            )
+        return seen[-1], output.logits[:, -1].float()
+
+
+def _all_positions(model: PreTrainedModel) -> dict[str, int]:
+    # Where a model hands on the last position alone, its output embedding would see no other.
+    return {"logits_to_keep": 0} if "logits_to_keep" in signature(model.forward).parameters else {}
+
+
+def _layers(cache: DynamicCache | None) -> list[Any]:
+    return [] if cache is None else list(cache.layers)
+
+
+def _padded(states: Tensor, size: int) -> Tensor:
+    return F.pad(states, (0, 0, size - states.shape[2], 0))
+
+
+def writes_together(model: PreTrainedModel) -> bool:
+    """Say whether texts in a batch get the predictions that each gets alone.
+
+    A model must take positions, and keep keys and values of all of them and nothing else: caches of
+    sliding windows, of recurrent states and of codes of uncertainty are of one text each. Beyond
+    that it is tried: two texts of random tokens, the second of which joins the first, and stays.
+    """
+    if (
+        uncertainty_of(model) is not None
+        or "position_ids" not in signature(model.forward).parameters
+    ):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    rows = output_embedding(model).weight
+    assert isinstance(rows, Tensor)
+    first, second = (torch.randint(len(rows), (1, n), generator=generator) for n in (9, 6))
+    batch = Batch(model)
+    try:
+        batch.join(first[:, :-3])
+        if any(type(layer) is not DynamicLayer for layer in _layers(batch._cache)):
+            return False
+        batch.step([int(first[0, -3])])
+        batch.join(second[:, :-2])
+        _, both = batch.step([int(first[0, -2]), int(second[0, -2])])
+        batch.keep([1])
+        _, left = batch.step([int(second[0, -1])])
+        with torch.no_grad():
+            alone = [
+                model(input_ids=ids.to(model.device)).logits[0].float() for ids in (first, second)
+            ]
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        return False
+    found = torch.stack([both[0], both[1], left[0]])
+    expected = torch.stack([alone[0][-2], alone[1][-2], alone[1][-1]])
+    error = (found - expected).abs() / expected.abs().clamp_min(1)
+    return bool((error <= tolerance_of(rows.dtype)).all())

@@ -1,0 +1,153 @@
+"""Attribution from states that plain transformers give, against `explain` of the whole model."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import prismlm
+from prismlm import Attributor
+from prismlm.corpus import Corpus
+from prismlm.errors import FormatError, InputError, StaleLensError
+from prismlm.layers import PrototypeHead
+from prismlm.models.output_layer import final_norm
+from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
+from tests.helpers.families import make_directory
+from tests.helpers.mixer_models import make_corpus
+from tests.helpers.mixer_models import make_model as make_mixer
+from tests.helpers.mixer_models import save_model as save_mixer
+
+FAMILIES = ("gpt2", "llama", "llama-tied", "gemma2", "cohere", "phi", "mamba", "llama-bf16")
+TEXT = "The patient was given a dose"
+
+
+def states_of(directory, ids):
+    """The inputs of the final norm and of the output embedding, as an engine hands them over."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
+    before, after = [], []
+    norm = final_norm(model)
+    norm.register_forward_pre_hook(lambda _, args: before.append(args[0]))
+    output_embedding(model).register_forward_pre_hook(lambda _, args: after.append(args[0]))
+    with torch.no_grad():
+        model(torch.tensor([ids]), use_cache=False)
+    return before[-1][0], after[-1][0]
+
+
+def near(found, expected, tolerance):
+    """Compare JSON values; numbers are near, all else is equal."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            near(found[key], value, tolerance)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for pair in zip(found, expected, strict=True):
+            near(*pair, tolerance)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_states_of_plain_transformers_give_what_explain_gives(name, small_corpus, tmp_path):
+    directory = make_directory(name, Corpus.open(small_corpus), tmp_path / name)
+    lm, attributor = prismlm.load(directory), Attributor.load(directory)
+    rough = 0.05 if name == "llama-bf16" else 1e-3
+    for written in (0, 6):
+        trace = lm.explain(TEXT, generate=written)
+        prompt = len(lm.tokens_of(TEXT))
+        ids = [step.token_id for step in trace]
+        if written:
+            ids.append(trace[-1].target_id)
+        raw, normed = states_of(directory, ids)
+        for states, normalised in ((normed, True), (raw, False), (raw.float().numpy(), False)):
+            given = {"prompt": prompt} if written else {}
+            found = attributor.attribute(ids, states, normalised=normalised, **given)
+            assert found.answer == trace.answer
+            assert found.support.level == trace.support.level
+            if name != "llama-bf16":
+                shares = (one.sources("document").to_dict() for one in (found, trace))
+                near(*shares, rough)
+            for step, expected in zip(found, trace, strict=True):
+                assert step.target_id == expected.target_id
+                assert step.target_from == expected.target_from
+                assert step.logit == pytest.approx(expected.logit, rel=rough, abs=rough)
+                assert step.probability == pytest.approx(expected.probability, abs=rough)
+        # The answer's last token has been predicted, and nothing after it.
+        if written:
+            fewer = attributor.attribute(ids, normed[:-1], prompt=prompt)
+            assert fewer.to_dict() == attributor.attribute(ids, normed, prompt=prompt).to_dict()
+
+
+def test_all_of_the_reading_is_that_of_explain(tiny_model):
+    lm, attributor = prismlm.load(tiny_model), Attributor.load(tiny_model)
+    trace = lm.explain(TEXT, generate=8)
+    ids = [*(step.token_id for step in trace), trace[-1].target_id]
+    raw, _ = states_of(tiny_model, ids)
+    found = attributor.attribute(ids, raw, prompt=len(lm.tokens_of(TEXT)), normalised=False)
+    near(found.to_dict("domain"), trace.to_dict("domain"), 2e-3)
+
+
+def test_no_layer_is_read(tiny_model):
+    model = Attributor.load(tiny_model).lm.model
+    read = {name for name, weight in model.named_parameters() if weight.device.type != "meta"}
+    assert read == {"model.norm.weight", "lm_head.weight"}
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        model(torch.tensor([[1, 2]]))
+
+
+def test_what_does_not_fit_is_refused(tiny_model, small_corpus, tmp_path):
+    attributor = Attributor.load(tiny_model)
+    width = attributor.lm.head.width
+    states = torch.ones(3, width)
+    for ids, given, message in (
+        ([], states, "token_ids"),
+        ([[1, 2]], states, "token_ids"),
+        ([1, 2], states, "a row for each token"),
+        ([1, 2, 3], states[:, 1:], "a row for each token"),
+        ([1, 2, 10**6], states, "embeds"),
+        ([1, 2, 3], states * torch.nan, "finite"),
+    ):
+        with pytest.raises(InputError, match=message):
+            attributor.attribute(ids, given)
+    with pytest.raises(InputError, match="prompt"):
+        attributor.attribute([1, 2, 3], states, prompt=4)
+    # Another model's W, with a head that says it is its own, beside this lens.
+    copy = shutil.copytree(tiny_model, tmp_path / "other")
+    model = AutoModelForCausalLM.from_pretrained(copy)
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.save_pretrained(copy)
+    with pytest.raises(FormatError, match="not the one its prototypes"):
+        Attributor.load(copy)
+    bare = shutil.copytree(tiny_model, tmp_path / "bare", ignore=lambda *_: ["lens"])
+    with pytest.raises(InputError, match="has no lens"):
+        Attributor.load(bare)
+    (bare / "adapter_config.json").write_text("{}")
+    with pytest.raises(InputError, match="adapter"):
+        Attributor.load(bare)
+
+
+def test_a_lens_of_another_output_layer_is_refused(tiny_model, tmp_path):
+    copy = shutil.copytree(tiny_model, tmp_path / "other")
+    model = AutoModelForCausalLM.from_pretrained(copy)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.01)
+    model.save_pretrained(copy)
+    before = load_sidecar(copy)
+    save_sidecar(copy, Sidecar(before.head, before.logit_map, base_of(model)))
+    with pytest.raises(StaleLensError, match="output layer"):
+        Attributor.load(copy)
+
+
+def test_a_prototype_mixer_is_refused(tmp_path):
+    corpus = make_corpus(tmp_path)
+    model = make_mixer(len(corpus.tokenizer))
+    directory = save_mixer(model, corpus, tmp_path / "mixer")
+    head = PrototypeHead(model.config.hidden_size, 8, 2)
+    head.reset_parameters()
+    save_sidecar(directory, Sidecar(head, LogitMap.of(model), base_of(model)))
+    with pytest.raises(InputError, match="prototype mixer"):
+        Attributor.load(directory)

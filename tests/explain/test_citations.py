@@ -1,0 +1,68 @@
+"""Citations against support itself, asked of each sentence."""
+
+import pytest
+
+import prismlm
+from prismlm.explain.citations import citations
+from prismlm.index.around import sentences
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+def naive(trace):
+    """Of each sentence, the documents that carry s ≥ 0.8 of it: by loops over its tokens."""
+    found, ids = trace.attribution("evidence"), trace.answer_ids
+    words = [len(trace.lm.words(ids[:count])) for count in range(len(ids) + 1)]
+    shift = 0 if trace.first or trace.written else 1
+    expected = set()
+    for start, end in sentences(trace.answer):
+        inside = {
+            token - shift
+            for token in range(len(ids))
+            if words[token + 1] > start and words[token] < end and token >= shift
+        }
+        tokens = {int(found.tokens[one]): float(found.telling[one]) for one in inside}
+        if sum(tokens.values()) < 1:
+            continue
+        for document in {int(d) for p, d in found.carried.tolist() if p in inside}:
+            carried = {
+                int(found.tokens[p])
+                for p, d in found.carried.tolist()
+                if p in inside and d == document
+            }
+            share = sum(tokens[token] for token in carried) / sum(tokens.values())
+            if share >= 0.8:
+                doc_id = found.cells.facts(document)["doc_id"]
+                expected.add((start, end, doc_id, round(share, 6)))
+    return expected
+
+
+def test_a_sentence_cites_the_documents_that_carry_nearly_all_of_it(lm):
+    corpus, cited = lm.lens.corpus, 0
+    for number in (0, 3, 6, 30):
+        text = corpus.text(number)[:300]
+        for trace in (lm.explain(text), lm.explain(text[:40], generate=30), lm.explain(text)[5:]):
+            found = citations(trace)
+            marks = [
+                (one.start, one.end, one.document["doc_id"], round(one.share, 6)) for one in found
+            ]
+            assert set(marks) == naive(trace)
+            assert len(set(marks)) == len(marks)
+            assert marks == sorted(marks, key=lambda mark: (mark[0], -mark[3]))
+            cited += len(marks)
+    assert cited > 10
+
+
+def test_sentences_lie_in_the_text_and_hold_all_but_blanks():
+    text = " “Yes.” He left! \n\nThen?\nThe end"
+    spans = sentences(text)
+    assert [text[start:end] for start, end in spans] == [
+        "“Yes.”",
+        "He left!",
+        "Then?",
+        "The end",
+    ]
+    assert sentences("") == sentences(" \n ") == []

@@ -1,0 +1,62 @@
+"""Texts written together get what each gets alone."""
+
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from prismlm.models.seam import capture
+from prismlm.web.batch import Batch, writes_together
+from tests.helpers.families import FAMILIES
+from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
+
+TOGETHER = {"gpt2", "llama", "llama-tied", "qwen3", "granite", "cohere", "phi"}
+
+
+def family(name):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(FAMILIES[name]()).eval()
+
+
+@pytest.mark.parametrize("name", [*sorted(TOGETHER), "mistral", "gemma2", "mamba"])
+def test_families_that_write_together_are_told_from_others(name):
+    assert writes_together(family(name)) == (name in TOGETHER)
+
+
+def test_codes_of_uncertainty_are_of_one_text():
+    for make in (make_fed_gpt2, make_fed_protot):
+        assert not writes_together(make()[0])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])
+def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
+    """Against a forward pass over each whole text, without cache or padding."""
+    model, draw = family(name), random.Random(0)
+    texts = [[draw.randrange(1, 320) for _ in range(draw.randrange(8, 40))] for _ in range(9)]
+    begun = [draw.randrange(1, len(text)) for text in texts]
+    batch, rows, found = Batch(model), [], {number: [] for number in range(len(texts))}
+    waiting, most = list(range(len(texts))), 0
+    while waiting or rows:
+        ended = [row for row in rows if begun[row] == len(texts[row])]
+        keep = [place for place, row in enumerate(rows) if row not in ended]
+        batch.keep(keep)
+        rows = [rows[place] for place in keep]
+        if rows:
+            states, logits = batch.step([texts[row][begun[row]] for row in rows])
+            for row, state, after in zip(rows, states, logits, strict=True):
+                begun[row] += 1
+                found[row].append((state[None], after))
+        if waiting and draw.random() < 0.4:
+            row = waiting.pop()
+            found[row].append(batch.join(torch.tensor([texts[row][: begun[row]]])))
+            rows.append(row)
+        most = max(most, len(rows))
+    assert most > 3
+    for text, seen in zip(texts, found.values(), strict=True):
+        with torch.no_grad(), capture(model) as alone:
+            logits = model(torch.tensor([text])).logits[0]
+        states = torch.cat([state for state, _ in seen])
+        torch.testing.assert_close(states, alone.z[0], rtol=1e-4, atol=1e-4)
+        after = torch.stack([row for _, row in seen])
+        torch.testing.assert_close(after, logits[-len(seen) :], rtol=1e-4, atol=1e-4)
