@@ -60,15 +60,16 @@ POOLS = {
 }  # fmt: skip
 WRITES = {"out", "html", "parquet", "jsonl", "csv", "write", "keep_states"}
 # What would compute for minutes is estimated; the rest of its checks come first.
-STUDIES = {"suite", "glue", "judge", "robustness", "clamping"}
-ONLY_ESTIMATED = {"train", "attach", "index"} | STUDIES
+ONLY_ESTIMATED = {"train", "attach", "index"}
 # What reads much by default reads little here.
 LITTLE = {
     "themes": ("--units", "2"),
     "attach": ("--prototypes", "32", "--prototypes-per-token", "4", "--window", "64"),
 }
-# An estimate that trains to measure how fast that is, one that compiles for long, and a server.
-LEFT_OUT = {"demo", "map", "explore"}
+# An estimate that trains to measure how fast that is, one that compiles for long, servers, and
+# studies that compute for minutes.
+STUDIES = {"suite", "glue", "judge", "robustness", "clamping"}
+LEFT_OUT = {"demo", "map", "explore", "serve"} | STUDIES
 # Written into the model's lens by the command that names its prototypes.
 LABELS = tuple(f"model/lens/sample/{name}" for name in (META_FILE, PROTOTYPES_FILE))
 # Drawn twice as often: most of what a user does.
