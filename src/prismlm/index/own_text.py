@@ -12,9 +12,8 @@ from functools import lru_cache
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from prismlm.corpus.encode import around_text, encoder_of
+from prismlm.corpus.encode import TokenBytes, around_text, encoder_of
 from prismlm.corpus.pieces import pieces_of
-from prismlm.corpus.spans import TokenBytes
 from prismlm.index.cells import Cells
 from prismlm.index.suffixes import Suffixes
 

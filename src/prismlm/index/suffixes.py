@@ -151,15 +151,10 @@ class Suffixes:
         return f"Suffixes({str(self.path)!r}, {len(self)} tokens, {len(self._firsts)} documents)"
 
     def tokens(self, position: int, length: int) -> np.ndarray:
-        """Return the tokens of one document from a global position on, int64 [length].
-
-        Raises:
-            FormatError: a file does not hold what was written.
-        """
+        """Return the tokens of one document from a global position on, int64 [length]."""
         document = int(np.searchsorted(self._starts, position, side="right")) - 1
         first = int(self._firsts[document] + position - self._starts[document])
-        data = self._tokens.read(first, first + length)
-        return np.frombuffer(data, self._tokens.dtype).astype(np.int64)
+        return self._tokens[first : first + length].astype(np.int64)
 
     def count(self, tokens: Tokens) -> int:
         """Return how often a sequence of one token or more stands in the documents."""

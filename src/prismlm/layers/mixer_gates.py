@@ -51,8 +51,8 @@ class ChannelGates(nn.Module):
 
         write = softmax_k(x·p_k / τ_w),   read = softmax_k(x·(Wᵀp_k) / τ_r), or write without W
 
-    Both are one product of x with R or 2R columns, since (W x)·p = x·(Wᵀp). They are a module so
-    that a forward hook can stand on them: interventions on channels are hooks.
+    Along a sequence both are one product of x with R or 2R columns, since (W x)·p = x·(Wᵀp). They
+    are a module so that a forward hook can stand on them: interventions on channels are hooks.
 
     Args:
         temperature_mode: ``divide`` scores by τ, or ``multiply``.
@@ -66,9 +66,8 @@ class ChannelGates(nn.Module):
 
     def forward(self, inputs: GateInputs) -> MixerEvidence:
         """Return both gates; with shared gates they are one tensor unless exclusions differ."""
-        own, count = inputs.prototypes, len(inputs.prototypes)
-        columns = own if inputs.read_map is None else torch.cat([own, own @ inputs.read_map])
-        scores = at_least_float32(inputs.x @ columns.T)
+        count = len(inputs.prototypes)
+        scores = at_least_float32(_products(inputs))
         gate = self._scaled(scores[..., :count], inputs.log_write_temperature)
         write = self._softmax(gate, inputs.write_excluded)
         if inputs.log_read_temperature is not None:
@@ -88,3 +87,14 @@ class ChannelGates(nn.Module):
             scores = scores.masked_fill(excluded, -torch.inf)
         parts = scores.reshape(*scores.shape[:-1], self.groups, -1)
         return parts.softmax(-1).reshape(scores.shape)
+
+
+def _products(inputs: GateInputs) -> Tensor:
+    """Return x·p, with W followed by (W x)·p: [B, T, R or 2R]."""
+    x, own, read_map = inputs.x, inputs.prototypes, inputs.read_map
+    if read_map is None:
+        return x @ own.T
+    if x.shape[-2] == 1:
+        # Wᵀp costs R·d², whatever the length: for one position W x, at d², is far cheaper.
+        return torch.cat([x @ own.T, x @ read_map.T @ own.T], dim=-1)
+    return x @ torch.cat([own, own @ read_map]).T

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from prismlm.corpus.layout import NONE_HELD_OUT
-from prismlm.corpus.store import Corpus
+from prismlm.corpus.store import Corpus, Split
 from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
 from prismlm.errors import InputError
 from prismlm.models.evaluating import evaluating
@@ -97,12 +97,12 @@ def unigram_ce(corpus: Corpus) -> float:
 
     with c_v and h_v how often token v occurs in training and in held-out documents.
     """
-    training, heldout = (token_counts(corpus, split) for split in ("train", "heldout"))
+    training, heldout = token_counts(corpus, "train"), token_counts(corpus, "heldout")
     guess = np.log(training + 1) - math.log((training + 1).sum())
     return float(-(heldout @ guess) / max(1, heldout.sum()))
 
 
-def token_counts(corpus: Corpus, split: str) -> np.ndarray:
+def token_counts(corpus: Corpus, split: Split) -> np.ndarray:
     """Return how often each token occurs in a split, in documents drawn at random if it is long."""
     counts, read = np.zeros(len(corpus.tokenizer), dtype=np.int64), 0
     for number in np.random.default_rng(0).permutation(corpus.split(split)).tolist():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -135,7 +135,7 @@ class SearchResult:
     def ranked(self) -> list[TrialResult]:
         """The completed trials, the best first, the earlier of equals."""
         complete = [trial for trial in self.trials if trial.ce is not None]
-        return sorted(complete, key=lambda trial: (trial.ce, trial.number))
+        return sorted(complete, key=lambda trial: (trial.ce or 0.0, trial.number))
 
     @property
     def best(self) -> TrialResult | None:
@@ -197,8 +197,8 @@ def search(
         "versions": versions("optuna", "optuna-integration", "botorch"),
     }
     # What the trial with the most rows a step needs is missed now, and not in the middle.
-    sizes = {
-        key: dimension.high if isinstance(dimension, Range) else max(dimension)
+    sizes: dict[str, Any] = {
+        key: dimension.high if isinstance(dimension, Range) else max(cast("list[int]", dimension))
         for key, dimension in recipe.search.dimensions().items()
         if key in ("batch_size", "gradient_accumulation")
     }
