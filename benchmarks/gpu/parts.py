@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -336,12 +335,15 @@ def captured(step: Callable[[], None], leaves: list[Tensor]) -> Callable[[], Non
 
 
 def command(*words: object) -> None:
-    """Run a command of prismlm in this process."""
+    """Run a command of prismlm in this process; what fails is not timed."""
     from prismlm.cli.app import main
 
     sys.argv = ["prismlm", *map(str, words)]
-    with suppress(SystemExit):
+    try:
         main()
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"prismlm {words[0]} ended with {end.code}") from end
 
 
 def training(setting: Setting) -> Figures:

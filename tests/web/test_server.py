@@ -9,9 +9,12 @@ import openai
 import pytest
 import schemathesis
 import torch
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 
 import prismlm
+from prismlm.web import create_app
 from tests.explorer.conftest import unhurried
 from tests.helpers.chats import ANSWER, CHAT, QUESTION
 from tests.web.conftest import Served
@@ -232,6 +235,15 @@ def test_what_is_not_served_is_refused_in_openais_form(served, lm):
     refused(bad, unsupported, "tools", chat(tools=[tool]))
     refused(bad, unsupported, "response_format", chat(response_format={"type": "json_object"}))
     refused(bad, unsupported, "frequency_penalty", chat(frequency_penalty=0.5))
+    refused(bad, unsupported, "top_k", chat(extra_body={"top_k": 5}))
+    refused(bad, None, "stop.constrained-str", chat(stop="a" * 5000))
+    message = refused(
+        bad,
+        "context_length_exceeded",
+        "messages",
+        lambda: post(served, messages=[*ASKED, {"role": "assistant", "content": "drug " * 600}]),
+    )
+    assert "1 tokens" not in message
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     parts = [{"type": "text", "text": "What is this?"}, image]
     message = refused(
@@ -314,14 +326,36 @@ def test_models_health_and_metrics(served):
 
 
 def test_a_key_is_asked_for(chat_model):
-    with Served(prismlm.load(chat_model), api_key="sesame") as server:
+    lm = prismlm.load(chat_model)
+    with Served(lm, api_key="sesame") as server:
         assert server.complete("a", max_tokens=1).usage.completion_tokens == 1
-        for key in ("other", "sesamé"):
-            wrong = openai.OpenAI(**server.address | {"api_key": "other"})
-            with pytest.raises(openai.AuthenticationError, match="API key"):
-                wrong.models.list()
-            assert server.ask("GET", "/v1/models", Authorization=f"Basic {key}".encode())[0] == 401
+        wrong = openai.OpenAI(**server.address | {"api_key": "other"})
+        with pytest.raises(openai.AuthenticationError, match="API key"):
+            wrong.models.list()
+        for given in ("Bearer other", "Bearer sesamé", "Bearer", "Basic sesame"):
+            assert server.ask("GET", "/v1/models", Authorization=given.encode())[0] == 401
         assert server.ask("GET", "/health")[0] == 200
+    for empty in ("", " "):
+        with pytest.raises(prismlm.errors.InputError, match="key is empty"):
+            create_app(lm, api_key=empty)
+
+
+def test_a_key_is_asked_for_wherever_the_application_is_mounted(served):
+    outer = FastAPI()
+    outer.mount("/llm", create_app(served.lm, api_key="sesamé"))
+    with TestClient(outer) as client:
+        assert client.get("/llm/v1/models").status_code == 401
+        key = {"Authorization": "Bearer sesamé".encode()}
+        assert client.get("/llm/v1/models", headers=key).status_code == 200
+        assert client.get("/llm/health").status_code == 200
+
+
+def test_a_name_of_another_site_that_points_here_is_refused(served):
+    app = create_app(served.lm, hosts=("127.0.0.1", "[::1]"))
+    for host, status in [("127.0.0.1", 200), ("[::1]", 200), ("evil.example", 421)]:
+        for port in ("", ":8000"):
+            client = TestClient(app, base_url=f"http://{host}{port}")
+            assert client.get("/v1/models").status_code == status
 
 
 def test_fifty_clients_lose_nothing(chat_model):

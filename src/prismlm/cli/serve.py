@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 PORT = 8000
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost")
 
 
 def serve(
@@ -41,7 +41,10 @@ def serve(
 
     with closing(listening(host, port)) as listener:
         lm = load(model, lens=lens, corpus=corpus)
-        app = create_app(lm, name=name, api_key=api_key, together=batch, waiting=queue)
+        # A page of another site, whose name points here, has no key.
+        hosts = LOOPBACK if api_key is None and host in LOOPBACK else None
+        limits = {"together": batch, "waiting": queue}
+        app = create_app(lm, name=name, api_key=api_key, hosts=hosts, **limits)
         _run(app, listener, host, api_key)
 
 

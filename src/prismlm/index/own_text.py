@@ -39,7 +39,7 @@ class OwnText:
     ) -> None:
         self._cells, self._suffixes, self._tokenizer = cells, suffixes, tokenizer
         self.starts = cells.starts
-        self.prefix: list[int] = around_text(tokenizer)[0]
+        self.prefix, self._suffix = around_text(tokenizer)
         self.eos_token_id = int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
         self._token_bytes = TokenBytes.of(encoder_of(tokenizer).text)
         self._decoded = lru_cache(2)(self._decode)
@@ -66,7 +66,8 @@ class OwnText:
         length = int(self._cells.documents["length"][number].as_py())
         ids = self.read_tokens(int(self.starts[number]), length)[:-1].tolist()
         before = len(self.prefix) * (ids[: len(self.prefix)] == self.prefix)
-        own = np.array(ids[before:], dtype=np.int64)
+        after = len(self._suffix) * (ids[len(ids) - len(self._suffix) :] == self._suffix)
+        own = np.array(ids[before : len(ids) - after], dtype=np.int64)
         pieces = pieces_of(self._tokenizer, own.tolist())
         text = "".join(piece.shown for piece in pieces)
         spans = None if self._token_bytes is None else self._token_bytes.spans(own, text)
@@ -74,5 +75,5 @@ class OwnText:
             ends = np.cumsum([len(piece.shown) for piece in pieces])
             begins = ends - [len(piece.text) if piece.number == 1 else 0 for piece in pieces]
             spans = np.stack([begins, ends], axis=1)
-        end = np.full((1, 2), len(text))
+        end = np.full((after + 1, 2), len(text))
         return text, np.concatenate([np.zeros((before, 2), np.int64), spans, end])

@@ -115,16 +115,26 @@ def _padded(states: Tensor, size: int) -> Tensor:
     return F.pad(states, (0, 0, size - states.shape[2], 0))
 
 
+def _turns_by_length(module: nn.Module) -> bool:
+    """Say whether rotary embeddings are others for all of a batch once one text of it is long."""
+    kind: Any = getattr(module, "rope_type", None)
+    # A model with several kinds of layers has one for each.
+    kinds: list[Any] = list(kind.values()) if isinstance(kind, dict) else [kind]
+    return any("dynamic" in str(one) or one == "longrope" for one in kinds)
+
+
 def writes_together(model: PreTrainedModel) -> bool:
     """Say whether texts in a batch get the predictions that each gets alone.
 
     A model must take positions, and keep keys and values of all of them and nothing else: caches of
-    sliding windows, of recurrent states and of codes of uncertainty are of one text each. Beyond
-    that it is tried: two texts of random tokens, the second of which joins the first, and stays.
+    sliding windows, of recurrent states and of codes of uncertainty are of one text each, and so
+    are rotations that change with the longest text. Beyond that it is tried: two texts of random
+    tokens, the second of which joins the first, and stays.
     """
     if (
         uncertainty_of(model) is not None
         or "position_ids" not in signature(model.forward).parameters
+        or any(_turns_by_length(module) for module in model.modules())
     ):
         return False
     generator = torch.Generator().manual_seed(0)
@@ -145,7 +155,7 @@ def writes_together(model: PreTrainedModel) -> bool:
             alone = [
                 model(input_ids=ids.to(model.device)).logits[0].float() for ids in (first, second)
             ]
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
         return False
     found = torch.stack([both[0], both[1], left[0]])
     expected = torch.stack([alone[0][-2], alone[1][-2], alone[1][-1]])

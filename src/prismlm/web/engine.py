@@ -94,7 +94,9 @@ class Engine:
             except Exception as error:  # whatever a model raises: the others that wait are served
                 log.exception("writing failed")
                 for one in [*self._writing, *new]:
-                    if not one.over:
+                    if one.finish_reason is not None:  # it had ended, and was not told so
+                        one.tell(None)
+                    elif not one.left:
                         one.fail(error)
                 self._writing, batch = [], Batch(self._lm.model)
 

@@ -18,7 +18,7 @@ from prismlm.explain.trace import Trace
 from prismlm.index.opened_model import COLDEST
 from prismlm.web.writing import Choice, Wanted
 
-STOPS = 16
+STOPS, LONGEST_STOP = 16, 1000
 MOST_DOCUMENTS = 20
 # What would change an answer if it were heeded, and the values that ask for nothing.
 NOT_SERVED: dict[str, tuple[Any, ...]] = {
@@ -34,11 +34,15 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
     "echo": (False,),
     "suffix": ("",),
 }
 Column = Literal["document", "source", "domain", "license"]
-Stop = str | Annotated[list[str], Field(max_length=STOPS)]
+OneStop = Annotated[str, Field(max_length=LONGEST_STOP)]
+Stop = OneStop | Annotated[list[OneStop], Field(max_length=STOPS)]
 
 
 class RequestError(Exception):

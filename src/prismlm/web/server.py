@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -96,6 +97,7 @@ class Server:
         self._check_queues()
         chat, began = not isinstance(text, str), time.monotonic()
         prompt, wanted = await run_in_threadpool(partial(self._prompt, body, text))
+        self._check_queues()
         writing = Writing(self.lm, text, prompt, wanted)
         self.engine.submit(writing)
         shape = Shape(self.name, chat, self.lm.tokenizer)
@@ -119,25 +121,35 @@ class Server:
             InputError: messages, and no chat template or one that refuses them.
             StaleLensError: the lens was built again since it was opened.
         """
-        lm, asked = self.lm, body.wanted_tokens
         if body.shares is not None:
             self._lens.check_unchanged()
+        with no_panics():
+            room = self._room(text, body.wanted_tokens, 1)
+            return self.lm.encode(text, room), body.wanted(room)
+
+    def _room(self, text: str | Messages, asked: int | None, least: int) -> int:
+        """Return how many tokens may follow a text: those asked for, or all that fit.
+
+        Raises:
+            RequestError: there is no room for so many, or for the ``least``.
+            InputError: as of :meth:`_prompt`.
+        """
+        lm = self.lm
         longest = lm.context_length or LONGEST
         param = "prompt" if isinstance(text, str) else "messages"
         too_long = partial(RequestError, param=param, code="context_length_exceeded")
-        with no_panics():
-            rendered = lm.as_text(text, 1)
-            try:
-                lm.check_length(rendered, longest)
-            except InputError as error:
-                raise too_long(str(error)) from error
-            length = len(lm.tokens_of(text, 1))
-            room = max(1, longest - length) if asked is None else asked
-            if length + room > longest:
-                more = "." if asked is None else f" and asks for {asked:,} more."
-                has = f"the request has {length:,} in its {param}{more}"
-                raise too_long(f"this model reads {longest:,} tokens, and {has}")
-            return lm.encode(text, room), body.wanted(room)
+        rendered = lm.as_text(text, least)
+        try:
+            lm.check_length(rendered, longest)
+        except InputError as error:
+            raise too_long(str(error)) from error
+        length = len(lm.tokens_of(text, least))
+        room = max(least, longest - length) if asked is None else asked
+        if length + room > longest:
+            more = "." if asked is None else f" and asks for {asked:,} more."
+            has = f"the request has {length:,} in its {param}{more}"
+            raise too_long(f"this model reads {longest:,} tokens, and {has}")
+        return room
 
     async def _whole(
         self, writing: Writing, shape: Shape, shares: Shares | None, began: float
@@ -214,6 +226,8 @@ class Server:
 
         def work() -> dict[str, Any]:
             self._lens.check_unchanged()
+            with no_panics():
+                self._room(whole, None, 0)
             trace = self.lm.explain(whole)
             if isinstance(asked, str) and asked:
                 read = zip(self.lm.tokens_of(asked), trace.steps, strict=False)
@@ -254,10 +268,17 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class Door:
-    """ASGI middleware: checks key, kind and size of every request, and counts it."""
+    """ASGI middleware: checks host, key, kind and size of every request, and counts it."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None, metrics: Metrics) -> None:
-        self.app, self._key, self._metrics = app, api_key, metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        hosts: Collection[str] | None,
+        metrics: Metrics,
+    ) -> None:
+        self.app, self._key, self._hosts, self._metrics = app, api_key, hosts, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer what may not pass; pass on the rest."""
@@ -280,9 +301,15 @@ class Door:
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         headers = Headers(scope=scope)
-        if self._key is not None and scope["path"].startswith("/v1"):
+        host = headers.get("host", "")
+        if self._hosts is not None and re.sub(r":\d*$", "", host).lower() not in self._hosts:
+            return RequestError(f"this server is not {shown(host)}.", 421)
+        # Mounted in another application, the path begins with the place.
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if self._key is not None and path.startswith("/v1"):
             kind, _, given = headers.get("authorization", "").partition(" ")
-            known = hmac.compare_digest(given.strip().encode(), self._key.encode())
+            # Headers are bytes, which starlette shows as Latin-1.
+            known = hmac.compare_digest(given.strip().encode("latin-1"), self._key.encode())
             if kind.lower() != "bearer" or not known:
                 message = "the API key is missing or wrong: expected Authorization: Bearer KEY."
                 return RequestError(message, 401, code="invalid_api_key")
@@ -305,6 +332,7 @@ def create_app(
     *,
     name: str | None = None,
     api_key: str | None = None,
+    hosts: Collection[str] | None = None,
     together: int = 8,
     waiting: int = 64,
 ) -> FastAPI:
@@ -314,12 +342,16 @@ def create_app(
         lm: the model, with a lens.
         name: of the model in requests; otherwise that of its directory.
         api_key: that requests to ``/v1`` must bring as a bearer token; None asks for none.
+        hosts: that requests may call this server, without ports; None for any. A page of another
+            site can have its own name point to 127.0.0.1, and then ask what it likes.
         together: answers that are written at the same time.
         waiting: requests that may wait for their turn; more are refused with 429.
 
     Raises:
-        InputError: the model has no lens.
+        InputError: the model has no lens, or the key is empty.
     """
+    if api_key is not None and not api_key.strip():
+        raise InputError("the API key is empty, which would be none: give one, or leave it out.")
     server = Server(lm, name or lm.path.resolve().name, together, waiting)
     app = FastAPI(
         title="prismlm",
@@ -330,7 +362,7 @@ def create_app(
         lifespan=lambda app: _running(server),
     )
     app.state.server = server
-    app.add_middleware(Door, api_key=api_key, metrics=server.metrics)
+    app.add_middleware(Door, api_key=api_key, hosts=hosts, metrics=server.metrics)
     for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
     _routes(app, server)

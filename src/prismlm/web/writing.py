@@ -139,24 +139,26 @@ class Writing:
     def _tokens_of(self, words: str) -> int:
         """Return the fewest tokens that spell the beginning ``words`` of the text."""
         count = len(self.ids)
-        while count and len(self.lm.words(self.ids[: count - 1])) >= len(words):
+        while count and self.lm.words(self.ids[: count - 1]).startswith(words):
             count -= 1
         return count
 
     def _tell_new(self) -> None:
-        ready = self.words
+        ready, count = self.words, len(self.ids)
         if self.finish_reason is None:
-            # What may still become a stop sequence, or a character, waits.
+            # What may still become a character, or a stop sequence, waits.
+            ready = ready.rstrip(BROKEN)
             begun = (
                 size
                 for one in self.wanted.stop
                 for size in range(1, len(one))
                 if ready.endswith(one[:size])
             )
-            ready = ready[: len(ready) - max(begun, default=0)].rstrip(BROKEN)
+            ready = ready[: len(ready) - max(begun, default=0)]
+            count = self._tokens_of(ready)
         characters, choices = self._sent
         if len(ready) > characters or self.finish_reason is not None:
-            spelt = min(self._tokens_of(ready), len(self._choices))
+            spelt = min(count, len(self._choices))
             self._sent = max(len(ready), characters), max(spelt, choices)
             self.tell(Written(ready[characters:], self._choices[choices:spelt]))
 

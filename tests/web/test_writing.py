@@ -1,0 +1,78 @@
+"""What is told of a text while it is written: tokens here are single bytes of UTF-8."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from prismlm.web.engine import Engine
+from prismlm.web.writing import Wanted, Writing
+
+END = 256
+LM = SimpleNamespace(
+    model=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=END)),
+    words=lambda ids: bytes(one for one in ids if one < END).decode(errors="replace"),
+)
+
+
+def written(data, stop=(), tokens=100):
+    """Return a writing of these bytes, with what its reader was told of it."""
+
+    async def write():
+        wanted = Wanted(tokens, stop=stop, alternatives=0)
+        writing = Writing(LM, "", torch.tensor([[1]]), wanted)
+        for token in [*data.encode(), END]:
+            if not writing.over:
+                writing.accept(token, torch.zeros(END + 1))
+        await asyncio.sleep(0)
+        return writing, [writing.told.get_nowait() for _ in range(writing.told.qsize())]
+
+    return asyncio.run(write())
+
+
+@pytest.mark.parametrize(
+    ("data", "stop", "tokens", "text"),
+    [
+        ("ab 東京 é.", (), 100, "ab 東京 é."),
+        ("ab 東京 é.", (), 6, "ab 東"),
+        ("ab 東京 é.", (), 5, "ab \ufffd"),
+        ("ab ENDÖ cd", ("ENDÖ",), 100, "ab "),
+        ("ab ENDE cd", ("ENDÖ", "x"), 100, "ab ENDE cd"),
+        ("東京 cd", (" c",), 100, "東京"),
+        ("東京 cd", ("京",), 100, "東"),
+        ("ab EN", ("END",), 100, "ab EN"),
+    ],
+)
+def test_pieces_join_to_the_text_with_every_token_of_it(data, stop, tokens, text):
+    writing, told = written(data, stop, tokens)
+    assert writing.words == text
+    assert "".join(one.text for one in told) == text
+    assert all("\ufffd" not in one.text for one in told[:-1])
+    own = [one for one in writing.ids if one != END]
+    assert LM.words(own) == text
+    assert [choice.token for one in told for choice in one.choices] == own
+
+
+def test_who_had_ended_is_told_so_where_another_text_fails():
+    async def run():
+        ended, going_on = (
+            Writing(LM, "", torch.tensor([[1]]), Wanted(number, traced=False)) for number in (1, 9)
+        )
+        engine = Engine.__new__(Engine)
+        engine._lm, engine._batched, engine._writing = LM, True, []
+        turns = iter([[ended, going_on], None])
+        engine._next = lambda: next(turns)
+
+        def step(batch, new):
+            engine._writing = [ended, going_on]
+            ended.accept(97, torch.zeros(END + 1))
+            raise MemoryError
+
+        engine._step = step
+        engine._run()
+        await asyncio.sleep(0)
+        assert [ended.told.get_nowait().text, ended.told.get_nowait()] == ["a", None]
+        assert isinstance(going_on.told.get_nowait().error, MemoryError)
+
+    asyncio.run(run())
