@@ -225,6 +225,17 @@ def test_repeated_text_is_read_where_it_is_not_much(kind: str, tmp_path: Path) -
     assert [len(one.text) for one in read_documents(path)] == [2 * 10**6, 1]
 
 
+def test_rows_of_large_texts_are_read_few_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each of the rows may be all that its column holds.
+    _parquet(tmp_path / "t.parquet", {"text": [LONG] * 300, "other": ["a"] * 300})
+    metadata = pq.read_metadata(tmp_path / "t.parquet")
+    for named, rows in ((["text"], 3), (["other"], 256)):
+        monkeypatch.setattr(formats, "MAX_JSON", 350_000)
+        assert formats._rows_at_once(metadata, named, tmp_path / "t.parquet") == rows
+
+
 @pytest.mark.parametrize("kind", ["csv", "txt"])
 @pytest.mark.usefixtures("limits")
 def test_a_text_of_no_end_is_refused(kind: str, tmp_path: Path) -> None:

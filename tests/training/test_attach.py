@@ -13,12 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import InputError, Interrupted, PrismError
 from prismlm.files import read_json
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
-from prismlm.training.tuning import LoraOptions
+from prismlm.training.tuning import LoraOptions, TableOptions
 from tests.helpers.tiny import build_small_corpus
 
 # The package has a function of the module's name.
@@ -245,6 +245,38 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
     ids = torch.arange(20)[None]
     expected, found = (model(input_ids=ids).logits for model in (adapted, own))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
+    base, small_corpus, tmp_path, monkeypatch
+):
+    lora, table = LoraOptions(rank=2, batch=4), TableOptions(batch=4)
+    options, out = replace(OPTIONS, lora=lora, uncertainty=table), tmp_path / "model"
+
+    def cut(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    def run(**changes):
+        return attach(str(base), [small_corpus], out, replace(options, **changes))
+
+    for part, change, said in (
+        ("put_adapted", {"lora": replace(lora, rank=4)}, "lora.rank: 2 → 4"),
+        ("save_uncertainty", {"uncertainty": None}, "uncertainty.batch: 4 → None"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, part, cut)
+            with pytest.raises(Interrupted, match="finished parts are kept"):
+                run()
+        with pytest.raises(InputError, match=f"begun with other settings .*{said}"):
+            run(**change)
+    adapter = out / "adapter" / "adapter_model.safetensors"
+    written = adapter.stat().st_mtime_ns
+    result = run()
+    assert adapter.stat().st_mtime_ns == written
+    noted = load_sidecar(out).provenance
+    assert noted["attached"]["lora.rank"] == 2
+    assert noted["uncertainty_feedback"] == result.uncertainty
+    assert result.quality.ce == pytest.approx(result.uncertainty["ce"], rel=1e-4)
 
 
 def test_what_fine_tuning_cannot_be_is_refused(base, tmp_path, monkeypatch):

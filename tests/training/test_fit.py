@@ -14,9 +14,10 @@ from prismlm.errors import DivergenceError, InputError
 from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
 from prismlm.ops.divergence import divergence
+from prismlm.progress import SILENT
 from prismlm.training import fit as module
 from prismlm.training.fit import FitOptions, Vocabulary, fit, place
-from prismlm.training.loop import batches
+from prismlm.training.loop import Loop, batches
 from tests.helpers.tiny import build_small_corpus
 
 SMALL = FitOptions(
@@ -179,3 +180,23 @@ def test_a_rate_that_no_fit_bears_is_told(lm, states, weights):
     options = replace(SMALL, learning_rate=1e20, weights=weights)
     with pytest.raises(DivergenceError, match="fit with a lower --rate"):
         fit(lm.model, states, options)
+
+
+class BrokenAtTheEnd(Loop):
+    """One weight, whose last gradient is no number while every loss is one."""
+
+    what, remedy = "the fit", "fit with a lower --rate"
+
+    def losses(self, rows):
+        (group,) = self._optimizer.param_groups
+        group["params"][0].grad = torch.full((1,), math.nan if self.step == 2 else 0.1)
+        return {"loss": 1.0}
+
+    def rates(self):
+        return [0.1]
+
+
+def test_weights_that_the_last_step_broke_are_not_returned():
+    loop = BrokenAtTheEnd([{"params": [torch.nn.Parameter(torch.ones(1))]}], 3)
+    with pytest.raises(DivergenceError, match="ends with what is not finite: fit with a lower"):
+        loop.run([np.arange(1)] * 3, "Fitting", "loss", SILENT)

@@ -1,12 +1,14 @@
 import copy
+import math
 import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer, TrainerCallback
 
-from prismlm.errors import PrismError
+from prismlm.errors import DivergenceError, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe
 from prismlm.training.checkpoints import list_checkpoints
@@ -167,6 +169,16 @@ def test_a_gradient_that_is_not_finite_ends_training(settings, tmp_path):
     weight.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(PrismError, match=r"gradient of the model is not finite at step 1\."):
         trainer.train()
+
+
+@pytest.mark.parametrize("ce", [math.nan, math.inf])
+def test_a_figure_that_is_not_finite_ends_training(settings, tmp_path, monkeypatch, ce):
+    trainer = trainer_of(settings, tmp_path)
+    measured = SimpleNamespace(ce=ce)
+    monkeypatch.setattr("prismlm.training.trainer.measure_quality", lambda *given: measured)
+    said = f"cross-entropy on held-out text is {ce}. No checkpoint was written before"
+    with pytest.raises(DivergenceError, match=said):
+        trainer.evaluate()
 
 
 class Waits(TorchDispatchMode, TrainerCallback):

@@ -31,7 +31,7 @@ EXTENSIONS = (
     ".arrow",
 )
 ROWS_AT_ONCE = 256
-# A .json file is parsed whole.
+# A .json file is parsed whole; rows of a table are read so many at once that they take no more.
 MAX_JSON = 2**30
 # Text packs to a third or a fifth, repetitive text to a fiftieth; small files are read in any case.
 MAX_RATIO, SMALL = 100, 2**25
@@ -65,16 +65,12 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """
     readers = {".json": _json, ".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
     readers |= dict.fromkeys(WHOLE_FILES, _whole)
-    unpacked, limit = 0, max(SMALL, MAX_RATIO * path.stat().st_size)
+    unpacked, size = 0, path.stat().st_size
     try:
         for row in readers.get(extension(path) or "", _json_lines)(path, columns):
             values = row.values.values() if isinstance(row.values, dict) else ()
             unpacked += sum(len(value) for value in values if isinstance(value, str))
-            if unpacked > limit:
-                raise InputError(
-                    f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {MAX_RATIO} times "
-                    "its size, as no text does: leave it out, or unpack it first."
-                )
+            _check_ratio(path, unpacked, size)
             yield row
     except UnicodeDecodeError as error:
         # Only of CSV, some rows of which may have been read.
@@ -89,6 +85,14 @@ def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
             f"{path} is damaged or incomplete, or not what its extension says "
             f"({first_line(error)}). Fetch or write the file again."
         ) from error
+
+
+def _check_ratio(path: Path, unpacked: int, size: int) -> None:
+    if unpacked > max(SMALL, MAX_RATIO * size):
+        raise InputError(
+            f"{path} unpacks to more than {unpacked >> 20:,} MiB, over {MAX_RATIO} times its size, "
+            "as no text does: leave it out, or unpack it first."
+        )
 
 
 def _whole(path: Path, columns: Columns) -> Iterator[Row]:
@@ -175,8 +179,19 @@ def _csv(path: Path, columns: Columns) -> Iterator[Row]:
 def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
     with pq.ParquetFile(path) as table:
         found = columns.resolve(table.schema_arrow.names, str(path))
-        batches = table.iter_batches(ROWS_AT_ONCE, columns=sorted(set(found.values())))
+        named = sorted(set(found.values()))
+        batches = table.iter_batches(_rows_at_once(table.metadata, named, path), columns=named)
         yield from _table_rows(batches, found, path, table.metadata.num_rows)
+
+
+def _rows_at_once(metadata: pq.FileMetaData, named: list[str], path: Path) -> int:
+    """Return how many rows are read at once: few where one may be as large as all its column."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    sizes = (c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in named)
+    largest = max(sizes, default=0)
+    _check_ratio(path, largest, path.stat().st_size)
+    return max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
 
 
 def _arrow(path: Path, columns: Columns) -> Iterator[Row]:

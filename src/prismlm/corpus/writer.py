@@ -23,7 +23,7 @@ from prismlm.corpus.chat import encode_chat, has_marks
 from prismlm.corpus.documents import METADATA, Document
 from prismlm.corpus.encode import around_text, encoder_of
 from prismlm.corpus.tokenizer import fingerprint
-from prismlm.errors import InputError
+from prismlm.errors import FormatError, InputError
 from prismlm.files import json_text, write_json
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 1024
 # Of a row group, so that one document reads in milliseconds.
 GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
+ROWS_AT_ONCE = 64
+# What a shard keeps of a document.
+DOCUMENT = ("doc_id", "text", *METADATA)
 
 
 class CorpusWriter:
@@ -143,23 +146,24 @@ class CorpusWriter:
 
         Raises:
             InputError: the documents are others.
-            FormatError: a file is missing or cut off.
+            FormatError: a file is missing, cut off or damaged.
         """
         layout.check_files(self._directory, shards)
         for number, shard in enumerate(shards):
-            table = pq.read_table(
-                self._directory / layout.DOCUMENTS.format(number), columns=["doc_id", "length"]
-            )
+            tables = (layout.DOCUMENTS.format(number), layout.TEXTS.format(number))
+            rows = zip(*(_rows(self._directory / name) for name in tables), strict=True)
             with (self._directory / layout.TOKENS.format(number)).open("rb") as tokens:
-                for row in table.to_pylist():
+                for row, text in rows:
                     document = next(documents, None)
-                    if document is None or document.doc_id != row["doc_id"]:
+                    if document is not None:
+                        document = replace(document, split=document.part)
+                    kept = {name: (row | text)[name] for name in DOCUMENT}
+                    if document is None or kept != {n: getattr(document, n) for n in DOCUMENT}:
                         raise InputError(
                             f"what is read has changed since {self._directory} was begun: the "
-                            f"document {row['doc_id']!r} is missing or elsewhere. Remove that "
-                            "directory to start anew."
+                            f"document {row['doc_id']!r} is missing, elsewhere or another. Remove "
+                            "that directory to start anew."
                         )
-                    document = replace(document, split=document.part)
                     part = tokens.read(row["length"] * self._dtype.itemsize)
                     self._count(document, part, row["length"])
             self.shards.append(shard)
@@ -234,6 +238,18 @@ class CorpusWriter:
         write_json(self._directory / layout.META_FILE, meta | {"digest": layout.digest(meta)})
 
 
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table of a closed shard."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as table:
+            for batch in table.iter_batches(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(
+            f"{path} is damaged ({error}). Remove {path.parent} to start anew."
+        ) from error
+
+
 def _first(group: tuple[str | None, Any]) -> str:
     return group[0] or ""
 
@@ -261,7 +277,7 @@ class _Shard:
         size = len(document.text.encode())
         if self._text_bytes + size > GROUP_BYTES or len(self._rows) == GROUP_DOCUMENTS:
             self._flush()
-        facts = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
+        facts = {name: getattr(document, name) for name in DOCUMENT}
         self._rows.append({**facts, "start": start, "length": length})
         self._text_bytes += size
         self._token_file.write(tokens)

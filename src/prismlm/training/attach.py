@@ -237,7 +237,7 @@ def attach(
             work.check(read)
             if options.lora and not tuned:
                 work.tune(read, options.lora)
-            if options.uncertainty and not (out / EFFECT_FILE).is_file():
+            if options.uncertainty:
                 work.table(read, options.uncertainty)
             states = work.states(read)
             head = work.head(read, states)
@@ -256,7 +256,7 @@ def _begin(
 ) -> None:
     """Note what is attached, or check that it is what was noted.
 
-    Until hidden states are there, only the model binds: what was refused can be put right.
+    Until a part is finished, only the model binds: what was refused can be put right.
     """
     now = {
         "model": str(base.path.resolve()) if base.revision is None else base.name,
@@ -266,7 +266,10 @@ def _begin(
     }
     if (out / ATTACH_FILE).is_file():
         before = read_note(out / ATTACH_FILE, out)
-        begun = has_sidecar(out) or (out / WORK / STATES / META_FILE).is_file()
+        parts = [ADAPTER, f"{WORK}/{STATES}/{META_FILE}"]
+        # The file of a model that had a table before was copied with it.
+        parts += [EFFECT_FILE] if "uncertainty" not in before else []
+        begun = has_sidecar(out) or any((out / part).exists() for part in parts)
         if begun or any(before.get(key) != now[key] for key in OF_THE_MODEL):
             way_out = "Put them back, or choose another --out."
             check_same(f"{out} was begun with other settings", before, now, way_out)
@@ -362,7 +365,9 @@ class _Work:
         self._open(self.out)
 
     def table(self, corpus: Corpus, options: TableOptions) -> None:
-        """Train a table of uncertainty codes, and note what it changes."""
+        """Train a table of uncertainty codes, and note what it changes, where that is not there."""
+        if (self.out / EFFECT_FILE).is_file() and has_uncertainty(self.out):
+            return
         train_table(
             self.model,
             corpus,
@@ -373,10 +378,11 @@ class _Work:
         )
         feedback = uncertainty_of(self.model)
         assert feedback is not None
-        save_uncertainty(self.out, feedback)
         heldout = HeldOut(corpus, self.window, 0)
         effect = effect_of_table(self.model, heldout, self.options.heldout_tokens)
+        # First, so that a run which is cut off between the two is bound to its options.
         keep_json(self.out / EFFECT_FILE, effect)
+        save_uncertainty(self.out, feedback)
 
     def states(self, corpus: Corpus) -> HiddenStates:
         """Return the hidden states."""

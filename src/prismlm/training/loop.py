@@ -109,3 +109,7 @@ class Loop(ABC):
                 losses = self.take(chosen)
                 task.advance()
                 task.note(f"{shown} {losses[shown]:.3f}")
+        trained = (p for group in self._optimizer.param_groups for p in group["params"])
+        if not all(bool(p.isfinite().all()) for p in trained):
+            # The last step's gradient, which no loss shows.
+            raise DivergenceError(f"{self.what} ends with what is not finite: {self.remedy}.")

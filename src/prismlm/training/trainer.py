@@ -250,7 +250,9 @@ class PrismTrainer(Trainer):
 
     def check_finite(self) -> None:
         """Check the losses and gradients of the steps since the last call; all processes do."""
-        steps = parallel.over_processes(self._broken, dist.ReduceOp.MIN).tolist()
+        self._check_steps(parallel.over_processes(self._broken, dist.ReduceOp.MIN).tolist())
+
+    def _check_steps(self, steps: list[float]) -> None:
         first = min(steps)
         if math.isfinite(first):
             raise DivergenceError(
@@ -280,7 +282,10 @@ class PrismTrainer(Trainer):
         """Measure the head on a text; every process has to call."""
         decoder, head = self.model.model, self.model.prototype_head
         with parallel.whole(decoder):
-            return measure_quality(decoder, head, LogitMap.of(decoder), text)
+            quality = measure_quality(decoder, head, LogitMap.of(decoder), text)
+        if not math.isfinite(quality.ce):
+            raise NotFiniteError(f"the cross-entropy on held-out text is {quality.ce}.")
+        return quality
 
     @contextmanager
     def reporting_divergence(self) -> Iterator[None]:
@@ -288,7 +293,8 @@ class PrismTrainer(Trainer):
         try:
             yield
         except NotFiniteError as error:
-            self.check_finite()
+            # It may have come in this process alone: the others are not asked.
+            self._check_steps(self._broken.tolist())
             raise DivergenceError(
                 f"a figure is not finite after step {self.state.global_step}: {error} "
                 f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"

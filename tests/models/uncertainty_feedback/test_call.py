@@ -105,6 +105,9 @@ def test_a_cache_that_carries_no_codes():
     attach_drawn(model, 64)
     with pytest.raises(InputError, match=r"generates without a cache, .*\(past_key_values or"):
         model.generate(IDS, **MADE)
+    begun = model(IDS[:, :4], use_cache=True)
+    with pytest.raises(InputError, match="continues from 'state', which carries no codes"):
+        model(IDS[:, 4:], state=begun.state)
     assert model(IDS, use_cache=False).uncertainty_codes.shape == IDS.shape
 
 

@@ -15,6 +15,8 @@ from prismlm.errors import InputError
 from prismlm.ops.uncertainty_feedback import NO_CODE
 
 CACHES = ("past_key_values", "cache_params")
+# Caches that codes cannot be put beside.
+OTHER_CACHES = ("state", "mems", "past_buckets_states")
 # Tokens that stand for what is no text, by their names in configurations.
 PLACEHOLDERS = tuple(
     f"{kind}_token_{said}" for kind in ("image", "video", "audio") for said in ("id", "index")
@@ -90,7 +92,7 @@ def read_call(model: nn.Module, forward: Forward, given: dict[str, Any]) -> Call
 
     Raises:
         InputError: it has no token ids, so that nobody knows which positions are which, or none
-            of the shape [B, T].
+            of the shape [B, T]; or it continues from a cache that carries no codes.
     """
     prefix = forward.prefix
     ids = given.get(f"{prefix}input_ids")
@@ -107,6 +109,11 @@ def read_call(model: nn.Module, forward: Forward, given: dict[str, Any]) -> Call
         raise InputError(
             f"{prefix}input_ids are {held}: expected a tensor [B, T] of at least one row and one "
             "token, such as ids[None] for a single text."
+        )
+    if other := next((name for name in OTHER_CACHES if given.get(name) is not None), None):
+        raise InputError(
+            f"this call continues from {other!r}, which carries no codes, so that its first token "
+            "would have none: give the whole text at once."
         )
     cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
     text = _real(ids, given.get(f"{prefix}attention_mask"), cache)
