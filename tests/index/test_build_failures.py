@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -103,6 +104,13 @@ def test_a_signal_keeps_finished_parts_and_says_how_to_resume(
     assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, Shard(1, 2)))
 
 
+def all_parts_but_no_lens(corpus, model, out, last=None):
+    """Index the last part, as if the process had ended before it wrote the lens."""
+    with patch("prismlm.index.build.discard"):
+        build_index(*model, corpus, out, OPTIONS, last)
+    shutil.rmtree(out)
+
+
 @pytest.mark.parametrize("size", [200, 20_000])
 @pytest.mark.parametrize("part", [0, 1], ids=["in the scan", "in writing the lens"])
 def test_a_full_disk_leaves_nothing_half_written(corpus, model, straight, tmp_path, size, part):
@@ -110,11 +118,7 @@ def test_a_full_disk_leaves_nothing_half_written(corpus, model, straight, tmp_pa
     for number in range(part * 2):
         build_index(*model, corpus, out, OPTIONS, Shard(number, 3))
     if part:
-        # The last part is finished, and the lens is still to be written.
-        shutil.copytree(Parts(out, 3).path, tmp_path / "kept")
-        build_index(*model, corpus, out, OPTIONS, Shard(2, 3))
-        shutil.rmtree(out)
-        (tmp_path / "kept").rename(Parts(out, 3).path)
+        all_parts_but_no_lens(corpus, model, out, Shard(2, 3))
     full = StopAfter(1, lambda: limit_files(size))
     with (
         limit_lifted_after(),
@@ -124,7 +128,7 @@ def test_a_full_disk_leaves_nothing_half_written(corpus, model, straight, tmp_pa
     assert not out.exists()
     left = {path.name for path in tmp_path.rglob("*") if path.name.endswith((".tmp", ".lock"))}
     assert left <= {".lock"}
-    assert Parts(out, 3).complete() == [0, 1][: part * 2]
+    assert Parts(out, 3).complete() == [0, 1, 2][: part * 3]
     again = build_index(*model, corpus, out, OPTIONS, Shard(2, 3) if part else None)
     assert_same_lens(straight, again)
 
@@ -174,6 +178,30 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
         os.waitpid(child, 0)
     assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
+def test_parts_are_not_discarded_while_the_lens_is_written(corpus, model, straight, tmp_path):
+    out = tmp_path / "lens"
+    all_parts_but_no_lens(corpus, model, out)
+
+    def another():
+        with pytest.raises(InputError, match="another process"):
+            build_index(*model, corpus, out, replace(OPTIONS, contexts=5), overwrite=True)
+
+    written = build_index(*model, corpus, out, OPTIONS, progress=StopAfter(1, another))
+    assert_same_lens(straight, written)
+
+
+def test_parts_that_begin_together_discard_another_run_once(corpus, model, straight, tmp_path):
+    out = tmp_path / "lens"
+    build_index(*model, corpus, out, replace(OPTIONS, contexts=5), Shard(0, 4))
+
+    def part(number):
+        build_index(*model, corpus, out, OPTIONS, Shard(number, 4), overwrite=True)
+
+    children = [index_in_child(lambda n=n: part(n)) for n in range(4)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert_same_lens(straight, out)
 
 
 def test_a_state_that_is_not_finite_leaves_nothing(corpus, model, tmp_path):

@@ -116,9 +116,11 @@ def build_index(
         with writing(out, wait=True):
             if not parts.path.is_dir():  # another process has written the lens
                 return None
-            with atomic_directory(out) as directory:
-                _write(directory, given, parts, _meta(given, run, trained_on), progress)
-            discard(parts.path)
+            # So that no other process discards them before they are merged.
+            with locked(parts.path / LOCK_FILE, shared=True, wait=True):
+                with atomic_directory(out) as directory:
+                    _write(directory, given, parts, _meta(given, run, trained_on), progress)
+                discard(parts.path)
     return out
 
 
@@ -150,7 +152,9 @@ class Parts:
     def working(self, number: int, run: dict[str, Any], *, overwrite: bool) -> Iterator[Path]:
         """Yield the directory of a part, which no other process works on during the block."""
         try:
-            self._begin(run, overwrite=overwrite)
+            # Processes that start together, as under torchrun, begin one after the other.
+            with writing(self.path, wait=True):
+                self._begin(run, overwrite=overwrite)
             with locked(self.path / LOCK_FILE, shared=True), writing(self.part(number)):
                 yield self.part(number)
         except Held as held:

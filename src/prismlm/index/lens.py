@@ -194,6 +194,7 @@ class Lens:
     @read_once
     def cells(self) -> Cells:
         """Every position, or a sample, in the cell of its prototype."""
+        layout.check_files(self.path, self.meta, [layout.CELLS_FILE], most=layout.COMPARED_BYTES)
         return Cells(self.path, self.meta.cells, partial(layout.check_files, self.path, self.meta))
 
     @cached_property
@@ -232,6 +233,8 @@ class Lens:
         if not has_suffixes(self.path):
             return None
         layout.check_files(self.path, self.meta, [suffixes.DOCUMENTS_FILE])
+        layout.check_files(self.path, self.meta, [suffixes.DOCUMENTS_FILE])
+        layout.check_files(self.path, self.meta, suffixes.FILES, most=layout.COMPARED_BYTES)
         return Suffixes.open(self.path)
 
     @property
