@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prismlm.errors import InputError
 from prismlm.files import finite
-from prismlm.statistics import Interval
+
+if TYPE_CHECKING:
+    from prismlm.statistics import Interval
 
 Row = dict[str, Any]
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -132,6 +134,9 @@ def text_of(value: Any, form: str = "") -> str:
     if isinstance(value, (list, tuple)):
         top = max(map(float, value), default=0.0)
         return "".join(BLOCKS[round(8 * max(0.0, x) / top) if top > 0 else 0] for x in value)
+    # Commands name tables before they import SciPy.
+    from prismlm.statistics import Interval
+
     if isinstance(value, Interval):
         middle, low, high = (text_of(x, form) for x in (value.value, value.low, value.high))
         return f"{middle} [{low}, {high}]"

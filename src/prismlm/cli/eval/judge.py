@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,9 @@ from prismlm.cli.printing.tables import show
 from prismlm.errors import InputError
 from prismlm.instruments.results import Table
 from prismlm.outputs import check_outputs
-from prismlm.statistics import Interval
+
+if TYPE_CHECKING:
+    from prismlm.statistics import Interval
 
 Models = Annotated[
     list[Path] | None,
@@ -160,4 +162,6 @@ def _print_bleu(console: Console, bleu: dict[str, Any]) -> None:
 
 
 def _interval(found: dict[str, Any]) -> Interval:
+    from prismlm.statistics import Interval
+
     return Interval(found["value"], found["low"], found["high"])
