@@ -82,6 +82,8 @@ def loss_against_length(
     check_whole("the number of tokens of a window", length, 2)
     check_whole("the number of documents of the loss", documents, 1)
     check_whole("the seed", seed)
+    if trained_length is not None:
+        check_whole("the trained length", trained_length, 2)
     check_window(model, length)
     drawn = np.random.default_rng(seed).permutation(documents_of(corpus, split, length))
     starts = corpus.starts[drawn[:documents]].tolist()

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.errors import check_whole
+from prismlm.errors import check_number, check_whole
 from prismlm.instruments.results import Row, Table, finding
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
@@ -256,6 +256,7 @@ def continuations(
         seed: of the random numbers.
         progress, title: show the writing.
     """
+    check_number("the temperature", temperature, "0 or more", lambda t: t >= 0)
     check_whole("the number of tokens to write", tokens, 1)
     check_window(model, max(map(len, prompts)) + tokens)
     draws = np.random.default_rng(seed).random((len(prompts), tokens))
