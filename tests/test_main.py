@@ -147,7 +147,10 @@ def test_what_a_stream_cannot_write_ends_no_command(environment, tmp_path, tiny_
     ("extra", "arguments"),
     [
         ("map", ("map", "nowhere")),
-        ("label", ("label", "nowhere", "--endpoint", "http://127.0.0.1:9")),
+        (
+            "label",
+            ("label", "nowhere", "--endpoint", "http://127.0.0.1:9", "--endpoint-model", "m"),
+        ),
         ("lora", ("attach", "nowhere", "--corpus", "nowhere", "--out", "out", "--lora")),
     ],
 )

@@ -100,6 +100,10 @@ def writing(
         InputError: another process writes to it, or its place cannot be written to.
     """
     target = Path(path)
+    if not target.name:
+        target = target.absolute()
+    if not target.name:
+        raise InputError(f"{path} is no place for what is written: name a file or directory.")
     lock = target / LOCK_FILE if within else target.with_name(f".{target.name}.lock")
     place = lock.parent
     with ExitStack() as held:

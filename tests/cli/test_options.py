@@ -68,7 +68,7 @@ DIRECTORIES_WRITTEN = {
     ("demo", "--out"): ["--quick", "--no-serve"],
 }
 READ = {
-    "audit": {"files", "--lens"},
+    "audit": {"files", "--lens", "--corpus"},
     "attach": {"--corpus"},
     "compare": {"--file", "--lens-a", "--lens-b"},
     "corpus build": {"--data-files", "--tokenizer"},
@@ -79,8 +79,8 @@ READ = {
     "eval pairs": {"--data"},
     "eval suite": {"--data"},
     "eval glue": {"--data"},
-    "explain": {"--file", "--lens"},
-    "explore": {"--lens"},
+    "explain": {"--file", "--lens", "--corpus"},
+    "explore": {"--lens", "--corpus"},
     "index": {"--corpus", "--data-files"},
     "inspect attention": {"--cases"},
     "inspect channels": {"--corpus"},
@@ -93,7 +93,8 @@ READ = {
     "inspect uncertainty-feedback": {"files", "--corpus"},
     "label": {"--lens"},
     "map": {"--lens"},
-    "sources": {"--file", "--audit", "--lens"},
+    "serve": {"--lens", "--corpus"},
+    "sources": {"--file", "--audit", "--lens", "--corpus"},
     "steer": {"--file", "--lens", "--corpus"},
 }
 PATHS = ("DIR", "FILE", "PARQUET")

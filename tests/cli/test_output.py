@@ -93,11 +93,11 @@ def the_corpus_of_a_cost():
 
 
 def slices_of_pairs():
-    part = SimpleNamespace(
-        name=MARKED, clamped=None, control=None, gain=None, of_equal_length=0, unaligned=0,
-        below_floor=0,
-    )  # fmt: skip
-    print_clamping(SimpleNamespace(name="m", routing="mixers", slices=[part]))
+    part = {
+        "name": MARKED, "clamped": None, "control": None, "gain": None, "of_equal_length": 0,
+        "unaligned": 0, "below_floor": 0,
+    }  # fmt: skip
+    print_clamping({"name": "m", "routing": "mixers", "slices": [part]})
 
 
 def categories_of_names():

@@ -30,10 +30,10 @@ def test_figures_by_hand():
     head = PrototypeHead(2, 1, 1)
     head.prototypes.data = torch.tensor([[2.0, 0.0]])
     z = torch.tensor([[3.0, 4.0], [1.0, 0.0]])
-    found = measure_states(like(torch.eye(2)), head, [(z, torch.tensor([0, 1]))])
+    found = measure_states(like(torch.eye(2)), head, [(z, torch.tensor([1, 0]))])
     # cos = 0.6 and 1, so ẑ = (1.2, 0) and (2, 0); the mean state is (2, 2): even odds.
-    ce = (math.log(1 + math.e) + math.log(1 + math.e)) / 2
-    own = (math.log(1 + math.exp(-1.2)) + math.log(1 + math.exp(2))) / 2
+    ce = (math.log(1 + 1 / math.e) + math.log(1 + 1 / math.e)) / 2
+    own = (math.log(1 + math.exp(1.2)) + math.log(1 + math.exp(-2))) / 2
     assert found.ce == pytest.approx(ce, rel=1e-6)
     assert found.prototype_only_ce == pytest.approx(own, rel=1e-6)
     assert found.mean_state_ce == pytest.approx(math.log(2), rel=1e-6)
@@ -42,6 +42,10 @@ def test_figures_by_hand():
     assert found.fvu == pytest.approx(residual / (1 + 4 + 1 + 4), rel=1e-6)
     # The model prefers the second token, then the first; ẑ alone the first twice.
     assert found.agreement == 0.5
+    # With the targets exchanged the model does worse than its mean state: nothing to recover.
+    worse = measure_states(like(torch.eye(2)), head, [(z, torch.tensor([0, 1]))])
+    assert worse.ce == pytest.approx(math.log(1 + math.e), rel=1e-6)
+    assert worse.recovered is None
 
 
 def test_stored_states_give_the_figures_of_the_passes(tiny_model, tiny_corpus, tmp_path):

@@ -36,7 +36,7 @@ from prismlm.errors import (
     check_path,
     check_whole,
 )
-from prismlm.files import WAY_OUT, atomic_directory, room_to_write, write_json
+from prismlm.files import WAY_OUT, atomic_directory, check_room, room_to_write, write_json
 from prismlm.outputs import check_outputs
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, read_note, writing
@@ -44,6 +44,8 @@ from prismlm.run_state import check_same, read_note, writing
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# Of a corpus, its tokens and compressed text, for each byte of text; of compressed files, more.
+OUTPUT_OF_INPUT = 0.9
 TRAINING_CHARACTERS = 64_000_000
 SHARD_TOKENS = 2**27
 STATE_FILE, STATE_VERSION = "build.json", 3
@@ -98,6 +100,8 @@ def build_corpus(
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
         reader = open_reader(inputs, columns, skip_bad_rows)
         _check_not_within(target, inputs, reader)
+        size = sum(file.path.stat().st_size for file in reader.files)
+        check_room(f"the corpus {target}", target, size * OUTPUT_OF_INPUT, partial_of(target))
         if tokenizer is None:
             chosen = _train(reader, vocab_size, progress)
         reader.tokenizer = chosen = chosen or load_tokenizer(str(tokenizer))
@@ -195,6 +199,11 @@ def _check_not_within(out: Path, inputs: Paths | HubDataset, reader: DocumentRea
             )
 
 
+def partial_of(target: Path) -> Path:
+    """Return where the parts of a corpus lie until it is whole."""
+    return target.with_name(f".{target.name}.partial")
+
+
 def _train(reader: DocumentReader, vocab_size: int, progress: Reporter) -> PreTrainedTokenizerFast:
     with progress.task("Sampling text", reader.total, reader.unit) as task:
         texts = training_texts(_reported(reader, task), TRAINING_CHARACTERS)
@@ -246,7 +255,7 @@ def _write(
     overwrite: bool = False,
 ) -> None:
     """Write the corpus of what is read, from where an earlier run of the same ended."""
-    partial = target.with_name(f".{target.name}.partial")
+    partial = partial_of(target)
     how: dict[str, Any] = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
     with (
         room_to_write(f"the corpus {target}", target.parent, WAY_OUT),

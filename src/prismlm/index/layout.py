@@ -79,6 +79,11 @@ PROTOTYPES_SCHEMA = pa.schema(
         ("label_score", pa.float32()),
     ]
 )
+SCHEMAS = {
+    INDEX_FILE: INDEX_SCHEMA,
+    MASS_FILE: MASS_SCHEMA,
+    PROTOTYPES_FILE: PROTOTYPES_SCHEMA,
+}
 
 
 TrainedOn = bool | Literal["fine-tuned"] | None
@@ -225,9 +230,18 @@ def check_files(
 
 def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
     """Read a table of a lens."""
+    check_schema(path, schema)
+    try:
+        return pq.read_table(path, columns=columns, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+
+
+def check_schema(path: Path, schema: pa.Schema) -> None:
+    """Check by its end alone that a file is a Parquet table of the right columns."""
     try:
         if pq.read_schema(path).equals(schema):
-            return pq.read_table(path, columns=columns, page_checksum_verification=True)
+            return
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
     names = ", ".join(f"{field.name} ({field.type})" for field in schema)

@@ -114,6 +114,9 @@ class Lens:
         seen = identity_of(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, head, tokenizer)
+        # Tables are read when they are first needed; what is cut off is noticed at once.
+        for name, schema in layout.SCHEMAS.items():
+            layout.check_schema(directory / name, schema)
         lens = cls(directory, meta, head)
         lens._seen = seen
         _ = lens.cells
