@@ -573,10 +573,12 @@ VARIANTS = (
     *(
         Variant("lens", f"{name} of another lens", from_other(name))
         for name in (
-            layout.INDEX_FILE, layout.MASS_FILE, layout.CONTEXTS_FILE, layout.CELL_DOCUMENTS_FILE,
+            layout.INDEX_FILE, layout.MASS_FILE, layout.CELL_DOCUMENTS_FILE,
             "probe.safetensors", "suffixes-documents.npy", layout.META_FILE,
         )
     ),
+    # What was asked reads cells alone.
+    Variant("lens", "contexts.safetensors of another lens", from_other(layout.CONTEXTS_FILE), ALL),
     Variant("lens", "all cells of another lens", from_other(*layout.CELL_FILES)),
     Variant("lens", "meta.json edited by hand", meta(trained_on=False)),
     Variant("lens", "of an older format", meta(format_version=2)),

@@ -79,7 +79,7 @@ def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
     sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
     found = inspect_uncertainty_feedback(model, tokenizer, sample, options=FAST)
     assert set(found.left_out) == {"attention", "prefill", "hedging"}
-    assert "carries no codes" in found.left_out["hedging"]
+    assert "returns no cache" in found.left_out["hedging"]
     assert found["mistakes"]["texts"] == 8
 
 
