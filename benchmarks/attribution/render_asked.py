@@ -81,6 +81,21 @@ def render(result: dict[str, Any]) -> str:
         "[judge_prompt.md](asked/judge_prompt.md), its answers in "
         "[judged.jsonl](asked/judged.jsonl). Intervals are 95 %.",
         "",
+        *_documents(answered),
+        *_support(rows),
+        *_shown(answered),
+        *_passages(result["demo"]),
+        *_names(),
+        "",
+        "Generated from `asked.json` by `python -m benchmarks.attribution.render_asked`; the JSON "
+        f"by `python -m benchmarks.attribution.asked`. {measured_on(result['environment'])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _documents(answered: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how often the document that holds the answer stands first."""
+    lines = [
         "## The document that holds the answer",
         "",
         *table_head("| answers | by | first | among five |"),
@@ -100,13 +115,7 @@ def render(result: dict[str, Any]) -> str:
         ahead = sum((row["rank"]["prismlm"] == 1) - (row["rank"][other] == 1) for row in answered)
         if ahead <= 0:
             lines += ["", f"It does not beat {NAMED[other]}: {ahead:+d} questions."]
-    lines += [*_support(rows), *_shown(answered), *_passages(result["demo"]), *_names()]
-    lines += [
-        "",
-        "Generated from `asked.json` by `python -m benchmarks.attribution.render_asked`; the JSON "
-        f"by `python -m benchmarks.attribution.asked`. {measured_on(result['environment'])}",
-    ]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _support(rows: Sequence[dict[str, Any]]) -> list[str]:

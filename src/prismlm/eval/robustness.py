@@ -76,6 +76,29 @@ def texts_of(pairs: Sequence[Pair]) -> dict[str, int]:
     return {text: row for row, text in enumerate(dict.fromkeys(texts))}
 
 
+def _read(
+    models: Iterable[OpenedModel],
+    texts: list[str],
+    sides: list[list[int]],
+    pairs: int,
+    progress: Reporter,
+) -> tuple[dict[str, tuple[np.ndarray, str]], np.ndarray]:
+    """Return logits and a fingerprint of the vocabulary by model, and which pairs all can read."""
+    kept: dict[str, tuple[np.ndarray, str]] = {}
+    usable = np.ones(pairs, dtype=bool)
+    for name, model, tokenizer in models:
+        if name in kept:
+            raise InputError(f"two models are called {name}: give each one a name of its own.")
+        rows = next_token.encode(tokenizer, texts)
+        fits = np.array([next_token.readable(model, row) for row in rows])
+        for side in sides:
+            usable &= fits[side]
+        with progress.task(name, int(fits.sum()), "texts") as task:
+            logits = next_token.kept_logits(model, rows, task.advance)
+        kept[name] = logits, fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
+    return kept, usable
+
+
 def measure_robustness(
     models: Iterable[OpenedModel],
     pairs: Sequence[Pair],
@@ -111,18 +134,7 @@ def measure_robustness(
         check_number("the entropy", entropy, "nats above 0", lambda nats: nats > 0)
     texts = texts_of(pairs)
     sides = [[texts[t] for t in side] for side in zip(*((p[2], p[3]) for p in pairs), strict=True)]
-    kept: dict[str, tuple[np.ndarray, str]] = {}
-    usable = np.ones(len(pairs), dtype=bool)
-    for name, model, tokenizer in models:
-        if name in kept:
-            raise InputError(f"two models are called {name}: give each one a name of its own.")
-        rows = next_token.encode(tokenizer, list(texts))
-        fits = np.array([next_token.readable(model, row) for row in rows])
-        for side in sides:
-            usable &= fits[side]
-        with progress.task(name, int(fits.sum()), "texts") as task:
-            logits = next_token.kept_logits(model, rows, task.advance)
-        kept[name] = logits, fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
+    kept, usable = _read(models, list(texts), sides, len(pairs), progress)
     if not kept or not usable.any():
         raise InputError("nothing to compare: expected a model, and a pair that all models read.")
     original, perturbed = (np.array(side)[usable] for side in sides)

@@ -113,14 +113,21 @@ def build_index(
                     _scan(given, shard, directory, progress)
         if len(parts.complete()) < shard.count:
             return None
-        with writing(out, wait=True):
-            if not parts.path.is_dir():  # another process has written the lens
-                return None
-            # So that no other process discards them before they are merged.
-            with locked(parts.path / LOCK_FILE, shared=True, wait=True):
-                with atomic_directory(out) as directory:
-                    _write(directory, given, parts, _meta(given, run, trained_on), progress)
-                discard(parts.path)
+        return _merged(out, given, parts, _meta(given, run, trained_on), progress)
+
+
+def _merged(
+    out: Path, given: ScanInput, parts: Parts, meta: dict[str, Any], progress: Reporter
+) -> Path | None:
+    """Write the lens of finished parts, unless another process has."""
+    with writing(out, wait=True):
+        if not parts.path.is_dir():
+            return None
+        # So that no other process discards them before they are merged.
+        with locked(parts.path / LOCK_FILE, shared=True, wait=True):
+            with atomic_directory(out) as directory:
+                _write(directory, given, parts, meta, progress)
+            discard(parts.path)
     return out
 
 

@@ -461,6 +461,20 @@ class _Work:
             label_lens(opened, self.model, progress=self.progress)
 
 
+def _tuning_seconds(opened: PreTrainedModel, options: AttachOptions, window: int) -> float:
+    """Return what training the table and the adapters takes for each token of the corpus."""
+    seconds = 0.0
+    if (feedback := uncertainty_of(opened)) is not None and options.uncertainty is not None:
+        opened.requires_grad_(False)
+        feedback.embedding.requires_grad_(True)
+        seconds += options.uncertainty.epochs * _time_tuning(opened, window)
+    if options.lora is not None:
+        check_lora()
+        adapted = with_adapters(opened, options.lora)
+        seconds += options.lora.epochs * _time_tuning(adapted, window)
+    return seconds
+
+
 def estimate_attach(
     model: str, corpus: Sequence[Path | str], options: AttachOptions | None = None
 ) -> Cost:
@@ -498,15 +512,7 @@ def estimate_attach(
         rows = torch.arange(min(fitted.batch, len(kept))).numpy()
         per_step = seconds_of(lambda: fitting.take(rows), STEPS_MEASURED)
         per_position = _time_indexing(opened, head, kept)
-        tuning = 0.0
-        if (feedback := uncertainty_of(opened)) is not None and options.uncertainty is not None:
-            opened.requires_grad_(False)
-            feedback.embedding.requires_grad_(True)
-            tuning += options.uncertainty.epochs * _time_tuning(opened, window)
-        if options.lora is not None:
-            check_lora()
-            adapted = with_adapters(opened, options.lora)
-            tuning += options.lora.epochs * _time_tuning(adapted, window)
+        tuning = _tuning_seconds(opened, options, window)
     steps = fitted.steps(states)
     clustered = min(states, STATES_PER_CLUSTER * head.num_prototypes) * KMEANS_ITERATIONS
     unread = max(0, tokens - states) * per_token * READ_TWICE

@@ -284,21 +284,15 @@ def rank_channels(
         )
     sums = [gates.at_words(layer)[0] for layer in range(len(gates.sums))]
     difference = [gates.difference(layer, own, count) for layer, own in enumerate(sums)]
+    columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
     rows: list[Row] = [
-        {
-            "layer": i,
-            "channel": k,
-            "difference": d,
-            "at_words": float(sums[i][k] / count),
-            "mean": float(gates.mean(i)[k]),
-        }
-        for i, layer in enumerate(difference)
+        dict(zip(columns, (i, k, d, float(own[k] / count), float(gates.mean(i)[k])), strict=True))
+        for i, (layer, own) in enumerate(zip(difference, sums, strict=True))
         for k, d in enumerate(layer.tolist())
     ]
     rows.sort(key=lambda row: (-row["difference"], row["layer"], row["channel"]))
     others = torch.tensor([row["difference"] for row in rows[1:]], dtype=torch.float64)
     null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
-    columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
     facts = {
         "words": counts,
         "positions": gates.positions,
