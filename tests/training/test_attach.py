@@ -261,7 +261,7 @@ def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
 
     for part, change, said in (
         ("put_adapted", {"lora": replace(lora, rank=4)}, "lora.rank: 2 → 4"),
-        ("save_uncertainty", {"uncertainty": None}, "uncertainty.batch: 4 → None"),
+        ("save_uncertainty", {"uncertainty": None}, "uncertainty.batch: 4 → not set"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(module, part, cut)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
@@ -48,6 +49,7 @@ from prismlm.web.protocol import (
 )
 from prismlm.web.writing import Choice, Wanted, Writing, Written
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 LARGEST_BODY = 16_000_000
 # Tokens of a text, for models without a bound of their own.
@@ -286,17 +288,29 @@ class Door:
             await self.app(scope, receive, send)
             return
 
+        begun = False
+
         async def counted(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 route = scope.get("route")
                 path = getattr(route, "path", "other")
                 self._metrics.requests.labels(path, str(message["status"])).inc()
             await send(message)
 
-        error = self._refusal(scope)
+        error: Exception | None = self._refusal(scope)
         if error is None:
-            await self.app(scope, receive, counted)
-        else:
+            try:
+                await self.app(scope, receive, counted)
+            except Exception as raised:
+                if begun:
+                    raise
+                # Raised further, it would be answered by a closed connection, which a client
+                # may have begun to use again.
+                log.exception("a request failed")
+                error = raised
+        if error is not None:
             await _refused(None, error)(scope, receive, counted)
 
     def _refusal(self, scope: Scope) -> RequestError | None:
@@ -363,7 +377,7 @@ def create_app(
     )
     app.state.server = server
     app.add_middleware(Door, api_key=api_key, hosts=hosts, metrics=server.metrics)
-    for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException, Exception):
+    for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refused)
     _routes(app, server)
     return app
