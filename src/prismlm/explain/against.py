@@ -150,6 +150,11 @@ class OppositionAttribution:
         self.known = np.full(len(self.rivals.place), np.nan, dtype=np.float32)
         self.window = _windows_of(self.rivals.place, lens, self.cells, self.source.prefix)[1]
 
+    def estimated(self, limit: int, where: Where | None = None) -> list[Passage]:
+        """Return passages by their estimates alone, without a forward pass."""
+        every = np.ones(len(self.rivals.place), dtype=bool)
+        return self._of(self.rivals, every, self.rivals.weight.sum()).passages(limit, where)
+
     def passages(self, limit: int, where: Where | None = None) -> list[Passage]:
         """Return passages, the weightiest of those that were read again.
 
@@ -175,8 +180,7 @@ class OppositionAttribution:
         """Return which candidates are read, by estimates alone: not by what was asked before."""
         place = self.rivals.place
         wanted = np.zeros(len(place), dtype=bool)
-        estimated = self._of(self.rivals, ~wanted, self.rivals.weight.sum())
-        for passage in estimated.passages(round(READ * limit), where):
+        for passage in self.estimated(round(READ * limit), where):
             wanted |= abs(place + 1 - passage.position) < passage.length
         last = np.full(len(place), -1)
         np.maximum.at(last, self.window[wanted], place[wanted])
