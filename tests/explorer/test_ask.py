@@ -33,7 +33,7 @@ def test_steps_come_as_the_model_writes_and_the_trace_at_the_end(served, lm):
     behind = served.json("GET", f"/api/answers/{key}/steps/{len(trace) - 1}")
     shares = [passage.share for passage in trace[-1:].passages(8)]
     assert [one["share"] for one in behind["documents"]] == pytest.approx(shares, rel=1e-4)
-    opposed = served.events(f"/api/answers/{key}/steps/{len(trace) - 1}/against", {})
+    opposed = served.events(f"/api/answers/{key}/steps/{len(trace) - 1}/against")
     assert [name for name, _ in opposed] == ["estimated", "done"]
     for name, told in opposed:
         shares = [p.share for p in trace[-1:].against(4, estimated=name == "estimated")]

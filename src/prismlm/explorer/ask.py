@@ -80,7 +80,7 @@ def routes(session: Session) -> APIRouter:
         # As it is sent, and in this thread: others are waiting.
         return Response(sent(found), media_type="application/json")
 
-    @router.post(
+    @router.get(
         "/answers/{key}/steps/{step}/against",
         summary="What speaks against it; server-sent events: estimated, done or error",
         response_class=StreamingResponse,

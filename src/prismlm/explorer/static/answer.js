@@ -142,7 +142,7 @@ const put = (state, number, part) => {
 /** Ask what speaks against a step: estimates come at once, the model's own figures once it has read again. @param {Answer["state"]} state */
 const oppose = (state, number) => {
   put(state, number, { reading: true });
-  void events(`/answers/${state.value.id}/steps/${number}/against`, {}, new AbortController().signal, {
+  void events(`/answers/${state.value.id}/steps/${number}/against`, null, new AbortController().signal, {
     estimated: (opposed) => put(state, number, { opposed }),
     done: (opposed) => put(state, number, { opposed, reading: false }),
     error: ({ error }) => put(state, number, { refused: new Error(error) }),
