@@ -1,6 +1,7 @@
 """What speaks against predictions, beside a loop over every position of the corpus."""
 
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.corpus import document_windows
+from prismlm.corpus import build_corpus, document_windows
 from prismlm.errors import InputError
 from prismlm.explain import against as module
 from prismlm.explain.positions import TEMPERATURE
@@ -206,6 +207,21 @@ def test_what_is_missing_is_said(lm, tiny_model):
     bare.lens.__dict__["cells"] = None
     with pytest.raises(InputError, match="has no cells"):
         bare.explain(TEXTS[0]).against()
+
+
+def test_the_corpus_is_read_where_it_is_by_then(lm, tiny_model, tmp_path):
+    corpus = shutil.copytree(lm.lens.corpus_path, tmp_path / "corpus")
+    trace = prismlm.load(tiny_model, corpus=corpus).explain(TEXTS[0])
+    trace.against(5, estimated=True)
+    # Another one of as many tokens in its place.
+    shutil.rmtree(corpus)
+    source = tmp_path / "a.txt"
+    source.write_text("Another text. " * lm.lens.corpus.num_tokens)
+    build_corpus(source, corpus, tokenizer=tiny_model)
+    found, expected = trace.against(5), lm.explain(TEXTS[0]).against(5)
+    assert [p.position for p in found] == [p.position for p in expected]
+    given = [p.probability for p in expected]
+    assert [p.probability for p in found] == pytest.approx(given, rel=1e-3)
 
 
 def test_nothing_against_is_no_passage(lm):
