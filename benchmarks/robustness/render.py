@@ -81,7 +81,8 @@ def _still_true(found: dict[str, Any]) -> list[str]:
         "that shares, passages, support and names are those of before to the last bit; where it "
         'says "near", shares move by the rounding of half precision at most. Changes to an open '
         "model come between opening it and asking. What is checked when is in "
-        "[what prismlm checks](../checks.md).",
+        "[what prismlm checks](../checks.md). Marks of a chat template in a user's text are tried "
+        "at every door by `tests/test_reading.py`.",
         "",
         f"**{len(variants)} variants: {len(variants) - len(wrong)} refused or right as they should "
         f"be, {len(wrong)} not. {turned:,} flipped bits: {silent} wrong answers without a word.**",

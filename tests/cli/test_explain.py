@@ -7,18 +7,20 @@ import signal
 import time
 from contextlib import nullcontext
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import prismlm
 from prismlm.cli.app import app
-from prismlm.cli.printing.trace import place_text
+from prismlm.cli.printing.trace import Shown, place_text, print_trace
 from prismlm.explain.shares import worth_showing
 from prismlm.index.around import Around
 from tests.helpers import forked
@@ -41,22 +43,27 @@ def printed(prism, tiny_model):
     return json.loads(result.stdout)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "Looking for its sources"),
-        (
-            ["--against", "2"],
-            "Looking for its sources, and reading again text in which another token came next",
-        ),
-    ],
-)
-def test_what_takes_some_seconds_is_said(words, said, tiny_model, monkeypatch):
+def test_what_takes_some_seconds_is_said(tiny_model, monkeypatch):
     told = []
     monkeypatch.setattr("prismlm.cli.explain.waiting", lambda what: nullcontext(told.append(what)))
-    result = CliRunner().invoke(app, ["explain", str(tiny_model), TEXT, *words])
+    result = CliRunner().invoke(app, ["explain", str(tiny_model), TEXT, "--against", "2"])
     assert result.exit_code == 0, result.output
-    assert told[-1] == said
+    assert told[-1] == "Looking for its sources"
+    assert "estimates" not in result.stdout
+
+
+def test_estimates_stand_on_a_terminal_until_the_text_is_read_again(tiny_model):
+    trace, out = prismlm.load(tiny_model).explain(TEXT), StringIO()
+    console = Console(file=out, force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    print_trace(console, trace, Shown("domain", 5, True, 3, False, 3, "evidence", {}))
+    before, estimates, after = out.getvalue().partition("estimates; the model reads it again")
+    estimated, _, final = after.partition("shares of these alone")
+    assert "Against" in before.splitlines()[-1]
+    assert estimates
+    assert "\x1b[2K" in estimated, "the estimates are left beside the figures"
+    for estimates, shown in ((True, estimated), (False, final)):
+        for one in trace.against(3, estimated=estimates):
+            assert (one.title or one.doc_id)[:20] in shown
 
 
 @pytest.fixture

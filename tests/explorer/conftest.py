@@ -76,9 +76,9 @@ class Served:
         assert status == 200, data
         return json.loads(data)
 
-    def events(self, path, body):
+    def events(self, path, body=None):
         """Return what a streaming request tells, as pairs of name and data."""
-        status, _, data = self.ask("POST", path, body)
+        status, _, data = self.ask("GET" if body is None else "POST", path, body)
         assert status == 200, data
         blocks = data.decode().strip().split("\n\n")
         pairs = (block.split("\n", 1) for block in blocks)

@@ -33,9 +33,11 @@ def test_steps_come_as_the_model_writes_and_the_trace_at_the_end(served, lm):
     behind = served.json("GET", f"/api/answers/{key}/steps/{len(trace) - 1}")
     shares = [passage.share for passage in trace[-1:].passages(8)]
     assert [one["share"] for one in behind["documents"]] == pytest.approx(shares, rel=1e-4)
-    opposed = served.json("GET", f"/api/answers/{key}/steps/{len(trace) - 1}/against")["against"]
-    shares = [passage.share for passage in trace[-1:].against(4)]
-    assert [one["share"] for one in opposed] == pytest.approx(shares, rel=1e-4)
+    opposed = served.events(f"/api/answers/{key}/steps/{len(trace) - 1}/against")
+    assert [name for name, _ in opposed] == ["estimated", "done"]
+    for name, told in opposed:
+        shares = [p.share for p in trace[-1:].against(4, estimated=name == "estimated")]
+        assert [one["share"] for one in told["against"]] == pytest.approx(shares, rel=1e-4)
     status, headers, page = served.ask("GET", f"/api/answers/{key}/report.html")
     assert status == 200
     assert "attachment" in headers["content-disposition"]
@@ -268,7 +270,8 @@ def test_a_person_walks_by_keyboard_and_reads_on(page):
         page.wait_for_timeout(10)
     held[0].continue_()
     page.wait_for_selector(".p-against .p-passage mark")
-    assert not page.locator(".x-reading").count()
+    page.wait_for_selector(".x-reading", state="detached")
+    assert "estimated" not in page.inner_text(".p-against")
     assert "--generate 6" in page.inner_text(".x-command")
     with page.expect_download() as download:
         page.click("text=PARQUET")

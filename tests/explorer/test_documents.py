@@ -145,6 +145,22 @@ def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
     assert (told["prompts"], told["texts"]) == (PROMPTS, {})
 
 
+def test_another_corpus_in_the_place_of_the_first_is_not_shown(directory, tiny_model):
+    corpus, before, source = (directory / name for name in ("corpus", "before", "others.jsonl"))
+    rows = [{"id": name, "text": f"Another text of {name}."} for name in ("a", "b", "plain")]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with Served(prismlm.load(directory / "model")) as server:
+        # The ids are read, and no text yet.
+        assert asked(server, "", id="not there")[0] == 422
+        corpus.rename(before)
+        build_corpus(source, corpus, tokenizer=tiny_model)
+        status, error = asked(server, "", id="plain")
+        shutil.rmtree(corpus)
+        before.rename(corpus)
+        assert (status, "has changed" in error["error"]) == (422, True)
+        assert asked(server, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
+
+
 def test_a_corpus_of_no_known_domain_gives_prompts_of_its_own(served, browser):
     told = served.json("GET", "/api/model")
     words = "Sentence 0 of a long document ends. Sentence 1"

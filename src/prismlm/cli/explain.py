@@ -159,8 +159,7 @@ def _explain(
     whole = lm.explain(text, **options)
     trace = _select(whole, *chosen)
     answer.pause()
-    opposed = ", and reading again text in which another token came next" if shown.against else ""
-    with waiting(f"Looking for its sources{opposed}"):
+    with waiting("Looking for its sources"):
         prepare(trace, shown)
     answer.finish(whole)
     if trace is not whole:

@@ -128,27 +128,37 @@ class OppositionAttribution:
         lens: of the model, with cells, and its corpus or every token of it.
 
     Raises:
-        InputError: the lens has no cells, or its text is not at hand.
+        InputError: its text is not at hand.
         FormatError: a file is damaged.
     """
 
     def __init__(self, table: EvidenceTable, lm: OpenedModel, lens: Lens) -> None:
-        source = lens.readable
-        if lens.cells is None or source is None:
-            raise InputError(
-                "what speaks against a prediction is read again in the corpus "
-                f"{lens.meta.corpus_name}, which is not where it was, or has changed since it was "
-                "indexed, and the lens does not hold its text. Say with --corpus DIR where it is, "
-                "or build the lens again with `prismlm index MODEL --corpus DIR --positions 1 "
-                "--overwrite`."
-            )
-        self.table, self.lm, self.lens = table, lm, lens
-        self.cells, self.source = lens.cells, source
+        assert lens.cells is not None
+        self.table, self.lm, self.lens, self.cells = table, lm, lens, lens.cells
         self.tokens = table.targets.numpy()
         self.rivals = candidates(table, lm, lens, lens.cells)
         # What the model gave where it was read again.
         self.known = np.full(len(self.rivals.place), np.nan, dtype=np.float32)
         self.window = _windows_of(self.rivals.place, lens, self.cells, self.source.prefix)[1]
+
+    @property
+    def source(self) -> Corpus | OwnText:
+        """What is read again, where it is by now."""
+        found = self.lens.readable
+        if found is None:
+            raise InputError(
+                "what speaks against a prediction is read again in the corpus "
+                f"{self.lens.meta.corpus_name}, which is not where it was, or has changed since it "
+                "was indexed, and the lens does not hold its text. Say with --corpus DIR where it "
+                "is, or build the lens again with `prismlm index MODEL --corpus DIR --positions 1 "
+                "--overwrite`."
+            )
+        return found
+
+    def estimated(self, limit: int, where: Where | None = None) -> list[Passage]:
+        """Return passages by their estimates alone, without a forward pass."""
+        every = np.ones(len(self.rivals.place), dtype=bool)
+        return self._of(self.rivals, every, self.rivals.weight.sum()).passages(limit, where)
 
     def passages(self, limit: int, where: Where | None = None) -> list[Passage]:
         """Return passages, the weightiest of those that were read again.
@@ -175,8 +185,7 @@ class OppositionAttribution:
         """Return which candidates are read, by estimates alone: not by what was asked before."""
         place = self.rivals.place
         wanted = np.zeros(len(place), dtype=bool)
-        estimated = self._of(self.rivals, ~wanted, self.rivals.weight.sum())
-        for passage in estimated.passages(round(READ * limit), where):
+        for passage in self.estimated(round(READ * limit), where):
             wanted |= abs(place + 1 - passage.position) < passage.length
         last = np.full(len(place), -1)
         np.maximum.at(last, self.window[wanted], place[wanted])

@@ -156,7 +156,9 @@ class Trace:
         assert isinstance(found, PositionAttribution)
         return Rows(found.passages(check_whole("the number of passages", limit), where))
 
-    def against(self, limit: int = AGAINST_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
+    def against(
+        self, limit: int = AGAINST_SHOWN, *, where: Where | None = None, estimated: bool = False
+    ) -> Rows[Passage]:
         """Return the passages that speak most against the answer: another token came next there.
 
         Of the positions near to a state where y did not come next, each weighs
@@ -166,7 +168,8 @@ class Trace:
         with p_n(y) what the model gave to y there. It is estimated from coded states first; the
         passages shown, and some more, are then read again for it, a forward pass or some. Shares
         are of the weight of all candidates, and never netted with those of :meth:`passages`. The
-        marked token is what came next, ``predicted`` is y.
+        marked token is what came next, ``predicted`` is y. With ``estimated`` nothing is read
+        again: these are the passages, shares and p_n(y) of the estimates, at once.
 
         Raises:
             InputError: there is no lens, it has no cells, its text is not at hand, or the filter
@@ -174,7 +177,8 @@ class Trace:
         """
         self._with_cells()
         limit = check_whole("the number of passages", limit)
-        return Rows(self._opposition.passages(limit, where))
+        found = self._opposition
+        return Rows((found.estimated if estimated else found.passages)(limit, where))
 
     @cached_property
     def _opposition(self) -> OppositionAttribution:

@@ -80,10 +80,14 @@ def routes(session: Session) -> APIRouter:
         # As it is sent, and in this thread: others are waiting.
         return Response(sent(found), media_type="application/json")
 
-    @router.get("/answers/{key}/steps/{step}/against", summary="What speaks against it")
-    async def against(key: str, step: int) -> dict[str, Any]:
+    @router.get(
+        "/answers/{key}/steps/{step}/against",
+        summary="What speaks against it; server-sent events: estimated, done or error",
+        response_class=StreamingResponse,
+    )
+    async def against(key: str, step: int) -> StreamingResponse:
         one = _step_of(session.trace(key), step)
-        return await session.line.run(lambda: _against(one))
+        return streamed(session, Answer(), lambda tell: _against(one, tell))
 
     @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
     def chat(key: str) -> Response:
@@ -210,10 +214,13 @@ def _step_of(trace: Trace, step: int) -> Trace:
     return trace[step : step + 1]
 
 
-def _against(trace: Trace) -> dict[str, Any]:
-    pool = Pool(trace.lens)
-    found = [pool.document(passage) for passage in trace.against(AGAINST)]
-    return rounded({"against": found}) | {"shared": pool.to_dict()}
+def _against(trace: Trace, tell: Tell) -> None:
+    """Tell the passages by their estimates, and then as the model has read them again."""
+    for event in ("estimated", "done"):
+        pool = Pool(trace.lens)
+        passages = trace.against(AGAINST, estimated=event == "estimated")
+        found = rounded({"against": [pool.document(passage) for passage in passages]})
+        tell(event, found | {"shared": pool.to_dict()})
 
 
 def _report(trace: Trace, kind: str) -> Response:

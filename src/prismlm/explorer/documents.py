@@ -81,15 +81,15 @@ class Reader:
         Raises:
             InputError: it is gone, or has changed.
         """
-        if self._corpus is None:
-            found = self.lens.corpus
-            if found is None:
-                raise InputError(
-                    f"the corpus of the lens is no longer at {self.lens.corpus_path}, or has "
-                    "changed, so its documents cannot be shown. Put it back there, or build the "
-                    f"lens again with `prismlm index {self._session.lm.path} --corpus DIR "
-                    "--overwrite`; then start the explorer again."
-                )
+        found = self.lens.corpus
+        if found is None:
+            raise InputError(
+                f"the corpus of the lens is no longer at {self.lens.corpus_path}, or has "
+                "changed, so its documents cannot be shown. Put it back there, or build the "
+                f"lens again with `prismlm index {self._session.lm.path} --corpus DIR "
+                "--overwrite`; then start the explorer again."
+            )
+        if self._corpus is None or self._corpus.meta is not found.meta:
             self._corpus = Corpus(found.path, found.meta)
         return self._corpus
 

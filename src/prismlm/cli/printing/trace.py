@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from prismlm.cli.format import count
@@ -85,7 +87,7 @@ def prepare(trace: Trace, shown: Shown) -> None:
     if trace.lens is not None:
         _ = trace.summary, trace.sources(shown.by, method=shown.method, where=shown.where)
         if shown.against:
-            trace.against(shown.against, where=shown.where)
+            trace.against(shown.against, where=shown.where, estimated=True)
 
 
 def print_trace(console: Console, trace: Trace, shown: Shown) -> None:
@@ -134,7 +136,13 @@ def _print_sources(console: Console, trace: Trace, shown: Shown) -> None:
     else:
         console.print("--passages shows the text that comes nearest, all the same.\n", style="dim")
     if shown.against:
-        _print_against(console, trace.against(shown.against, where=shown.where))
+        look = partial(trace.against, shown.against, where=shown.where)
+        with console.capture() as estimates:
+            _print_against(console, look(estimated=True), "estimates; the model reads it again …")
+        text = Text.from_ansi(estimates.get())
+        with Live(text, console=console, auto_refresh=False, transient=True):
+            passages = look()
+        _print_against(console, passages, "shares of these alone")
 
 
 def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
@@ -298,12 +306,10 @@ def _print_document(console: Console, document: DocumentShare, place: DocumentSh
         console.print(Text(" " * INDENT).append_text(line))
 
 
-def _print_against(console: Console, passages: Sequence[Passage]) -> None:
-    """Print what speaks against the predictions; its shares are of its own kind alone."""
+def _print_against(console: Console, passages: Sequence[Passage], figures: str) -> None:
+    """Print what speaks against the predictions, and what figures these are."""
     title = Text("Against", style="bold")
-    console.print(
-        title.append("  text where another token came next; shares of these alone", "dim")
-    )
+    console.print(title.append(f"  text where another token came next; {figures}", "dim"))
     for passage in passages:
         _print_document(console, passage, passage)
         assert passage.predicted is not None

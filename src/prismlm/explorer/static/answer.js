@@ -3,7 +3,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { against, behind, panel, percent, unpacked, walk, wholeText } from "./parts.js";
-import { api } from "./server.js";
+import { api, events } from "./server.js";
 import { CAVEAT, change, count, draw, problem } from "./controls.js";
 import { card, hovering, pointed } from "./hover.js";
 import { chart, legend } from "./columns.js";
@@ -18,7 +18,7 @@ let unfolded = false;
  * @typedef {{ id: string, note: string, tokens: Token[], bars: any[], prototypes: Record<string, any>, answer: string, data: any,
  *   support: any, notes: string[], asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
  * What stands behind a step, and, where that was asked for, against it.
- * @typedef {{ found?: any, failed?: unknown, asked?: boolean, opposed?: any, refused?: unknown }} Aside
+ * @typedef {{ found?: any, failed?: unknown, reading?: boolean, opposed?: any, refused?: unknown }} Aside
  * @typedef {{ shared: any, chat: boolean, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>,
  *   began: number, choose: (number: number) => void }} Answer */
 
@@ -130,29 +130,35 @@ const look = ({ state, shared: { model: { lens } } }, number) => {
   if (number === chosen) return;
   const known = number in asides;
   change(state, { chosen: number, asides: known ? asides : { ...asides, [number]: lens ? {} : { found: { shares: [] } } } });
-  if (!known && lens) void put(state, number, api(`/answers/${id}/steps/${number}`), "found", "failed");
+  if (!known && lens) api(`/answers/${id}/steps/${number}`).then((found) => put(state, number, { found }), (failed) => put(state, number, { failed }));
 };
 
-/** Put into an aside what was asked for, or why it cannot be had. @param {Answer["state"]} state @param {Promise<any>} asked */
-const put = async (state, number, asked, found, failed) => {
-  const part = await asked.then((got) => ({ [found]: got }), (error) => ({ [failed]: error }));
+/** Put into an aside what has come. @param {Answer["state"]} state @param {number} number @param {Aside} part */
+const put = (state, number, part) => {
   const { asides } = state.value;
   change(state, { asides: { ...asides, [number]: { ...asides[number], ...part } } });
 };
 
+/** Ask what speaks against a step: estimates come at once, the model's own figures once it has read again. @param {Answer["state"]} state */
+const oppose = (state, number) => {
+  put(state, number, { reading: true });
+  void events(`/answers/${state.value.id}/steps/${number}/against`, null, new AbortController().signal, {
+    estimated: (opposed) => put(state, number, { opposed }),
+    done: (opposed) => put(state, number, { opposed, reading: false }),
+    error: ({ error }) => put(state, number, { refused: new Error(error) }),
+  }).catch((refused) => put(state, number, { refused }));
+};
+
 /** What stands behind the chosen step. @param {Answer} answer @param {State} now */
-const aside = ({ state, shared: { model: { lens } } }, { id, data, chosen, asides }) => {
-  const { found, failed, asked, opposed, refused } = asides[chosen];
+const aside = ({ state, shared: { model: { lens } } }, { data, chosen, asides }) => {
+  const { found, failed, reading, opposed, refused } = asides[chosen];
   const filled = (part) => (part.shared ? { ...data, ...unpacked(part.shared) } : data);
-  const opposing = () => {
-    change(state, { asides: { ...state.value.asides, [chosen]: { ...asides[chosen], asked: true } } });
-    void put(state, chosen, api(`/answers/${id}/steps/${chosen}/against`), "opposed", "refused");
-  };
-  const button = html`<button type="button" class="x-more" ?disabled=${asked} @click=${opposing}>What speaks against it</button>${asked
-    ? html`<p class="p-note x-reading" role="status">The model reads the nearest text again in which another token came next. That takes some seconds.</p>` : nothing}`;
+  const button = html`<button type="button" class="x-more" ?disabled=${reading} @click=${() => oppose(state, chosen)}>What speaks against it</button>`;
+  const status = html`<p class="p-note x-reading" role="status">${opposed
+    ? "Estimates from the states that the lens keeps: the model reads this text again for its own figures." : "Looking for similar text…"}</p>`;
   return html`<div class="p-aside">${failed ? problem(failed) : !found ? html`<p class="p-note">Looking through the training text…</p>`
-    : [...behind(filled(found), { ...data.steps[chosen], ...found }).childNodes]}${refused ? problem(refused) : opposed ? against(filled(opposed), opposed.against)
-    : found && lens?.cells && lens.corpus ? button : nothing}</div>`;
+    : [...behind(filled(found), { ...data.steps[chosen], ...found }).childNodes]}${refused ? problem(refused)
+    : opposed ? against(filled(opposed), opposed.against, reading) : found && lens?.cells && lens.corpus ? button : nothing}${reading && !refused ? status : nothing}</div>`;
 };
 
 /** Show the card of a slice. @param {Answer} answer @param {HTMLElement | null} part */

@@ -29,11 +29,11 @@ export const api = async (path, body, signal) => {
   return response.json();
 };
 
-/** Post a body and call the handler of each event that comes back, until the last.
- * @param {string} path @param {object} body @param {AbortSignal} signal
+/** Ask, or post a body, and call the handler of each event that comes back, until the last.
+ * @param {string} path @param {object | null} body @param {AbortSignal} signal
  * @param {Record<string, (data: any) => void>} handlers */
 export const events = async (path, body, signal, handlers) => {
-  const response = await reached(path, posted(body, signal));
+  const response = await reached(path, body ? posted(body, signal) : { signal });
   if (!response.ok || !response.body) throw await failed(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "", ended = false;

@@ -84,9 +84,9 @@ const grouped = (data, list) => list.map((entry) => {
   return numbered(percent(entry.share), origin(first), ...places.map((place) => quote(place, "p-passage")));
 });
 
-export const against = (data, list) => {
+export const against = (data, list, estimated = false) => {
   const items = list.map((entry) => placed(data, entry, make("p", "p-instead", "instead of ", shown(entry.predicted, "p-target"),
-    `, to which the model gave ${percent(entry.probability)} there`)));
+    `, to which the model gave ${estimated ? "an estimated " : ""}${percent(entry.probability)} there`)));
   const note = "Similar text in which another token came next. The figures are shares among such text alone.";
   return listed("p-documents p-against", "What speaks against it", note, items, "No such passage was found.");
 };
