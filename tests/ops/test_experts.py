@@ -97,9 +97,9 @@ def test_linear_maps_of_groups_by_hand():
     assert found.tolist() == [[3.5], [7.5], [-1.5]]
     with pytest.raises(RuntimeError):
         grouped_linear(x, torch.tensor([2, 0, 2]), weights, biases)
+    maps = torch.stack(weights).mT.contiguous().requires_grad_()
     torch.library.opcheck(
-        torch.ops.prismlm.grouped_linear,
-        (x.requires_grad_(), torch.tensor([2, 0, 1]), weights, biases),
+        torch.ops.prismlm.grouped_product, (x.requires_grad_(), torch.tensor([2, 0, 1]), maps)
     )
 
 

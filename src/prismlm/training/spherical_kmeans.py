@@ -1,4 +1,4 @@
-"""Spherical k-means in tiles of rows: no N×K matrix."""
+"""Spherical k-means: clustering directions by their cosines."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
+from prismlm.ops.prototype_head import nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
-from prismlm.ops.tiles import at_once
-
-TILE_ELEMENTS = 2**21
 
 
 class Clusters(NamedTuple):
@@ -20,7 +18,7 @@ class Clusters(NamedTuple):
 
     Attributes:
         centres: unit vectors.
-        assignment: the nearest centre of each vector, ties to the lower index.
+        assignment: the nearest centre of each vector.
         objective: mean cosine of the vectors to their centres after each iteration.
     """
 
@@ -55,15 +53,17 @@ def spherical_kmeans(
     unit = vectors.float() * inverse_norms(vectors.float())
     centres = centres.float() * inverse_norms(centres.float())
     objective: list[Tensor] = []
-    best, assignment = _nearest(unit, centres)
+    found = nearest(unit, centres, 1, 1.0)
     for _ in range(iterations):
+        assignment, best = found.indices[:, 0], found.cosines[:, 0]
         sums = torch.zeros_like(centres).index_add_(0, assignment, unit)
         empty = (torch.bincount(assignment, minlength=len(centres)) == 0).nonzero().squeeze(1)
         sums[empty] = unit[best.argsort(stable=True)[: len(empty)]]
         centres = sums * inverse_norms(sums)
-        best, assignment = _nearest(unit, centres)
-        objective.append(best.mean())
-    return Clusters(centres, assignment, torch.stack(objective) if objective else best.new_empty(0))
+        found = nearest(unit, centres, 1, 1.0)
+        objective.append(found.cosines.mean())
+    means = torch.stack(objective) if objective else unit.new_empty(0)
+    return Clusters(centres, found.indices[:, 0], means)
 
 
 def check_arguments(vectors: Tensor, centres: Tensor, iterations: int) -> None:
@@ -79,13 +79,3 @@ def check_arguments(vectors: Tensor, centres: Tensor, iterations: int) -> None:
         )
     if iterations < 0:
         raise InputError(f"iterations is {iterations}; expected 0 or more.")
-
-
-def _nearest(unit: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    rows = max(16, at_once(unit, TILE_ELEMENTS) // len(centres))
-    best = torch.empty(len(unit), dtype=unit.dtype, device=unit.device)
-    index = torch.empty(len(unit), dtype=torch.int64, device=unit.device)
-    for start in range(0, len(unit), rows):
-        tile = slice(start, start + rows)
-        best[tile], index[tile] = (unit[tile] @ centres.T).max(1)
-    return best, index
