@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismlm.errors import InputError
-from prismlm.ops.prototype_head import fast
 from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.training import spherical_kmeans as module
 from prismlm.training.spherical_kmeans import Clusters, spherical_kmeans
 
 
@@ -81,7 +81,7 @@ def test_an_empty_centre_moves_to_the_worst_placed_vector():
 def test_tile_size_changes_nothing(monkeypatch):
     vectors = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
     whole = spherical_kmeans(vectors, vectors[:10], 5)
-    monkeypatch.setattr(fast, "TILE_ELEMENTS", 1)
+    monkeypatch.setattr(module, "TILE_ELEMENTS", 1)
     parts = spherical_kmeans(vectors, vectors[:10], 5)
     assert torch.equal(whole.assignment, parts.assignment)
     assert (whole.objective.diff() >= -1e-6).all()

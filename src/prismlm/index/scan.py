@@ -28,6 +28,7 @@ from prismlm.index.sort_cells import DOCUMENTS_AT_ONCE, Spool
 from prismlm.index.states import HiddenStates, pass_tokens, predicting, states_of
 from prismlm.layers import PrototypeHead
 from prismlm.ops import top_contexts
+from prismlm.ops.pair_products import pair_products
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head import Nearest, fast
 from prismlm.ops.prototype_head.routing import inverse_norms, unit_rows
@@ -42,8 +43,8 @@ POINTS_PER_DECADE = 8
 STEPS_PER_UNIT = 2**20
 # How many (source, domain, licence) have rows of their own: at K = 2,048, 64 MiB.
 LARGEST_GROUPS = 2048
-# States and prototypes whose cosines are formed together.
-PAIRS = 4096
+# Pairs of a state and a prototype whose cosines a GPU forms together.
+PAIRS = 2**16
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 Key = tuple[str | None, ...]
 
@@ -405,9 +406,14 @@ def scan_windows(
             best.append((number[window, offset], prototype))
         indices, cosines = fast.ranked(unit_z[owned.flatten()], unit_p, torch.cat(columns), k)
         row, prototype = (torch.cat(part) for part in zip(*best, strict=True))
-        pairs = zip(torch.split(row, PAIRS), torch.split(prototype, PAIRS), strict=True)
-        parts = [fast.cosines_of(unit_z[of], unit_p, to[:, None]) for of, to in pairs]
-        cosine = torch.cat(parts).squeeze(1)
+        row, order = row.sort(stable=True)
+        prototype = prototype[order]
+        if z.device.type == "cpu":
+            starts = torch.searchsorted(row, torch.arange(len(unit_z) + 1))
+            cosine = pair_products(starts, prototype, unit_z, unit_p)
+        else:
+            pairs = zip(torch.split(row, PAIRS), torch.split(prototype, PAIRS), strict=True)
+            cosine = torch.cat([(unit_z[of] * unit_p[to]).sum(1) for of, to in pairs])
     kept = cosine >= threshold[prototype]
     row, prototype, cosine = row[kept], prototype[kept], cosine[kept]
     return WindowScan(indices, cosines, row // length, row % length, prototype, cosine)

@@ -9,8 +9,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.ops.prototype_head import nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.ops.tiles import at_once
+
+TILE_ELEMENTS = 2**21
 
 
 class Clusters(NamedTuple):
@@ -18,7 +20,7 @@ class Clusters(NamedTuple):
 
     Attributes:
         centres: unit vectors.
-        assignment: the nearest centre of each vector.
+        assignment: the nearest centre of each vector, ties to the lower index.
         objective: mean cosine of the vectors to their centres after each iteration.
     """
 
@@ -53,17 +55,15 @@ def spherical_kmeans(
     unit = vectors.float() * inverse_norms(vectors.float())
     centres = centres.float() * inverse_norms(centres.float())
     objective: list[Tensor] = []
-    found = nearest(unit, centres, 1, 1.0)
+    best, assignment = _nearest(unit, centres)
     for _ in range(iterations):
-        assignment, best = found.indices[:, 0], found.cosines[:, 0]
         sums = torch.zeros_like(centres).index_add_(0, assignment, unit)
         empty = (torch.bincount(assignment, minlength=len(centres)) == 0).nonzero().squeeze(1)
         sums[empty] = unit[best.argsort(stable=True)[: len(empty)]]
         centres = sums * inverse_norms(sums)
-        found = nearest(unit, centres, 1, 1.0)
-        objective.append(found.cosines.mean())
-    means = torch.stack(objective) if objective else unit.new_empty(0)
-    return Clusters(centres, found.indices[:, 0], means)
+        best, assignment = _nearest(unit, centres)
+        objective.append(best.mean())
+    return Clusters(centres, assignment, torch.stack(objective) if objective else best.new_empty(0))
 
 
 def check_arguments(vectors: Tensor, centres: Tensor, iterations: int) -> None:
@@ -79,3 +79,10 @@ def check_arguments(vectors: Tensor, centres: Tensor, iterations: int) -> None:
         )
     if iterations < 0:
         raise InputError(f"iterations is {iterations}; expected 0 or more.")
+
+
+def _nearest(unit: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosine of each vector to its nearest centre and which one that is, by tiles."""
+    tiles = torch.split(unit, max(16, at_once(unit, TILE_ELEMENTS) // len(centres)))
+    best, index = zip(*((tile @ centres.T).max(1) for tile in tiles), strict=True)
+    return torch.cat(best), torch.cat(index)

@@ -6,7 +6,7 @@ Each expert is called once, with all of its tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -112,83 +112,77 @@ def load_balancing_loss(
 
 
 @torch.library.custom_op(
-    "prismlm::grouped_product",
+    "prismlm::grouped_linear",
     mutates_args=(),
-    schema="(Tensor x, Tensor counts, Tensor maps) -> Tensor",
+    schema="(Tensor x, Tensor counts, Tensor weights, Tensor? biases) -> Tensor",
 )
-def grouped_product(x: Tensor, counts: Tensor, maps: Tensor) -> Tensor:
-    """Return the rows of each group times its map: the first counts_0 rows times map 0, and so on.
+def grouped_linear(
+    x: Float[Tensor, "M d"],
+    counts: Int64[Tensor, " E"],
+    weights: Float[Tensor, "E m d"],
+    biases: Float[Tensor, "E m"] | None,
+) -> Float[Tensor, "M m"]:
+    """Return W_e x + b_e for the rows of each group: the first counts_0 rows with W_0, and so on.
 
     torch.compile sees an operation whose output has as many rows as its input, and not the split,
     whose shapes only the data know. A group without rows has a gradient of 0. Gradients of
     gradients there are none.
 
     Args:
-        x: rows [M, d], a group after the other.
-        counts: rows of each group, [E]; they add up to M.
-        maps: [E, d, m].
+        x: rows, a group after the other.
+        counts: rows of each group; they add up to M.
+        weights: W_e.
+        biases: b_e, or None.
     """
-    groups = torch.split(x, _whole(counts))
-    return torch.cat([rows @ own for rows, own in zip(groups, maps, strict=True)])
+    own = [None] * len(weights) if biases is None else biases
+    groups = zip(_split(x, counts), weights, own, strict=True)
+    return torch.cat([F.linear(rows, weight, bias) for rows, weight, bias in groups])
+
+
+@grouped_linear.register_fake  # pyright: ignore[reportUnknownMemberType]
+def _(x: Tensor, counts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weights.shape[1])
 
 
 @torch.library.custom_op(
-    "prismlm::grouped_gradient",
+    "prismlm::grouped_linear_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor counts) -> Tensor",
+    schema="(Tensor grad, Tensor x, Tensor counts) -> (Tensor, Tensor)",
 )
-def _grouped_gradient(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
-    """Return the gradient of the maps."""
-    groups = zip(*(torch.split(rows, _whole(counts)) for rows in (x, grad)), strict=True)
-    return torch.stack([rows.mT @ own for rows, own in groups])
+def _of_weights(grad: Tensor, x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the weights and of the biases."""
+    groups = list(zip(_split(grad, counts), _split(x, counts), strict=True))
+    return torch.stack([g.mT @ rows for g, rows in groups]), torch.stack(
+        [g.sum(0) for g, _ in groups]
+    )
 
 
-@grouped_product.register_fake  # pyright: ignore[reportUnknownMemberType]
-def _(x: Tensor, counts: Tensor, maps: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], maps.shape[2])
+@_of_weights.register_fake  # pyright: ignore[reportUnknownMemberType]
+def _(grad: Tensor, x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    of_biases = x.new_empty(counts.shape[0], grad.shape[1])
+    return x.new_empty(*of_biases.shape, x.shape[1]), of_biases
 
 
-@_grouped_gradient.register_fake  # pyright: ignore[reportUnknownMemberType]
-def _(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
-    return x.new_empty(counts.shape[0], x.shape[1], grad.shape[1])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, biases = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.biased = biases is not None
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, counts, weights = ctx.saved_tensors
+    of_weights, of_biases = _of_weights(grad, x, counts)
+    of_x = grouped_linear(grad, counts, weights.mT, None)
+    return of_x, None, of_weights, of_biases if ctx.biased else None
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
-    x, counts, maps = ctx.saved_tensors
-    return grouped_product(grad, counts, maps.mT), None, _grouped_gradient(grad, x, counts)
-
-
-grouped_product.register_autograd(  # pyright: ignore[reportUnknownMemberType]
+grouped_linear.register_autograd(  # pyright: ignore[reportUnknownMemberType]
     _backward, setup_context=_save
 )
 
 
-def _whole(counts: Tensor) -> list[int]:
-    return [int(count) for count in counts.cpu()]
-
-
-def grouped_linear(
-    x: Float[Tensor, "M d"],
-    counts: Int64[Tensor, " E"],
-    weights: Sequence[Float[Tensor, "m d"]],
-    biases: Sequence[Float[Tensor, " m"]],
-) -> Float[Tensor, "M m"]:
-    """Return W_e x + b_e for the rows of each group, as :func:`grouped_product` has them.
-
-    Args:
-        x: rows, a group after the other.
-        counts: rows of each group; they add up to M.
-        weights: of each group.
-        biases: of each group, or none.
-    """
-    out = grouped_product(x, counts, torch.stack(list(weights)).mT)
-    if not biases:
-        return out
-    return out + torch.stack(list(biases)).repeat_interleave(counts, 0, output_size=len(x))
+def _split(rows: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, [int(count) for count in counts.cpu()])
 
 
 def mix(
@@ -205,7 +199,7 @@ def mix(
         experts: what maps [M, d] to [M, d] row by row, one for each number in the choice.
     """
     order, counts, rows = _grouped(x, choice, len(experts))
-    groups = zip(experts, torch.split(rows, _whole(counts)), strict=True)
+    groups = zip(experts, _split(rows, counts), strict=True)
     return _summed(torch.cat([expert(own) for expert, own in groups]), order, choice)
 
 
@@ -230,7 +224,7 @@ def mix_mlps(
 ) -> Float[Tensor, "N d"]:
     """Return what :func:`mix` does with MLPs, in one graph where it is compiled.
 
-    No shape depends on which expert has how many tokens; only inside of :func:`grouped_product`,
+    No shape depends on which expert has how many tokens; only inside of :func:`grouped_linear`,
     which a graph holds as one operation, are they counted.
 
     Args:
@@ -239,13 +233,14 @@ def mix_mlps(
         weights: of the experts.
     """
     order, counts, rows = _grouped(x, choice, len(weights.up))
+    dtype = rows.dtype
     if torch.is_autocast_enabled(x.device.type):
         # An operation of one's own is not cast by autocast.
         dtype = torch.get_autocast_dtype(x.device.type)
-        rows = rows.to(dtype)
-        weights = MLPWeights(*([one.to(dtype) for one in kind] for kind in weights))
-    inner = grouped_linear(rows, counts, weights.up, weights.up_bias)
-    found = grouped_linear(F.gelu(inner), counts, weights.down, weights.down_bias)
+    stacks = [torch.stack([one.to(dtype) for one in kind]) if kind else None for kind in weights]
+    up, down, up_bias, down_bias = cast("list[Any]", stacks)
+    inner = grouped_linear(rows.to(dtype), counts, up, up_bias)
+    found = grouped_linear(F.gelu(inner), counts, down, down_bias)
     return _summed(found, order, choice)
 
 

@@ -297,16 +297,23 @@ class _Segment(torch.autograd.Function):
 def _split(x: Tensor, groups: int, fill: float = 0.0) -> Tensor:
     """Return [B, T, G·F] as [B, G, n, C, F], filled up."""
     length, size = x.shape[1], _block(x)[0]
-    # One block more than needed where the length is a symbol, which decides nothing then.
-    blocks = length // size + 2 if torch.compiler.is_exporting() else -(-length // size)
-    if torch.compiler.is_exporting() or length < blocks * size:
-        x = F.pad(x, (0, 0, 0, blocks * size - length), value=fill)
-    return x.reshape(len(x), blocks, size, groups, -1).permute(0, 3, 1, 2, 4).contiguous()
+    if torch.compiler.is_exporting():
+        # Indexed, and one block more than needed: reshaping would depend on the length, a symbol.
+        places = torch.arange((length // size + 2) * size, device=x.device).view(-1, size)
+        x = F.pad(x, (0, 0, 0, 1), value=fill)[:, places.clamp_max(length)]
+    else:
+        x = F.pad(x, (0, 0, 0, -length % size), value=fill) if length % size else x
+        x = x.reshape(len(x), -1, size, x.shape[2])
+    return x.unflatten(3, (groups, -1)).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _joined(x: Tensor, length: int) -> Tensor:
     """Return [B, G, n, C, F] as the [B, T, G·F] that it is of."""
-    return x.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)[:, :length]
+    rows = x.permute(0, 2, 3, 1, 4).flatten(3)
+    if torch.compiler.is_exporting():
+        places = torch.arange(length, device=x.device)
+        return rows[:, places // x.shape[3], places % x.shape[3]]
+    return rows.flatten(1, 2)[:, :length]
 
 
 def _narrowed(factor: Tensor, dtype: torch.dtype) -> Tensor:

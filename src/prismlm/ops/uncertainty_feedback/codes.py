@@ -52,9 +52,12 @@ def normalised_entropy(
             "from."
         )
     rows = logits.detach().reshape(-1, vocabulary)
-    parts = torch.split(rows, max(1, at_once(rows, ELEMENTS) // vocabulary))
-    below = torch.cat([_below_uniform(part) for part in parts]).view(logits.shape[:-1])
-    shares = below.div_(-math.log(vocabulary)).add_(1).clamp_(0, 1)
+    step = max(1, at_once(rows, ELEMENTS) // vocabulary)
+    if len(rows) <= step:
+        below = _below_uniform(rows)
+    else:
+        below = torch.cat([_below_uniform(part) for part in torch.split(rows, step)])
+    shares = below.view(logits.shape[:-1]).div_(-math.log(vocabulary)).add_(1).clamp_(0, 1)
     if torch.compiler.is_compiling() or shares.is_cuda:
         # Looking at a value would cut the graph in two, or wait for the GPU. Not a public name:
         check = torch._assert_async  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
