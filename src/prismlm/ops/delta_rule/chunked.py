@@ -108,7 +108,7 @@ def delta_rule(
         solved = solve(
             overlap.tril(-1), torch.cat([b * v, written], -1), upper=False, unitriangular=True
         )
-        parts = (*solved.split([v.shape[-1], width], -1), q, reading, k.mT, held)
+        parts = (*torch.split(solved, [v.shape[-1], width], -1), q, reading, k.mT, held)
         out: list[Tensor] = []
         # The gradient of a slice is as large as the whole; that of an unbound part is not.
         unbound = (x.unbind(2) for x in parts)
@@ -123,4 +123,4 @@ def delta_rule(
 def _in_chunks(tensor: Tensor, size: int) -> Tensor:
     """Return [B, H, n, size, …] for [B, T, H, …], filled up with zeros, which write nothing."""
     padded = F.pad(tensor.transpose(1, 2), (0, 0, 0, -tensor.shape[1] % size))
-    return padded.unflatten(2, (-1, size))
+    return padded.reshape(*padded.shape[:2], -1, size, padded.shape[3])

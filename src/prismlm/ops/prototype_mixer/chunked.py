@@ -92,12 +92,14 @@ def prefix_mean(
         r = r.masked_fill(starts[..., None], 0)
     held = None
     if state is not None:
-        sums, mass = (x.to(dtype).unflatten(1, (groups, -1)) for x in state)
-        held = PrefixState(sums, mass[..., None])
+        parts = len(w), groups, w.shape[2] // groups, -1
+        held = PrefixState(*(x.to(dtype).reshape(parts) for x in state))
     rows = _Rows(w, r, v, beta, starts, normalise, groups)
     with torch.autocast(device_type=values.device.type, enabled=False):
-        one = held is not None and w.shape[1] == 1 and not torch.compiler.is_exporting()
-        out, (sums, mass) = _step(rows, held) if one else _segments(rows, held)
+        if held is None or w.shape[1] > 1 or torch.compiler.is_exporting():
+            out, (sums, mass) = _segments(rows, held)
+        else:
+            out, (sums, mass) = _step(rows, held)
     # Copies: a state keeps nothing else alive.
     sums, mass = sums.flatten(1, 2).contiguous(), mass.flatten(1).contiguous()
     return out.to(values.dtype), PrefixState(sums, mass)
@@ -304,7 +306,8 @@ def _split(x: Tensor, groups: int, fill: float = 0.0) -> Tensor:
     else:
         x = F.pad(x, (0, 0, 0, -length % size), value=fill) if length % size else x
         x = x.reshape(len(x), -1, size, x.shape[2])
-    return x.unflatten(3, (groups, -1)).permute(0, 3, 1, 2, 4).contiguous()
+    parts = x.reshape(*x.shape[:3], groups, x.shape[3] // groups)
+    return parts.permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _joined(x: Tensor, length: int) -> Tensor:
