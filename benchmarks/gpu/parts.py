@@ -23,8 +23,8 @@ from benchmarks.shared.turns import in_turns, milliseconds, ratios
 from prismlm.files import read_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
-from prismlm.ops.divergence import divergence
 from prismlm.ops.prototype_mixer import prefix_mean
+from prismlm.training.losses import divergence
 
 Figures = dict[str, Any]
 ROUNDS = 7

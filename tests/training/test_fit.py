@@ -13,11 +13,11 @@ from prismlm.corpus import Corpus
 from prismlm.errors import DivergenceError, InputError
 from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
-from prismlm.ops.divergence import divergence
 from prismlm.progress import SILENT
 from prismlm.training import fit as module
 from prismlm.training.fit import FitOptions, Vocabulary, fit, place
 from prismlm.training.loop import Loop, batches
+from prismlm.training.losses import divergence
 from tests.helpers.tiny import build_small_corpus
 
 SMALL = FitOptions(

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 
 from prismlm.errors import InputError
 from prismlm.models.seam import LogitMap
-from prismlm.ops.divergence import divergence
 from prismlm.training.losses import (
     LossWeights,
     OptimizerStep,
     OutputMap,
     States,
     VocabularySample,
+    divergence,
     prototype_only_losses,
     sample_positions,
     select,

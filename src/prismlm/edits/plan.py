@@ -16,7 +16,6 @@ from prismlm.index.opened_model import OpenedModel
 from prismlm.index.signatures import signature_ids, tokens_of_group
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
-from prismlm.ops.edits import activations_of, move
 from prismlm.ops.prototype_head import Routing, reconstruct
 
 # Of W, where the energy of a direction is measured.
@@ -178,14 +177,15 @@ class Plan:
     def _moved(z: Tensor, changes: Changes) -> Tensor:
         rows = torch.cat([step.rows for step in changes.steps])
         change = torch.cat([step.change for step in changes.steps], 1)
-        return move(z, rows.to(torch.promote_types(z.dtype, rows.dtype)), change)
+        rows = rows.to(torch.promote_types(z.dtype, rows.dtype))
+        moved = (z.to(rows.dtype) + change @ rows).to(z.dtype)
+        # A state in which nothing changes keeps every bit.
+        return torch.where((change != 0).any(1, keepdim=True), moved, z)
 
     def changes(self, z: Tensor) -> Changes:
         """Return what the edits change in states [N, d]."""
         routing = self.head(z).routing
-        before = activations_of(
-            routing.indices, routing.activations, self.prototypes, self.head.num_prototypes
-        )
+        before = self._activations_of(routing)
         now, scaled, raised = before, torch.zeros_like(before), []
         for edit, members in self.edits:
             columns, after = self._columns(members), now.clone()
@@ -197,6 +197,15 @@ class Plan:
                 scaled += after - now
             now = after
         return Changes(routing, before, now, (Step(scaled, self._own, None), *raised))
+
+    def _activations_of(self, routing: Routing) -> Tensor:
+        """Return the activation of each edited prototype, [N, E]; 0 where it is not routed."""
+        count = len(self.prototypes)
+        column = torch.full((self.head.num_prototypes,), count, device=self.prototypes.device)
+        column[self.prototypes] = torch.arange(count, device=column.device)
+        # All other prototypes share the last column, which is dropped.
+        spread = routing.activations.new_zeros(len(routing.indices), count + 1)
+        return spread.scatter(1, column[routing.indices], routing.activations)[:, :count]
 
     def _held(self, edit: Clamp | Group, z: Tensor, now: Tensor) -> Tensor:
         """Return the activations that a clamp or a group holds in each state, [N, E]."""

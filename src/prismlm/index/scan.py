@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
+from jaxtyping import Bool, Float, Int64
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -25,9 +27,11 @@ from prismlm.index.positions import next_tokens, position_records, screening_wei
 from prismlm.index.sort_cells import DOCUMENTS_AT_ONCE, Spool
 from prismlm.index.states import HiddenStates, pass_tokens, predicting, states_of
 from prismlm.layers import PrototypeHead
-from prismlm.ops import prototype_head, top_contexts
-from prismlm.ops.prototype_head import Nearest
-from prismlm.ops.prototype_head.routing import inverse_norms
+from prismlm.ops import top_contexts
+from prismlm.ops.pair_products import pair_products
+from prismlm.ops.precision import at_least_float32
+from prismlm.ops.prototype_head import Nearest, fast
+from prismlm.ops.prototype_head.routing import inverse_norms, unit_rows
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -39,6 +43,8 @@ POINTS_PER_DECADE = 8
 STEPS_PER_UNIT = 2**20
 # How many (source, domain, licence) have rows of their own: at K = 2,048, 64 MiB.
 LARGEST_GROUPS = 2048
+# Pairs of a state and a prototype whose cosines a GPU forms together.
+PAIRS = 2**16
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 Key = tuple[str | None, ...]
 
@@ -311,7 +317,7 @@ def scan_pass(
     """Take what a pass has found: contexts, uses, positions; return its predictions."""
     head, z = given.head, states.float()
     threshold = scan.top.threshold.to(z.device)
-    found = prototype_head.scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
+    found = scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
     nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
     own = z[owned]
     relied = head.chosen(own, nearest, given.inverse)
@@ -349,3 +355,76 @@ def _count(mass: Tensor, group: Tensor, indices: Tensor, activations: Tensor) ->
     uses, steps = mass.view(2, -1)
     uses.index_add_(0, cell, (positive > 0).long())
     steps.index_add_(0, cell, (positive.double() * STEPS_PER_UNIT).round_().long())
+
+
+class WindowScan(NamedTuple):
+    """Routing of N owned positions in their order, and M positions that enter for a prototype."""
+
+    indices: Int64[Tensor, "N k"]
+    cosines: Float[Tensor, "N k"]
+    window: Int64[Tensor, " M"]
+    offset: Int64[Tensor, " M"]
+    prototype: Int64[Tensor, " M"]
+    cosine: Float[Tensor, " M"]
+
+
+@torch.no_grad()
+def scan_windows(
+    z: Float[Tensor, "B T d"],
+    prototypes: Float[Tensor, "K d"],
+    k: int,
+    owned: Bool[Tensor, "B T"],
+    threshold: Float[Tensor, " K"] | None = None,
+) -> WindowScan:
+    """Route owned positions and find the best of each window that reach a prototype's threshold.
+
+    What indexing needs from one product: for every window b and prototype i, the owned t with the
+    largest cos(z_bt, p_i), where that is at least threshold_i (None: always). A long window that is
+    read in pieces may give one for each; the better of them is what one piece would give.
+    """
+    flat, (length, width) = z.flatten(0, 1), z.shape[1:]
+    unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (flat, prototypes))
+    if threshold is None:
+        threshold = unit_p.new_full((len(unit_p),), fast.ABSENT)
+    low_z, low_p, many = fast.lowered(unit_z, unit_p, k)
+    # By how much a score may be below the cosine in float32.
+    slack = (width + 8) * torch.finfo(torch.float32).eps + 1.5 * torch.finfo(low_p.dtype).eps
+    lowest = (threshold - slack).clamp_min(fast.ABSENT / 2)
+    columns: list[Tensor] = []
+    best: list[tuple[Tensor, Tensor]] = []
+    rows = fast.tile_rows(z, len(unit_p))
+    windows, step = max(1, rows // length), min(rows, length)
+    numbers = torch.arange(len(flat), device=z.device).view(owned.shape)
+    with torch.autocast(z.device.type, enabled=False):
+        for first, start in itertools.product(range(0, len(z), windows), range(0, length, step)):
+            tile = slice(first, first + windows), slice(start, start + step)
+            own, number = owned[tile].flatten(), numbers[tile]
+            scores = fast.product(low_z[number.flatten()], low_p)
+            columns.append(fast.largest(scores, many)[1][own])
+            scores = scores.masked_fill(~own[:, None], fast.ABSENT).view(*number.shape, -1)
+            window, offset, prototype = _window_best(scores, lowest)
+            best.append((number[window, offset], prototype))
+        indices, cosines = fast.ranked(unit_z[owned.flatten()], unit_p, torch.cat(columns), k)
+        row, prototype = (torch.cat(part) for part in zip(*best, strict=True))
+        row, order = row.sort(stable=True)
+        prototype = prototype[order]
+        if z.device.type == "cpu":
+            starts = torch.searchsorted(row, torch.arange(len(unit_z) + 1))
+            cosine = pair_products(starts, prototype, unit_z, unit_p)
+        else:
+            pairs = zip(torch.split(row, PAIRS), torch.split(prototype, PAIRS), strict=True)
+            cosine = torch.cat([(unit_z[of] * unit_p[to]).sum(1) for of, to in pairs])
+    kept = cosine >= threshold[prototype]
+    row, prototype, cosine = row[kept], prototype[kept], cosine[kept]
+    return WindowScan(indices, cosines, row // length, row % length, prototype, cosine)
+
+
+def _window_best(scores: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return window, position and prototype of windows' largest scores that reach ``lowest``."""
+    size = fast.ROW_GROUP if scores.shape[1] % fast.ROW_GROUP == 0 else 1
+    grouped = scores.view(len(scores), -1, size, scores.shape[2])
+    maxima = grouped.amax(2)
+    window, prototype = (maxima.amax(1) >= lowest).nonzero(as_tuple=True)
+    group = maxima[window, :, prototype].argmax(1)
+    inside = grouped[window, group, :, prototype].argmax(1)
+    return window, group * size + inside, prototype

@@ -1,13 +1,24 @@
-"""A short convolution over each channel's own past."""
+"""A short convolution over each channel's own past, and the check of what mixers are given."""
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from prismlm.errors import InputError, check_whole
-from prismlm.ops.compaction import taken
+from prismlm.ops.sequences import check_flags
+
+
+def check_rows(x: Tensor, width: int, mask: Tensor | None, starts: Tensor | None) -> None:
+    """Raise InputError unless x is [B, T, d] and flags are bool [B, T]."""
+    if x.ndim != 3 or x.shape[2] != width or 0 in x.shape:
+        raise InputError(
+            f"the input of the mixer is {list(x.shape)}: expected [B, T, {width}], with at least "
+            "one row and one position."
+        )
+    check_flags(x.shape[:2], mask=mask, starts=starts)
 
 
 class CausalConvolution(nn.Module):
@@ -39,15 +50,15 @@ class CausalConvolution(nn.Module):
         x: Float[Tensor, "B T D"],
         *,
         history: Float[Tensor, "_ _ _"] | None = None,
-        lengths: Int64[Tensor, " B"] | None = None,
+        mask: Bool[Tensor, "B T"] | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B n D"]]:
         """Convolve, and return the last n − 1 inputs for the next call.
 
         Args:
-            x: the inputs, padding at the end.
+            x: the inputs.
             history: what an earlier call returned, or None at the start.
-            lengths: how many positions of each row are no padding; None for all.
+            mask: False on padding, which is passed over; what is returned there is of no use.
             starts: True where a sequence starts that sees nothing of what is before it.
 
         Raises:
@@ -62,25 +73,30 @@ class CausalConvolution(nn.Module):
                 f"the state holds the last inputs of a convolution as {list(history.shape)}, and "
                 f"the input needs {[batch, past, channels]}: it comes from another batch or layer."
             )
+        number = None if starts is None else starts.cumsum(1)[..., None]
+        order = ends = None
+        if mask is not None:
+            # Tokens move to the front of their row, and back in the end.
+            order = torch.argsort(~mask, dim=1, stable=True)
+            ends = mask.sum(1, keepdim=True) + torch.arange(past, device=x.device)
+            x = _taken(x, order)
+            number = None if number is None else _taken(number, order)
         extended = torch.cat([history.to(x.dtype), x], 1)
-        sequence = None
-        if starts is not None:
-            sequence = torch.cat([starts.new_zeros(batch, past), starts], 1).cumsum(1)
+        sequence = None if number is None else F.pad(number, (0, 0, past, 0))
         out = x * self.weight[0]
         for delta in range(1, self.width):
             seen = extended[:, past - delta : past - delta + length]
             if sequence is not None:
                 same = sequence[:, past - delta : past - delta + length] == sequence[:, past:]
-                seen = seen * same[..., None]
+                seen = seen * same
             out = out + seen * self.weight[delta]
-        last = slice(length, length + past)
-        if lengths is None:
-            kept = extended[:, last]
-            numbers = None if sequence is None else sequence[:, last]
-        else:
-            places = lengths[:, None] + torch.arange(past, device=x.device)
-            kept = taken(extended, places)
-            numbers = None if sequence is None else sequence.gather(1, places)
-        if sequence is not None and numbers is not None:
-            kept = kept * (numbers == sequence[:, -1:])[..., None]
-        return out, kept
+        kept = extended[:, length:] if ends is None else _taken(extended, ends)
+        if sequence is not None and starts is not None:
+            numbers = sequence[:, length:] if ends is None else _taken(sequence, ends)
+            kept = kept * (numbers == starts.sum(1)[:, None, None])
+        return out if order is None else _taken(out, order.argsort(1)), kept
+
+
+def _taken(x: Shaped[Tensor, "B T F"], places: Int64[Tensor, "B n"]) -> Shaped[Tensor, "B n F"]:
+    # Not take_along_dim, which fixes sizes.
+    return x.gather(1, places[..., None].expand(-1, -1, x.shape[2]))

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
-from prismlm.layers.causal_convolution import CausalConvolution
-from prismlm.ops.compaction import compacted
+from prismlm.layers.causal_convolution import CausalConvolution, check_rows
 from prismlm.ops.delta_rule import delta_rule
 from prismlm.ops.precision import at_least_float32
 
@@ -84,13 +83,10 @@ class DeltaMixer(nn.Module):
             InputError: a state of another batch, no row or position, a width other than d, or
                 flags that are not bool [B, T].
         """
-        x, starts, places = compacted(x, self.qkv_projection.in_features, mask, starts)
+        check_rows(x, self.qkv_projection.in_features, mask, starts)
         memory, history = (None, None) if state is None else state
         mixed, history = self.convolution(
-            self.qkv_projection(x),
-            history=history,
-            lengths=None if places is None else places.lengths,
-            starts=starts,
+            self.qkv_projection(x), history=history, mask=mask, starts=starts
         )
         q, k, v = F.silu(mixed).reshape(*x.shape[:2], 3, self.heads, -1).unbind(2)
         rates = at_least_float32(self.rate_projection(x)).sigmoid()
@@ -100,11 +96,11 @@ class DeltaMixer(nn.Module):
             v,
             rates,
             memory,
-            mask=None if places is None else places.mask,
+            mask=mask,
             starts=starts,
         )
         output = self.output_projection(self.norm(out).flatten(2))
-        if places is not None:
-            output, rates = places.restore(output), places.restore(rates)
+        if mask is not None:
+            rates = rates.masked_fill(~mask[..., None], 0)
         evidence = rates if return_evidence else None
         return DeltaOutput(output, DeltaState(memory, history), evidence)

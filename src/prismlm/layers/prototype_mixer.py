@@ -11,11 +11,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
-from prismlm.layers.causal_convolution import CausalConvolution
+from prismlm.layers.causal_convolution import CausalConvolution, check_rows
 from prismlm.layers.linear import weight_of
 from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
 from prismlm.ops.channel_parts import ChannelFlow
-from prismlm.ops.compaction import compacted
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
 from prismlm.ops.prototype_mixer.state import check_groups
@@ -221,7 +220,7 @@ class PrototypeMixer(nn.Module):
             InputError: a state of another batch, no row or position, a width other than d, or
                 flags that are not bool [B, T].
         """
-        x, starts, places = compacted(x, self.prototypes.shape[1], mask, starts)
+        check_rows(x, self.prototypes.shape[1], mask, starts)
         write, read = self.gates(
             GateInputs(
                 x,
@@ -233,28 +232,25 @@ class PrototypeMixer(nn.Module):
         )
         values = self.value_projection(x)
         prefix, history = (None, None) if state is None else state
-        lengths = None if places is None else places.lengths
         if self.convolves:
-            values, history = self.convolution(
-                values, history=history, lengths=lengths, starts=starts
-            )
+            values, history = self.convolution(values, history=history, mask=mask, starts=starts)
         mixed, prefix = prefix_mean(
             write,
             read,
             values,
             self.decay_of(x),
             prefix,
-            mask=None if places is None else places.mask,
+            mask=mask,
             starts=starts,
             normalise=self.normalise,
             groups=self.groups,
         )
         output = self.alpha * self.output_projection(mixed)
-        evidence = MixerEvidence(write, read) if return_evidence else None
-        if places is not None:
-            output = places.restore(output)
-            if evidence is not None:
-                evidence = MixerEvidence(places.restore(write), places.restore(read))
+        evidence = None
+        if return_evidence:
+            if mask is not None:
+                write, read = (gate.masked_fill(~mask[..., None], 0) for gate in (write, read))
+            evidence = MixerEvidence(write, read)
         return MixerOutput(output, MixerState(prefix, history), evidence)
 
     @property

@@ -85,23 +85,18 @@ def update(top: TopContexts, candidates: Contexts) -> TopContexts:
         for held, new in zip(top[:3], candidates[1:4], strict=True)
     )
 
-    by_rank = position.argsort(stable=True)
-    by_rank = by_rank[(-cosine)[by_rank].argsort(stable=True)]
-    row_and_document = rows * (document.max() + 1) + document
-    by_document = by_rank[row_and_document[by_rank].argsort(stable=True)]
-    in_runs = row_and_document[by_document]
-    first_of_run = torch.ones(len(rows), dtype=torch.bool)
-    first_of_run[1:] = in_runs[1:] != in_runs[:-1]
-    best_of_document = torch.zeros(len(rows), dtype=torch.bool)
-    best_of_document[by_document[first_of_run]] = True
-    ranked = by_rank[best_of_document[by_rank]]
-    ranked = ranked[rows[ranked].argsort(stable=True)]
-    ranked_rows = rows[ranked]
-    starts = torch.searchsorted(ranked_rows, torch.arange(prototypes))
-    rank = torch.arange(len(ranked)) - starts[ranked_rows]
+    # Best first: by cosine, then by position; of each document the best alone; then by row.
+    order = position.argsort(stable=True)
+    order = order[(-cosine)[order].argsort(stable=True)]
+    alike = (rows * (document.max() + 1) + document)[order]
+    by_document = alike.argsort(stable=True)
+    first = alike[by_document].diff(prepend=alike.new_full((1,), -1)) != 0
+    order = order[by_document[first].sort().values]
+    order = order[rows[order].argsort(stable=True)]
+    rows = rows[order]
+    rank = torch.arange(len(rows)) - torch.searchsorted(rows, rows)
     kept = rank < contexts
-    source = ranked[kept]
-    target = ranked_rows[kept] * contexts + rank[kept]
+    source, target = order[kept], (rows * contexts + rank)[kept]
     old = source < len(filled)
     # What has its place already stays: states are by far the most of what there is to move.
     source_old, target_old = filled[source[old]], target[old]

@@ -18,10 +18,10 @@ from prismlm.layers.prototype_head import Weights
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.fast import has_fast_product
-from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.loop import Loop, batches, check_options
 from prismlm.training.losses import VocabularySample
+from prismlm.training.spherical_kmeans import spherical_kmeans
 
 # What k-means clusters: so many states for each prototype.
 STATES_PER_CLUSTER = 4

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,12 @@ from torch import Tensor
 
 from prismlm.errors import InputError, check_number
 from prismlm.models.seam import LogitMap
-from prismlm.ops.divergence import divergence
+from prismlm.ops.tiles import at_once
 from prismlm.training import parallel
 
 NO_LABEL = -100
+# Logits whose divergence is formed at a time, on a CPU.
+TILE_ELEMENTS = 2**17
 # What each part of the head's loss is a mean over.
 MEAN_OVER = {
     "prototype_pull": "passes",
@@ -288,3 +290,58 @@ def _counts(batch: dict[str, Tensor], positions: Tensor | None) -> Int64[Tensor,
     counted = [labels, tokens]
     counted += counted if positions is None else [labels[:, positions], tokens[:, positions]]
     return torch.stack([one.sum() for one in counted])
+
+
+def divergence(target: Float[Tensor, "N V"], logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+    """Return KL(p ‖ q) per row, p = softmax(target), q = softmax(logits), in nats.
+
+        KL = Σ_v p_v (target_v − logits_v) − lse(target) + lse(logits)        ∂KL/∂logits = q − p
+
+    ``target`` gets no gradient. Maths is in float32 or better; one [N, V] tensor, q − p in the
+    dtype of the logits, is kept for the backward pass, where autograd through two log-softmaxes
+    keeps four.
+
+    Args:
+        target: logits of the prediction to come close to.
+        logits: of the prediction that is measured.
+
+    Raises:
+        InputError: shapes that differ.
+    """
+    if target.shape != logits.shape or logits.ndim != 2:
+        raise InputError(
+            "divergence expects two tensors [N, V], got "
+            f"{list(target.shape)} and {list(logits.shape)}."
+        )
+    return cast(
+        "Tensor",
+        _Divergence.apply(target.detach(), logits),  # pyright: ignore[reportUnknownMemberType]
+    )
+
+
+class _Divergence(torch.autograd.Function):
+    """Forms the gradient in the forward pass, while p and q are at hand."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Tensor, logits: Tensor) -> Tensor:
+        n, vocabulary = logits.shape
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        found = torch.empty(n, dtype=dtype, device=logits.device)
+        difference = torch.empty_like(logits)
+        rows = max(1, at_once(logits, TILE_ELEMENTS) // max(1, vocabulary))
+        for start in range(0, n, rows):
+            tile = slice(start, start + rows)
+            ours, theirs = logits[tile].to(dtype), target[tile].to(dtype)
+            q, p = ours.softmax(-1), theirs.softmax(-1)
+            # The largest probability gives the log of the sum without another exponential.
+            normaliser = ours.amax(-1) - q.amax(-1).log() - theirs.amax(-1) + p.amax(-1).log()
+            found[tile] = ((theirs - ours) * p).sum(-1) + normaliser
+            difference[tile] = q.sub_(p)
+        ctx.save_for_backward(difference)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        """Return (q − p) times the gradient of each row."""
+        (difference,) = ctx.saved_tensors
+        return None, difference * grads[0][:, None].to(difference.dtype)

@@ -20,10 +20,10 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
-from prismlm.ops.spherical_kmeans import spherical_kmeans
 from prismlm.training import parallel
 from prismlm.training.model import PrismForCausalLM, Usage
 from prismlm.training.recipe import Recipe
+from prismlm.training.spherical_kmeans import spherical_kmeans
 
 ROWS_PER_PASS = 8
 # Few states of one row: states of one document resemble each other.

@@ -10,12 +10,14 @@ from prismlm.instruments.heads import own_cross_terms
 from prismlm.instruments.heads.resonance import (
     ORDER,
     RATIOS,
+    content_amplitudes,
     cross_terms,
     denominators,
     least_in_step,
+    position_term,
+    smallest_denominator,
 )
 from prismlm.instruments.heads.states import read_states
-from prismlm.ops.dictionaries import content_amplitudes, position_term, smallest_denominator
 from tests.helpers.cross_terms import cross_term
 from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
 

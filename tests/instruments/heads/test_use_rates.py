@@ -174,7 +174,7 @@ def test_the_gradient_is_that_of_finite_differences():
             gradient[i, j] = (value(z + bump) - value(z - bump)) / (2 * size)
     assert found["gradient_cosine"] * slope > 0
     z.requires_grad_()
-    from prismlm.ops.dictionaries import subspace_rate
+    from prismlm.instruments.heads.states import subspace_rate
 
     u = one.dictionary.double()
     total = subspace_rate(z, u[:4]) - one.noise_weight * subspace_rate(z, u[4:])

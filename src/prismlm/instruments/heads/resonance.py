@@ -7,17 +7,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError, check_finite
+from prismlm.errors import InputError, check_finite, check_whole
 from prismlm.instruments.heads.states import AttentionStates
 from prismlm.instruments.results import Row, Table
-from prismlm.ops.dictionaries import (
-    content_amplitudes,
-    content_term,
-    position_term,
-    smallest_denominator,
-)
 from prismlm.ops.signal_noise_attention import SCALINGS, Scaling, group_frequencies
 
 RATIOS = {
@@ -31,6 +26,8 @@ RATIOS = {
 TERMS = ("signal_noise", "signal_signal", "noise_noise")
 ORDER = 22
 """With which 22/7, the source's neighbour of π, is found to resonate."""
+EXACT = 1e-12
+"""|n ω_S − m ω_N| / (n ω_S) at and below which both are one frequency, rounded in float64."""
 
 
 def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = ORDER) -> Table:
@@ -158,3 +155,89 @@ def _integrated(content: Sequence[Tensor], places: Sequence[Tensor]) -> Row:
     terms = {name: float((c * place).sum()) for name, c, place in pairs}
     size = math.sqrt(terms["signal_signal"] * terms["noise_noise"])
     return terms | {"normalised": terms["signal_noise"] / size if size > 0 else math.nan}
+
+
+def position_term(
+    first: Float[Tensor, " m"], second: Float[Tensor, " n"], length: int
+) -> Float[Tensor, "m n"]:
+    """Return E_τ[cos ω_u τ cos ω_v τ] over τ = 0 … T − 1; float64.
+
+        ½ [ c(ω_u + ω_v) + c(ω_u − ω_v) ],   c(ω) = 1/T Σ_τ cos ωτ
+
+    c has a closed form, sin(Tω/2) cos((T−1)ω/2) / (T sin(ω/2)), and is 1 at multiples of 2π.
+
+    Source: Prism, Eq. 10 and 11, with the brackets that Eq. 11 needs.
+
+    Raises:
+        InputError: T below 1.
+    """
+    check_whole("the number of positions of a mean", length, 1)
+    u, v = first.double()[:, None], second.double()[None]
+    return (_mean_cosine(u + v, length) + _mean_cosine(u - v, length)) / 2
+
+
+def _mean_cosine(omega: Tensor, length: int) -> Tensor:
+    half = omega / 2
+    sine = half.sin()
+    # Near a multiple of 2π the quotient is 0/0, and the mean 1 to second order.
+    near = sine.abs() < 1e-9
+    quotient = (length * half).sin() * ((length - 1) * half).cos()
+    return torch.where(near, 1.0, quotient / (length * sine.masked_fill(near, 1)))
+
+
+def content_amplitudes(projections: Float[Tensor, "G N p"]) -> Float[Tensor, "G N half"]:
+    """Return the length of each rotated pair of each head's u: what C_u is a product of.
+
+    A score of positions i and j is Σ over pairs of |u_i| |u_j| cos(ω τ + φ), with the pair's
+    lengths |u_i| and |u_j|.
+    """
+    first, second = projections.double().chunk(2, -1)
+    return torch.hypot(first, second)
+
+
+def content_term(
+    first: Float[Tensor, "G N m"], second: Float[Tensor, "F N n"]
+) -> Float[Tensor, "G F m n"]:
+    """Return E[C_uj C_vl] of each pair of heads u, v and of their rotated pairs j, l.
+
+    C_uj = |u_i|_j |u_i'|_j for two positions i and i' drawn independently, so that
+    E[C_uj C_vl] = (E_i |u_i|_j |v_i|_l)²: the same two positions for both heads.
+
+    Source: Prism, Eq. 10.
+
+    Args:
+        first, second: amplitudes of both groups' heads at the same N positions.
+
+    Raises:
+        InputError: other positions, or none.
+    """
+    if first.shape[1] != second.shape[1] or not first.shape[1]:
+        raise InputError(
+            f"amplitudes are {list(first.shape)} and {list(second.shape)}: expected both at the "
+            "same positions, at least one."
+        )
+    return (torch.einsum("gnj,fnl->gfjl", first, second) / first.shape[1]).square()
+
+
+def smallest_denominator(
+    signal: Float[Tensor, " m"], noise: Float[Tensor, " n"], order: int
+) -> tuple[float, int, int]:
+    """Return the least |n ω_S − m ω_N| over n, m from 1 to ``order`` and all pairs, with n and m.
+
+    Exact resonances are 0 and not the rounding of float64, if the frequencies are float64; of
+    several the one with the least n is returned, then with the least m. Float32 frequencies
+    resonate only where they are rounded alike.
+
+    Source: Prism, §2.3.
+
+    Raises:
+        InputError: an order below 1.
+    """
+    check_whole("the order of denominators", order, 1)
+    factor = torch.arange(1, order + 1, dtype=torch.float64)
+    own = factor[:, None, None, None] * signal.double()[None, None, :, None]
+    other = factor[None, :, None, None] * noise.double()[None, None, None]
+    apart = (own - other).abs()
+    least = apart.masked_fill(apart <= EXACT * own.abs(), 0.0).amin((2, 3))
+    at = int(least.argmin())
+    return float(least.flatten()[at]), at // order + 1, at % order + 1

@@ -16,14 +16,12 @@ def channel_parts(
 ) -> Float[Tensor, "C R"]:
     """Return the channels' parts; same contract as :func:`matrix.channel_parts`."""
     check_arguments(flow, position, directions)
-    channels = flow.write.shape[1]
-    parts = flow.log_decay.new_zeros(len(directions), channels).double()
-    for c, k in ((c, k) for c in range(len(directions)) for k in range(channels)):
+    parts = flow.log_decay.new_zeros(len(directions), flow.write.shape[1]).double()
+    for k in range(parts.shape[1]):
+        own = _carried(flow, k)
         for j in range(position):
-            given = sum(
-                float(flow.values[j, d]) * float(directions[c, d]) for d in _carried(flow, k)
-            )
-            parts[c, k] += _share(flow, position, j, k) * given
+            given = directions[:, own].double() @ flow.values[j, own].double()
+            parts[:, k] += _share(flow, position, j, k) * given
     return parts
 
 
@@ -36,23 +34,20 @@ def token_parts(
     """Return the tokens' parts of a channel each; same contract as :func:`matrix.token_parts`."""
     check_arguments(flow, position, directions)
     parts = flow.log_decay.new_zeros(len(directions), position).double()
-    for c in range(len(channels)):
-        k = int(channels[c])
+    for c, k in enumerate(map(int, channels)):
+        own = _carried(flow, k)
         for j in range(position):
             for delta in range(min(len(flow.kernel), j + 1)):
-                given = sum(
-                    float(flow.kernel[delta, d] * flow.inputs[j - delta, d] * directions[c, d])
-                    for d in _carried(flow, k)
-                )
-                parts[c, j - delta] += _share(flow, position, j, k) * given
+                given = flow.kernel[delta, own] * flow.inputs[j - delta, own] * directions[c, own]
+                parts[c, j - delta] += _share(flow, position, j, k) * given.double().sum()
     return parts
 
 
-def _carried(flow: ChannelFlow, channel: int) -> range:
-    """Return the values that a channel carries."""
+def _carried(flow: ChannelFlow, channel: int) -> slice:
+    """Return which values a channel carries."""
     channels, width = flow.write.shape[1], flow.values.shape[1] // flow.groups
     group = channel * flow.groups // channels
-    return range(group * width, (group + 1) * width)
+    return slice(group * width, (group + 1) * width)
 
 
 def _share(flow: ChannelFlow, i: int, j: int, k: int) -> float:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.errors import InputError
-from prismlm.ops.compaction import Reach, check_flags
 from prismlm.ops.precision import working_dtype
+from prismlm.ops.sequences import check_flags, reach
 
 CHUNK = 64
 
@@ -97,42 +97,30 @@ def delta_rule(
         # Chunks of one size, as many as CHUNK asks for: those of CHUNK could be half padding.
         size = math.ceil(length / math.ceil(length / CHUNK))
         q, k, v, b = (_in_chunks(t, size) for t in (q, k, v, b))
-        reach = None
+        overlap, reading, written = (b * k) @ k.mT, (q @ k.mT).tril(), b * k
+        held = torch.ones_like(b[..., :1, :])
         if starts is not None:
-            reach = Reach.of(_in_chunks(starts.long()[..., None, None], size).squeeze(-1))
-        out, memory = _chunks(q, k, v, b, memory, reach)
-    out = out.flatten(2, 3)[:, :, :length].transpose(1, 2)
-    return out.to(values.dtype), memory
+            sees = reach(_in_chunks(starts.long()[..., None, None], size).squeeze(-1))
+            overlap, reading = overlap * sees.same, reading * sees.same
+            written = written * sees.seen
+            q, k, held = q * sees.seen, k * sees.kept, held * sees.carried[..., None]
+        solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
+        solved = solve(
+            overlap.tril(-1), torch.cat([b * v, written], -1), upper=False, unitriangular=True
+        )
+        parts = (*torch.split(solved, [v.shape[-1], width], -1), q, reading, k.mT, held)
+        out: list[Tensor] = []
+        # The gradient of a slice is as large as the whole; that of an unbound part is not.
+        unbound = (x.unbind(2) for x in parts)
+        for new, through, asked, read, keys, left in zip(*unbound, strict=True):
+            new = new - through @ memory
+            out.append(asked @ memory + read @ new)
+            memory = left * memory + keys @ new
+    joined = torch.stack(out, 2).flatten(2, 3)[:, :, :length].transpose(1, 2)
+    return joined.to(values.dtype), memory
 
 
 def _in_chunks(tensor: Tensor, size: int) -> Tensor:
     """Return [B, H, n, size, …] for [B, T, H, …], filled up with zeros, which write nothing."""
-    missing = -tensor.shape[1] % size
-    padded = F.pad(tensor.transpose(1, 2), (0, 0, 0, missing))
-    batch, heads, _, width = padded.shape
-    return padded.reshape(batch, heads, -1, size, width)
-
-
-def _chunks(
-    q: Tensor, k: Tensor, v: Tensor, b: Tensor, memory: Tensor, reach: Reach | None
-) -> tuple[Tensor, Tensor]:
-    seen, kept, carried = torch.ones_like(b), torch.ones_like(b), torch.ones_like(b[..., :1, :])
-    overlap, reading = (b * k) @ k.mT, (q @ k.mT).tril()
-    if reach is not None:
-        overlap, reading = overlap * reach.same, reading * reach.same
-        seen, kept = reach.seen.to(q.dtype), reach.kept.to(q.dtype)
-        carried = reach.carried[..., None].to(q.dtype)
-    both = torch.cat([b * v, b * k * seen], -1)
-    solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
-    solved = solve(overlap.tril(-1), both, upper=False, unitriangular=True)
-    plain, through_state = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-    parts = (plain, through_state, q * seen, reading, (k * kept).mT, carried)
-    out: list[Tensor] = []
-    # The gradient of a slice is as large as the whole; that of an unbound part is not.
-    for first, through, asked, read, kept_keys, held in zip(
-        *(part.unbind(2) for part in parts), strict=True
-    ):
-        new = first - through @ memory
-        out.append(asked @ memory + read @ new)
-        memory = held * memory + kept_keys @ new
-    return torch.stack(out, 2), memory
+    padded = F.pad(tensor.transpose(1, 2), (0, 0, 0, -tensor.shape[1] % size))
+    return padded.reshape(*padded.shape[:2], -1, size, padded.shape[3])

@@ -6,7 +6,7 @@ Each expert is called once, with all of its tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -114,13 +114,13 @@ def load_balancing_loss(
 @torch.library.custom_op(
     "prismlm::grouped_linear",
     mutates_args=(),
-    schema="(Tensor x, Tensor counts, Tensor[] weights, Tensor[] biases) -> Tensor",
+    schema="(Tensor x, Tensor counts, Tensor weights, Tensor? biases) -> Tensor",
 )
 def grouped_linear(
     x: Float[Tensor, "M d"],
     counts: Int64[Tensor, " E"],
-    weights: Sequence[Float[Tensor, "m d"]],
-    biases: Sequence[Float[Tensor, " m"]],
+    weights: Float[Tensor, "E m d"],
+    biases: Float[Tensor, "E m"] | None,
 ) -> Float[Tensor, "M m"]:
     """Return W_e x + b_e for the rows of each group: the first counts_0 rows with W_0, and so on.
 
@@ -131,56 +131,49 @@ def grouped_linear(
     Args:
         x: rows, a group after the other.
         counts: rows of each group; they add up to M.
-        weights: of each group.
-        biases: of each group, or none.
+        weights: W_e.
+        biases: b_e, or None.
     """
-    out = x.new_empty(len(x), len(weights[0]))
-    for number, (own, into) in enumerate(_groups(counts, x, out)):
-        into.copy_(F.linear(own, weights[number], biases[number] if biases else None))
-    return out
+    own = [None] * len(weights) if biases is None else biases
+    groups = zip(_split(x, counts), weights, own, strict=True)
+    return torch.cat([F.linear(rows, weight, bias) for rows, weight, bias in groups])
 
 
 @grouped_linear.register_fake  # pyright: ignore[reportUnknownMemberType]
-def _(x: Tensor, counts: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
-    return x.new_empty(x.shape[0], weights[0].shape[0])
+def _(x: Tensor, counts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], weights.shape[1])
 
 
 @torch.library.custom_op(
     "prismlm::grouped_linear_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor counts, Tensor[] weights, bool biased) -> Tensor[]",
+    schema="(Tensor grad, Tensor x, Tensor counts) -> (Tensor, Tensor)",
 )
-def _grouped_linear_backward(
-    grad: Tensor, x: Tensor, counts: Tensor, weights: list[Tensor], biased: bool
-) -> list[Tensor]:
-    """Return the gradient of x, then those of the weights, then those of the biases."""
-    of_x = torch.empty_like(x)
-    of_weights: list[Tensor] = []
-    of_biases: list[Tensor] = []
-    for weight, (own, rows, into) in zip(weights, _groups(counts, grad, x, of_x), strict=True):
-        into.copy_(own @ weight)
-        of_weights.append(own.mT @ rows)
-        if biased:
-            of_biases.append(own.sum(0))
-    return [of_x, *of_weights, *of_biases]
+def _of_weights(grad: Tensor, x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the weights and of the biases."""
+    groups = list(zip(_split(grad, counts), _split(x, counts), strict=True))
+    return torch.stack([g.mT @ rows for g, rows in groups]), torch.stack(
+        [g.sum(0) for g, _ in groups]
+    )
 
 
-@_grouped_linear_backward.register_fake  # pyright: ignore[reportUnknownMemberType]
-def _(grad: Tensor, x: Tensor, counts: Tensor, weights: list[Tensor], biased: bool) -> list[Tensor]:
-    of_biases = [weight.new_empty(weight.shape[0]) for weight in weights] if biased else []
-    return [torch.empty_like(x), *(torch.empty_like(weight) for weight in weights), *of_biases]
+@_of_weights.register_fake  # pyright: ignore[reportUnknownMemberType]
+def _(grad: Tensor, x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    of_biases = x.new_empty(counts.shape[0], grad.shape[1])
+    return x.new_empty(*of_biases.shape, x.shape[1]), of_biases
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, counts, weights, biases = inputs
-    ctx.biased = bool(biases)
-    ctx.save_for_backward(x, counts, *weights)
+    *tensors, biases = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.biased = biases is not None
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, list[Tensor], list[Tensor]]:
-    x, counts, *weights = ctx.saved_tensors
-    of_x, *rest = _grouped_linear_backward(grad.contiguous(), x, counts, weights, ctx.biased)
-    return of_x, None, rest[: len(weights)], rest[len(weights) :]
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, counts, weights = ctx.saved_tensors
+    of_weights, of_biases = _of_weights(grad, x, counts)
+    of_x = grouped_linear(grad, counts, weights.mT, None)
+    return of_x, None, of_weights, of_biases if ctx.biased else None
 
 
 grouped_linear.register_autograd(  # pyright: ignore[reportUnknownMemberType]
@@ -188,10 +181,8 @@ grouped_linear.register_autograd(  # pyright: ignore[reportUnknownMemberType]
 )
 
 
-def _groups(counts: Tensor, *rows: Tensor) -> list[tuple[Tensor, ...]]:
-    """Return each group's rows of each tensor."""
-    numbers = [int(count) for count in counts.cpu()]
-    return list(zip(*(torch.split(each, numbers) for each in rows), strict=True))
+def _split(rows: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, [int(count) for count in counts.cpu()])
 
 
 def mix(
@@ -207,11 +198,9 @@ def mix(
         choice: of :func:`choose`.
         experts: what maps [M, d] to [M, d] row by row, one for each number in the choice.
     """
-    order = _order(choice)
-    counts = torch.bincount(choice.experts.flatten(), minlength=len(experts))
-    given = torch.split(_rows(x, order, choice), [int(count) for count in counts.cpu()])
-    found = torch.cat([expert(own) for expert, own in zip(experts, given, strict=True)])
-    return _summed(found, order, choice)
+    order, counts, rows = _grouped(x, choice, len(experts))
+    groups = zip(experts, _split(rows, counts), strict=True)
+    return _summed(torch.cat([expert(own) for expert, own in groups]), order, choice)
 
 
 class MLPWeights(NamedTuple):
@@ -235,42 +224,32 @@ def mix_mlps(
 ) -> Float[Tensor, "N d"]:
     """Return what :func:`mix` does with MLPs, in one graph where it is compiled.
 
-    No shape depends on which expert has how many tokens; only inside of
-    :func:`~prismlm.ops.experts.grouped.grouped_linear`, which a graph holds as one operation, are
-    they counted. It keeps what :func:`mix` keeps for the backward pass.
+    No shape depends on which expert has how many tokens; only inside of :func:`grouped_linear`,
+    which a graph holds as one operation, are they counted.
 
     Args:
         x: tokens.
         choice: of :func:`choose`.
         weights: of the experts.
     """
-    order = _order(choice)
-    counts = _counts(choice.experts.flatten()[order], len(weights.up))
-    given = _rows(x, order, choice)
+    order, counts, rows = _grouped(x, choice, len(weights.up))
+    dtype = rows.dtype
     if torch.is_autocast_enabled(x.device.type):
         # An operation of one's own is not cast by autocast.
         dtype = torch.get_autocast_dtype(x.device.type)
-        given = given.to(dtype)
-        weights = MLPWeights(*([one.to(dtype) for one in kind] for kind in weights))
-    inner = grouped_linear(given, counts, weights.up, weights.up_bias)
-    found = grouped_linear(F.gelu(inner), counts, weights.down, weights.down_bias)
+    stacks = [torch.stack([one.to(dtype) for one in kind]) if kind else None for kind in weights]
+    up, down, up_bias, down_bias = cast("list[Any]", stacks)
+    inner = grouped_linear(rows.to(dtype), counts, up, up_bias)
+    found = grouped_linear(F.gelu(inner), counts, down, down_bias)
     return _summed(found, order, choice)
 
 
-def _order(choice: ExpertChoice) -> Int64[Tensor, " M"]:
-    """Return the N·k uses of experts sorted by expert, in the order of tokens within each."""
-    return choice.experts.flatten().argsort(stable=True)
-
-
-def _counts(sorted_experts: Int64[Tensor, " M"], experts: int) -> Int64[Tensor, " E"]:
-    """Return how often each expert is used; of a shape that is known before."""
-    numbers = torch.arange(experts, device=sorted_experts.device)
-    ends = torch.searchsorted(sorted_experts, numbers, right=True)
-    return torch.diff(ends, prepend=ends.new_zeros(1))
-
-
-def _rows(x: Tensor, order: Tensor, choice: ExpertChoice) -> Float[Tensor, "M d"]:
-    return x[order // choice.experts.shape[1]]
+def _grouped(x: Tensor, choice: ExpertChoice, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the N·k uses sorted by expert, how many each has, and their tokens' rows."""
+    used, order = choice.experts.flatten().sort(stable=True)
+    numbers = torch.arange(experts, device=used.device)
+    counts = torch.searchsorted(used, numbers, right=True) - torch.searchsorted(used, numbers)
+    return order, counts, x[order // choice.experts.shape[1]]
 
 
 def _summed(found: Tensor, order: Tensor, choice: ExpertChoice) -> Float[Tensor, "N d"]:

@@ -21,8 +21,7 @@ def choose(router_logits: Float[Tensor, "N E"], chosen: int) -> ExpertChoice:
         # Sorting is stable, so the lower number comes first of two alike.
         best = sorted(range(len(p)), key=lambda e: -float(p[e].detach()))[:chosen]
         rows.append(best)
-        total = torch.ones_like(p[0]) if chosen == 1 else torch.stack([p[e] for e in best]).sum()
-        weights.append(torch.stack([p[e] / total for e in best]))
+        weights.append(p[best] / (p[best].sum() if chosen > 1 else 1))
     return ExpertChoice(torch.tensor(rows), torch.stack(weights))
 
 
@@ -45,20 +44,14 @@ def load_balancing_loss(
     mask: Bool[Tensor, " N"] | None = None,
 ) -> Float[Tensor, ""]:
     """Return E Σ_e f_e P_e; same contract as :func:`grouped.load_balancing_loss`."""
-    count = router_logits[0].shape[-1]
-    used = [0] * count
-    likely = [router_logits[0].new_zeros(()) for _ in range(count)]
+    used = likely = torch.zeros_like(router_logits[0][0])
     tokens = 0
     for layer in router_logits:
-        experts = choose(layer, chosen).experts
         for n, logits in enumerate(layer):
-            if mask is not None and not bool(mask[n]):
-                continue
-            tokens += 1
-            p = logits.exp() / logits.exp().sum()
-            for e in range(count):
-                used[e] += int((experts[n] == e).any())
-                likely[e] = likely[e] + p[e]
+            if mask is None or bool(mask[n]):
+                best = choose(layer, chosen).experts[n]
+                used = used + torch.zeros_like(used).index_fill(0, best, 1.0)
+                likely = likely + logits.exp() / logits.exp().sum()
+                tokens += 1
     number = max(tokens, 1)
-    terms = [(f / number) * (total / number) for f, total in zip(used, likely, strict=True)]
-    return count * torch.stack(terms).sum()
+    return len(used) * ((used / number) * (likely / number)).sum()

@@ -1,6 +1,6 @@
 """Routing hidden states to prototypes, and the losses of the prototype head (PRISM)."""
 
-from prismlm.ops.prototype_head.fast import nearest, reconstruct, route, scan_windows
+from prismlm.ops.prototype_head.fast import nearest, reconstruct, route
 from prismlm.ops.prototype_head.fitted import PICKS, fit_weights, pursue
 from prismlm.ops.prototype_head.routing import (
     Nearest,
@@ -24,5 +24,4 @@ __all__ = [
     "reconstruct",
     "residual",
     "route",
-    "scan_windows",
 ]

@@ -9,7 +9,7 @@ pairs only. Every sum over them is a bag of weighted rows: nothing of shape [N, 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +58,11 @@ def score_dtype(z: Tensor, prototypes: Tensor) -> torch.dtype:
     return torch.bfloat16 if large and has_fast_product() else torch.float32
 
 
-def _candidates(k: int, count: int, score: torch.dtype) -> int:
-    return min(count, k + SPARE if score.itemsize == 2 else k)
+def lowered(unit_z: Tensor, unit_p: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
+    """Return both in the dtype that chooses, and how many candidates of a state it chooses."""
+    low = score_dtype(unit_z, unit_p)
+    many = min(len(unit_p), k + SPARE if low.itemsize == 2 else k)
+    return unit_z.to(low), unit_p.to(low), many
 
 
 def tile_rows(z: Tensor, count: int) -> int:
@@ -119,19 +122,24 @@ def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int6
 
 
 def cosines_of(
-    unit_z: Tensor, unit_p: Tensor, indices: Int64[Tensor, "N m"], rows: Tensor | None = None
+    unit_z: Tensor, unit_p: Tensor, indices: Int64[Tensor, "N m"]
 ) -> Float[Tensor, "N m"]:
-    """Return products of states (all N, or the ``rows``, ascending) with m prototypes of each."""
+    """Return the products of states with m prototypes of each."""
     n, m = indices.shape
     if unit_z.device.type == "cpu" and not torch.compiler.is_compiling():
         starts = torch.arange(0, n * m + 1, m)
-        if rows is not None:
-            starts = m * torch.searchsorted(rows, torch.arange(len(unit_z) + 1))
         return pair_products(starts, indices.flatten(), unit_z, unit_p).view(n, m)
     step = at_once(unit_z, TILE_ELEMENTS, TILE_OF_GPU) // (m * unit_z.shape[1]) + 1
-    of = torch.split(unit_z, step) if rows is None else (unit_z[r] for r in torch.split(rows, step))
-    parts = zip(of, torch.split(indices, step), strict=True)
+    parts = zip(torch.split(unit_z, step), torch.split(indices, step), strict=True)
     return torch.cat([(unit_p[own] @ z[:, :, None]).squeeze(2) for z, own in parts])
+
+
+def ranked(
+    unit_z: Tensor, unit_p: Tensor, candidates: Int64[Tensor, "N m"], k: int
+) -> tuple[Int64[Tensor, "N k"], Float[Tensor, "N k"]]:
+    """Return the k candidates of each state with the largest cosines, and these."""
+    cosines, order = cosines_of(unit_z, unit_p, candidates).topk(k, dim=1)
+    return candidates.gather(1, order), cosines
 
 
 def _search(
@@ -141,9 +149,8 @@ def _search(
     mask: Bool[Tensor, " N"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return indices and cosines [N, k], and each prototype's nearest state and cosine [K]."""
-    low = score_dtype(unit_z, unit_p)
-    low_z, low_p = unit_z.to(low), unit_p.to(low)
-    many, step = _candidates(k, len(unit_p), low), tile_rows(unit_z, len(unit_p))
+    low_z, low_p, many = lowered(unit_z, unit_p, k)
+    step = tile_rows(unit_z, len(unit_p))
     columns: list[Tensor] = []
     best: list[Tensor] = []
     states: list[Tensor] = []
@@ -159,9 +166,8 @@ def _search(
     point = states[0]
     if len(states) > 1:
         point = torch.stack(states).gather(0, torch.stack(best).argmax(0, keepdim=True))[0]
-    chosen = torch.cat(columns)
-    cosines, order = cosines_of(unit_z, unit_p, chosen).topk(k, dim=1)
-    return chosen.gather(1, order), cosines, point, (unit_z[point] * unit_p).sum(1)
+    chosen = ranked(unit_z, unit_p, torch.cat(columns), k)
+    return *chosen, point, (unit_z[point] * unit_p).sum(1)
 
 
 def route(
@@ -296,74 +302,3 @@ def scores_of(
     """Return Z Pᵀ; a product of few rows with many columns takes up to three times as long."""
     few = len(states) <= FEW_STATES
     return (prototypes @ states.T).T.contiguous() if few else states @ prototypes.T
-
-
-class WindowScan(NamedTuple):
-    """Routing of N owned positions in their order, and M positions that enter for a prototype."""
-
-    indices: Int64[Tensor, "N k"]
-    cosines: Float[Tensor, "N k"]
-    window: Int64[Tensor, " M"]
-    offset: Int64[Tensor, " M"]
-    prototype: Int64[Tensor, " M"]
-    cosine: Float[Tensor, " M"]
-
-
-@torch.no_grad()
-def scan_windows(
-    z: Float[Tensor, "B T d"],
-    prototypes: Float[Tensor, "K d"],
-    k: int,
-    owned: Bool[Tensor, "B T"],
-    threshold: Float[Tensor, " K"] | None = None,
-) -> WindowScan:
-    """Route owned positions and find the best of each window that reach a prototype's threshold.
-
-    What indexing needs from one product: for every window b and prototype i, the owned t with the
-    largest cos(z_bt, p_i), where that is at least threshold_i (None: always). A long window that is
-    read in pieces may give one for each; the better of them is what one piece would give.
-    """
-    flat, (length, width) = z.flatten(0, 1), z.shape[1:]
-    check_arguments(flat, prototypes, k)
-    unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (flat, prototypes))
-    if threshold is None:
-        threshold = unit_p.new_full((len(unit_p),), ABSENT)
-    low = score_dtype(unit_z, unit_p)
-    low_z, low_p, many = unit_z.to(low), unit_p.to(low), _candidates(k, len(unit_p), low)
-    # By how much a score may be below the cosine in float32.
-    slack = (width + 8) * torch.finfo(torch.float32).eps + 1.5 * torch.finfo(low).eps
-    lowest = (threshold - slack).clamp_min(ABSENT / 2)
-    columns: list[Tensor] = []
-    best: list[tuple[Tensor, Tensor]] = []
-    rows = tile_rows(z, len(unit_p))
-    windows, step = max(1, rows // length), min(rows, length)
-    numbers = torch.arange(len(flat), device=z.device).view(owned.shape)
-    with torch.autocast(z.device.type, enabled=False):
-        for first in range(0, len(z), windows):
-            for start in range(0, length, step):
-                tile = slice(first, first + windows), slice(start, start + step)
-                own, number = owned[tile].flatten(), numbers[tile]
-                scores = product(low_z[number.flatten()], low_p)
-                columns.append(largest(scores, many)[1][own])
-                scores = scores.masked_fill(~own[:, None], ABSENT).view(*number.shape, -1)
-                window, offset, prototype = _window_best(scores, lowest)
-                best.append((number[window, offset], prototype))
-        row, prototype = (torch.cat(part) for part in zip(*best, strict=True))
-        row, order = row.sort(stable=True)
-        prototype, chosen = prototype[order], torch.cat(columns)
-        cosines, order = cosines_of(unit_z[owned.flatten()], unit_p, chosen).topk(k, dim=1)
-        cosine = cosines_of(unit_z, unit_p, prototype[:, None], row).squeeze(1)
-    kept = cosine >= threshold[prototype]
-    row, indices = row[kept], chosen.gather(1, order)
-    return WindowScan(indices, cosines, row // length, row % length, prototype[kept], cosine[kept])
-
-
-def _window_best(scores: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return window, position and prototype of windows' largest scores that reach ``lowest``."""
-    size = ROW_GROUP if scores.shape[1] % ROW_GROUP == 0 else 1
-    grouped = scores.view(len(scores), -1, size, scores.shape[2])
-    maxima = grouped.amax(2)
-    window, prototype = (maxima.amax(1) >= lowest).nonzero(as_tuple=True)
-    group = maxima[window, :, prototype].argmax(1)
-    inside = grouped[window, group, :, prototype].argmax(1)
-    return window, group * size + inside, prototype

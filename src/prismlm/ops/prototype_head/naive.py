@@ -35,27 +35,19 @@ def route(
     # Stable sorts keep the lower index first.
     indices = cosines.sort(dim=1, descending=True, stable=True).indices[:, :k]
     selected = cosines.gather(1, indices)
-    allowed = [j for j in range(len(z)) if mask is None or bool(mask[j])]
     nearest = indices.new_full((len(prototypes),), -1)
     nearest_cosine = cosines.new_full((len(prototypes),), -1.0)
-    if allowed:
+    allowed = torch.arange(len(z)) if mask is None else mask.nonzero().squeeze(1)
+    if len(allowed):
         columns = cosines[allowed].sort(dim=0, descending=True, stable=True)
-        nearest = torch.tensor(allowed)[columns.indices[0]]
-        nearest_cosine = columns.values[0]
+        nearest, nearest_cosine = allowed[columns.indices[0]], columns.values[0]
     activations = torch.relu(scale * selected)
     return Routing(indices, selected, activations, selected[:, 0], nearest, nearest_cosine)
 
 
 def reconstruct(routing: Routing, prototypes: Float[Tensor, "K d"]) -> Float[Tensor, "N d"]:
     """Return ẑ_n = Σ_i α_ni p_i over the selected prototypes of each state."""
-    rows = [
-        sum(
-            (activation * prototypes[index] for activation, index in zip(a, i, strict=True)),
-            start=torch.zeros_like(prototypes[0]),
-        )
-        for a, i in zip(routing.activations, routing.indices, strict=True)
-    ]
-    return torch.stack(rows) if rows else prototypes.new_zeros(0, prototypes.shape[1])
+    return (routing.activations[..., None] * prototypes[routing.indices]).sum(1)
 
 
 def pursue(z: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"], k: int) -> list[list[int]]:
@@ -114,6 +106,6 @@ def fit_weights(
 def diversity(prototypes: Float[Tensor, "K d"]) -> Float[Tensor, ""]:
     """Return the mean squared cosine over ordered pairs of different prototypes."""
     unit = prototypes * inverse_norms(prototypes)
-    count = len(unit)
-    pairs = [torch.dot(unit[i], unit[j]) ** 2 for i in range(count) for j in range(count) if i != j]
-    return torch.stack(pairs).mean() if pairs else prototypes.new_zeros(())
+    different = ~torch.eye(len(unit), dtype=torch.bool)
+    squares = (unit[:, None] * unit).sum(-1).square()[different]
+    return squares.mean() if len(unit) > 1 else squares.sum()

@@ -1,7 +1,7 @@
 """The prefix mean in blocks of positions, as linear attention whose decay is taken out.
 
-Let a_j be the product of a block's decays before position j, S_0 and M_0 the state at its start.
-What position j writes has decayed by a_i / a_j when i reads, so that with w'_j = w_j / a_j
+Let a_j be the product of a block's decays before position j, and S_0 the state at its start. What
+position j writes has decayed by a_i / a_j when i reads, so that with w'_j = w_j / a_j
 
     M_i / a_i = M_0 + Σ_{j<i} w'_j,  q_i = r_i a_i / M_i,  out_i = q_i S_0 + Σ_{j<i} (q_i·w'_j) v_j
 
@@ -14,7 +14,6 @@ The backward pass keeps the states, and computes all else again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -25,14 +24,9 @@ from torch.autograd.function import once_differentiable  # pyright: ignore[repor
 from torch.nn import functional as F
 
 from prismlm.ops import tiles
-from prismlm.ops.compaction import Reach
 from prismlm.ops.precision import working_dtype
-from prismlm.ops.prototype_mixer.state import (
-    EMPTY_BELOW,
-    PrefixState,
-    check_arguments,
-    empty_state,
-)
+from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState, check_arguments
+from prismlm.ops.sequences import reach
 
 SEGMENT, TILE = 4096, 2048
 """Positions of a row computed at once; where caches hold them, of all rows together."""
@@ -86,190 +80,178 @@ def prefix_mean(
     """
     check_arguments(write, read, values, decay, state, mask, starts, groups)
     dtype = working_dtype(write, read, values, decay)
-    w, r, v, beta = (tensor.to(dtype) for tensor in (write, read, values, decay))
-    given = _Rows(w, r, v, beta, starts).kept(mask)
-    held = None if state is None else PrefixState(*(tensor.to(dtype) for tensor in state))
-    one = write.shape[1] == 1 and not torch.compiler.is_exporting()
+    w, r, v, beta = (x.to(dtype) for x in (write, read, values, decay.clamp_min(LEAST)))
+    if mask is not None:
+        # What padding holds may be anything, and 0 · NaN is no 0.
+        w, r, v = (x.masked_fill(~mask[..., None], 0) for x in (w, r, v))
+        beta = beta.expand(w.shape).masked_fill(~mask[..., None], 1)
+    elif beta.ndim == 1:
+        # Wide, as its gradient is one sum over all positions.
+        beta = beta.to(_block(w)[1]).expand(1, w.shape[1], -1)
+    if starts is not None:
+        r = r.masked_fill(starts[..., None], 0)
+    held = None
+    if state is not None:
+        parts = len(w), groups, w.shape[2] // groups, -1
+        held = PrefixState(*(x.to(dtype).reshape(parts) for x in state))
+    rows = _Rows(w, r, v, beta, starts, normalise, groups)
     with torch.autocast(device_type=values.device.type, enabled=False):
-        out, end = (_step if one else _segments)(given, held, normalise, groups)
-    return out.to(values.dtype), end
+        if held is None or w.shape[1] > 1 or torch.compiler.is_exporting():
+            out, (sums, mass) = _segments(rows, held)
+        else:
+            out, (sums, mass) = _step(rows, held)
+    # Copies: a state keeps nothing else alive.
+    sums, mass = sums.flatten(1, 2).contiguous(), mass.flatten(1).contiguous()
+    return out.to(values.dtype), PrefixState(sums, mass)
 
 
 class _Rows(NamedTuple):
-    """Gates, values, decays, of which B may be 1, and starts of T positions."""
+    """What is given, without padding, and with decays whose B may be 1.
+
+    States here have an axis for groups behind B, and a mass as wide as 1.
+    """
 
     write: Tensor
     read: Tensor
     values: Tensor
     decay: Tensor
     starts: Tensor | None
-
-    def kept(self, mask: Tensor | None) -> _Rows:
-        """Return rows in which padding does nothing, nor a start reads, and no decay is too small.
-
-        What padding holds may be anything, and 0 · NaN is no 0.
-        """
-        w, r, v, beta, starts = self
-        beta = beta.clamp_min(LEAST)
-        if mask is not None:
-            w, r, v = (tensor.masked_fill(~mask[..., None], 0) for tensor in (w, r, v))
-            beta = beta.expand(w.shape).masked_fill(~mask[..., None], 1)
-        elif beta.ndim == 1:
-            # Wide, as its gradient is one sum over all positions.
-            beta = beta.to(_blocks(w.device)[1]).expand(1, w.shape[1], -1)
-        if starts is not None:
-            r = r.masked_fill(starts[..., None], 0)
-        return _Rows(w, r, v, beta, starts)
-
-    def segments(self) -> Iterator[_Rows]:
-        """Yield parts of so many positions as are computed at once."""
-        size = SEGMENT
-        if tiles.in_cache(self.write):
-            # Compiled code is written out part by part.
-            compiling = torch.compiler.is_compiling()
-            size = TILE if compiling else max(TILE // len(self.write) // 32, 1) * 32
-        # Split, as the gradient of a slice would be of all of them.
-        parts = [repeat(None) if x is None else torch.split(x, size, 1) for x in self]
-        return (_Rows(*part) for part in zip(*parts, strict=False))
+    normalise: bool
+    groups: int
 
 
-def _blocks(device: torch.device) -> tuple[int, torch.dtype]:
+def _block(like: Tensor) -> tuple[int, torch.dtype]:
     """Return the positions of a block, and the dtype that holds 1 / a in it."""
     # Apple's GPUs have no float64.
-    return (4, torch.float32) if device.type == "mps" else (32, torch.float64)
+    return (4, torch.float32) if like.device.type == "mps" else (32, torch.float64)
 
 
-def _read(read: Tensor, state: PrefixState, normalise: bool, groups: int) -> Tensor:
-    """Return the mean that one position reads, [B, 1, D]."""
-    q, sums = read, state.sums
-    if normalise:
-        q = q / state.mass.masked_fill(state.mass < EMPTY_BELOW, torch.inf)
-    q, sums = q.reshape(len(q), groups, 1, -1), sums.reshape(len(q), groups, -1, sums.shape[-1])
+def _first(rows: _Rows, held: PrefixState) -> Tensor:
+    """Return the mean that the first position reads, [B, 1, D]."""
+    sums, mass = held
+    q = rows.read[:, 0].reshape(mass.shape).mT
+    if rows.normalise:
+        q = q / mass.masked_fill(mass < EMPTY_BELOW, torch.inf).mT
     return (q @ sums).reshape(len(q), 1, -1)
 
 
-def _step(
-    rows: _Rows, state: PrefixState | None, normalise: bool, groups: int
-) -> tuple[Tensor, PrefixState]:
+def _step(rows: _Rows, held: PrefixState) -> tuple[Tensor, PrefixState]:
     """Read one position from the state and write it, by the recurrence."""
-    w, r, v, beta, starts = rows
-    state = empty_state(w, v, groups) if state is None else state
-    w, r, beta = w[:, 0], r[:, 0], beta[:, 0].to(w.dtype)
-    out, (sums, mass) = _read(r, state, normalise, groups), state
-    if starts is not None:
-        sums, mass = sums.masked_fill(starts[..., None], 0), mass.masked_fill(starts, 0)
-    given = v.reshape(len(v), groups, 1, -1).expand(-1, -1, w.shape[1] // groups, -1).flatten(1, 2)
-    return out, PrefixState(beta[..., None] * (sums + w[..., None] * given), beta * (mass + w))
+    out, (sums, mass) = _first(rows, held), held
+    if rows.starts is not None:
+        sums, mass = (x.masked_fill(rows.starts[..., None, None], 0) for x in held)
+    write, beta = (x.to(mass.dtype).reshape(-1, *mass.shape[1:]) for x in (rows.write, rows.decay))
+    given = write * rows.values.reshape(len(mass), rows.groups, 1, -1)
+    return out, PrefixState(beta * (sums + given), beta * (mass + write))
 
 
-def _segments(
-    rows: _Rows, state: PrefixState | None, normalise: bool, groups: int
-) -> tuple[Tensor, PrefixState]:
+def _segments(rows: _Rows, held: PrefixState | None) -> tuple[Tensor, PrefixState]:
     """Chain segments through the state; an exported program, of any length, is one."""
     length = rows.values.shape[1]
-    if state is None:
-        outs = [torch.zeros_like(rows.values[:, :1])]
-    else:
-        outs = [_read(rows.read[:, 0], state, normalise, groups)]
+    outs = [torch.zeros_like(rows.values[:, :1]) if held is None else _first(rows, held)]
     rows = rows._replace(read=F.pad(rows.read, (0, 0, -1, 1)))
     if torch.compiler.is_exporting():
-        out, at = _means(rows, state, normalise, groups)
-        return torch.cat([*outs, out], 1)[:, :length], _last(at)
+        out, at = _means(rows, held)
+        return torch.cat([*outs, out], 1)[:, :length], PrefixState(*(x[:, :, -1] for x in at))
+    size = SEGMENT
+    if tiles.in_cache(rows.write):
+        # Compiled code is written out part by part.
+        many = 1 if torch.compiler.is_compiling() else len(rows.write)
+        size = max(TILE // many // 32, 1) * 32
     apply = cast(Any, _Segment.apply)  # pyright: ignore[reportUnknownMemberType]
-    for part in rows.segments():
-        out, *held = apply(*part, *(state or (None, None)), normalise, groups)
-        state = PrefixState(*held)
+    # Split, as the gradient of a slice would be of all of them.
+    parts = [repeat(None) if x is None else torch.split(x, size, 1) for x in rows[:5]]
+    for part in zip(*parts, strict=False):
+        out, *end = apply(*part, *rows[5:], *(held or (None, None)))
+        held = PrefixState(*end)
         outs.append(out)
-    assert state is not None
-    return torch.cat(outs, 1)[:, :length], state
+    return torch.cat(outs, 1)[:, :length], cast("PrefixState", held)
 
 
 class _Blocks(NamedTuple):
-    """What stays of what positions write, in n blocks of C; B and n are 1 where all are alike.
+    """Rows in n blocks of C, [B, G, n, C, F] each; of decays B and n are 1 where all are alike.
 
     Attributes:
-        lost: 1 / a, [B, G, n, C, R], and ``behind``, a of the position behind.
-        log: the logarithm of the decay over each block, [B, G, n, R].
-        end: what is seen from behind the block of a block's decay, [B, G, n, 1 or C, R].
+        read, values: of each position.
+        lost: 1 / a, and ``behind``, a of the position behind.
+        given: w'; ``keys`` are what is left of the gates behind the block, by its decay ``end``.
+        hops: the decays between blocks' starts, from m to n, [B, G, R, n + 1, n + 1].
         earlier: 1 where a query sees a position of its block, [C, C] or [B, 1, n, C, C].
         seen: whether it sees what is before its block, [B, 1, n, C, 1], or None for always.
     """
 
+    read: Tensor
+    values: Tensor
     lost: Tensor
     behind: Tensor
-    log: Tensor
+    given: Tensor
+    keys: Tensor
     end: Tensor
+    hops: Tensor
     earlier: Tensor
     seen: Tensor | None
-
-    @classmethod
-    def of(cls, decay: Tensor, starts: Tensor | None, blocks: int, groups: int) -> _Blocks:
-        """Return it of decays [B, T, R]."""
-        size, dtype = _blocks(decay.device)
-        wide = _split(decay.to(dtype), blocks, size, groups, fill=1.0)
-        log = wide.log().cumsum(3)
-        behind, log = log.exp(), log[..., -1, :]
-        earlier, seen = torch.ones(size, size, dtype=dtype, device=decay.device).tril(), None
-        end = behind[..., -1:, :]
-        if starts is not None:
-            reach = Reach.of(_split(starts.long()[..., None], blocks, size, 1).squeeze(-1))
-            earlier, seen, end = earlier * reach.same, reach.seen, end * reach.kept
-            log = log.masked_fill(~reach.carried, CUT)
-        return cls(wide / behind, behind, log, end, earlier, seen)
 
     def seen_of(self, x: Tensor) -> Tensor:
         """Return ``x`` of each position, 0 where it does not see what is before its block."""
         return x if self.seen is None else x * self.seen
 
-    def share(self, given: Tensor, before: Tensor, normalise: bool) -> Tensor:
-        """Return a / M of each query."""
-        if not normalise:
-            return self.behind
-        mass = self.earlier @ given + self.seen_of(before[..., None, :])
-        return mass.masked_fill(mass * self.behind < EMPTY_BELOW, torch.inf).reciprocal()
-
-    def hops(self, dtype: torch.dtype) -> Tensor:
-        """Return the decays between blocks' starts, from m to n, [B, G, R, n + 1, n + 1]."""
-        ends = F.pad(self.log.cumsum(2), (0, 0, 1, 0)).mT
-        return _narrowed((ends[..., :, None] - ends[..., None, :]).exp().tril(), dtype)
+    def queries(self, before: Tensor, normalise: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a / M, q and q·w' of each query, from the mass at blocks' starts."""
+        share = self.behind
+        if normalise:
+            mass = self.earlier @ self.given + self.seen_of(before.mT)
+            share = mass.masked_fill(mass * share < EMPTY_BELOW, torch.inf).reciprocal()
+        query = self.read * share
+        scores = ((query @ self.given.mT) * self.earlier).to(before.dtype)
+        return share, query, scores.flatten(0, 2)
 
 
-def _means(
-    rows: _Rows, state: PrefixState | None, normalise: bool, groups: int
-) -> tuple[Tensor, PrefixState]:
+def _blocks(rows: _Rows) -> _Blocks:
+    (size, dtype), groups = _block(rows.write), rows.groups
+    write, read, values = (_split(x, groups) for x in rows[:3])
+    decay = _split(rows.decay.to(dtype), groups, fill=1.0)
+    log = decay.log().cumsum(3)
+    behind, log = log.exp(), log[..., -1, :]
+    earlier, seen = torch.ones(size, size, dtype=dtype, device=decay.device).tril(), None
+    end = behind[..., -1:, :]
+    if rows.starts is not None:
+        sees = reach(_split(rows.starts.long()[..., None], 1).squeeze(-1))
+        earlier, seen, end = earlier * sees.same, sees.seen, end * sees.kept
+        log = log.masked_fill(~sees.carried, CUT)
+    ends = F.pad(log.cumsum(2), (0, 0, 1, 0)).mT
+    hops = _narrowed((ends[..., :, None] - ends[..., None, :]).exp().tril(), values.dtype)
+    lost = decay / behind
+    given = write * lost
+    keys = _narrowed(given * end, values.dtype)
+    return _Blocks(read, values, lost, behind, given, keys, end, hops, earlier, seen)
+
+
+def _means(rows: _Rows, held: PrefixState | None) -> tuple[Tensor, PrefixState]:
     """Return what is read behind each position, and states at blocks' starts and behind all."""
-    length, size = rows.write.shape[1], _blocks(rows.write.device)[0]
-    # One more than needed where the length is a symbol, which decides nothing then.
-    blocks = length // size + 2 if torch.compiler.is_exporting() else -(-length // size)
-    write, read, values = (_split(x, blocks, size, groups) for x in rows[:3])
-    local = _Blocks.of(rows.decay, rows.starts, blocks, groups)
-    given, hops = write * local.lost, local.hops(values.dtype)
-    keys = _narrowed(given * local.end, values.dtype)
-    sums = torch.einsum("bgrnm,bgmrd->bgnrd", hops[..., 1:], keys.mT @ values)
-    mass = torch.einsum("bgrnm,bgmr->bgnr", hops[..., 1:], keys.sum(-2))
-    if state is not None:
-        parts, left = (len(values), groups, 1, mass.shape[3]), hops[..., 0].mT
-        sums = sums + left[..., None] * state.sums.reshape(*parts, sums.shape[4])
-        mass = mass + left * state.mass.reshape(parts)
-    query = read * local.share(given, mass[:, :, :-1], normalise)
-    scores = ((query @ given.mT) * local.earlier).to(values.dtype)
-    out = local.seen_of(_narrowed(query, values.dtype)) @ sums[:, :, :-1]
-    out = torch.baddbmm(out.flatten(0, 2), scores.flatten(0, 2), values.flatten(0, 2))
-    return _joined(out.view(values.shape), length), PrefixState(sums, mass)
+    own = _blocks(rows)
+    written = own.keys.mT @ own.values, own.keys.sum(-2)[..., None]
+    sums, mass = (torch.einsum("bgrnm,bgmrd->bgnrd", own.hops[..., 1:], x) for x in written)
+    if held is not None:
+        left = own.hops[..., 0].mT[..., None]
+        sums, mass = sums + left * held[0][:, :, None], mass + left * held[1][:, :, None]
+    _, query, scores = own.queries(mass[:, :, :-1], rows.normalise)
+    out = own.seen_of(_narrowed(query, sums.dtype)) @ sums[:, :, :-1]
+    out = torch.baddbmm(out.flatten(0, 2), scores, own.values.flatten(0, 2))
+    return _joined(out.view(own.values.shape), rows.write.shape[1]), PrefixState(sums, mass)
 
 
 class _Segment(torch.autograd.Function):
-    """``apply(*rows, sums, mass, normalise, groups)``: :func:`_means`, with gradients by hand."""
+    """``apply(*rows, sums, mass)``: :func:`_means`, with gradients by hand."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, ...]:
-        """Return out, and the sums and the mass behind the last position."""
-        *rows, sums, mass, normalise, groups = given
-        state = None if sums is None else PrefixState(sums, mass)
-        out, at = _means(_Rows(*rows), state, normalise, groups)
-        ctx.save_for_backward(*rows, *at)
-        ctx.normalise, ctx.fresh = normalise, state is None
-        return out, *_last(at)
+        """Return out, and the state behind the last position."""
+        *rows, sums, mass = given
+        held = None if sums is None else PrefixState(sums, mass)
+        out, at = _means(_Rows(*rows), held)
+        ctx.save_for_backward(*rows[:5], *at)
+        ctx.how, ctx.fresh = rows[5:], held is None
+        return out, *(x[:, :, -1] for x in at)
 
     @staticmethod
     @once_differentiable
@@ -277,92 +259,64 @@ class _Segment(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         """Return the gradient of every tensor that went in."""
-        *rows, sums, mass = ctx.saved_tensors
-        g, at, after = grads[0], PrefixState(sums, mass), PrefixState(*grads[1:])
-        found, state = _gradients(_Rows(*rows), at, g, after, ctx.normalise)
-        return *found, None, *((None, None) if ctx.fresh else state), None, None
+        (*given, sums, mass), (g, *after) = ctx.saved_tensors, grads
+        rows, length, dtype = _Rows(*given, *ctx.how), g.shape[1], g.dtype
+        own, g = _blocks(rows), _split(g, rows.groups)
+        sums, mass = sums[:, :, :-1], mass[:, :, :-1]
+        share, query, scores = own.queries(mass, rows.normalise)
+
+        pairs = (g @ own.values.mT) * own.earlier
+        dquery = own.seen_of(g @ sums.mT) + pairs @ own.given
+        dread, dgiven = dquery * share, pairs.mT @ query
+        dsums, dmass = own.seen_of(_narrowed(query, dtype)).mT @ g, torch.zeros_like(mass)
+        if rows.normalise:
+            dtotal = -dread * query
+            dgiven += own.earlier.mT @ dtotal
+            dmass = own.seen_of(dtotal).sum(-2).to(dtype)[..., None]
+        behind = zip((dsums, dmass), after, strict=True)
+        behind = (torch.cat([x, y[:, :, None]], 2) for x, y in behind)
+        dheld = [torch.einsum("bgrnm,bgnrd->bgmrd", own.hops, x) for x in behind]
+        dsums, dmass = (x[:, :, 1:] for x in dheld)
+
+        dkeys = (own.values @ dsums.mT + dmass.mT) * own.end
+        dgiven += dkeys
+        dvalues = torch.baddbmm((own.keys @ dsums).flatten(0, 2), scores.mT, g.flatten(0, 2))
+        # What passes through a decay: of a state, and of what a position writes or reads behind it.
+        through = (sums * dsums).sum(-1) + (mass * dmass).squeeze(-1)
+        through = through * own.hops.diagonal(-1, -2, -1).mT
+        through = (through + (dkeys * own.given).sum(-2))[..., None, :]
+        passing = dgiven * own.given
+        later = passing if rows.normalise else passing - dquery * query
+        if len(rows.decay) == 1:
+            through, passing, later = (x.sum(0, keepdim=True) for x in (through, passing, later))
+        dlog = through + passing - later.flip(3).cumsum(3).flip(3)
+        ddecay = (_joined(dlog, length) / rows.decay).to(rows.decay.dtype)
+        gates = (_joined(x.to(dtype), length) for x in (dgiven * own.lost, dread))
+        state = (None, None) if ctx.fresh else (x[:, :, 0] for x in dheld)
+        return *gates, _joined(dvalues.view(g.shape), length), ddecay, None, None, None, *state
 
 
-def _last(at: PrefixState) -> PrefixState:
-    # Copies: a state keeps nothing else alive.
-    return PrefixState(*(x[:, :, -1].flatten(1, 2).contiguous() for x in at))
-
-
-def _gradients(
-    rows: _Rows, at: PrefixState, g: Tensor, after: PrefixState, normalise: bool
-) -> tuple[tuple[Tensor, ...], PrefixState]:
-    """Return those of gates, values, decays and of the state before.
-
-    Args:
-        at: the state at blocks' starts and behind the last.
-        g: the gradient of the means.
-        after: that of the state behind.
-    """
-    (length, size), dtype = (g.shape[1], _blocks(g.device)[0]), g.dtype
-    groups, blocks = at.mass.shape[1], at.mass.shape[2] - 1
-    write, read, values, g = (_split(x, blocks, size, groups) for x in (*rows[:3], g))
-    local = _Blocks.of(rows.decay, rows.starts, blocks, groups)
-    sums, mass = (x[:, :, :-1] for x in at)
-    given, hops = write * local.lost, local.hops(dtype)
-    share = local.share(given, mass, normalise)
-    query, keys = read * share, _narrowed(given * local.end, dtype)
-    scores = ((query @ given.mT) * local.earlier).to(dtype).flatten(0, 2)
-
-    pairs = (g @ values.mT) * local.earlier
-    dquery = local.seen_of(g @ sums.mT) + pairs @ given
-    dread, dgiven = dquery * share, pairs.mT @ query
-    dsums, dmass = local.seen_of(_narrowed(query, dtype)).mT @ g, None
-    if normalise:
-        dtotal = -dread * query
-        dgiven += local.earlier.mT @ dtotal
-        dmass = local.seen_of(dtotal).sum(-2).to(dtype)
-    last = after.mass.reshape(len(g), groups, 1, -1)
-    dmass = torch.cat([torch.zeros_like(mass) if dmass is None else dmass, last], 2)
-    dsums = torch.cat([dsums, after.sums.reshape(*last.shape, -1)], 2)
-    dsums = torch.einsum("bgrnm,bgnrd->bgmrd", hops, dsums)
-    dmass = torch.einsum("bgrnm,bgnr->bgmr", hops, dmass)
-    state = PrefixState(dsums[:, :, 0].flatten(1, 2), dmass[:, :, 0].flatten(1, 2))
-    dsums, dmass = dsums[:, :, 1:], dmass[:, :, 1:]
-
-    dkeys = (values @ dsums.mT + dmass[..., None, :]) * local.end
-    dgiven += dkeys
-    dvalues = (keys @ dsums).flatten(0, 2)
-    dvalues = torch.baddbmm(dvalues, scores.mT, g.flatten(0, 2)).view(values.shape)
-    # What passes through a decay: of a state, and of what a position writes or reads behind it.
-    through = ((sums * dsums).sum(-1) + mass * dmass) * hops.diagonal(-1, -2, -1).mT
-    through = (through + (dkeys * given).sum(-2))[..., None, :]
-    passing = dgiven * given
-    later = passing if normalise else passing - dquery * query
-    if len(rows.decay) == 1:
-        through, passing, later = (x.sum(0, keepdim=True) for x in (through, passing, later))
-    dlog = through + passing - later.flip(3).cumsum(3).flip(3)
-    ddecay = (_joined(dlog, length) / rows.decay).to(rows.decay.dtype)
-    gates = (_joined(x.to(dtype), length) for x in (dgiven * local.lost, dread))
-    return (*gates, _joined(dvalues, length), ddecay), state
-
-
-def _split(x: Tensor, blocks: int, size: int, groups: int, fill: float = 0.0) -> Tensor:
+def _split(x: Tensor, groups: int, fill: float = 0.0) -> Tensor:
     """Return [B, T, G·F] as [B, G, n, C, F], filled up."""
-    length = x.shape[1]
+    length, size = x.shape[1], _block(x)[0]
     if torch.compiler.is_exporting():
-        # Indexed, as reshaping would depend on the length.
-        first = torch.arange(blocks, device=x.device)[:, None] * size
-        places = first + torch.arange(size, device=x.device)
+        # Indexed, and one block more than needed: reshaping would depend on the length, a symbol.
+        places = torch.arange((length // size + 2) * size, device=x.device).view(-1, size)
         x = F.pad(x, (0, 0, 0, 1), value=fill)[:, places.clamp_max(length)]
     else:
-        x = F.pad(x, (0, 0, 0, blocks * size - length), value=fill) if blocks * size > length else x
-        x = x.reshape(len(x), blocks, size, -1)
+        x = F.pad(x, (0, 0, 0, -length % size), value=fill) if length % size else x
+        x = x.reshape(len(x), -1, size, x.shape[2])
     parts = x.reshape(*x.shape[:3], groups, x.shape[3] // groups)
     return parts.permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _joined(x: Tensor, length: int) -> Tensor:
     """Return [B, G, n, C, F] as the [B, T, G·F] that it is of."""
-    rows = x.permute(0, 2, 3, 1, 4)
+    rows = x.permute(0, 2, 3, 1, 4).flatten(3)
     if torch.compiler.is_exporting():
         places = torch.arange(length, device=x.device)
-        return rows[:, places // rows.shape[2], places % rows.shape[2]].flatten(2)
-    return rows.reshape(len(x), -1, x.shape[1] * x.shape[4])[:, :length]
+        return rows[:, places // x.shape[3], places % x.shape[3]]
+    return rows.flatten(1, 2)[:, :length]
 
 
 def _narrowed(factor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prismlm.errors import InputError, NotFiniteError
-from prismlm.ops.compaction import check_flags
+from prismlm.ops.sequences import check_flags
 
 EMPTY_BELOW = 1e-30
 """The mass below which a channel reads as empty: near there float32 runs out of exponents."""
@@ -23,12 +23,6 @@ class PrefixState(NamedTuple):
 
     sums: Float[Tensor, "B R width"]
     mass: Float[Tensor, "B R"]
-
-
-def empty_state(write: Tensor, values: Tensor, groups: int = 1) -> PrefixState:
-    """Return the state of rows into which nothing has been written, in the dtype of ``write``."""
-    shape = (write.shape[0], write.shape[2])
-    return PrefixState(write.new_zeros(*shape, values.shape[2] // groups), write.new_zeros(shape))
 
 
 def check_arguments(
@@ -52,12 +46,11 @@ def check_arguments(
             f"{list(write.shape)}."
         )
     batch, length, channels = write.shape
-    if read.shape != write.shape:
+    if read.shape != write.shape or values.ndim != 3 or values.shape[:2] != (batch, length):
         raise InputError(
-            f"read is {list(read.shape)} and write {list(write.shape)}: both gates are [B, T, R]."
+            f"write is {list(write.shape)}, read {list(read.shape)}, and values are "
+            f"{list(values.shape)}: expected [B, T, R] of both gates and [B, T, D]."
         )
-    if values.ndim != 3 or values.shape[:2] != (batch, length):
-        raise InputError(f"values are {list(values.shape)}: expected [{batch}, {length}, D].")
     if decay.shape != ((channels,) if decay.ndim == 1 else write.shape):
         raise InputError(
             f"decay is {list(decay.shape)}: expected [{channels}], one per channel, or "

@@ -93,9 +93,8 @@ def attend(
     """
     rotations = (signal_frequencies, noise_frequencies)
     asked = check_arguments(u_signal, u_noise, noise_weight, rotations, positions, mask, queries)
-    seen = u_signal.shape[2]
     values, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
-    causal = False
+    seen, causal = keys.shape[2], False
     if mask is None and asked > 1:
         if asked == seen:
             # Not the comparison itself, which is no bool where sizes are compiled as symbols.
@@ -115,17 +114,15 @@ def _values_and_keys(
     u_signal: Tensor, u_noise: Tensor, positions: Tensor | None, rotations: tuple[Tensor, Tensor]
 ) -> tuple[Float[Tensor, "B G S p"], Float[Tensor, "B G S p"]]:
     """Return u of all heads, signal first, as it is and rotated by each group's frequencies."""
-    values = torch.cat([u_signal, u_noise], 1)
-    batch, heads, seen, size = u_signal.shape
-    groups = values.view(batch, 2, heads, seen, size)
-    own = torch.stack(rotations)[:, None]
-    place = torch.arange(seen, device=values.device)[None] if positions is None else positions
-    return values, rotate(groups, place[:, None, None], own).flatten(1, 2)
+    groups = torch.stack([u_signal, u_noise], 1)
+    if positions is None:
+        positions = torch.arange(groups.shape[3], device=groups.device)[None]
+    keys = rotate(groups, positions[:, None, None], torch.stack(rotations)[:, None])
+    return groups.flatten(1, 2), keys.flatten(1, 2)
 
 
 def _up_to_each(seen: int, asked: int, device: torch.device) -> Bool[Tensor, "T S"]:
-    ends = torch.arange(seen - asked, seen, device=device)
-    return torch.arange(seen, device=device) <= ends[:, None]
+    return torch.ones(asked, seen, dtype=torch.bool, device=device).tril(seen - asked)
 
 
 def attention_weights(
@@ -158,11 +155,9 @@ def attention_weights(
     asked = check_arguments(u_signal, u_noise, 0.0, rotations, positions, mask, queries)
     seen, size = u_signal.shape[2:]
     _, keys = _values_and_keys(u_signal, u_noise, positions, rotations)
-    factor = size**-0.5 if scale is None else scale
     hidden = ~(_up_to_each(seen, asked, keys.device) if mask is None else mask)
-    scores = (keys[:, :, seen - asked :] * factor) @ keys.mT
+    scores = (keys[:, :, seen - asked :] * (size**-0.5 if scale is None else scale)) @ keys.mT
     weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
     # For a position that sees nothing. The gradient of softmax needs what it returned.
-    if weights.requires_grad:
-        return weights.masked_fill(hidden, 0.0)
-    return weights.masked_fill_(hidden, 0.0)
+    fill = weights.masked_fill if weights.requires_grad else weights.masked_fill_
+    return fill(hidden, 0.0)

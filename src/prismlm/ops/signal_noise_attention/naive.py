@@ -31,23 +31,17 @@ def attend(
     batch, heads, seen, size = u_signal.shape
     factor = size**-0.5 if scale is None else scale
     lam = torch.as_tensor(noise_weight, dtype=u_noise.dtype, device=u_noise.device)
-    groups: list[Tensor] = []
-    for u, own, weight in (
-        (u_signal, signal_frequencies, torch.ones_like(lam)),
-        (u_noise, noise_frequencies, lam.neg()),
-    ):
-        rows: list[Tensor] = []
-        for b in range(batch):
-            place = torch.arange(seen, device=u.device) if positions is None else positions[b]
+    place = torch.arange(seen, device=u_signal.device).expand(batch, seen)
+    place = place if positions is None else positions
+    rows: list[Tensor] = []
+    for b in range(batch):
+        for u, own, weight in zip((u_signal, u_noise), rotations, (1 + 0 * lam, -lam), strict=True):
             for h in range(heads):
-                turned = rotate(u[b, h], place, own)
-                out: list[Tensor] = []
+                turned = rotate(u[b, h], place[b], own)
                 for i in range(seen - asked, seen):
                     sees = torch.arange(seen, device=u.device) <= i
                     if mask is not None:
                         sees = mask[b, 0, i - (seen - asked)]
                     scores = factor * (turned[sees] @ turned[i])
-                    out.append(torch.mul(scores.softmax(0) @ u[b, h][sees], weight))
-                rows.append(torch.stack(out))
-        groups.append(torch.stack(rows).reshape(batch, heads, asked, size))
-    return torch.cat(groups, 1)
+                    rows.append(weight * (scores.softmax(0) @ u[b, h][sees]))
+    return torch.stack(rows).view(batch, 2 * heads, asked, size)

@@ -7,6 +7,7 @@ import math
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn import functional as F
 
 from prismlm.errors import InputError, check_whole
 from prismlm.ops.tiles import at_once
@@ -44,17 +45,39 @@ def normalised_entropy(
         InputError: fewer than two tokens to choose from, or logits of a position that hold NaN or
             +∞ or are −∞ throughout. In a compiled graph and on a GPU that is a RuntimeError.
     """
-    vocabulary = _vocabulary(logits)
-    logits = logits.detach()
-    elements = at_once(logits, ELEMENTS)
-    if logits.numel() <= max(elements, vocabulary):
-        found = _below_uniform(logits)
+    vocabulary = logits.shape[-1] if logits.ndim else 0
+    if vocabulary < 2:
+        raise InputError(
+            f"logits are {list(logits.shape)}: expected [..., V] with at least 2 tokens to choose "
+            "from."
+        )
+    rows = logits.detach().reshape(-1, vocabulary)
+    step = max(1, at_once(rows, ELEMENTS) // vocabulary)
+    if len(rows) <= step:
+        below = _below_uniform(rows)
     else:
-        parts = torch.split(logits.reshape(-1, vocabulary), max(1, elements // vocabulary))
-        found = torch.cat(list(map(_below_uniform, parts))).view(logits.shape[:-1])
-    shares = found.div_(-math.log(vocabulary)).add_(1).clamp_(0, 1)
-    _check_finite(shares, first_position)
+        below = torch.cat([_below_uniform(part) for part in torch.split(rows, step)])
+    shares = below.view(logits.shape[:-1]).div_(-math.log(vocabulary)).add_(1).clamp_(0, 1)
+    if torch.compiler.is_compiling() or shares.is_cuda:
+        # Looking at a value would cut the graph in two, or wait for the GPU. Not a public name:
+        check = torch._assert_async  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+        check(torch.isfinite(shares).all(), NOT_A_NUMBER)
+    elif math.isnan(float(shares.sum())):
+        places = (~torch.isfinite(shares)).nonzero()
+        at = [int(i) for i in places[0]]
+        where = f"index {at}"
+        if len(at) == 2:
+            where = f"row {at[0]}, position {at[1] + first_position}"
+        raise InputError(f"{NOT_A_NUMBER} First at {where}; {len(places)} of {shares.numel()}.")
     return shares
+
+
+def _below_uniform(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
+    """Return ln V − H = Σ_v p_v (ln p_v + ln V) of each row in nats, 0 of a uniform one."""
+    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    # Never −∞, which times 0 is not a number; NaN stays.
+    logs = rows.log_softmax(-1, dtype=dtype).clamp_min_(LEAST)
+    return logs.exp().mul_(logs.add_(math.log(rows.shape[-1]))).sum(-1)
 
 
 def entropy_codes(
@@ -68,40 +91,6 @@ def entropy_codes(
         InputError: as :func:`normalised_entropy` and :func:`quantise`.
     """
     return quantise(normalised_entropy(logits, first_position=first_position), levels)
-
-
-def _vocabulary(logits: Tensor) -> int:
-    vocabulary = logits.shape[-1] if logits.ndim else 0
-    if vocabulary < 2:
-        raise InputError(
-            f"logits are {list(logits.shape)}: expected [..., V] with at least 2 tokens to choose "
-            "from."
-        )
-    return vocabulary
-
-
-def _below_uniform(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
-    """Return ln V − H = Σ_v p_v (ln p_v + ln V) of each row in nats, 0 of a uniform one."""
-    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    # Never −∞, which times 0 is not a number; NaN stays.
-    logs = rows.log_softmax(-1, dtype=dtype).clamp_min_(LEAST)
-    return logs.exp().mul_(logs.add_(math.log(rows.shape[-1]))).sum(-1)
-
-
-def _check_finite(shares: Tensor, first_position: int) -> None:
-    if torch.compiler.is_compiling() or shares.is_cuda:
-        # Looking at a value would cut the graph in two, or wait for the GPU. Not a public name:
-        check = torch._assert_async  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-        check(torch.isfinite(shares).all(), NOT_A_NUMBER)
-    # A sum of shares is a number if all of them are, and is quicker than looking at each.
-    elif math.isnan(float(shares if shares.numel() == 1 else shares.sum())):
-        places = (~torch.isfinite(shares)).nonzero()
-        where = [int(i) for i in places[0]]
-        if len(where) == 2:
-            said = f"row {where[0]}, position {where[1] + first_position}"
-        else:
-            said = f"index {where}"
-        raise InputError(f"{NOT_A_NUMBER} First at {said}; {len(places)} of {shares.numel()}.")
 
 
 def quantise(share: Float[Tensor, "*batch"], levels: int) -> Int64[Tensor, "*batch"]:
@@ -130,9 +119,6 @@ def neutral_code(levels: int) -> int:
 
 def check_levels(levels: object) -> int:
     """Return levels as an int; raise InputError for what is no whole number from 2 on."""
-    # Every decoding step asks; nothing slower than this.
-    if type(levels) is int and levels > 1:
-        return levels
     return check_whole("the number of levels of uncertainty", levels, 2)
 
 
@@ -163,27 +149,18 @@ def embed_codes(
             f"the table is {list(table.shape)} for {levels} levels: expected [K, d] with K from 2 "
             f"to {levels}."
         )
-    if rows == levels and _is_known(codes):
-        return torch.nn.functional.embedding(codes, table)
     known = (codes != NO_CODE)[..., None]
     held = codes.clamp_min(0)
     if rows == levels:
-        return torch.nn.functional.embedding(held, table) * known
+        return F.embedding(held, table) * known
     # Exact in integers: a float32 place loses codes beyond 2²⁴ / K.
     scaled = held * (rows - 1)
     below = torch.div(scaled, levels - 1, rounding_mode="floor").clamp_max(rows - 2)
     # In float16 already 65,535 is infinite.
     exact = torch.promote_types(table.dtype, torch.float32)
     share = ((scaled - below * (levels - 1)).to(exact) / (levels - 1)).to(table.dtype)[..., None]
-    lower, upper = (torch.nn.functional.embedding(at, table) for at in (below, below + 1))
+    lower, upper = (F.embedding(at, table) for at in (below, below + 1))
     return torch.lerp(lower, upper, share) * known
-
-
-def _is_known(codes: Tensor) -> bool:
-    """Say whether it is seen at no cost that there is a code: the one of a decoding step is."""
-    if not codes.is_cpu or codes.numel() != 1 or torch.compiler.is_compiling():
-        return False
-    return int(codes) != NO_CODE
 
 
 def shuffle_codes(

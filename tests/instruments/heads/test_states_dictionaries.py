@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.ops.dictionaries import coding_rate, incoherence, subspace_rate
+from prismlm.instruments.heads.states import coding_rate, incoherence, subspace_rate
 
 
 def direct(z, distortion):

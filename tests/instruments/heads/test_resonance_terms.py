@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.ops.dictionaries import (
+from prismlm.instruments.heads.resonance import (
     content_amplitudes,
     position_term,
     smallest_denominator,

@@ -1,4 +1,4 @@
-"""Spherical k-means in tiles of rows: no N×K matrix."""
+"""Spherical k-means: clustering directions by their cosines."""
 
 from __future__ import annotations
 
@@ -82,10 +82,7 @@ def check_arguments(vectors: Tensor, centres: Tensor, iterations: int) -> None:
 
 
 def _nearest(unit: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    rows = max(16, at_once(unit, TILE_ELEMENTS) // len(centres))
-    best = torch.empty(len(unit), dtype=unit.dtype, device=unit.device)
-    index = torch.empty(len(unit), dtype=torch.int64, device=unit.device)
-    for start in range(0, len(unit), rows):
-        tile = slice(start, start + rows)
-        best[tile], index[tile] = (unit[tile] @ centres.T).max(1)
-    return best, index
+    """Return the cosine of each vector to its nearest centre and which one that is, by tiles."""
+    tiles = torch.split(unit, max(16, at_once(unit, TILE_ELEMENTS) // len(centres)))
+    best, index = zip(*((tile @ centres.T).max(1) for tile in tiles), strict=True)
+    return torch.cat(best), torch.cat(index)

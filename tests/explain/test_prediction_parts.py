@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from prismlm.ops.decomposition import Parts, decompose
+from prismlm.explain.prediction import Parts, decompose
 from prismlm.ops.prototype_head import route
 
 
