@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.attribution.judges.domain_share import paired_difference
-from benchmarks.attribution.judges.passage_domains import passage_domain_share
+from benchmarks.attribution.judges.passage_domains import paired_difference, passage_domain_share
 from prismlm.statistics import bootstrap
 
 LEVELS = (0.0, 0.5, 0.7, 0.9, 1.0)
