@@ -5,7 +5,7 @@
 #
 # MODEL is a Hugging Face directory. GB bounds the states on disk (1,156 bytes a state at width 576),
 # STEPS and BATCH the fit, SIZES the numbers of prototypes. Writes OUT_DIR/attach/*.json; copy them to
-# docs/results/attach and render with `python3 -m benchmarks.attach.render`.
+# docs/results/attach and render with `python3 -m benchmarks.render smollm2`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 model=$1 parquet=$2 out=$3

@@ -1,7 +1,7 @@
 """Where `explain` points for texts the model and the lens never read: domains.json.
 
     python -m benchmarks.attribution.domains MODEL
-    python -m benchmarks.attribution.render_domains
+    python -m benchmarks.render domains
 
 MODEL is the demo's. Texts are the first tokens of documents of the bundled sample that its corpus
 does not have, as many of each domain. Asked is what a user asks: the shares by domain of the text

@@ -248,21 +248,3 @@ def _training_id(name: str, heldout_fraction: float) -> str:
         if not is_held_out(identity, heldout_fraction):
             return identity
         tries += 1
-
-
-def recall(found: Sequence[str], planted: Collection[str], limit: int = 10) -> float:
-    """Return the share of the planted documents among the first ``limit``, out of those possible.
-
-    Raises:
-        InputError: nothing was planted, or the limit is below 1.
-    """
-    if not planted or limit < 1:
-        raise InputError(
-            f"recall of {len(planted)} documents among the first {limit}: expected at least 1."
-        )
-    return len(set(found[:limit]) & set(planted)) / min(limit, len(planted))
-
-
-def chance_recall(documents: int, planted: int, limit: int = 10) -> float:
-    """Return the expected recall of ``limit`` documents drawn at random out of ``documents``."""
-    return min(limit, documents) * planted / documents / min(limit, planted)

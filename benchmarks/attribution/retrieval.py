@@ -1,4 +1,4 @@
-"""What attribution has to beat: finding documents by their words, or by their hidden states."""
+"""What attribution has to beat: finding documents by their words."""
 
 from __future__ import annotations
 
@@ -7,13 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from prismlm.corpus import Corpus, document_windows, window_batches
-from prismlm.models.seam import capture
-from prismlm.ops.prototype_head.routing import inverse_norms
 
 
 def words(text: str) -> list[str]:
@@ -49,44 +42,3 @@ class BM25:
                 idf = np.log1p((len(scores) - found + 0.5) / (found + 0.5))
                 scores[documents] += idf * times * (self.k1 + 1) / (times + self._norm[documents])
         return scores
-
-
-@torch.inference_mode()
-def nearest_cosines(
-    model: PreTrainedModel,
-    corpus: Corpus,
-    documents: np.ndarray,
-    states: Tensor,
-    *,
-    window: int,
-    stride: int,
-    tokens_per_batch: int = 4096,
-) -> np.ndarray:
-    """Return each document's largest cosine to each state, over the positions an index reads.
-
-    Args:
-        states: unit vectors, float32 [Q, d].
-
-    Returns:
-        float32 [Q, len(documents)], columns in the order of ``documents``.
-    """
-    column = np.full(len(corpus), -1, dtype=np.int64)
-    column[documents] = np.arange(len(documents))
-    best = torch.full((len(states), len(documents)), -2.0)
-    grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride)
-    for batch in window_batches(grid, corpus, tokens_per_batch, corpus.eos_token_id):
-        with capture(model, logits=False) as seen:
-            model(
-                input_ids=batch.input_ids.to(model.device),
-                attention_mask=batch.attention_mask.to(model.device).long(),
-                use_cache=False,
-            )
-        z = seen.z.float().cpu()
-        z = z * inverse_norms(z.flatten(0, 1)).view(*z.shape[:2], 1)
-        owned = batch.owned & (batch.input_ids != corpus.eos_token_id)
-        for row, document in enumerate(batch.document.tolist()):
-            if document >= 0 and bool(owned[row].any()):
-                place = int(column[document])
-                nearest = (z[row][owned[row]] @ states.T).amax(0)
-                best[:, place] = torch.maximum(best[:, place], nearest)
-    return best.numpy()

@@ -1,7 +1,7 @@
 """What the names of prototypes are worth, beside those of their signatures and shuffled ones.
 
     python -m benchmarks.labels.measure MODEL --called NAME
-    python -m benchmarks.labels.render
+    python -m benchmarks.render labels
 
 With ``--asked`` nothing is measured: what ``prismlm label MODEL --endpoint URL --json`` printed is
 put beside the others. MODEL has a lens with cells whose corpus is there. Nothing of it is changed.

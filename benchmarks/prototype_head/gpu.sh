@@ -4,7 +4,7 @@
 #   bash benchmarks/prototype_head/gpu.sh PARQUET_DIR OUT_DIR [KEY=VALUE …, as of prismlm train --set]
 #
 # Writes OUT_DIR/prototype_head_gpu/*.json; copy it to docs/results/ and render it with
-# `python3 -m benchmarks.prototype_head.render --name prototype_head_gpu`.
+# `python3 -m benchmarks.render prototype_head`.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 parquet=$1 out=$2

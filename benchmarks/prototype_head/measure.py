@@ -4,7 +4,7 @@
     python -m benchmarks.prototype_head.measure corpus methods --seed 0        # and 1, 2
     python -m benchmarks.prototype_head.measure corpus sweep --seed 0
     python -m benchmarks.prototype_head.measure corpus sizes --seed 0
-    python -m benchmarks.prototype_head.render
+    python -m benchmarks.render prototype_head
 
 Every recipe of recipes/prototype_head/ is run with the same seed, data order and schedule. Detached
 heads share one decoder (see head_bank.py); the others are trained by ``prismlm train`` itself.

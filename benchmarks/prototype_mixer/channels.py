@@ -5,7 +5,7 @@
 Several models are seeds of one recipe. Ten channels of the first are drawn by a seed. Concepts are
 proposed by the write gate on the training split; then words of theirs that come again in held-out
 text are predicted with and without the channel, beside channels drawn as controls from its layer.
-Writes docs/results/channels.json; `python -m benchmarks.prototype_mixer.render_channels` makes
+Writes docs/results/channels.json; `python -m benchmarks.render channels` makes
 the page of it.
 """
 

@@ -1,20 +1,18 @@
-"""Train the four models that the studies of ProtoT, LLaMA, Mamba 2 and DeltaNet are made on.
+"""Train ProtoT, LLaMA, Mamba 2 and DeltaNet of one size, for longer than the tables' models.
 
     python -m benchmarks.prototype_mixer.four_models corpus-mixed corpus --texts DIR
     python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama --steps 1500
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama --rates 8e-4
-    python -m benchmarks.prototype_mixer.four_models corpus-mixed keep
-    python -m benchmarks.prototype_mixer.render_four_models
+    python -m benchmarks.render prototype_mixer
 
 Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn by a seed up to
 ``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
 trained at the rate of least perplexity among short runs. A part that was stopped goes on. Runs of
 another length than ``STEPS`` are written to a folder ``steps_N``, those of ``--rates`` to
-``rates_N``; ``keep`` writes the models of those of ``STEPS``, or ``--steps``, in bf16: the former
-are what the studies are made on.
+``rates_N``. The models stay in ``--work``.
 """
 
 from __future__ import annotations
@@ -28,14 +26,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.prototype_mixer.measure import Settings, measure
+from benchmarks.prototype_mixer.measure import Settings, curve, measure
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus
 from prismlm.files import atomic_file, read_json, write_json
-from prismlm.models.checkpoint import read_checkpoint
 
-PARTS = ["corpus", "rates", "train", "keep"]
-KEPT = Path("benchmarks/prototype_mixer/models")
+PARTS = ["corpus", "rates", "train"]
 MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
 LENGTH, ROWS = 256, 8
 SHORT, STEPS = 300, 11_000
@@ -78,7 +74,6 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
     parser.add_argument("--rates", type=float, nargs="+", help="of a long run, for the best's")
-    parser.add_argument("--models", type=Path, default=KEPT, help="where `keep` writes")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
     given = parser.parse_args()
     if given.part == "corpus":
@@ -88,10 +83,6 @@ def main() -> None:
     place = "" if short or given.steps == STEPS else f"steps_{given.steps}"
     if given.rates:
         place = f"rates_{given.steps}"
-    if given.part == "keep":
-        for model in given.only:
-            keep(given.work / place / model, given.models / model)
-        return
     torch.set_num_threads(given.threads)
     for model in given.only:
         rates = RATES[model] if short else given.rates or (best_rate(given.out, model),)
@@ -110,25 +101,6 @@ def main() -> None:
                 shutil.rmtree(work)
             else:
                 write_json(result, read_json(result) | {"curve": curve(work)})
-
-
-def keep(run: Path, out: Path) -> None:
-    """Write the model of a run that has ended, its weights rounded to bf16, and its tokenizer."""
-    model, tokenizer = read_checkpoint(run)
-    model.to(torch.bfloat16).save_pretrained(out)  # pyright: ignore[reportArgumentType]
-    tokenizer.save_pretrained(out)
-
-
-def curve(work: Path) -> list[dict[str, float]]:
-    """Return tokens read and cross-entropy on held-out text at every evaluation of a run."""
-    rows = [json.loads(line) for line in (work / "training.jsonl").read_text().splitlines()]
-    found: list[dict[str, float]] = []
-    tokens = 0
-    for row in rows:
-        tokens = row.get("tokens", tokens)
-        if "eval_ce" in row:
-            found.append({"step": row["step"], "tokens": tokens, "ce": row["eval_ce"]})
-    return found
 
 
 def build_mixed_corpus(texts: Path, out: Path) -> None:

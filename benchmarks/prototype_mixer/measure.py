@@ -2,7 +2,7 @@
 
     python -m benchmarks.prototype_mixer.measure corpus-long corpus   # documents of the sample
     python -m benchmarks.prototype_mixer.measure corpus-long longer --seed 0 --keep  # and 1, 2
-    python -m benchmarks.prototype_mixer.render
+    python -m benchmarks.render prototype_mixer
 
 ProtoT and LLaMA see the same rows of 256 tokens in the same order, a piece of one document each,
 for 3,000 steps: about four times the whole text. Rates are the source's (A.2), warmed up over 10 %
@@ -10,12 +10,12 @@ of the steps and falling to a tenth. With ``--keep`` the models stay in ``--work
 ``channels.py`` reads those of ProtoT.
 
 One JSON file per run. A run whose file is there is not run again, and one that was cut short goes
-on from its last checkpoint in ``--work``. Mamba 2 adds up its chunks as ``mamba2_scan`` does, which
-takes a processor less time.
+on from its last checkpoint in ``--work``.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.prototype_mixer.mamba2_scan import shared_scans
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus, sample_path
@@ -131,8 +130,7 @@ def measure(run: Settings, settings: Settings, work: Path, result: Path) -> None
     resumed = work.exists()
     recipe = build_recipe(settings | {"out": str(work)})
     elapsed, processor = time.perf_counter(), time.process_time()
-    with shared_scans():
-        trained = train(recipe, resume=True)
+    trained = train(recipe, resume=True)
     elapsed, processor = time.perf_counter() - elapsed, time.process_time() - processor
     # Where the corpus lay says nothing; its name does.
     shown = settings | {"corpus": Path(settings["corpus"]).name}
@@ -149,6 +147,18 @@ def measure(run: Settings, settings: Settings, work: Path, result: Path) -> None
     row = run | {"seed": settings["seed"], "settings": shown} | figures
     write_json(result, row | {"environment": environment(device_named("auto"))})
     print(f"{result.name}: perplexity {figures['perplexity']:.2f}, {elapsed:.0f} s", flush=True)
+
+
+def curve(work: Path) -> list[dict[str, float]]:
+    """Return tokens read and cross-entropy on held-out text at every evaluation of a run."""
+    rows = [json.loads(line) for line in (work / "training.jsonl").read_text().splitlines()]
+    found: list[dict[str, float]] = []
+    tokens = 0
+    for row in rows:
+        tokens = row.get("tokens", tokens)
+        if "eval_ce" in row:
+            found.append({"step": row["step"], "tokens": tokens, "ce": row["eval_ce"]})
+    return found
 
 
 def parameters(settings: Settings) -> int:

@@ -3,7 +3,7 @@
     python -m benchmarks.prototype_mixer.tables corpus-rows corpus --texts DIR
     python -m benchmarks.prototype_mixer.tables corpus-rows contexts
     python -m benchmarks.prototype_mixer.tables corpus-rows ablations
-    python -m benchmarks.prototype_mixer.render
+    python -m benchmarks.render prototype_mixer
 
 Texts are Parquet files with ``text``. The corpus has ``EACH`` documents of every file that has as
 many long ones, and of each the first 2,048 tokens: at every context all positions of all rows are
@@ -31,7 +31,6 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 
-from benchmarks.prototype_mixer.four_models import curve
 from benchmarks.prototype_mixer.measure import (
     ALL_OF_IT,
     CONTEXTS,
@@ -42,6 +41,7 @@ from benchmarks.prototype_mixer.measure import (
     VOCABULARY,
     WIDTH,
     Settings,
+    curve,
     measure,
 )
 from benchmarks.prototype_mixer.measure import RATES as SOURCE_RATES

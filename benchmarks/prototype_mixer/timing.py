@@ -4,7 +4,7 @@
     python -m benchmarks.prototype_mixer.timing --parts memory step    these anew
     python -m benchmarks.prototype_mixer.timing --device cuda --out docs/results/mixer_cuda.json
     python -m benchmarks.prototype_mixer.timing --quick --out /tmp/mixer.json
-    python -m benchmarks.prototype_mixer.render_timing
+    python -m benchmarks.render mixer
 
 mixer: a forward and a backward pass of one mixer. memory: the peak of the same, each in a fresh
 process. step: a training step of whole models. throughput: a forward pass of whole models without

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,40 +31,9 @@ def read_result(path: Path, written_by: str, *, run: str = "python -m benchmarks
     return read_json(path)
 
 
-def read_results(folder: Path, written_by: str, pattern: str = "*.json") -> list[Any]:
-    """Return what every file of a folder holds, as :func:`read_result`, sorted by name."""
-    return [read_json(path) for path in sorted(folder.glob(pattern))] or [
-        read_result(folder / pattern, written_by)
-    ]
-
-
-def read_timings(results: Path, files: tuple[str, str], written_by: str) -> dict[str, Any]:
-    """Return the timings of a CPU, and of a GPU where there are any, by file name."""
-    return {
-        name: read_result(results / name, written_by)
-        for name in files
-        if name == files[0] or (results / name).is_file()
-    }
-
-
-def without_gpu(file: str, command: str) -> str:
-    """Return what a page says where the timings of a GPU are missing."""
-    return f"Not timed on a GPU: there is no `{file}`, of `python -m benchmarks.{command}`."
-
-
-def table_head(header: str) -> list[str]:
-    """Return the first two lines of a table, of which the first is given."""
-    return [header, "|" + "---|" * (header.replace("\\|", "").count("|") - 1)]
-
-
 def escaped(text: str) -> str:
     """Return text whose characters mean nothing to Markdown."""
     return "".join("\\" + c if c in "\\`*_[]<>#|" else c for c in text)
-
-
-def several(values: Iterable[Any]) -> str:
-    """Return values as text, sorted."""
-    return ", ".join(map(str, sorted(values)))
 
 
 def ranged(found: dict[str, Any] | None, key: str, form: str) -> str:
@@ -119,7 +87,7 @@ def runs_made(environments: list[dict[str, Any]]) -> str:
         f"{count} at {commit}, {processor}" for (commit, processor), count in sorted(places.items())
     )
     several = len({processor for _, processor in places}) > 1
-    caution = " [What another processor changes](processors.md)." if several else ""
+    caution = " The same seed ends elsewhere on another processor." if several else ""
     return (
         f"{measured_on(newest)}\n\nRuns by commit and processor: {said}.{caution} Commits that are "
         "not in the history were put together with later ones before they came into it."

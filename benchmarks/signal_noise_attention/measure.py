@@ -4,7 +4,7 @@
     python -m benchmarks.signal_noise_attention.measure stories describe
     python -m benchmarks.signal_noise_attention.measure stories train --seed 0        # and 1, 2
     python -m benchmarks.signal_noise_attention.measure stories rates --seed 0
-    python -m benchmarks.signal_noise_attention.render
+    python -m benchmarks.render signal_noise_attention
 
 The source trains on TinyStories; any stories will do, and the page names the corpus. Every model
 sees the same rows in the same order, documents kept apart, for as many steps, with the same peak

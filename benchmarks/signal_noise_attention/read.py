@@ -1,7 +1,7 @@
 """Read what `measure.py` trained: heads, coding rates, cross terms, loss by length.
 
     python -m benchmarks.signal_noise_attention.read stories signal-noise-runs
-    python -m benchmarks.signal_noise_attention.render
+    python -m benchmarks.render signal_noise_attention
 
 Writes one JSON file per model to docs/results/signal_noise_readings/. A model whose file is there
 is not read again. Heads, roles and the loss by length are read of every decoder that has them;

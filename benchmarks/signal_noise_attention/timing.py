@@ -6,7 +6,7 @@ Writes docs/results/signal_noise_attention.json.
     python -m benchmarks.signal_noise_attention.timing --parts step      these anew
     python -m benchmarks.signal_noise_attention.timing --device cuda --out docs/results/cuda.json
     python -m benchmarks.signal_noise_attention.timing --quick --out /tmp/signal_noise.json
-    python -m benchmarks.signal_noise_attention.render
+    python -m benchmarks.render signal_noise_attention
 
 attention: forward and backward passes of 2H heads. step: a training step of whole models. decode:
 one token after a number of others, and what the cache holds. Compared things take turns in one

@@ -5,7 +5,7 @@
     python -m benchmarks.uncertainty_feedback.measure stories levels --seed 0       # and 1, 2
     python -m benchmarks.uncertainty_feedback.measure stories literal --seed 0 \\
         --out docs/results/uncertainty_literal                                      # and 1, 2
-    python -m benchmarks.uncertainty_feedback.render
+    python -m benchmarks.render uncertainty_feedback
 
 Every model sees the same rows in the same order for as many steps, with the same peak rate, and
 begins with the weights of the same seed: those of signal/noise attention, so that the runs

@@ -7,7 +7,7 @@
 GPT-2 small with 65,536 levels, unless sizes say otherwise. Both have the same random weights, and
 take turns in one run: at every token in decoding, where the model without feedback is also timed
 against itself. Writes docs/results/uncertainty_overhead.json, or uncertainty_overhead_cuda.json
-from a GPU; the page is that of ``render.py``.
+from a GPU; the page is ``uncertainty_feedback``.
 
 The optimizer goes over the whole table in every step, whose share of the time falls with the
 tokens of the step: steps of ``--batch`` and of ``--large-batch`` rows are timed. What one pass adds

@@ -1,79 +1,80 @@
 """Published pages are what their JSON gives, and none is without it."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
 
+from benchmarks import render
+from benchmarks.families import render_matrix as families
+from benchmarks.uncertainty_feedback import render_matrix as uncertainty
+from tests.benchmarks.scripts import run
+
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+PAGES = sorted(path.stem for path in RESULTS.glob("*.md"))
+MATRICES = {"families": families, "uncertainty": uncertainty}
 
 
-RENDERERS = sorted(
-    path for path in (ROOT / "benchmarks").rglob("*.py") if path.stem.startswith("render")
-)
-of_every_renderer = pytest.mark.parametrize(
-    "path", RENDERERS, ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
-
-
-def ends(path, monkeypatch, *words):
-    """Return what a script ends with: a status, or the message of a failure."""
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("sys.argv", [path.name, *map(str, words)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_module(module, run_name="__main__")
-    return ended.value.code
 
 
-def test_every_folder_of_benchmarks_that_writes_a_page_is_found():
-    assert len(RENDERERS) == 35
+def copied(folder):
+    """Link everything of docs/results/ into a folder."""
+    for path in RESULTS.rglob("*"):
+        if path.is_file():
+            link = folder / path.relative_to(RESULTS)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path)
+    return folder
 
 
-@of_every_renderer
-def test_a_page_is_rendered_from_its_json(path, monkeypatch, capsys):
-    assert ends(path, monkeypatch, "--check") == 0, capsys.readouterr().out
+def test_every_page_has_a_template():
+    assert [path.stem for path in sorted(render.TEMPLATES.glob("*.md"))] == PAGES
 
 
-@of_every_renderer
-@pytest.mark.parametrize("words", [[], ["--check"]], ids=["write", "check"])
-def test_no_page_is_rendered_without_its_json(path, words, tmp_path, monkeypatch):
-    said = ends(path, monkeypatch, "--results", tmp_path, *words)
-    # A message is printed, and the status is 1.
-    missing = re.fullmatch(r"(\S+\.json) is missing: `([^`]+)` writes it", said)
-    assert Path(missing[1]).is_relative_to(tmp_path)
-    assert not list(tmp_path.iterdir())
-    script = re.match(r"python -m (benchmarks\.\S+)|pytest .* (tests/\S+\.py) ", missing[2])
-    assert Path(script[2] or script[1].replace(".", "/") + ".py").is_file()
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_rendered_from_its_json(name, monkeypatch, capsys):
+    assert run(render, monkeypatch, name, "--check") == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("renderer", "missing"),
-    [
-        ("attribution/render", "attribution_wordings"),
-        ("attribution/render_retraining", "attribution_bergson.json"),
-        ("attribution/render_retraining", "attribution_removed.json"),
-        ("attribution/render_retraining", "attribution_forgetting.json"),
-        ("attribution/render_retraining", "attribution_ekfac_time.json"),
-        ("explorer/render", "explorer_map.json"),
-        ("prototype_head/render", "first_light.json"),
-        ("prototype_head/render", "route.json"),
-        ("prototype_mixer/render_robustness", "prototype_mixer"),
-        ("prototype_mixer/render_timing", "mixer_throughput.json"),
-        ("signal_noise_attention/render", "signal_noise_attention.json"),
-        ("signal_noise_attention/render", "signal_noise_readings"),
-        ("signal_noise_attention/render", "stories.json"),
-        ("uncertainty_feedback/render", "uncertainty_checks"),
-        ("uncertainty_feedback/render", "uncertainty_literal"),
-        ("uncertainty_feedback/render", "uncertainty_overhead.json"),
-    ],
-)
-def test_every_part_of_a_page_has_to_be_there(renderer, missing, tmp_path, monkeypatch):
-    for path in (ROOT / "docs" / "results").iterdir():
-        if path.name != missing:
-            (tmp_path / path.name).symlink_to(path)
-    path = ROOT / "benchmarks" / f"{renderer}.py"
-    said = ends(path, monkeypatch, "--results", tmp_path, "--check")
-    assert said.startswith(f"{tmp_path / missing}")
-    assert " is missing: `python -m benchmarks." in said
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_is_rendered_without_all_of_its_json(name, tmp_path, monkeypatch):
+    """Every file or folder that a page is of is taken away once."""
+    copied(tmp_path)
+    asked = {}
+    parsed = render.parsed
+    monkeypatch.setattr(render, "parsed", lambda path: asked.setdefault(path, parsed(path)))
+    render.page(name, tmp_path)
+    parts = {path if path.parent == tmp_path else path.parent for path in asked}
+    assert parts
+    for part in parts:
+        moved = part.rename(tmp_path.with_name("away"))
+        with pytest.raises(SystemExit) as ended:
+            render.page(name, tmp_path)
+        moved.rename(part)
+        missing = re.fullmatch(r"(\S+) is missing(?:: `python -m (\S+)` writes it|, of a reader)",
+                               str(ended.value))  # fmt: skip
+        assert Path(missing[1]) == part or part in Path(missing[1]).parents
+        if missing[2]:
+            assert Path(missing[2].replace(".", "/") + ".py").is_file()
+
+
+def test_a_page_that_is_not_what_its_json_gives_is_told(tmp_path, monkeypatch, capsys):
+    copied(tmp_path)
+    (tmp_path / "index.md").unlink()
+    (tmp_path / "index.md").write_text("# Another\n", encoding="utf-8")
+    assert run(render, monkeypatch, "index", "--results", tmp_path, "--check") == 1
+    assert "index.md is not what the JSON gives" in capsys.readouterr().out
+    assert run(render, monkeypatch, "index", "--results", tmp_path) == 0
+    assert (tmp_path / "index.md").read_text() == (RESULTS / "index.md").read_text()
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_matrix_is_rendered_from_its_json(name, tmp_path, monkeypatch, capsys):
+    main = MATRICES[name]
+    assert run(main, monkeypatch, "--check") == 0, capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"\.json is missing: `pytest .*` writes it"):
+        run(main, monkeypatch, "--results", tmp_path)

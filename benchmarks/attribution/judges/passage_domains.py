@@ -9,12 +9,41 @@ documents asked: so a domain that every question points to wins none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
-from benchmarks.attribution.judges.domain_share import DomainShare
-from prismlm.errors import InputError
+from prismlm.statistics import bootstrap
+
+
+@dataclass(frozen=True)
+class DomainShare:
+    """How well evidence finds a document's own domain.
+
+    Attributes:
+        documents: held-out documents measured.
+        own_share: mean over documents of the share that falls on their own domain.
+        chance: the same if evidence followed each domain's share of all activation.
+        accuracy: share of documents whose own domain has the largest lift.
+        chance_accuracy: one over the number of domains.
+        own_shares: the own share of each document, by its row.
+        hits: whether each document counts for the accuracy, by its row.
+    """
+
+    documents: int
+    own_share: float
+    chance: float
+    accuracy: float
+    chance_accuracy: float
+    own_shares: dict[int, float] = field(repr=False)
+    hits: dict[int, bool] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures by name, without those of single documents."""
+        values = asdict(self)
+        return {key: values[key] for key in values if key not in ("own_shares", "hits")}
 
 
 def passage_domain_share(
@@ -28,15 +57,7 @@ def passage_domain_share(
         scores: of passages, [documents, P]; negative ones are left out.
         domains: of each passage.
         own: of each held-out document.
-
-    Raises:
-        InputError: lists of other lengths, or no document with a score and a known domain.
     """
-    if len(own) != len(scores) or len(domains) != scores.shape[1]:
-        raise InputError(
-            f"scores {list(scores.shape)} with {len(own)} documents and {len(domains)} passages: "
-            "expected a domain for each row and for each column."
-        )
     names = sorted(set(domains))
     column = {name: i for i, name in enumerate(names)}
     place = np.array([column[name] for name in domains])
@@ -44,11 +65,6 @@ def passage_domain_share(
     sums = np.stack([positive[:, place == i].sum(1) for i in range(len(names))], 1)
     total = sums.sum(1)
     rows = [row for row, name in enumerate(own) if name in column and total[row] > 0]
-    if not rows:
-        raise InputError(
-            "no held-out document has both a score and a domain that a passage has: give the "
-            "corpus a domain column, and hold out more documents."
-        )
     shares = sums[rows] / total[rows, None]
     right = np.array([column[own[row]] for row in rows])
     base = shares.mean(0)
@@ -63,3 +79,10 @@ def passage_domain_share(
         own_shares=dict(zip(rows, own_shares.tolist(), strict=True)),
         hits=dict(zip(rows, hits.tolist(), strict=True)),
     )
+
+
+def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> dict[str, float]:
+    """Return mean(left − right) over the documents of both, with its 95 % bootstrap interval."""
+    common = sorted(left.keys() & right.keys())
+    found = bootstrap(np.array([float(left[row]) - float(right[row]) for row in common]))
+    return {"difference": found.value, "low": found.low, "high": found.high}

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.attribution.judges.passages import best
-from prismlm.errors import InputError
 
 
 def document_recall(
@@ -24,15 +23,7 @@ def document_recall(
         scores: of documents, the higher the more responsible, [Q, D].
         planted: rows of the documents that hold each question's fact, int64, at least one each.
         limit: n.
-
-    Raises:
-        InputError: not one list for each question, or an empty one, or ``limit`` out of range.
     """
-    if len(planted) != len(scores) or not all(len(rows) for rows in planted):
-        raise InputError(
-            f"{len(planted)} lists of planted documents for {len(scores)} questions: expected one "
-            "for each, none empty."
-        )
     found = best(scores, limit)
     hits = [
         len({row for row in named.tolist() if scores[number, row] > 0} & set(rows.tolist()))

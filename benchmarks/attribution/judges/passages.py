@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prismlm.errors import InputError
-
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
@@ -65,11 +63,7 @@ class PassageBank:
 
         A document of L tokens has ⌈L / tokens⌉ passages; their lengths differ by at most one, so
         that none is a rest of a token or two.
-
-        Raises:
-            InputError: ``tokens`` is below 1, or ``documents`` is empty or not ascending.
         """
-        _check(documents, tokens)
         length = corpus.lengths[documents]
         pieces = -(-length // tokens)
         row = np.repeat(np.arange(len(documents)), pieces)
@@ -82,12 +76,7 @@ class PassageBank:
     def beginnings(
         cls, corpus: Corpus, documents: np.ndarray, tokens: int = PASSAGE_TOKENS
     ) -> PassageBank:
-        """Keep the first ``tokens`` tokens of each document, as one passage.
-
-        Raises:
-            InputError: ``tokens`` is below 1, or ``documents`` is empty or not ascending.
-        """
-        _check(documents, tokens)
+        """Keep the first ``tokens`` tokens of each document, as one passage."""
         length = np.minimum(corpus.lengths[documents], tokens)
         rows = np.arange(len(documents))
         return cls(corpus, documents, corpus.starts[documents], length, rows)
@@ -127,23 +116,8 @@ class PassageBank:
         return self.first + self.length
 
 
-def _check(documents: np.ndarray, tokens: int) -> None:
-    if tokens < 1:
-        raise InputError(f"passages of {tokens} tokens: expected at least 1.")
-    if not len(documents) or (np.diff(documents) <= 0).any():
-        raise InputError(
-            f"passages of {len(documents)} documents: expected at least one, in ascending order."
-        )
-
-
 def best(scores: np.ndarray, limit: int) -> np.ndarray:
-    """Return the columns with the highest scores, int64 [..., limit]; of equals the first.
-
-    Raises:
-        InputError: ``limit`` is not 1 to the number of columns.
-    """
-    if not 1 <= limit <= scores.shape[-1]:
-        raise InputError(f"the best {limit} of {scores.shape[-1]}: expected 1 to all of them.")
+    """Return the columns with the highest scores, int64 [..., limit]; of equals the first."""
     return np.argsort(-scores, axis=-1, kind="stable")[..., :limit]
 
 

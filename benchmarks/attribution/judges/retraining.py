@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.attribution.judges.passages import Prediction
-from prismlm.errors import InputError
 from prismlm.statistics import spearman
 
 Outputs = Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarray]]
@@ -30,16 +29,8 @@ Outputs = Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarra
 
 
 def random_subsets(documents: int, models: int, seed: int, share: float = 0.5) -> np.ndarray:
-    """Draw the documents of each model without replacement: bool [models, documents].
-
-    Raises:
-        InputError: ``share`` leaves a model without documents or without any that it lacks.
-    """
+    """Draw the documents of each model without replacement: bool [models, documents]."""
     kept = round(share * documents)
-    if not 1 <= kept < documents:
-        raise InputError(
-            f"models of {kept} out of {documents} documents: expected at least one on each side."
-        )
     generator = np.random.default_rng(seed)
     subsets = np.zeros((models, documents), dtype=bool)
     for row in subsets:
@@ -56,18 +47,7 @@ def linear_datamodeling(scores: np.ndarray, subsets: np.ndarray, outputs: np.nda
         outputs: log-probability of each target under each model, [predictions, models].
 
     A prediction that is foretold, or comes out, the same for every model gets 0: nothing was said.
-
-    Raises:
-        InputError: shapes that do not go together, or fewer than three models.
     """
-    predictions, documents = scores.shape
-    models = len(subsets)
-    if models < 3 or subsets.shape[1] != documents or outputs.shape != (predictions, models):
-        raise InputError(
-            f"scores {list(scores.shape)}, subsets {list(subsets.shape)} and outputs "
-            f"{list(outputs.shape)}: expected [predictions, documents], [models, documents] and "
-            "[predictions, models], of at least three models."
-        )
     foretold = scores.astype(np.float64) @ subsets.T.astype(np.float64)
     return np.array(
         [spearman(left, right).rho for left, right in zip(foretold, outputs, strict=True)]
@@ -99,16 +79,7 @@ def forgetting(
         named: rows of the documents taken away for each prediction, int64 [predictions, n].
         seeds: of the trainings; there are (⌈predictions / together⌉ + 1) · seeds of them.
         together: predictions that share a training.
-
-    Raises:
-        InputError: as many rows of ``named`` as predictions are expected, and no document that
-            is not there.
     """
-    if len(named) != len(predictions) or named.min() < 0 or named.max() >= documents:
-        raise InputError(
-            f"{len(named)} lists of rows {named.min()} to {named.max()} for {len(predictions)} "
-            f"predictions and {documents} documents: expected a list each, of rows that are there."
-        )
     everything = np.arange(documents)
     lost = np.empty((len(predictions), len(seeds)))
     for column, seed in enumerate(seeds):

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.attribution.judges.passages import Prediction
-from prismlm.errors import InputError
 
 IGNORED = -100
 
@@ -45,7 +44,6 @@ def tail_patch(
     *,
     contexts: Sequence[np.ndarray] = (),
     learning_rate: float = 0.05,
-    weights: Sequence[nn.Parameter] | None = None,
 ) -> PatchGains:
     """Return the gains of each prediction.
 
@@ -55,24 +53,13 @@ def tail_patch(
         passages: for each prediction the token ids of those named for it, int64 [length] each.
         contexts: other texts that targets might follow, token ids, int64 [length] each.
         learning_rate: η of the step, plain SGD.
-        weights: of the model, that the step moves; every one if left out.
-
-    Raises:
-        InputError: not one list of passages for each prediction, or one without two tokens in a
-            row to learn from.
     """
-    if len(passages) != len(predictions):
-        raise InputError(
-            f"{len(passages)} lists of passages for {len(predictions)} predictions: expected one "
-            "for each."
-        )
     training = model.training
     model.eval()
-    moved = list(model.parameters()) if weights is None else weights
     try:
         elsewhere = [_log_probabilities(model, context) for context in contexts]
         pairs = [
-            _gains(model, prediction, named, contexts, elsewhere, learning_rate, moved)
+            _gains(model, prediction, named, contexts, elsewhere, learning_rate)
             for prediction, named in zip(predictions, passages, strict=True)
         ]
     finally:
@@ -88,11 +75,10 @@ def _gains(
     contexts: Sequence[np.ndarray],
     elsewhere: Sequence[Tensor],
     rate: float,
-    weights: Sequence[nn.Parameter],
 ) -> tuple[float, float]:
     target = prediction.target
     before = _log_probabilities(model, prediction.ids)[target]
-    with one_step(model, passages, rate, weights):
+    with one_step(model, passages, rate):
         after = _log_probabilities(model, prediction.ids)[target]
         others = [
             _log_odds(_log_probabilities(model, context)[target]) - _log_odds(was[target])
@@ -112,13 +98,9 @@ def one_step(
     model: nn.Module,
     passages: Sequence[np.ndarray],
     rate: float,
-    weights: Sequence[nn.Parameter],
 ) -> Iterator[None]:
-    """Move weights by one step of SGD on the passages, and back when the block ends.
-
-    Raises:
-        InputError: no passage has two tokens.
-    """
+    """Move weights by one step of SGD on the passages, and back when the block ends."""
+    weights = list(model.parameters())
     kept = [weight.detach().clone() for weight in weights]
     with torch.enable_grad():
         gradients = torch.autograd.grad(_passage_loss(model, passages), weights, allow_unused=True)
@@ -149,8 +131,6 @@ def _log_probabilities(model: nn.Module, ids: np.ndarray) -> Tensor:
 def _passage_loss(model: nn.Module, passages: Sequence[np.ndarray]) -> Tensor:
     """Return the mean loss over the tokens of all passages, each padded on the right."""
     read = [passage for passage in passages if len(passage) > 1]
-    if not read:
-        raise InputError("none of the named passages has two tokens: there is nothing to learn.")
     width = max(len(passage) for passage in read)
     ids = np.zeros((len(read), width), dtype=np.int64)
     labels = np.full((len(read), width), IGNORED, dtype=np.int64)

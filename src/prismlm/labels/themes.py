@@ -44,7 +44,7 @@ from prismlm.labels.vocabulary import FUNCTION
 from prismlm.progress import SILENT, Reporter
 
 SEQUENCES = 10
-# Chosen on planted units: docs/results/themes.md.
+# Chosen on planted units.
 QUANTILE = 0.95
 LEAST_MARKED, MOST_ALIKE = 0.5, 2.0
 THEME_WORDS = 4

@@ -2,10 +2,8 @@ import pytest
 
 from benchmarks.attribution.planted_facts import (
     WORDINGS,
-    chance_recall,
     invent_facts,
     plant_in_documents,
-    recall,
 )
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
@@ -80,14 +78,3 @@ def test_known_words_are_no_names():
     names = [fact.name.lower() for fact in first]
     again = invent_facts(3, 0, known=[f"A text of {names[1].upper()}."], copies=(1,))
     assert names[1] not in [fact.name.lower() for fact in again]
-
-
-def test_recall_by_hand():
-    assert recall(["a", "x", "b"], ["a", "b", "c"], limit=3) == pytest.approx(2 / 3)
-    assert recall(["a", "x", "b"], ["a", "b", "c"], limit=2) == pytest.approx(1 / 2)
-    assert recall(["x"], ["a"]) == 0.0
-    # Sixteen planted, ten shown: ten hits are all that is possible.
-    sixteen = [str(i) for i in range(16)]
-    assert recall(sixteen[:10], sixteen) == 1.0
-    assert chance_recall(1000, 4) == pytest.approx(10 / 1000)
-    assert chance_recall(1000, 16) == pytest.approx(16 / 1000)

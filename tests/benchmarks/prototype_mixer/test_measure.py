@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.prototype_mixer import measure, render
+from benchmarks.pages.prototype_mixer import over_llama
+from benchmarks.prototype_mixer import measure
 from benchmarks.prototype_mixer.source_tables import NAMES
 from prismlm.corpus import Corpus
 from prismlm.training import build_recipe
@@ -68,18 +69,12 @@ def test_a_run_is_measured_once_and_goes_on_where_it_was_cut(
 
 
 def test_long_runs_by_hand():
-    def row(model, seed, perplexity):
-        optimizer, data = {"warmup": 0.02}, {"length": 256}
-        settings = {"steps": 3000, "batch_size": 8, "data": data, "optimizer": optimizer}
-        sizes = {"tokens": 6_000_000, "parameters": 1234}
-        made = {"settings": settings, "environment": {"date": "2026-01-01"}}
-        return {"model": model, "seed": seed, "perplexity": perplexity} | sizes | made
-
-    rows = [row("llama", 0, 50.0), row("protot", 0, 60.0)]
-    # Seed 2 has no LLaMA beside it.
-    page = render.render([*rows, row("llama", 1, 100.0), *(row("protot", s, 80.0) for s in (1, 2))])
-    assert "| LLaMA | 1,234 | 75.00 (50.00 to 100.00), 2 seeds |  |" in page
-    assert "| ProtoT | 1,234 | 73.33 (60.00 to 80.00), 3 seeds | 1.000 (0.800 to 1.200) (2" in page
+    llama, protot = (
+        {seed: {"perplexity": perplexity} for seed, perplexity in by_seed.items()}
+        # Seed 2 has no LLaMA beside it.
+        for by_seed in ({0: 50.0, 1: 100.0}, {0: 60.0, 1: 80.0, 2: 80.0})
+    )
+    assert over_llama(protot, llama) == "1.000 (0.800 to 1.200) (2 seeds)"
     assert set(NAMES) == set(measure.MODELS)
 
 

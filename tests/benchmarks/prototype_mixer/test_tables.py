@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.pages.prototype_mixer import verdict
 from benchmarks.prototype_mixer import tables
 from benchmarks.prototype_mixer.source_tables import ABLATIONS, CLAIMS, WIDER
-from benchmarks.prototype_mixer.table_sections import verdict
 from prismlm.corpus import Corpus, sample_path
 from prismlm.training import build_recipe
 from prismlm.training.setup import prepare

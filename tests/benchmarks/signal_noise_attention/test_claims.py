@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.signal_noise_attention import claims as signal_noise_claims
+from benchmarks.pages.signal_noise_attention import verdict
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from benchmarks.signal_noise_attention import claims as signal_noise_claims
     ],
 )
 def test_a_claim_holds_where_every_seed_has_its_sign(effects, ps, expected, answer):
-    assert signal_noise_claims.verdict(effects, ps, expected) == answer
+    assert verdict(effects, ps, expected) == answer

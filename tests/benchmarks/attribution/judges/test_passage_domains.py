@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.attribution.judges.passage_domains import passage_domain_share
-from prismlm.errors import InputError
+from benchmarks.attribution.judges.passage_domains import paired_difference, passage_domain_share
 
 
 def test_share_and_accuracy_by_hand():
@@ -19,8 +18,12 @@ def test_share_and_accuracy_by_hand():
     assert found.chance_accuracy == 0.5
 
 
-def test_nothing_to_compare():
-    with pytest.raises(InputError, match="domain column"):
-        passage_domain_share(np.ones((1, 1)), ["law"], ["code"])
-    with pytest.raises(InputError, match="each column"):
-        passage_domain_share(np.ones((1, 2)), ["law"], ["law"])
+def test_paired_difference():
+    left, right = {0: 1.0, 1: 0.5, 7: 9.0}, {0: 0.75, 1: 0.25, 3: 9.0}
+    whole = pytest.approx({"difference": 0.25, "low": 0.25, "high": 0.25})
+    assert paired_difference(left, right) == whole
+    noisy = {row: float(row % 2) for row in range(100)}
+    found = paired_difference(noisy, dict.fromkeys(range(100), 0.5))
+    assert found["low"] < 0 < found["high"]
+    # 100 differences of ±0.5 have a standard error of 0.05.
+    assert found["high"] - found["low"] == pytest.approx(4 * 0.05, rel=0.1)

@@ -1,0 +1,100 @@
+"""Shares of questions with their intervals, for ``asked.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.attribution.asked import ORDERS, PASSAGES, questions
+from benchmarks.corpus.demo_pairs import FEWEST, PER_TOPIC
+from prismlm.demo.prompts import ABSENT
+from prismlm.eval.judging.judges import wilson
+from prismlm.explain.shares import WORTH_SHOWING
+
+Row = dict[str, Any]
+
+
+def figures(read: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the questions by kind, and functions over them.
+
+    Raises:
+        KeyError: an answer or a passage is not judged.
+    """
+    result = read("asked.json")
+    rows = result["questions"]
+    answered = [row for row in rows if row["set"] == "answered"]
+    names = read("asked/names.jsonl")
+    return {
+        "result": result,
+        "answered": answered,
+        "stated": [row for row in answered if row["states_the_facts"]],
+        "others": [row for row in answered if not row["states_the_facts"]],
+        "answerable": [row for row in result["demo"] if row["topic"] not in ABSENT],
+        "outside": [row for row in rows if row["set"] in ("heldout", "foreign")],
+        "all_stated": [row for row in rows if row.get("states_the_facts")],
+        "share": share,
+        "ranked": ranked,
+        "ahead": {
+            order: sum(
+                (row["rank"]["prismlm"] == 1) - (row["rank"][order] == 1) for row in answered
+            )
+            for order in ORDERS[1:]
+        },
+        "supported": supported,
+        "of_subject": of_subject,
+        "right": right,
+        "seen": seen,
+        "clear": {
+            by: right_of([one["clear"] for one in names if one["by"] == by])
+            for by in ("reader", "embedded")
+        },
+        "chosen_on": len(questions("choose")),
+        "per_subject": (FEWEST, PER_TOPIC),
+        "worth_showing": WORTH_SHOWING,
+        "orders": ORDERS,
+        "passages": PASSAGES,
+    }
+
+
+def share(held: Sequence[bool]) -> str:
+    """Return how many hold, with a 95 % interval."""
+    interval = wilson(sum(held), len(held))
+    return f"{sum(held) / len(held):.0%} ({interval.low:.0%} to {interval.high:.0%})"
+
+
+def ranked(rows: Sequence[Row], order: str, within: int) -> str:
+    """Return for how many questions the document that holds the answer is among the first."""
+    return share([row["rank"][order] <= within for row in rows])
+
+
+def supported(rows: Sequence[Row], level: str) -> str:
+    """Return how many answers have a level of support."""
+    return share([(row["support"] or "none") == level for row in rows])
+
+
+def of_subject(rows: Sequence[Row], kind: str) -> str:
+    """Return how many documents of those shown are of the question's own subject."""
+    subjects = [
+        name.split("#")[0] == row["id"].split("#")[0]
+        for row in rows
+        if row["support"] != "none"
+        for name in row[kind]
+    ]
+    return f"{sum(subjects) / len(subjects):.0%} of {len(subjects)}"
+
+
+def seen(row: Row, order: str) -> list[Row]:
+    """Return the passages that are shown of those found; BM25 has no share to choose by."""
+    if order == "bm25":
+        return row["passages"][order]
+    return [one for one in row["passages"][order] if one["shown"] and row["support"] != "none"]
+
+
+def right(passages: Sequence[Row]) -> str:
+    """Return how many passages are about the answer's subject."""
+    return right_of([one["of_subject"] for one in passages])
+
+
+def right_of(held: Sequence[bool]) -> str:
+    """Return how many hold of how many."""
+    return f"{sum(held)} of {len(held)}"

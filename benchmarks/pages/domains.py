@@ -1,0 +1,83 @@
+"""Shares by domain, paired with the controls', for ``domains.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from benchmarks.attribution.judges.passage_domains import paired_difference, passage_domain_share
+from prismlm.statistics import bootstrap
+
+LEVELS = (0.0, 0.5, 0.7, 0.9, 1.0)
+
+
+def figures(read: Callable[[str], Any]) -> dict[str, Any]:
+    """Return what the page's tables show."""
+    result = read("domains.json")
+    names, own, shares = result["domains"], result["own"], result["shares"]
+    turned = result["turned"]
+    found = {
+        name: passage_domain_share(np.array(rows), names, own) for name, rows in shares.items()
+    }
+    behind = {
+        name: passage_domain_share(np.array(rows), names, turned["own"])
+        for name, rows in turned["shares"].items()
+    }
+    return {
+        "result": result,
+        "found": found,
+        "less": {name: _less(found["explain"], one) for name, one in found.items()},
+        "behind": behind,
+        "turned": _less(behind["explain"], behind["alone"])["own share"],
+        "trust": _trust(result),
+        "by_domain": _by_domain(result, found["explain"]),
+        "interval": _interval,
+    }
+
+
+def _interval(values: dict[int, float] | dict[int, bool]) -> str:
+    found = bootstrap(np.array([float(value) for value in values.values()]))
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def _less(one: Any, other: Any) -> dict[str, str]:
+    pairs = {"own share": (one.own_shares, other.own_shares), "accuracy": (one.hits, other.hits)}
+    return {name: _signed(paired_difference(*pair)) for name, pair in pairs.items()}
+
+
+def _signed(found: dict[str, float]) -> str:
+    low, high = found["low"], found["high"]
+    verdict = "above" if low > 0 else "**below**" if high < 0 else "**not shown to differ**"
+    return f"{found['difference']:+.3f} ({low:+.3f} to {high:+.3f}), {verdict}"
+
+
+def _trust(result: dict[str, Any]) -> list[tuple[float, float, int, float, float]]:
+    """Return how often the domain with the largest share is the text's own, by that share."""
+    own = np.array([result["domains"].index(name) for name in result["own"]])
+    shares = np.array(result["shares"]["explain"])
+    shares /= shares.sum(1, keepdims=True)
+    largest, right = shares.max(1), shares.argmax(1) == own
+    rows = {(low, high): (largest > low) & (largest <= high) for low, high in pairwise(LEVELS)}
+    return [
+        (low, high, int(some.sum()), float(largest[some].mean()), float(right[some].mean()))
+        for (low, high), some in rows.items()
+        if some.any()
+    ]
+
+
+def _by_domain(result: dict[str, Any], said: Any) -> list[tuple[str, int, float, int, str]]:
+    own, names = np.array(result["own"]), result["domains"]
+    shares = np.array(result["shares"]["explain"])
+    shares /= shares.sum(1, keepdims=True)
+    chosen = (shares / shares.mean(0)).argmax(1)
+    found: list[tuple[str, int, float, int, str]] = []
+    for place, name in enumerate(names):
+        rows = np.flatnonzero(own == name).tolist()
+        wrong = [names[at] for at in chosen[rows].tolist() if at != place]
+        taken = max(sorted(set(wrong)), key=wrong.count) if wrong else "–"
+        share = float(np.mean([said.own_shares[row] for row in rows]))
+        found.append((name, len(rows), share, sum(said.hits[row] for row in rows), taken))
+    return found

@@ -1,0 +1,111 @@
+"""Runs of the prototype head by method and seed, with intervals over seeds, for its page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import yaml
+from scipy import stats
+
+Run = dict[str, Any]
+RECIPE = Path("recipes/gpt2-small-gpu/default.yaml")
+"""Of the steps that are timed on a GPU."""
+WHAT = {
+    "default": "**default**: detached, placed half way, KL",
+    "default-all": "trained on every position, not a third",
+    "default-quarter": "on a quarter",
+    "default-eighth": "on an eighth",
+    "default-early": "on a quarter, placed at step 200",
+    "default-sampled": "on a quarter, placed on random states",
+    "default-revived": "on a quarter, unused prototypes revived",
+    "default-annealed": "on a quarter, k from 64 to 16",
+    "default-ce": "on a quarter, labels instead of the model's prediction",
+    "detached": "the source's losses × 0.1, detached",
+    "light": "the source's losses × 0.1, into the model",
+    "light-kl": "the same with the KL",
+    "constant": "the source's losses × 0.1, constant",
+    "warmed-up": "the source's losses, placed, rising to 1",
+    "source": "the source's losses from step 0, random prototypes",
+    "source-literal": "the same, read literally",
+}
+# Figures that every table shows, with their digits.
+SHOWN = {"explained_share": 3, "fvu": 3, "agreement": 3, "in_use": 3, "usage_perplexity": 0}
+
+
+def figures(read: Callable[..., Any]) -> dict[str, Any]:
+    """Return the runs of every method, and functions over them."""
+    runs = [run for run in read("prototype_head/*.json") if "quality" in run]
+    methods = {
+        name: [run for run in runs if run["kind"] == "method" and run["name"] == name]
+        for name in WHAT
+    }
+    detached = {name for name, group in methods.items() if group[0]["settings"]["head"]["detach"]}
+    # Detached runs have bit for bit the plain model.
+    plain = {seed(r): r["quality"]["ce"] for name in detached for r in methods[name]}
+
+    def over_plain(group: list[Run], key: str, of: str = "quality") -> list[float]:
+        """Return how far cross-entropies are above the plain model's of the same seed, in %."""
+        return [100 * (run[of][key] / plain[seed(run)] - 1) for run in group]
+
+    sweep = [run for run in runs if run["kind"] == "sweep"]
+    sizes = [run for run in runs if run["kind"] == "size"]
+    same = [run for run in methods["default"] if seed(run) == seed(sizes[0])]
+    times = read("prototype_head/step-time-*.json")
+    return {
+        "methods": methods,
+        "what": WHAT,
+        "detached": detached,
+        "attached": [name for name in methods if name not in detached],
+        "plain": list(plain.values()),
+        "over_plain": over_plain,
+        "alone": lambda name: f"{fmean(over_plain(methods[name], 'prototype_only_ce')):.2f} %",
+        "means": lambda names, key: [fmean(over_plain(methods[name], key)) for name in names],
+        "fvu": lambda names: min(of(methods[name], "fvu") for name in names),
+        "tried": [run for run in runs if run["kind"] == "tried"],
+        "sweep": sorted(sweep, key=lambda run: (_k(run) != 16, _size(run), _k(run))),
+        "sizes": sorted([*sizes, *same], key=lambda run: run["parameters"]),
+        "times": times,
+        "over_the_run": [_over_the_run(methods["default"][0], time) for time in times],
+        "values": lambda group, key, of="quality": [run[of][key] for run in group],
+        "mean": mean,
+        "shown": SHOWN,
+        "route": read("route.json"),
+        "route_cuda": read("route_cuda.json"),
+        "gpu": read("prototype_head_gpu/step-time-gpt2-small-16.json"),
+        "gpu_prototypes": yaml.safe_load(RECIPE.read_text())["head"]["prototypes"],
+    }
+
+
+def mean(values: list[float], digits: int, unit: str = "") -> str:
+    """Return the mean, with half the width of Student's 95 % interval for more than one seed."""
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}{unit}"
+    half = float(stats.t.isf(0.025, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return f"{fmean(values):.{digits}f} ± {half:.{digits}f}{unit}"
+
+
+def of(group: list[Run], key: str) -> float:
+    """Return the mean of a figure over seeds."""
+    return fmean(run["quality"][key] for run in group)
+
+
+def seed(run: Run) -> int:
+    """Return a run's seed."""
+    return run["settings"]["seed"]
+
+
+def _size(run: Run) -> int:
+    return run["settings"]["head"]["prototypes"]
+
+
+def _k(run: Run) -> int:
+    return run["settings"]["head"]["prototypes_per_token"]
+
+
+def _over_the_run(run: Run, time: Run) -> float:
+    """Return the ratio of the whole run, of whose steps the head takes part in some."""
+    share = 1 - run["settings"]["head"]["initialise_at_step"] / run["settings"]["steps"]
+    return 1 + share * (time["recipes"]["default"]["ratio"] - 1)
