@@ -3,13 +3,19 @@
 The loss is of the answers alone, so that no step is spent on predicting what people ask. Several
 questions lie in one row behind one system prompt; none sees another.
 
-What ships was taught these lessons with other rates: linear in place of a cosine, over 16 epochs at
-first, over 12 from step 350 on and over 14 from step 950 on. So a run makes a model of its kind and
-not the same one.
+The first epochs ask in wordings of the document's own question, made from templates. From
+``WRITTEN_FROM`` on, two of three ask what a large language model asked of the answer itself
+(``demo_questions.jsonl``; it was given ``demo_questions_prompt.md`` and the pairs, nothing else),
+so that a model learns which of the documents on a disease says what.
+
+What ships was taught these lessons with other rates: of the first epochs linear in place of a
+cosine, over 16 epochs at first, over 12 from step 350 on and over 14 from step 950 on; the last six
+began anew with a rate of 8e-4. So a run makes a model of its kind and not the same one.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +31,9 @@ from prismlm.training import LoraOptions
 from prismlm.training.loop import Loop
 from prismlm.training.tuning import with_adapters, write_adapter
 
-OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=14)
+OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=20)
+WRITTEN = Path(__file__).with_name("demo_questions.jsonl")
+WRITTEN_FROM = 14
 # Plain text is read in every so manieth epoch.
 PLAIN_EVERY = 4
 IGNORED = -100
@@ -197,11 +205,18 @@ def wordings(title: str) -> list[str]:
     return [title, *(way.format(t=topic if n % 2 else lower) for n, way in enumerate(ways))]
 
 
+def written() -> dict[str, list[str]]:
+    """Return the questions that were written to each answer, by the pair's id."""
+    lines = map(json.loads, WRITTEN.read_text(encoding="utf-8").splitlines())
+    return {line["id"]: line["questions"] for line in lines}
+
+
 class Lessons:
     """Rows of question-answer pairs and of plain text.
 
     Args:
-        pairs: chats of one question and one answer, as ``pairs.parquet`` has them.
+        pairs: chats of one question and one answer, as ``pairs.parquet`` has them; each has written
+            questions.
         texts: plain texts.
         tokenizer: with a chat template.
         length: tokens of a row.
@@ -219,12 +234,11 @@ class Lessons:
         self._prefix = one[
             : next(n for n, (a, b) in enumerate(zip(one, two, strict=False)) if a != b)
         ]
+        by_id = written()
         self._pairs = [
-            (
-                [self._chat(way)[len(self._prefix) :] for way in wordings(pair["title"])],
-                self._answer(pair),
-            )
+            (self._asked(wordings(pair["title"])), self._asked(by_id[pair["id"]]), answer)
             for pair in pairs
+            for answer in [self._answer(pair)]
         ]
         end = tokenizer.eos_token_id
         self._texts = [
@@ -234,6 +248,9 @@ class Lessons:
             for piece in (ids[at : at + length] for at in range(0, len(ids), length))
             if len(piece) > 16
         ]
+
+    def _asked(self, questions: list[str]) -> list[list[int]]:
+        return [self._chat(one)[len(self._prefix) :] for one in questions]
 
     def _chat(self, question: str) -> list[int]:
         said = [{"role": "user", "content": question}]
@@ -253,10 +270,14 @@ class Lessons:
         row: list[tuple[list[int], list[int]]] = []
         filled = len(self._prefix)
         for index in random.permutation(len(self._pairs)).tolist():
-            questions, answer = self._pairs[index]
+            in_other_words, of_answer, answer = self._pairs[index]
+            late = number - WRITTEN_FROM
             # Each pair has its own order, so that an epoch has every wording.
-            ways = EARLY_WAYS if number < EARLY_EPOCHS else len(questions)
-            asked = questions[(index + number) % ways]
+            if late >= 0 and late % 3 < 2:
+                asked = of_answer[(index + late - late // 3) % len(of_answer)]
+            else:
+                ways = EARLY_WAYS if number < EARLY_EPOCHS else len(in_other_words)
+                asked = in_other_words[(index + number) % ways]
             if filled + len(asked) + len(answer) > self._length:
                 rows.append(row)
                 row, filled = [], len(self._prefix)

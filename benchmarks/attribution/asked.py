@@ -176,7 +176,7 @@ def _key(*parts: str) -> str:
 
 
 def _passage_key(row: dict[str, Any], one: dict[str, Any]) -> str:
-    return _key(row["question"], one["title"], one["text"])
+    return _key(row["question"], one["title"] or "", one["text"])
 
 
 def answer_items(result: dict[str, Any], former: Path | None) -> dict[str, dict[str, str]]:

@@ -9,7 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.attach.demo_lessons import OPTIONS, Lessons, Teaching, summed_loss, wordings
+from benchmarks.attach.demo_lessons import (
+    OPTIONS,
+    Lessons,
+    Teaching,
+    summed_loss,
+    wordings,
+    written,
+)
 from prismlm.demo.texts import pairs_path
 from prismlm.training.tuning import with_adapters
 from tests.helpers.chats import TEMPLATE
@@ -34,7 +41,24 @@ def lessons(tiny_model):
 def test_every_pair_has_as_many_wordings_with_its_subject_in_each():
     titles = set(pq.read_table(pairs_path())["title"].to_pylist())
     assert {len(wordings(title)) for title in titles} == {16}
+    rows = pq.read_table(pairs_path()).to_pylist()
+    taught = {row["id"] for row in rows if row["split"] == "train"}
+    assert taught == set(written())
+    assert {len(set(questions)) for questions in written().values()} == {4}
     assert all("coma" in one.lower() for one in wordings("What causes Coma?"))
+
+
+def test_late_epochs_ask_what_was_written_to_the_answer(lessons, tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    rows = pq.read_table(pairs_path()).slice(0, 12).to_pylist()
+    questions = {one for row in rows for one in written()[row["id"]]}
+
+    def asked(number):
+        pairs = [pair for row in lessons.epoch(number, 0) for pair in row if pair[0]]
+        return [any(one in tokenizer.decode(said) for one in questions) for said, _ in pairs]
+
+    for number, wanted in ((0, False), (13, False), (14, True), (15, True), (16, False)):
+        assert asked(number) == [wanted] * 12
 
 
 def test_a_row_of_several_questions_has_the_loss_of_each_by_itself(adapted, lessons):
