@@ -1,8 +1,19 @@
+import ast
 import fcntl
 import gc
 import os
 import shutil
 import signal
+import sys
+from pathlib import Path
+
+# A hundred processes are started here. Where nothing is to be written beside the sources, what one
+# has compiled is kept elsewhere: compiling PyTorch for each takes longer than the tests.
+if sys.dont_write_bytecode:
+    kept = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
+    sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(kept))
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Shapes at public boundaries are checked under pytest only: the hook comes before prismlm.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -10,10 +21,25 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # One thread here and in every process started here: sums in one order, so that they compare equal.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+from jaxtyping import _import_hook, install_import_hook
 from jaxtyping import config as checks
-from jaxtyping import install_import_hook
 
-install_import_hook(["prismlm.ops", "prismlm.layers", "prismlm.models"], "beartype.beartype")
+
+class Boundaries(_import_hook.JaxtypingTransformer):
+    """Leaves out functions within functions.
+
+    They are no boundary, and made anew at every call: so would their checks be, which took a fifth
+    of a pass through a model.
+    """
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        inside = any(isinstance(parent, ast.FunctionDef) for parent in self._parents)
+        return node if inside else super().visit_FunctionDef(node)
+
+
+_import_hook.JaxtypingTransformer = Boundaries
+# jaxtyping keeps what it compiled by this name: with the blank it is not what others have kept.
+install_import_hook(["prismlm.ops", "prismlm.layers", "prismlm.models"], "beartype.beartype ")
 
 import torch
 from hypothesis import settings
@@ -23,7 +49,6 @@ settings.load_profile("prismlm")
 torch.set_num_threads(1)
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -132,3 +157,11 @@ def tiny_model(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         return train_tiny_model(Corpus.open(tiny_corpus), directory / "tiny")
 
     return made_once(tmp_path_factory, "model", trained)
+
+
+@pytest.fixture(scope="session")
+def short_corpus(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One in five documents of `tiny_corpus`, in the tokens of `tiny_model`."""
+    from tests.helpers.tiny import build_small_corpus
+
+    return made_once(tmp_path_factory, "short", lambda to: build_small_corpus(tiny_model, to))

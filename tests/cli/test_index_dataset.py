@@ -65,7 +65,7 @@ def test_a_dataset_is_built_and_indexed_as_its_files_would_be(
 
     # The same corpus again for another lens, without reading the dataset.
     before = listing(corpus.path)
-    again = prism(*arguments, "--lens", "other", "--window", 64)
+    again = prism(*arguments, "--lens", "other", "--split", "heldout")
     assert again.returncode == 0, again.stderr
     assert "Tokenising" not in again.stderr
     assert listing(corpus.path) == before

@@ -20,14 +20,14 @@ from tests.helpers.small_disk import can_mount, on_small_disk
 TINY = DemoSize(
     "demo-quick.yaml",
     vocab_size=1024,
-    every=60,
+    every=90,
     contexts=4,
     overrides=(
-        "steps=30",
+        "steps=15",
         "head.prototypes=64",
-        "head.initialise_at_step=10",
+        "head.initialise_at_step=5",
         "evaluation.every=0",
-        "evaluation.final_tokens=2000",
+        "evaluation.final_tokens=1000",
     ),
 )
 

@@ -41,6 +41,15 @@ def workplace(tiny_model, tiny_corpus, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def few_texts(tmp_path, monkeypatch):
+    """Every eighth text of the sample: pages read some of them, and none of how many there are."""
+    table = pq.read_table(sample_path())
+    texts = tmp_path / "texts.parquet"
+    pq.write_table(table.take(list(range(0, len(table), 8))), texts)
+    monkeypatch.setattr("prismlm.corpus.sample_path", lambda: texts)
+
+
 @pytest.mark.parametrize(
     ("page", "blocks"),
     [

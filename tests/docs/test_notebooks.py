@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_examples import ROOT
+from tests.docs.test_examples import few_texts as few_texts
 from tests.docs.test_examples import workplace as workplace
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -32,7 +33,8 @@ def shown(source, names):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, workplace, capsys):
+@pytest.mark.usefixtures("workplace", "few_texts")
+def test_a_notebook_runs(path, capsys):
     names = {}
     for source in cells(path, "code"):
         found = shown(re.sub(r"^STEPS = \d+$", f"STEPS = {STEPS}", source, flags=re.M), names)

@@ -427,7 +427,7 @@ def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
     ids = lm.encode(TEXT)
     plain = repetition(lm.write(ids, 30, 0.0, 0)[0, ids.shape[1] :].tolist())
     found = set()
-    for prototype in range(0, 60, 6):
+    for prototype in range(0, 60, 12):
         edit = strongest(lm, TEXT, Clamp(prototype, 1.0), generate=30)
         written = steer(lm, TEXT, [edit], generate=30, draws=0)
         with lm.edit(edit):

@@ -44,7 +44,8 @@ def test_a_sentence_cites_the_documents_that_carry_nearly_all_of_it(lm):
     corpus, cited = lm.lens.corpus, 0
     for number in (0, 3, 6, 30):
         text = corpus.text(number)[:300]
-        for trace in (lm.explain(text), lm.explain(text[:40], generate=30), lm.explain(text)[5:]):
+        whole = lm.explain(text)
+        for trace in (whole, lm.explain(text[:40], generate=30), whole[5:]):
             found = citations(trace)
             marks = [
                 (one.start, one.end, one.document["doc_id"], round(one.share, 6)) for one in found

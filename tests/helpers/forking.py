@@ -7,6 +7,7 @@ loads; each child is forked from it, so no test sees another's state.
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -16,9 +17,11 @@ import pkgutil
 import signal
 import sys
 import traceback
+import weakref
 
 import transformers.models.auto.modeling_auto
 import transformers.models.llama.modeling_llama  # noqa: F401
+import typer.main
 
 import prismlm.cli.app
 
@@ -35,7 +38,8 @@ with contextlib.suppress(ImportError):
 
 
 def warm() -> None:
-    """Import what the commands import when they run, and what typer does when it reads words."""
+    """Import what the commands import when they run, and let typer read the options once."""
+    typer.main.get_command = functools.cache(typer.main.get_command)
     for module in pkgutil.walk_packages(prismlm.__path__, "prismlm."):
         if module.name != "prismlm.__main__":
             with contextlib.suppress(ModuleNotFoundError):
@@ -46,6 +50,12 @@ def warm() -> None:
         contextlib.suppress(SystemExit),
     ):
         prismlm.cli.app.app(["generate", os.devnull, "nothing is there"])
+    # What libraries left to do at the end, such as a table of what was compiled, takes a child
+    # longer than most commands, and is not its to do.
+    for finaliser in list(weakref.finalize._registry):  # pyright: ignore[reportAttributeAccessIssue]
+        finaliser.atexit = False
+    weakref.finalize._registered_with_atexit = False  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._clear()
     # What is kept is never looked through again, here or in a child.
     gc.collect()
     gc.freeze()
@@ -90,3 +100,5 @@ for line in sys.stdin:
             run(asked)
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
+# As for a child.
+os._exit(0)

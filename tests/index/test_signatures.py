@@ -78,18 +78,19 @@ def test_a_lens_has_what_the_equation_says(lm, tiny_model, corpus):
     rows = pq.read_table(tiny_model / "lens" / "sample" / layout.PROTOTYPES_FILE).to_pylist()
     found = signatures_of(lm.model, head, corpus)
     for number in range(0, len(rows), 7):
-        raised = float(head.scale.detach()) * weight @ prototypes[number]
-        order = sorted(range(len(raised)), key=lambda t: (raised[t] <= 0, -z[number, t]))
+        raised = (float(head.scale.detach()) * weight @ prototypes[number]).tolist()
+        deviates = z[number].tolist()
+        order = sorted(range(len(raised)), key=lambda t: (raised[t] <= 0, -deviates[t]))
         often = [t for t in order if seen[t] >= 5][:40]
         ways: dict[str, list[int]] = {}
         for token in often:
             text = token_alone(lm.tokenizer, token)
             ways.setdefault(text.strip().lower() or text, []).append(token)
-        expected = [max(tokens, key=lambda t: raised[t].item()) for tokens in ways.values()][:10]
+        expected = [max(tokens, key=lambda t: raised[t]) for tokens in ways.values()][:10]
         assert found.ids[number].tolist() == expected
         texts = [token_alone(lm.tokenizer, token) for token in expected]
         assert rows[number]["top_tokens"] == texts
-        assert rows[number]["top_values"] == pytest.approx(raised[expected].tolist(), rel=1e-3)
+        assert rows[number]["top_values"] == pytest.approx([raised[t] for t in expected], rel=1e-3)
 
 
 def test_tokens_are_counted_whole_and_in_parts(corpus, monkeypatch):

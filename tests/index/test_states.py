@@ -15,9 +15,9 @@ from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
 from prismlm.index.states import META_FILE, STATES_FILE, HiddenStates, read_states
 from prismlm.models.seam import capture
-from tests.helpers.tiny import build_small_corpus
 
 WINDOWS = {"window": 64, "stride": 48}
+OPTIONS = IndexOptions(contexts=4, **WINDOWS)
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +26,26 @@ def lm(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def corpus(tiny_model, tmp_path_factory):
-    return Corpus.open(build_small_corpus(tiny_model, tmp_path_factory.mktemp("small")))
+def corpus(short_corpus):
+    return Corpus.open(short_corpus)
 
 
 @pytest.fixture(scope="module")
 def kept(lm, corpus, tmp_path_factory):
     directory = tmp_path_factory.mktemp("kept") / "states"
     return read_states(lm.model, corpus, directory, **WINDOWS, limit_bytes=1e9)
+
+
+@pytest.fixture(scope="module")
+def read(lm, corpus, tmp_path_factory):
+    """The lens that reads every state itself."""
+    return indexed(lm, corpus, tmp_path_factory.mktemp("read") / "lens")
+
+
+def indexed(lm, corpus, out, states=None):
+    return Lens.open(
+        build_index(lm.model, lm.head, corpus, out, OPTIONS, states=states), lm.model, lm.head
+    )
 
 
 def test_every_position_that_predicts_is_kept_once(kept, corpus):
@@ -78,36 +90,24 @@ def test_passes_of_another_size_keep_the_same_states_in_the_same_order(
 
 
 def test_an_index_reads_passes_of_the_devices_size_and_finds_the_same(
-    lm, corpus, tmp_path, monkeypatch
+    read, lm, corpus, tmp_path, monkeypatch
 ):
-    options, sizes = IndexOptions(contexts=4, **WINDOWS), []
-    large = build_index(lm.model, lm.head, corpus, tmp_path / "large", options)
+    sizes = []
     monkeypatch.setattr(module, "PASS_TOKENS", 128)
     watched = lm.model.get_input_embeddings().register_forward_hook(
         lambda _module, given, _output: sizes.append(given[0].numel())
     )
     with watched:
-        small = build_index(lm.model, lm.head, corpus, tmp_path / "small", options)
+        small = indexed(lm, corpus, tmp_path / "small")
     assert np.median(sizes) == 128
-    lenses = [Lens.open(path, lm.model, lm.head) for path in (large, small)]
-    records = [lens.cells.records(np.arange(len(lens.cells))) for lens in lenses]
+    records = [lens.cells.records(np.arange(len(lens.cells))) for lens in (read, small)]
     assert np.array_equal(*(one["position"] for one in records))
     differences = np.subtract(*(one["code"].astype(int) for one in records))
     assert np.abs(differences).max() <= 1
 
 
-def indexed(lm, corpus, out, options, states):
-    return Lens.open(
-        build_index(lm.model, lm.head, corpus, out, options, states=states), lm.model, lm.head
-    )
-
-
-def test_an_index_from_states_is_the_index_of_the_model(kept, lm, corpus, tmp_path):
-    options = IndexOptions(contexts=4, **WINDOWS)
-    lenses = [
-        indexed(lm, corpus, tmp_path / name, options, states)
-        for name, states in (("read", None), ("kept", kept))
-    ]
+def test_an_index_from_states_is_the_index_of_the_model(read, kept, lm, corpus, tmp_path):
+    lenses = [read, indexed(lm, corpus, tmp_path / "kept", kept)]
     records = [lens.cells.records(np.arange(len(lens.cells))) for lens in lenses]
     # The rounding to bfloat16 moves some positions between neighbouring cells.
     places = [dict(zip(r["position"].tolist(), r["code"], strict=True)) for r in records]
@@ -119,8 +119,7 @@ def test_an_index_from_states_is_the_index_of_the_model(kept, lm, corpus, tmp_pa
 
 def test_where_states_end_the_model_reads_on(lm, corpus, tmp_path):
     some = read_states(lm.model, corpus, tmp_path / "s", **WINDOWS, limit_bytes=1e5)
-    options = IndexOptions(contexts=4, **WINDOWS)
-    lens = indexed(lm, corpus, tmp_path / "lens", options, some)
+    lens = indexed(lm, corpus, tmp_path / "lens", some)
     assert lens.meta.tokens > len(some)
     assert len(lens.cells) == lens.meta.tokens
 

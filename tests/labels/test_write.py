@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 import prismlm
@@ -68,7 +69,9 @@ def test_the_names_tell_more_than_shuffled_ones(labelled):
         ("the map", lambda lm: map_lens(lm.lens, lm.head)),
     ],
 )
-def test_a_full_disk_is_told_and_leaves_the_lens_as_it_was(labelled, what, write):
+def test_a_full_disk_is_told_and_leaves_the_lens_as_it_was(labelled, what, write, monkeypatch):
+    # Where prototypes lie takes longest, and is not what is written here.
+    monkeypatch.setattr("prismlm.labels.map.laid_out", lambda z, _: np.zeros((len(z), 2), "f4"))
     lm = prismlm.load(labelled[0])
     before = {p.name: p.read_bytes() for p in lm.lens.path.iterdir()}
     with limit_lifted_after():

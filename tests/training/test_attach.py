@@ -19,17 +19,11 @@ from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
 from prismlm.training.tuning import LoraOptions, TableOptions
-from tests.helpers.tiny import build_small_corpus
 
 # The package has a function of the module's name.
 module = sys.modules[attach.__module__]
 FIT = FitOptions(prototypes=48, prototypes_per_token=4, epochs=2, batch=128, frequent=300, drawn=50)
 OPTIONS = AttachOptions(fit=FIT, window=64, contexts=4, heldout_tokens=500)
-
-
-@pytest.fixture(scope="module")
-def small_corpus(tiny_model, tmp_path_factory):
-    return build_small_corpus(tiny_model, tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +36,9 @@ def base(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def attached(base, small_corpus, tmp_path_factory):
+def attached(base, short_corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("attached") / "model"
-    return attach(str(base), [small_corpus], out, OPTIONS)
+    return attach(str(base), [short_corpus], out, OPTIONS)
 
 
 def test_the_model_is_the_one_that_was_given(attached, base):
@@ -56,7 +50,7 @@ def test_the_model_is_the_one_that_was_given(attached, base):
     assert os.path.samefile(weights, attached.directory / "model.safetensors")
 
 
-def test_it_explains_and_says_what_it_was_attached_to(attached, base, small_corpus):
+def test_it_explains_and_says_what_it_was_attached_to(attached, base, short_corpus):
     lm = prismlm.load(attached.directory)
     trace = lm.explain("The cell is the smallest unit", generate=3)
     assert trace.passages(3)
@@ -67,79 +61,84 @@ def test_it_explains_and_says_what_it_was_attached_to(attached, base, small_corp
     meta = json.loads((attached.directory / META_FILE).read_text())
     assert meta["base"]["name"] == str(base)
     read = meta["provenance"]["attached"]["read"]
-    assert read["fingerprint"] == Corpus.open(small_corpus).fingerprint
+    assert read["fingerprint"] == Corpus.open(short_corpus).fingerprint
     assert not (attached.directory / module.WORK).exists()
 
 
-def test_the_head_carries_more_than_before_it_was_fitted(base, small_corpus, attached, tmp_path):
+def test_the_head_carries_more_than_before_it_was_fitted(base, short_corpus, attached, tmp_path):
     unfitted = replace(OPTIONS, fit=replace(FIT, epochs=1e-9))
-    placed = attach(str(base), [small_corpus], tmp_path / "m", unfitted)
+    placed = attach(str(base), [short_corpus], tmp_path / "m", unfitted)
     assert attached.quality.ce == placed.quality.ce
     gaps = [one.quality.prototype_only_ce - one.quality.ce for one in (attached, placed)]
     assert 0 < gaps[0] < 0.5 * gaps[1]
     assert attached.quality.fvu < 0.7 * placed.quality.fvu
 
 
-def test_files_become_a_corpus_of_the_models_tokenizer(base, tmp_path):
-    texts = tmp_path / "texts"
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    texts = tmp_path_factory.mktemp("files") / "texts"
     texts.mkdir()
     for number in range(80):
         (texts / f"{number}.txt").write_text(f"The story of house number {number}. " * 8)
+    return texts
+
+
+def test_files_become_a_corpus_of_the_models_tokenizer(base, texts, tmp_path):
     result = attach(str(base), [texts], tmp_path / "model", OPTIONS)
     assert result.corpus == tmp_path / "model" / "corpora" / "texts"
     assert prismlm.load(result.directory).explain("The story of house").passages(1)
 
 
 def test_the_same_command_says_what_there_is_and_other_settings_are_refused(
-    base, small_corpus, attached
+    base, short_corpus, attached
 ):
-    again = attach(str(base), [small_corpus], attached.directory, OPTIONS)
+    again = attach(str(base), [short_corpus], attached.directory, OPTIONS)
     assert (again.quality, again.states) == (attached.quality, attached.states)
     with pytest.raises(InputError, match=r"begun with other settings \(window: 64 → 32\)"):
-        attach(str(base), [small_corpus], attached.directory, replace(OPTIONS, window=32))
+        attach(str(base), [short_corpus], attached.directory, replace(OPTIONS, window=32))
 
 
-def test_a_directory_of_something_else_is_left_alone(base, small_corpus, tmp_path):
+def test_a_directory_of_something_else_is_left_alone(base, short_corpus, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="was not written by prismlm attach"):
-        attach(str(base), [small_corpus], tmp_path, OPTIONS)
+        attach(str(base), [short_corpus], tmp_path, OPTIONS)
     assert os.listdir(tmp_path) == ["notes.txt"]
 
 
-def test_a_corpus_smaller_than_the_prototypes(base, small_corpus, tmp_path):
+def test_a_corpus_smaller_than_the_prototypes(base, texts, tmp_path):
     many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
     with pytest.raises(InputError, match="are fewer than the 10,000,000 prototypes"):
-        attach(str(base), [small_corpus], tmp_path / "model", many)
+        attach(str(base), [texts], tmp_path / "model", many)
     # What the message advises is then possible in the same place; without a number, one that fits.
     fitting = replace(OPTIONS, fit=replace(FIT, prototypes=None))
-    result = attach(str(base), [small_corpus], tmp_path / "model", fitting)
+    result = attach(str(base), [texts], tmp_path / "model", fitting)
     noted = read_json(tmp_path / "model" / META_FILE)["provenance"]["attached"]
     assert noted["fit.prototypes"] == max(4, result.states // 16)
     assert prismlm.load(tmp_path / "model").head.num_prototypes == noted["fit.prototypes"]
 
 
-def test_too_little_room_for_the_states_of_the_prototypes(base, small_corpus, tmp_path):
+def test_too_little_room_for_the_states_of_the_prototypes(base, short_corpus, tmp_path):
     little = AttachOptions(fit=FIT, window=64, states_gb=1e-6)
     with pytest.raises(InputError, match="more --states-gb"):
-        attach(str(base), [small_corpus], tmp_path / "model", little)
+        attach(str(base), [short_corpus], tmp_path / "model", little)
 
 
-def test_another_model_is_not_attached_in_its_place(base, small_corpus, tmp_path):
+def test_another_model_is_not_attached_in_its_place(base, short_corpus, tmp_path):
     many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
     other = tmp_path / "other"
     shutil.copytree(base, other)
     with pytest.raises(InputError, match="fewer than"):
-        attach(str(base), [small_corpus], tmp_path / "model", many)
+        attach(str(base), [short_corpus], tmp_path / "model", many)
     with pytest.raises(InputError, match=r"begun with other settings \(.*model: "):
-        attach(str(other), [small_corpus], tmp_path / "model", OPTIONS)
+        attach(str(other), [short_corpus], tmp_path / "model", OPTIONS)
 
 
-def test_a_model_in_bfloat16(base, small_corpus, tmp_path):
+def test_a_model_in_bfloat16(base, short_corpus, tmp_path):
     half = tmp_path / "half"
     shutil.copytree(base, half)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     model.save_pretrained(half)
-    result = attach(str(half), [small_corpus], tmp_path / "model", OPTIONS)
+    result = attach(str(half), [short_corpus], tmp_path / "model", OPTIONS)
     lm = prismlm.load(result.directory)
     assert lm.model.dtype == torch.bfloat16
     assert lm.explain("The cell is the smallest unit").passages(1)
@@ -248,16 +247,16 @@ def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(bas
 
 
 def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
-    base, small_corpus, tmp_path, monkeypatch
+    base, short_corpus, tmp_path, monkeypatch
 ):
-    lora, table = LoraOptions(rank=2, batch=4), TableOptions(batch=4)
+    lora, table = LoraOptions(0.2, batch=4, rank=2), TableOptions(0.2, batch=4)
     options, out = replace(OPTIONS, lora=lora, uncertainty=table), tmp_path / "model"
 
     def cut(*args, **kwargs):
         raise KeyboardInterrupt
 
     def run(**changes):
-        return attach(str(base), [small_corpus], out, replace(options, **changes))
+        return attach(str(base), [short_corpus], out, replace(options, **changes))
 
     for part, change, said in (
         ("put_adapted", {"lora": replace(lora, rank=4)}, "lora.rank: 2 → 4"),

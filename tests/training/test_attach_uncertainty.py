@@ -13,11 +13,10 @@ import prismlm
 from prismlm.cli.app import app
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.models.uncertainty_feedback import uncertainty_of
-from tests.helpers.tiny import build_small_corpus
 
 SETTINGS = (
     "--prototypes 48 --prototypes-per-token 4 --epochs 1 --batch 128 --window 64 --contexts 4 "
-    "--uncertainty --uncertainty-epochs 2"
+    "--uncertainty --uncertainty-epochs 0.5"
 )
 
 
@@ -26,12 +25,10 @@ def run(*words):
     return done.exit_code, done.output, done.stdout
 
 
-def test_a_table_is_trained_and_what_it_changes_is_said(tiny_model, tmp_path):
+def test_a_table_is_trained_and_what_it_changes_is_said(tiny_model, short_corpus, tmp_path):
     base, out = tmp_path / "plain", tmp_path / "fed"
-    (tmp_path / "small").mkdir()
     shutil.copytree(tiny_model, base, ignore=shutil.ignore_patterns("lens", META_FILE, HEAD_FILE))
-    corpus = build_small_corpus(tiny_model, tmp_path / "small")
-    given = (base, "--corpus", corpus, "--out", out)
+    given = (base, "--corpus", short_corpus, "--out", out)
     code, told, printed = run(*given, "--json")
     assert code == 0, told
     effect = json.loads(printed)["uncertainty"]
@@ -54,6 +51,6 @@ def test_a_table_is_trained_and_what_it_changes_is_said(tiny_model, tmp_path):
     code, told, _ = run(*given)
     assert code == 0, told
     assert "uncertainty fed back" in told
-    code, told, _ = run(out, "--corpus", corpus, "--out", tmp_path / "again")
+    code, told, _ = run(out, "--corpus", short_corpus, "--out", tmp_path / "again")
     assert code != 0
     assert "has a table of uncertainty codes already" in " ".join(told.split())

@@ -18,7 +18,6 @@ from prismlm.training import fit as module
 from prismlm.training.fit import FitOptions, Vocabulary, fit, place
 from prismlm.training.loop import Loop, batches
 from prismlm.training.losses import divergence
-from tests.helpers.tiny import build_small_corpus
 
 SMALL = FitOptions(
     prototypes=32, prototypes_per_token=4, epochs=1, batch=64, frequent=100, drawn=50
@@ -31,15 +30,21 @@ def lm(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def states(lm, tiny_model, tmp_path_factory):
+def states(lm, short_corpus, tmp_path_factory):
     return read_states(
         lm.model,
-        Corpus.open(build_small_corpus(tiny_model, tmp_path_factory.mktemp("small"))),
+        Corpus.open(short_corpus),
         tmp_path_factory.mktemp("states"),
         window=64,
         stride=48,
         limit_bytes=1e6,
     )
+
+
+@pytest.fixture(scope="module")
+def fitted(lm, states):
+    """A head of three epochs, and its history."""
+    return fit(lm.model, states, replace(SMALL, epochs=3))
 
 
 def test_over_the_whole_vocabulary_the_divergence_is_the_plain_one(lm, states):
@@ -111,10 +116,9 @@ def test_prototypes_are_placed_on_directions_of_states(states):
     assert norms.mean().item() == pytest.approx(z.norm(dim=-1).mean().item(), rel=0.1)
 
 
-def test_a_fit_learns_and_is_the_same_again(lm, states):
-    options = FitOptions(**{**vars(SMALL), "epochs": 3})
-    head, history = fit(lm.model, states, options)
-    again, _ = fit(lm.model, states, options)
+def test_a_fit_learns_and_is_the_same_again(lm, states, fitted):
+    head, history = fitted
+    again, _ = fit(lm.model, states, replace(SMALL, epochs=3))
     assert torch.equal(head.prototypes, again.prototypes)
     assert history[-1]["prototype_only_kl"] < 0.8 * history[0]["prototype_only_kl"]
     z = states.states(np.arange(500))
@@ -128,20 +132,18 @@ def test_a_fit_learns_and_is_the_same_again(lm, states):
     assert after < 0.8 * before
 
 
-def test_fitted_weights_predict_better(lm, states):
-    options = FitOptions(**{**vars(SMALL), "epochs": 3})
-    by_cosine = FitOptions(**{**vars(options), "weights": "cosine"})
-    head, history = fit(lm.model, states, options)
+def test_fitted_weights_predict_better(lm, states, fitted):
+    head, history = fitted
     assert head.weights == "fitted"
     assert history[-1]["prototype_only_kl"] < history[0]["prototype_only_kl"]
-    other, _ = fit(lm.model, states, by_cosine)
+    other, _ = fit(lm.model, states, replace(SMALL, epochs=3, weights="cosine"))
     z = states.states(np.arange(500))
     vocabulary = Vocabulary(lm.model, states.tokens(), 10**6, 0)
     tokens = vocabulary.draw(0)
-    fitted, cosine = (
+    by_fit, by_cosine = (
         vocabulary.divergence(z, one(z).reconstruction, *tokens).item() for one in (head, other)
     )
-    assert fitted < cosine
+    assert by_fit < by_cosine
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,13 @@ import pytest
 
 from benchmarks.attach import frontier
 from prismlm.files import read_json
-from tests.helpers.tiny import build_small_corpus
 
 HEAD = ("--prototypes", "64", "--per-token", "4", "--batch", "64", "--heldout", "300")
 
 
 @pytest.fixture(scope="module")
-def results(tiny_model, tmp_path_factory):
+def results(tiny_model, short_corpus, tmp_path_factory):
     work = tmp_path_factory.mktemp("work")
-    corpus = build_small_corpus(tiny_model, work)
 
     def run(*arguments):
         with pytest.MonkeyPatch.context() as patch:
@@ -22,7 +20,7 @@ def results(tiny_model, tmp_path_factory):
             patch.setattr(sys, "argv", [str(word) for word in words])
             frontier.main()
 
-    run("states", tiny_model, corpus, "--window", 64, "--gb", 0.02)
+    run("states", tiny_model, short_corpus, "--window", 64, "--gb", 0.02)
     run("control", tiny_model, *HEAD)
     run("fit", tiny_model, *HEAD, "--steps", 120, "--points", 2, "--rate", 0.05)
     return [read_json(path) for path in sorted((work / "out").glob("*.json"))]
