@@ -5,7 +5,8 @@
     python -m benchmarks.attach.demo_names drawn WORK/model --from FOLDER --out SHEET.jsonl
 
 ``cards`` writes ``cards-NN.jsonl``, a card a line, of all prototypes with ten places or more. A
-reader is given ``names_prompt.md`` and one such file, and answers with ``names-NN.jsonl``.
+reader is given ``names_prompt.md`` and one such file, and answers with ``names-NN.jsonl``; another
+one checks each by ``names_check_prompt.md`` and names anew what does not hold.
 ``names`` puts them into the lens, scored on places of documents that were on no card, and keeps
 the answers as ``docs/results/labels/demo_names.jsonl``. ``demo_model`` then packs them. ``drawn``
 writes forty by seed, each with that name and with the one that prismlm gives without a reader,
