@@ -91,16 +91,18 @@ def test_the_compiled_form_equals_the_loop_with_every_gradient(experts, chosen, 
 
 def test_linear_maps_of_groups_by_hand():
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    weights = torch.tensor([[[1.0, 1.0]], [[9.0, 9.0]], [[1.0, -1.0]]])
-    biases = torch.tensor([[0.5], [0.5], [-0.5]])
+    weights = [torch.tensor([[1.0, 1.0]]), torch.tensor([[9.0, 9.0]]), torch.tensor([[1.0, -1.0]])]
+    biases = [torch.tensor([0.5]), torch.tensor([0.5]), torch.tensor([-0.5])]
     found = grouped_linear(x, torch.tensor([2, 0, 1]), weights, biases)
     assert found.tolist() == [[3.5], [7.5], [-1.5]]
     with pytest.raises(RuntimeError):
         grouped_linear(x, torch.tensor([2, 0, 2]), weights, biases)
-    for own in (biases.requires_grad_(), None):
+    for learned in (x, *weights, *biases):
+        learned.requires_grad_()
+    for own in (biases, []):
         torch.library.opcheck(
             torch.ops.prismlm.grouped_linear,
-            (x.requires_grad_(), torch.tensor([2, 0, 1]), weights.requires_grad_(), own),
+            (x, torch.tensor([2, 0, 1]), weights, own),
         )
 
 

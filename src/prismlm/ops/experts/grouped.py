@@ -6,7 +6,7 @@ Each expert is called once, with all of its tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -114,13 +114,13 @@ def load_balancing_loss(
 @torch.library.custom_op(
     "prismlm::grouped_linear",
     mutates_args=(),
-    schema="(Tensor x, Tensor counts, Tensor weights, Tensor? biases) -> Tensor",
+    schema="(Tensor x, Tensor counts, Tensor[] weights, Tensor[] biases) -> Tensor",
 )
 def grouped_linear(
     x: Float[Tensor, "M d"],
     counts: Int64[Tensor, " E"],
-    weights: Float[Tensor, "E m d"],
-    biases: Float[Tensor, "E m"] | None,
+    weights: Sequence[Float[Tensor, "m d"]],
+    biases: Sequence[Float[Tensor, " m"]],
 ) -> Float[Tensor, "M m"]:
     """Return W_e x + b_e for the rows of each group: the first counts_0 rows with W_0, and so on.
 
@@ -131,49 +131,46 @@ def grouped_linear(
     Args:
         x: rows, a group after the other.
         counts: rows of each group; they add up to M.
-        weights: W_e.
-        biases: b_e, or None.
+        weights: W_e of each group, not stacked: that would be a copy, kept for the backward pass.
+        biases: b_e of each group, or none.
     """
-    own = [None] * len(weights) if biases is None else biases
-    groups = zip(_split(x, counts), weights, own, strict=True)
+    groups = zip(_split(x, counts), weights, biases or [None] * len(weights), strict=True)
     return torch.cat([F.linear(rows, weight, bias) for rows, weight, bias in groups])
 
 
 @grouped_linear.register_fake  # pyright: ignore[reportUnknownMemberType]
-def _(x: Tensor, counts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], weights.shape[1])
+def _(x: Tensor, counts: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+    return x.new_empty(x.shape[0], weights[0].shape[0])
 
 
 @torch.library.custom_op(
     "prismlm::grouped_linear_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor counts) -> (Tensor, Tensor)",
+    schema="(Tensor grad, Tensor x, Tensor counts, int groups) -> Tensor[]",
 )
-def _of_weights(grad: Tensor, x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the weights and of the biases."""
-    groups = list(zip(_split(grad, counts), _split(x, counts), strict=True))
-    return torch.stack([g.mT @ rows for g, rows in groups]), torch.stack(
-        [g.sum(0) for g, _ in groups]
-    )
+def _of_weights(grad: Tensor, x: Tensor, counts: Tensor, groups: int) -> list[Tensor]:
+    """Return the gradients of the weights, then those of the biases."""
+    own = list(zip(_split(grad, counts), _split(x, counts), strict=True))
+    return [g.mT @ rows for g, rows in own] + [g.sum(0) for g, _ in own]
 
 
 @_of_weights.register_fake  # pyright: ignore[reportUnknownMemberType]
-def _(grad: Tensor, x: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    of_biases = x.new_empty(counts.shape[0], grad.shape[1])
-    return x.new_empty(*of_biases.shape, x.shape[1]), of_biases
+def _(grad: Tensor, x: Tensor, counts: Tensor, groups: int) -> list[Tensor]:
+    sizes = [(grad.shape[1], x.shape[1])] * groups + [(grad.shape[1],)] * groups
+    return [x.new_empty(size) for size in sizes]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, biases = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.biased = biases is not None
+    x, counts, weights, biases = inputs
+    ctx.save_for_backward(x, counts, *weights)
+    ctx.biased = bool(biases)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, counts, weights = ctx.saved_tensors
-    of_weights, of_biases = _of_weights(grad, x, counts)
-    of_x = grouped_linear(grad, counts, weights.mT, None)
-    return of_x, None, of_weights, of_biases if ctx.biased else None
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, list[Tensor], list[Tensor]]:
+    x, counts, *weights = ctx.saved_tensors
+    found = _of_weights(grad, x, counts, len(weights))
+    of_x = grouped_linear(grad, counts, [weight.mT for weight in weights], [])
+    return of_x, None, found[: len(weights)], found[len(weights) :] if ctx.biased else []
 
 
 grouped_linear.register_autograd(  # pyright: ignore[reportUnknownMemberType]
@@ -225,7 +222,8 @@ def mix_mlps(
     """Return what :func:`mix` does with MLPs, in one graph where it is compiled.
 
     No shape depends on which expert has how many tokens; only inside of :func:`grouped_linear`,
-    which a graph holds as one operation, are they counted.
+    which a graph holds as one operation, are they counted. It keeps what :func:`mix` keeps for the
+    backward pass.
 
     Args:
         x: tokens.
@@ -233,14 +231,13 @@ def mix_mlps(
         weights: of the experts.
     """
     order, counts, rows = _grouped(x, choice, len(weights.up))
-    dtype = rows.dtype
     if torch.is_autocast_enabled(x.device.type):
         # An operation of one's own is not cast by autocast.
         dtype = torch.get_autocast_dtype(x.device.type)
-    stacks = [torch.stack([one.to(dtype) for one in kind]) if kind else None for kind in weights]
-    up, down, up_bias, down_bias = cast("list[Any]", stacks)
-    inner = grouped_linear(rows.to(dtype), counts, up, up_bias)
-    found = grouped_linear(F.gelu(inner), counts, down, down_bias)
+        rows = rows.to(dtype)
+        weights = MLPWeights(*([one.to(dtype) for one in kind] for kind in weights))
+    inner = grouped_linear(rows, counts, weights.up, weights.up_bias)
+    found = grouped_linear(F.gelu(inner), counts, weights.down, weights.down_bias)
     return _summed(found, order, choice)
 
 
