@@ -17,7 +17,7 @@ from prismlm.layers.mixer_gates import ChannelGates, GateInputs, MixerEvidence
 from prismlm.ops.channel_parts import ChannelFlow
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
-from prismlm.ops.prototype_mixer.state import check_groups
+from prismlm.ops.sequences import check_groups
 
 TEMPERATURE_MODES = ("divide", "multiply")
 DECAY_MODES = ("channel", "token")

@@ -1,4 +1,4 @@
-"""Rows of positions that hold padding, or several sequences one after the other."""
+"""Rows of positions that hold padding, or several sequences one after the other, and groups."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def check_flags(rows: tuple[int, ...], **flags: Tensor | None) -> None:
                 f"{name} is {own.dtype} {list(own.shape)}: expected torch.bool {list(rows)}, "
                 f"one flag for each position. {name}.bool() makes one of zeros and ones."
             )
+
+
+def check_groups(groups: int, channels: int, value_width: int) -> None:
+    """Raise InputError unless ``groups`` parts share channels and values equally."""
+    if groups < 1 or channels % groups or value_width % groups:
+        raise InputError(
+            f"{groups} groups of {channels} channels and values of width {value_width}: expected a "
+            "number of groups that divides both."
+        )
 
 
 class Reach(NamedTuple):

@@ -11,7 +11,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, check_groups
+from prismlm.ops.prototype_mixer.state import EMPTY_BELOW
+from prismlm.ops.sequences import check_groups
 
 
 class ChannelFlow(NamedTuple):

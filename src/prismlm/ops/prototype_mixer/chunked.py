@@ -90,10 +90,8 @@ def prefix_mean(
         beta = beta.to(_block(w)[1]).expand(1, w.shape[1], -1)
     if starts is not None:
         r = r.masked_fill(starts[..., None], 0)
-    held = None
-    if state is not None:
-        parts = len(w), groups, w.shape[2] // groups, -1
-        held = PrefixState(*(x.to(dtype).reshape(parts) for x in state))
+    parts = len(w), groups, w.shape[2] // groups, -1
+    held = state and PrefixState(*(x.to(dtype).reshape(parts) for x in state))
     rows = _Rows(w, r, v, beta, starts, normalise, groups)
     with torch.autocast(device_type=values.device.type, enabled=False):
         if held is None or w.shape[1] > 1 or torch.compiler.is_exporting():
@@ -273,8 +271,8 @@ class _Segment(torch.autograd.Function):
             dtotal = -dread * query
             dgiven += own.earlier.mT @ dtotal
             dmass = own.seen_of(dtotal).sum(-2).to(dtype)[..., None]
-        behind = zip((dsums, dmass), after, strict=True)
-        behind = (torch.cat([x, y[:, :, None]], 2) for x, y in behind)
+        own_and_after = zip((dsums, dmass), after, strict=True)
+        behind = (torch.cat([x, y[:, :, None]], 2) for x, y in own_and_after)
         dheld = [torch.einsum("bgrnm,bgnrd->bgmrd", own.hops, x) for x in behind]
         dsums, dmass = (x[:, :, 1:] for x in dheld)
 

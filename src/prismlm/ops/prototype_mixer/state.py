@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prismlm.errors import InputError, NotFiniteError
-from prismlm.ops.sequences import check_flags
+from prismlm.ops.sequences import check_flags, check_groups
 
 EMPTY_BELOW = 1e-30
 """The mass below which a channel reads as empty: near there float32 runs out of exponents."""
@@ -40,17 +40,14 @@ def check_arguments(
     Decays on a GPU and in compiled code are taken as they are: looking at them would wait for the
     one and break the other in two.
     """
-    if write.ndim != 3 or 0 in write.shape:
-        raise InputError(
-            f"write must be [B, T, R] with at least one row, position and channel; got "
-            f"{list(write.shape)}."
-        )
-    batch, length, channels = write.shape
-    if read.shape != write.shape or values.ndim != 3 or values.shape[:2] != (batch, length):
+    whole = write.ndim == values.ndim == 3 and 0 not in write.shape
+    if not whole or read.shape != write.shape or values.shape[:2] != write.shape[:2]:
         raise InputError(
             f"write is {list(write.shape)}, read {list(read.shape)}, and values are "
-            f"{list(values.shape)}: expected [B, T, R] of both gates and [B, T, D]."
+            f"{list(values.shape)}: expected [B, T, R] of both gates, with at least one row, "
+            "position and channel, and [B, T, D]."
         )
+    batch, length, channels = write.shape
     if decay.shape != ((channels,) if decay.ndim == 1 else write.shape):
         raise InputError(
             f"decay is {list(decay.shape)}: expected [{channels}], one per channel, or "
@@ -72,12 +69,3 @@ def check_arguments(
             "another layer."
         )
     check_flags((batch, length), mask=mask, starts=starts)
-
-
-def check_groups(groups: int, channels: int, value_width: int) -> None:
-    """Raise InputError unless ``groups`` parts share channels and values equally."""
-    if groups < 1 or channels % groups or value_width % groups:
-        raise InputError(
-            f"{groups} groups of {channels} channels and values of width {value_width}: expected a "
-            "number of groups that divides both."
-        )
