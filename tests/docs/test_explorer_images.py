@@ -115,7 +115,9 @@ def test_ask(picture):
     with picture("ask", "#/ask", height=1180) as page:
         asked(page)
         page.evaluate("document.activeElement.blur()")
-        assert page.locator(".p-grouped .p-passage").count() >= 5
+        # One document carries most of it; those that carry hardly anything are behind a switch.
+        assert "Sudden Cardiac Arrest" in page.locator(".p-grouped").first.inner_text()
+        assert page.locator(".p-grouped .p-passage").count() >= 1
         assert page.locator(".x-column").count() > 25
 
 
