@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.uncertainty_feedback import smollm2
 from benchmarks.pages.smollm2_feedback import paired
+from benchmarks.uncertainty_feedback import smollm2
 from benchmarks.uncertainty_feedback.smollm2 import NONE, OWN, SHUFFLED
 from prismlm.corpus import Corpus
 from prismlm.files import read_json
