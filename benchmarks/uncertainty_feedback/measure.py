@@ -140,6 +140,8 @@ def run(name: str, arm: Arm, settings: Settings, work: Path, result: Path) -> No
     model, _ = read_checkpoint(work)
     if uncertainty_of(model) is not None:
         row["table"] = table_of(model, settings, work)
+        # A part of the model, which is told by itself.
+        row["parameters"] -= row["table"]["parameters"]
     row["validation"] = validate(model, Corpus.open(Path(settings["corpus"])), LENGTH)
     write_json(result, row)
     losses = row["validation"]["all"]["losses"]

@@ -44,6 +44,7 @@ def tail_patch(
     *,
     contexts: Sequence[np.ndarray] = (),
     learning_rate: float = 0.05,
+    weights: Sequence[nn.Parameter] | None = None,
 ) -> PatchGains:
     """Return the gains of each prediction.
 
@@ -53,13 +54,15 @@ def tail_patch(
         passages: for each prediction the token ids of those named for it, int64 [length] each.
         contexts: other texts that targets might follow, token ids, int64 [length] each.
         learning_rate: η of the step, plain SGD.
+        weights: of the model, that the step moves; every one if left out.
     """
     training = model.training
     model.eval()
+    moved = list(model.parameters()) if weights is None else weights
     try:
         elsewhere = [_log_probabilities(model, context) for context in contexts]
         pairs = [
-            _gains(model, prediction, named, contexts, elsewhere, learning_rate)
+            _gains(model, prediction, named, contexts, elsewhere, learning_rate, moved)
             for prediction, named in zip(predictions, passages, strict=True)
         ]
     finally:
@@ -75,10 +78,11 @@ def _gains(
     contexts: Sequence[np.ndarray],
     elsewhere: Sequence[Tensor],
     rate: float,
+    weights: Sequence[nn.Parameter],
 ) -> tuple[float, float]:
     target = prediction.target
     before = _log_probabilities(model, prediction.ids)[target]
-    with one_step(model, passages, rate):
+    with one_step(model, passages, rate, weights):
         after = _log_probabilities(model, prediction.ids)[target]
         others = [
             _log_odds(_log_probabilities(model, context)[target]) - _log_odds(was[target])
@@ -98,9 +102,9 @@ def one_step(
     model: nn.Module,
     passages: Sequence[np.ndarray],
     rate: float,
+    weights: Sequence[nn.Parameter],
 ) -> Iterator[None]:
     """Move weights by one step of SGD on the passages, and back when the block ends."""
-    weights = list(model.parameters())
     kept = [weight.detach().clone() for weight in weights]
     with torch.enable_grad():
         gradients = torch.autograd.grad(_passage_loss(model, passages), weights, allow_unused=True)

@@ -61,3 +61,18 @@ def test_the_model_is_as_before_also_after_a_failure():
     assert torch.equal(model.table, before)
     assert model.training
     assert model.table.grad is None
+
+
+def test_only_weights_that_are_named_move():
+    class Two(Bigram):
+        def forward(self, input_ids, use_cache):
+            return SimpleNamespace(logits=self.table[input_ids] + self.unused)
+
+    model = Two([[0.0, 0.0], [0.0, 0.0]])
+    asked, passages = [Prediction(np.array([1]), 1)], [[np.array([0, 1])]]
+    # The gradient of the offset is softmax − one-hot, (½, −½); the table's is of the other row.
+    moved = math.log(1 / (1 + math.exp(-0.5))) - math.log(0.5)
+    for weights, expected in (([model.unused], moved), ([model.table], 0), (None, moved)):
+        found = tail_patch(model, asked, passages, learning_rate=0.5, weights=weights)
+        assert found.gain[0] == pytest.approx(expected, abs=1e-6)
+    assert model.unused.tolist() == [1, 1]

@@ -1,0 +1,171 @@
+"""The judges of ``smollm2_facts.py``: recall, tail-patch, forgetting."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.attribution.forgetting import kept_trainings
+from benchmarks.attribution.judge_planted import NAMED, recalled
+from benchmarks.attribution.judges.passages import answer_scores, best, mean_with_error
+from benchmarks.attribution.judges.retraining import forgetting
+from benchmarks.attribution.judges.tail_patch import tail_patch
+from benchmarks.attribution.lora_teaching import first_trained
+from benchmarks.attribution.questions import fact_questions, held_out_predictions
+from benchmarks.attribution.smollm2_setting import (
+    TAUGHT,
+    first_tokens,
+    methods_of,
+    setting_of,
+    teaching_of,
+)
+from prismlm.files import read_json, write_json
+from prismlm.training.parallel import blocks
+from prismlm.training.tuning import LoraOptions
+
+RATE_OF_STEP = 0.05
+RECALL = (
+    "explain",
+    "random",
+    "alone",
+    "random states",
+    "shuffled cells",
+    "BM25",
+    "BM25, last 16 tokens",
+    "nearest states",
+    "same token at random",
+    "count of the token",
+    "same token, nearest",
+)
+PATCH = ("explain", "random", "BM25", "nearest states", "count of the token")
+FORGETTING = ("explain", "random", "BM25", "nearest states")
+
+
+def judged(given: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Return the recall of every method, among ten documents and with the first."""
+    setting = setting_of(given, name)
+    facts = read_json(given.work / "facts.json")["facts"]
+    every = methods_of(given, setting, name)
+    found: dict[str, Any] = {}
+    for method in RECALL:
+        asked = partial(recalled, setting, every[method], facts, given.seed)
+        found[method] = {"ten": asked(), "first": asked(limit=1)}
+    print(name, found["explain"]["ten"]["all"], flush=True)
+    return found
+
+
+def patch_part(given: argparse.Namespace) -> dict[str, Any]:
+    """Take one step of the last blocks' weights on what every method names for predictions."""
+    setting = setting_of(given, TAUGHT)
+    drawn = held_out_predictions(
+        setting.model,
+        setting.bank.corpus,
+        given.predictions + given.contexts,
+        given.seed,
+        tokens=given.tokens,
+    )
+    others, asked = drawn[: given.contexts], drawn[given.contexts :]
+    every = methods_of(given, setting, TAUGHT)
+    named = {name: best(every[name](asked), NAMED) for name in PATCH}
+    model = setting.model.to(given.device)  # pyright: ignore[reportArgumentType]
+    options = LoraOptions()
+    trained = blocks(model)[first_trained(model, options) :]
+    weights = [weight for block in trained for weight in block.parameters()]
+    (given.work / "patch").mkdir(exist_ok=True)
+    rows: list[dict[str, list[float]]] = []
+    for number, prediction in enumerate(asked):
+        file = given.work / "patch" / f"{number}.json"
+        if not file.exists():
+            passages = [[setting.bank.tokens(p) for p in named[name][number]] for name in PATCH]
+            gains = tail_patch(
+                model,
+                [prediction] * len(PATCH),
+                passages,
+                contexts=[other.ids for other in others],
+                learning_rate=RATE_OF_STEP,
+                weights=weights,
+            )
+            pairs = zip(gains.gain.tolist(), gains.specific.tolist(), strict=True)
+            write_json(file, dict(zip(PATCH, map(list, pairs), strict=True)))
+        rows.append(read_json(file))
+        print(f"{number + 1} of {len(asked)}: {rows[-1]}", flush=True)
+    gains = {name: np.array([row[name] for row in rows]) for name in PATCH}
+    return {
+        "predictions": len(asked),
+        "contexts": len(others),
+        "learning_rate": RATE_OF_STEP,
+        "blocks": len(trained),
+        "methods": {name: compared(found, gains[PATCH[0]]) for name, found in gains.items()},
+    }
+
+
+def compared(gains: np.ndarray, explained: np.ndarray) -> dict[str, Any]:
+    """Return means of gains and specifics, and what ``explain`` has more, with their errors."""
+    described: dict[str, Any] = {}
+    for column, name in enumerate(("gain", "specific")):
+        described[name] = mean_with_error(gains[:, column])
+        described[f"{name} behind"] = mean_with_error(explained[:, column] - gains[:, column])
+    return described | {"each": gains.tolist()}
+
+
+def forgetting_part(given: argparse.Namespace) -> dict[str, Any]:
+    """Teach again without what every method names for some facts that the model knows."""
+    setting = setting_of(given, TAUGHT)
+    bank, facts = setting.bank, read_json(given.work / "facts.json")["facts"]
+    asked = fact_questions(bank, facts)
+    chosen = known_facts(facts, read_json(given.work / "teach.json")[TAUGHT]["rank"], given.asked)
+    if not chosen:
+        raise SystemExit("the model knows none of the facts: there is nothing to forget")
+    every = methods_of(given, setting, TAUGHT)
+    every_answer = first_tokens(bank, facts)
+    predictions = [every_answer[number] for number in chosen]
+    train = kept_trainings(
+        given.work / "forgetting", bank, every_answer, teaching_of(given, bank, facts)
+    )
+    named = {
+        name: best(answer_scores(every[name](asked.predictions), asked.question), NAMED)[chosen]
+        for name in given.methods
+    }
+    found: dict[str, Any] = {}
+    # Seed by seed, so that a stop in the middle leaves whole comparisons.
+    lost = {name: np.empty((len(chosen), 0)) for name in given.methods}
+    for seed in given.seeds:
+        for name in given.methods:
+            one = forgetting(
+                train, len(bank), predictions, named[name], [seed], together=len(chosen)
+            )
+            lost[name] = np.hstack([lost[name], one])
+            print(seed, name, one.mean(), flush=True)
+    for name in given.methods:
+        mean = lost[name].mean(1)
+        planted = [set(asked.planted[number].tolist()) for number in chosen]
+        found[name] = {
+            "lost": mean_with_error(mean),
+            "behind": mean_with_error(lost["explain"].mean(1) - mean),
+            "removed": len(np.unique(named[name])),
+            "own planted removed": float(
+                np.mean([len(p & set(named[name].ravel().tolist())) / len(p) for p in planted])
+            ),
+            "each": lost[name].tolist(),
+        }
+    return {
+        "facts": chosen,
+        "copies": [facts[number]["copies"] for number in chosen],
+        "seeds": given.seeds,
+        "kept": np.array([train(np.arange(len(bank)), s)(predictions) for s in given.seeds])
+        .mean(1)
+        .tolist(),
+        "methods": found,
+    }
+
+
+def known_facts(facts: list[dict[str, Any]], rank: list[int], of_level: int) -> list[int]:
+    """Return the first facts of each level whose answer is the model's first choice."""
+    chosen: list[int] = []
+    for level in sorted({fact["copies"] for fact in facts}):
+        known = [n for n, f in enumerate(facts) if f["copies"] == level and rank[n] == 1]
+        chosen += known[:of_level]
+    return chosen

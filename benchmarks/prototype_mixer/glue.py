@@ -1,0 +1,102 @@
+"""Fine-tune models on GLUE, beside the same models without their training.
+
+    python -m benchmarks.prototype_mixer.glue --model llama=DIR --model protot=DIR --data DIR
+
+Every model is fine-tuned on the same rows by the same seeds, with the rate and warm-up that
+``--search`` found for it, which is made first, or with ``--learning-rate``. Each writes a file of
+its own, so that the models may be run one by one. With ``--large-limit`` the four tasks of more
+than 10,000 rows are trained on so many. What was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.eval.glue.data import tasks_of
+from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
+from prismlm.eval.glue.study import RATES, SEARCH, run_glue, search
+from prismlm.files import write_json
+from prismlm.models.device import device_named
+
+LARGE = ("sst2", "qqp", "qnli", "mnli")
+
+
+def main() -> None:
+    """Fine-tune every model that is named."""
+    parser = script_options(__doc__, RESULTS / "prototype_mixer" / "glue")
+    parser.add_argument("--model", action="append", required=True, metavar="NAME=DIR")
+    parser.add_argument("--data", type=Path, help="Parquet files of the tasks; else the hub")
+    parser.add_argument("--tasks", nargs="*", help="else all nine")
+    parser.add_argument("--limit", type=int, help="rows trained on")
+    parser.add_argument("--large-limit", type=int, help="of large tasks; else as --limit")
+    parser.add_argument("--dev-limit", type=int)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--scratch-seeds", type=int, nargs="*", help="else as --seeds")
+    parser.add_argument(
+        "--search-limit", type=int, help="rows of a search's run, trained on or dev"
+    )
+    parser.add_argument(
+        "--search-rates", type=float, nargs="+", default=RATES, help="of the source's; else all"
+    )
+    parser.add_argument("--learning-rate", type=float, help="of all models, in place of a search")
+    parser.add_argument("--work", type=Path, default=Path("glue-runs"))
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    for named in given.model:
+        name, _, directory = named.partition("=")
+        write_json(given.out / f"{name}.json", study_of(name, Path(directory), given))
+        print(f"wrote {given.out / name}.json")
+
+
+def study_of(name: str, directory: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a model, and what its search tried."""
+    lm, work = GlueModel(directory, device=device_named("auto")), given.work / name
+    short_chunks(lm)
+    searched: dict[str, Any] = {"tried": []}
+    if given.learning_rate is None:
+        limits = [one for one in (given.search_limit, given.dev_limit) if one is not None]
+        limited = GlueOptions(given.data, given.search_limit, min(limits, default=None))
+        found = search(lm, work, limited, rates=given.search_rates)
+        searched = {"tried": found["tried"], "searched_on": limited.limit}
+    scratch = given.seeds if given.scratch_seeds is None else given.scratch_seeds
+    parts: list[dict[str, Any]] = []
+    for place, tasks, limit in _parts(work, given):
+        if place != work and (work / SEARCH).is_dir():
+            shutil.copytree(work / SEARCH, place / SEARCH, dirs_exist_ok=True)
+        options = GlueOptions(given.data, limit, given.dev_limit, given.learning_rate, test=False)
+        run_glue(lm, place, options, tasks, given.seeds)
+        parts.append(run_glue(lm, place, options, tasks, scratch, from_scratch=True))
+    result = parts[0] | {"tasks": [row for part in parts for row in part["tasks"]]}
+    counted = {"parameters": lm.model.num_parameters(), "type": lm.model.config.model_type}
+    # Where files lie on this machine is nobody's concern.
+    result |= {"data": "hub" if given.data is None else given.data.name, "model": name}
+    return result | counted | searched | {"environment": environment(lm.model.device.type)}
+
+
+def _parts(work: Path, given: argparse.Namespace) -> list[tuple[Path, list[str], int | None]]:
+    """Return where tasks are run, which, and on how many rows: a directory has one limit."""
+    asked = [task.name for task in tasks_of(given.tasks)]
+    if given.large_limit is None:
+        return [(work, asked, given.limit)]
+    small, large = ([name for name in asked if (name in LARGE) == side] for side in (False, True))
+    parts = [(work / "small", small, given.limit), (work / "large", large, given.large_limit)]
+    return [part for part in parts if part[1]]
+
+
+def short_chunks(lm: GlueModel) -> None:
+    """Have Mamba2 add up most rows as one chunk: the same sums, without states, and faster."""
+    for module in (lm.model.config, *lm.model.modules()):
+        if hasattr(module, "chunk_size"):
+            setattr(module, "chunk_size", 96)  # noqa: B010 - modules are typed as if they had none
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What becomes of predictions where a text is changed: models compared, and their routing clamped.
+
+    prismlm eval pairs --out pairs
+    python -m benchmarks.prototype_mixer.robustness compare --pairs pairs --model protot=DIR …
+    python -m benchmarks.prototype_mixer.robustness clamp --pairs pairs --model protot=DIR …
+
+`compare` reads both files of pairs with all models at once, since entropies are matched between
+them; `clamp` reads perturbations with one model after another, and passes over those whose result
+is there. Models that the page's claims are about are called protot, llama, mamba2 and deltanet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.errors import InputError
+from prismlm.eval.clamping import measure_clamping, routing_of
+from prismlm.eval.pairs import read_pairs
+from prismlm.eval.robustness import OpenedModel, drawn_pairs, measure_robustness
+from prismlm.files import write_json
+from prismlm.instruments.results import as_json
+from prismlm.models.checkpoint import read_checkpoint
+
+OUT = RESULTS / "prototype_mixer" / "robustness"
+FILES = ("perturbations", "interventions")
+
+
+def main() -> None:
+    """Measure a part and write it."""
+    parser = script_options(__doc__, OUT)
+    parser.add_argument("part", choices=["compare", "clamp"])
+    parser.add_argument("--pairs", type=Path, required=True, help="what `prismlm eval pairs` wrote")
+    parser.add_argument("--model", action="append", required=True, metavar="NAME=DIR")
+    parser.add_argument("--limit", type=int, help="pairs of each slice")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    settings = {"limit": given.limit, "seed": given.seed}
+    where = {"environment": environment(), **settings}
+    tables = {name: read_pairs(given.pairs / f"{name}.parquet") for name in FILES}
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        drawn = drawn_pairs(table, **settings)
+        if given.part == "compare":
+            found = measure_robustness(
+                opened(given.model), drawn, seed=given.seed, progress=ConsoleReporter()
+            )
+            write_json(given.out / f"{name}.json", where | as_json(found))
+        elif name == FILES[0]:
+            for one in opened(given.model):
+                path = given.out / f"clamping-{one.name}.json"
+                if path.is_file():
+                    print(f"{path.name} is there")
+                    continue
+                write_json(path, where | clamped(one, drawn, given.seed))
+
+
+def clamped(one: OpenedModel, drawn: list[Any], seed: int) -> dict[str, Any]:
+    """Return the figures of one model, or why it has none."""
+    try:
+        routing_of(one.model)
+    except InputError as error:
+        return {"name": one.name, "said": str(error)}
+    return as_json(measure_clamping(one, drawn, seed=seed, progress=ConsoleReporter()))
+
+
+def opened(named: list[str]) -> Iterator[OpenedModel]:
+    """Yield the models of NAME=DIR, in float32."""
+    for text in named:
+        name, _, path = text.partition("=")
+        if not path:
+            raise SystemExit(f"--model is {text!r}: expected NAME=DIR")
+        model, tokenizer = read_checkpoint(Path(path))
+        yield OpenedModel(name, model.float(), tokenizer)
+
+
+if __name__ == "__main__":
+    main()

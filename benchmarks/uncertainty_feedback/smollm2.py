@@ -1,0 +1,280 @@
+"""Uncertainty feedback put into a model that predicts well already, and fine-tuned for a while.
+
+    python -m benchmarks.uncertainty_feedback.smollm2 MODEL CORPUS --device cuda
+    python -m benchmarks.uncertainty_feedback.smollm2 MODEL CORPUS --table-alone --steps 60
+    python -m benchmarks.render smollm2_feedback
+
+MODEL is a checkpoint and CORPUS one of its tokenizer. The first command trains 300 steps of three
+seeds and three arms: the table and adapters in the last third of the blocks, with the codes of two
+passes; the same with those codes permuted over all positions of a step; and adapters alone. The
+table starts at zero, so every arm begins as the model that was given. With ``--table-alone`` the
+model is frozen, and without feedback there is nothing to train.
+
+Runs are kept one by one in one JSON file. Those that are there, with the same settings, are not
+made again, and one that was cut short goes on from ``--work``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks.shared.environment import environment
+from benchmarks.shared.options import RESULTS, script_options
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.corpus import Corpus
+from prismlm.corpus.packing import IGNORED, PackedDataset, pack
+from prismlm.corpus.windows import WindowBatch, document_windows, window_batches
+from prismlm.files import read_json, write_json
+from prismlm.models.device import uses_bf16
+from prismlm.models.uncertainty_feedback import UncertaintyFeedback, attach_uncertainty
+from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
+from prismlm.training.loop import Loop, batches
+from prismlm.training.tuning import LoraOptions, with_adapters
+
+NONE, OWN, SHUFFLED = "no feedback", "own", "shuffled"
+ARMS = (NONE, OWN, SHUFFLED)
+LEVELS = 65536
+TOKENS_AT_ONCE = 512
+# What makes two runs comparable.
+SETTINGS = (
+    "steps", "batch", "length", "table_alone", "table_rows", "table_rate", "adapter_rate",
+    "documents",
+)  # fmt: skip
+
+
+class Arm(NamedTuple):
+    """A model of one arm before its first step."""
+
+    model: PreTrainedModel
+    feedback: UncertaintyFeedback | None
+    groups: list[dict[str, Any]]
+    rates: list[float]
+
+
+def main() -> None:
+    """Make every run that is not in the file yet."""
+    given = options().parse_args()
+    corpus = Corpus.open(given.corpus)
+    settings = {name: getattr(given, name) for name in SETTINGS}
+    settings |= {"model": given.model.name, "corpus": corpus.fingerprint}
+    result = read_json(given.out) if given.out.is_file() else {"runs": []}
+    given.work.mkdir(parents=True, exist_ok=True)
+    for seed in given.seeds:
+        for arm in given.arms:
+            # Without anything to train every seed would be the same.
+            untrained = arm == NONE and given.table_alone
+            wanted = {"arm": arm, "seed": given.seeds[0] if untrained else seed}
+            wanted["settings"] = settings
+            if any(wanted.items() <= run.items() for run in result["runs"]):
+                continue
+            began = time.perf_counter()
+            run = wanted | measured(given, corpus, arm, wanted["seed"])
+            run["seconds"] = time.perf_counter() - began
+            run["environment"] = environment() | {"device": given.device}
+            result["runs"].append(run)
+            write_json(given.out, result)
+            print(f"{arm}, seed {seed}: {said(run)}", flush=True)
+
+
+def options() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = script_options(__doc__, RESULTS / "smollm2_feedback.json")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("smollm2-feedback"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=8, help="rows of a step")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a row")
+    parser.add_argument("--table-alone", action="store_true", help="train no adapters")
+    parser.add_argument("--table-rows", type=int, default=64, help="codes between are interpolated")
+    parser.add_argument("--table-rate", type=float, default=3e-3)
+    parser.add_argument("--adapter-rate", type=float, default=5e-4)
+    parser.add_argument("--documents", type=int, default=269, help="held out, to measure on")
+    return parser
+
+
+def said(run: dict[str, Any]) -> str:
+    """Return the losses of a run, nats per token."""
+    tokens = sum(run["tokens"])
+    return ", ".join(f"{name} {sum(sums) / tokens:.4f}" for name, sums in run["losses"].items())
+
+
+def measured(given: argparse.Namespace, corpus: Corpus, arm: str, seed: int) -> dict[str, Any]:
+    """Train one arm with one seed; return its held-out losses, and what became of its table."""
+    torch.manual_seed(seed)
+    begun = prepared(given, arm, seed)
+    curve = trained(given, corpus, begun, arm, seed) if begun.groups else []
+    windows = heldout_windows(corpus, given.length, given.documents)
+    found = judged(begun.model, begun.feedback, windows, seed)
+    if begun.feedback is not None:
+        table = begun.feedback.embedding.weight.detach()
+        tokens: Any = begun.model.get_input_embeddings().weight
+        found["table"] = {
+            "parameters": table.numel(),
+            "deviation": float(table.square().mean().sqrt()),
+            "deviation_of_tokens": float(tokens.detach().square().mean().sqrt()),
+            "codes_seen": int(begun.feedback.embedding.seen.sum()),
+        }
+    return found | {"curve": curve}
+
+
+def prepared(given: argparse.Namespace, arm: str, seed: int) -> Arm:
+    """Return the model with what an arm trains in it; every arm predicts as the model does."""
+    model: Any = AutoModelForCausalLM.from_pretrained(given.model).float().to(given.device)
+    model.requires_grad_(False)
+    feedback, groups, rates = None, list[dict[str, Any]](), list[float]()
+    table = list[nn.Parameter]()
+    if arm != NONE:
+        feedback = attach_uncertainty(model, LEVELS, rows=given.table_rows, deviation=0.0, passes=2)
+        table = list(feedback.embedding.parameters())
+        groups.append({"params": table})
+        rates.append(given.table_rate)
+    if not given.table_alone:
+        with_adapters(model, LoraOptions(learning_rate=given.adapter_rate, seed=seed))
+        adapters = [one for one in model.parameters() if one.requires_grad]
+        held = set(map(id, table))
+        groups.append({"params": [one for one in adapters if id(one) not in held]})
+        rates.append(given.adapter_rate)
+    return Arm(model, feedback, groups, rates)
+
+
+def trained(
+    given: argparse.Namespace, corpus: Corpus, begun: Arm, arm: str, seed: int
+) -> list[float]:
+    """Train; return the mean loss of each tenth of the steps, nats per token."""
+    rows = pack(corpus, corpus.split("train"), given.length, seed)
+    settings = {name: getattr(given, name) for name in SETTINGS} | {"arm": arm, "seed": seed}
+    training = Training(begun, rows, settings, uses_bf16("auto", given.device))
+    chosen = batches(len(rows), given.batch, training.steps, seed)
+    training.run(chosen, f"{arm}, seed {seed}", "ce", ConsoleReporter())
+    parts = np.array_split(np.array(training.every_loss), 10)
+    return [float(part.mean()) for part in parts if len(part)]
+
+
+class Training(Loop):
+    """The table, adapters or both, with their optimizer; ``every_loss`` has each step's."""
+
+    what = "fine-tuning"
+    remedy = "give a lower --table-rate or --adapter-rate"
+
+    def __init__(
+        self, begun: Arm, rows: PackedDataset, settings: dict[str, Any], bf16: bool
+    ) -> None:
+        super().__init__(begun.groups, settings["steps"])
+        self.every_loss: list[float] = []
+        self._begun, self._rows, self._settings, self._bf16 = begun, rows, settings, bf16
+        begun.model.train()
+        if settings["arm"] == SHUFFLED:
+            assert begun.feedback is not None
+            begun.feedback.rearrange = self._shuffled
+
+    def _shuffled(self, codes: Tensor) -> Tensor:
+        drawn = np.random.SeedSequence([self._settings["seed"], self.step])
+        generator = torch.Generator().manual_seed(int(drawn.generate_state(1, np.uint64)[0]))
+        return shuffle_codes(codes, generator)
+
+    def rates(self) -> list[float]:
+        """Return the rates of the table and of the adapters, of which there are."""
+        return self._begun.rates
+
+    def losses(self, rows: np.ndarray) -> dict[str, float]:
+        """Add the gradients of the rows' mean cross-entropy; return it in nats per token."""
+        model: Any = self._begun.model
+        chosen = [self._rows[row] for row in rows.tolist()]
+        ids, positions, labels = (
+            torch.stack([row[name] for row in chosen]).to(model.device)
+            for name in ("input_ids", "position_ids", "labels")
+        )
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=self._bf16):
+            logits = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, :-1]
+        loss = F.cross_entropy(
+            logits.flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
+        loss.backward()
+        self.every_loss.append(loss.item())
+        return {"ce": loss.item(), "loss": loss.item()}
+
+
+def heldout_windows(corpus: Corpus, length: int, documents: int) -> list[WindowBatch]:
+    """Return the first window of so many held-out documents, the same for every run."""
+    every = corpus.split("heldout")
+    chosen = np.random.default_rng(0).permutation(every[corpus.lengths[every] > 1])[:documents]
+    first = np.minimum(corpus.lengths, length)
+    grid = document_windows(chosen, corpus.starts, first, length, length)
+    return list(window_batches(grid, corpus, TOKENS_AT_ONCE, corpus.eos_token_id))
+
+
+@torch.no_grad()
+def judged(
+    model: PreTrainedModel,
+    feedback: UncertaintyFeedback | None,
+    windows: list[WindowBatch],
+    seed: int,
+) -> dict[str, Any]:
+    """Return the summed losses of each document by signal, in nats, and its predictions.
+
+    Shuffled are the model's own codes of two passes, permuted over all positions of all windows.
+    """
+    model.eval()
+    codes: list[Tensor] = []
+    found: dict[str, dict[int, tuple[float, int]]] = {}
+    for batch in windows:
+        output = _run(model, batch)
+        _add(found.setdefault(NONE if feedback is None else OWN, {}), batch, output.logits)
+        if feedback is not None:
+            codes.append(output.uncertainty_codes.cpu())
+    if feedback is not None:
+        generator = torch.Generator().manual_seed(seed)
+        pool = shuffle_codes(torch.cat([own.flatten() for own in codes]), generator)
+        parts = pool.split([own.numel() for own in codes])
+        for batch, part in zip(windows, parts, strict=True):
+            given = part.view(batch.input_ids.shape).to(model.device)
+            logits = _run(model, batch, uncertainty_codes=given).logits
+            _add(found.setdefault(SHUFFLED, {}), batch, logits)
+    some = next(iter(found.values()))
+    documents = sorted(some)
+    shares = (
+        torch.cat([own[own != NO_CODE] for own in codes]).double() / (LEVELS - 1) if codes else None
+    )
+    return {
+        "tokens": [some[document][1] for document in documents],
+        "losses": {
+            name: [round(of[document][0], 3) for document in documents]
+            for name, of in found.items()
+        },
+        "entropy": None
+        if shares is None
+        else {"mean": shares.mean().item(), "sd": shares.std().item()},
+    }
+
+
+def _run(model: Any, batch: WindowBatch, **more: Tensor) -> Any:
+    ids, mask = batch.input_ids.to(model.device), batch.attention_mask.long().to(model.device)
+    return model(input_ids=ids, attention_mask=mask, use_cache=False, **more)
+
+
+def _add(of: dict[int, tuple[float, int]], batch: WindowBatch, logits: Tensor) -> None:
+    """Add the losses of a batch, one window a document."""
+    for row, document in enumerate(batch.document.tolist()):
+        if document < 0:
+            continue
+        length = int(batch.attention_mask[row].sum())
+        targets = batch.input_ids[row, 1:length].to(logits.device)
+        losses = F.cross_entropy(logits[row, : length - 1].float(), targets, reduction="sum")
+        of[document] = float(losses), length - 1
+
+
+if __name__ == "__main__":
+    main()
