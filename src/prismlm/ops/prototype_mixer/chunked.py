@@ -90,8 +90,10 @@ def prefix_mean(
         beta = beta.to(_block(w)[1]).expand(1, w.shape[1], -1)
     if starts is not None:
         r = r.masked_fill(starts[..., None], 0)
-    parts = len(w), groups, w.shape[2] // groups, -1
-    held = state and PrefixState(*(x.to(dtype).reshape(parts) for x in state))
+    held = None
+    if state is not None:
+        parts = len(w), groups, w.shape[2] // groups, -1
+        held = PrefixState(*(x.to(dtype).reshape(parts) for x in state))
     rows = _Rows(w, r, v, beta, starts, normalise, groups)
     with torch.autocast(device_type=values.device.type, enabled=False):
         if held is None or w.shape[1] > 1 or torch.compiler.is_exporting():
