@@ -23,6 +23,8 @@ from prismlm.training import FitOptions
 Row = dict[str, Any]
 # Prototypes shown, the seed that they are drawn by, and characters of a context on either side.
 DRAWN, SEED, AROUND = 24, 0, 48
+# How far the cross-entropy may be above that of the best k, in percentage points.
+WITHIN = 5
 WEIGHED = {
     "cosine": "weighed by cosines",
     "nearest": "the nearest, their weights fitted",
@@ -45,6 +47,8 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     less_text = [r for r in runs if (r["weights"], r["states"]) == ("fitted", fewest)]
     by = ("weights", "prototypes", "per_token", "states", "part", "steps")
     more_text, slope = _more_text(fits)
+    by_k = [{"last": run["points"][-1]} | run for run in read("attach_k/*.json")]
+    least = min(over(run["last"]) for run in by_k)
     return {
         "runs": sorted(runs, key=lambda run: [run[name] for name in by]),
         "best": best,
@@ -57,9 +61,14 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         ),
         "less_controls": {r["prototypes"]: r["last"] for r in less_text if r["part"] == "control"},
         "more_text": more_text,
+        "by_k": sorted(by_k, key=lambda run: run["per_token"]),
+        "smallest_k": min(
+            run["per_token"] for run in by_k if over(run["last"]) <= least + WITHIN / 100
+        ),
         "slope": slope,
         "longest": max(fits, key=lambda run: run["steps"]),
         "weighed": WEIGHED,
+        "within": WITHIN,
         "over": over,
         "spent": read("attach_time.json"),
         **_shipped(),
