@@ -47,7 +47,9 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     less_text = [r for r in runs if (r["weights"], r["states"]) == ("fitted", fewest)]
     by = ("weights", "prototypes", "per_token", "states", "part", "steps")
     more_text, slope = _more_text(fits)
-    by_k = [{"last": run["points"][-1]} | run for run in read("attach_k/*.json")]
+    every_k = [{"last": run["points"][-1]} | run for run in read("attach_k/*.json")]
+    by_k = [run for run in every_k if run["part"] == "fit"]
+    random_by_k = {r["per_token"]: r["last"] for r in every_k if r["part"] == "control"}
     least = min(over(run["last"]) for run in by_k)
     return {
         "runs": sorted(runs, key=lambda run: [run[name] for name in by]),
@@ -62,6 +64,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "less_controls": {r["prototypes"]: r["last"] for r in less_text if r["part"] == "control"},
         "more_text": more_text,
         "by_k": sorted(by_k, key=lambda run: run["per_token"]),
+        "random_by_k": random_by_k,
         "smallest_k": min(
             run["per_token"] for run in by_k if over(run["last"]) <= least + WITHIN / 100
         ),
