@@ -8,6 +8,7 @@ import torch
 
 import prismlm
 from prismlm.errors import InputError
+from prismlm.instruments.theme_judges import Judgement
 from prismlm.instruments.themes import (
     MARKED,
     SIDE,
@@ -17,7 +18,6 @@ from prismlm.instruments.themes import (
     read_spans,
     theme_figures,
 )
-from prismlm.labels.themes import Judgement
 from prismlm.models.attention import head_writes
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 

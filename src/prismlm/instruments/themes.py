@@ -23,7 +23,7 @@ from prismlm.corpus.words import worded
 from prismlm.errors import InputError, check_whole
 from prismlm.instruments.channels.top_sequences import rank_activations, rank_sequences
 from prismlm.instruments.results import Report, Row, Table
-from prismlm.labels.themes import (
+from prismlm.instruments.theme_judges import (
     FIGURES,
     SEQUENCES,
     EndpointJudge,

@@ -18,7 +18,7 @@ from prismlm.errors import InputError
 if TYPE_CHECKING:
     from prismlm.corpus.store import Split as SplitName
     from prismlm.instruments.results import Report
-    from prismlm.labels.themes import EndpointJudge
+    from prismlm.instruments.theme_judges import EndpointJudge
 
 KINDS = ("prototypes", "channels", "heads")
 ANSWERS = ".themes.answers.jsonl"
@@ -87,8 +87,8 @@ def _judge(url: str | None, name: str | None, model: Path) -> EndpointJudge | No
         raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
     if url is None or name is None:
         return None
+    from prismlm.instruments.theme_judges import EndpointJudge
     from prismlm.labels.endpoint import Endpoint
-    from prismlm.labels.themes import EndpointJudge
 
     if not model.is_dir():
         raise InputError(f"there is no model directory {model}.")

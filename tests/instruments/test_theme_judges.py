@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.labels.endpoint import Endpoint
-from prismlm.labels.themes import (
+from prismlm.instruments.theme_judges import (
     EXPLANATION_LENGTH,
     LEAST_RANDOM,
     EndpointJudge,
@@ -18,6 +17,7 @@ from prismlm.labels.themes import (
     rarities,
     theme_question,
 )
+from prismlm.labels.endpoint import Endpoint
 from tests.helpers.chat_server import ChatServer
 
 GOOD = {"theme": "tides", "disentanglement": 9, "coverage": 10, "themes": 1, "explanation": "Sea."}
