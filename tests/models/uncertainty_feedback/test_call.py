@@ -43,7 +43,7 @@ def test_arguments_without_names():
     found = model(IDS[:, :2], caches[1])
     assert caches[1].get_seq_length() == caches[0].get_seq_length() == 7
     assert torch.equal(found.logits, named.logits)
-    with pytest.raises(TypeError, match="input_ids given twice"):
+    with pytest.raises(TypeError, match="input_ids"):
         model(IDS, input_ids=IDS)
 
 
@@ -96,7 +96,7 @@ def test_two_threads(model):
 
 
 @torch.no_grad()
-def test_a_cache_that_carries_no_codes():
+def test_a_model_whose_cache_carries_no_codes_reads_a_text_at_once():
     config = RwkvConfig(
         vocab_size=V, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16,
         intermediate_size=24,
@@ -105,10 +105,15 @@ def test_a_cache_that_carries_no_codes():
     attach_drawn(model, 64)
     with pytest.raises(InputError, match=r"generates without a cache, .*\(past_key_values or"):
         model.generate(IDS, **MADE)
-    begun = model(IDS[:, :4], use_cache=True)
-    with pytest.raises(InputError, match="continues from 'state', which carries no codes"):
-        model(IDS[:, 4:], state=begun.state)
     assert model(IDS, use_cache=False).uncertainty_codes.shape == IDS.shape
+
+
+@torch.no_grad()
+def test_a_batch_that_changes_its_size_while_its_cache_goes_on(model):
+    attach_drawn(model, 64)
+    cache = model(IDS, use_cache=True).past_key_values
+    with pytest.raises(InputError, match=r"codes of 2 rows, .* has 1: .*batch_select_indices"):
+        model(IDS[:1, :1], past_key_values=cache)
 
 
 @torch.no_grad()
@@ -135,11 +140,11 @@ def test_a_cache_of_other_levels_or_that_went_on_without_feedback(model):
     last = IDS[:, :1]
     model(last, past_key_values=caches[1])
     feedback = attach_drawn(model, 8)
-    with pytest.raises(InputError, match="codes of 64 levels and the feedback has 8"):
+    with pytest.raises(InputError, match="codes of 64 levels, and this call has 8"):
         model(last, past_key_values=caches[0])
     feedback.detach()
     feedback = attach_drawn(model, 64)
-    with pytest.raises(InputError, match="holds 6 positions and had 5"):
+    with pytest.raises(InputError, match="codes of 5 positions, and this call has 6"):
         model(last, past_key_values=caches[1])
     feedback.detach()
     cache = model(IDS, use_cache=True).past_key_values

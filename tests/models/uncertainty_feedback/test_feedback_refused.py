@@ -38,51 +38,39 @@ def model():
 
 
 @pytest.mark.parametrize(
-    ("levels", "words"),
+    ("settings", "words"),
     [
-        (1, "levels of uncertainty is 1: expected a whole number from 2 on"),
-        (True, "is True: expected a whole number from 2 on"),
-        ("256", "is '256'"),
+        ({"levels": 1}, "is 1: expected a whole number from 2 on"),
+        ({"levels": "256"}, "is '256'"),
+        ({"deviation": -0.1}, "expected a number from 0 on"),
+        ({"deviation": float("nan")}, "expected a number from 0 on"),
+        ({"passes": 0}, "number of passes is 0"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")
-def test_levels_that_are_no_whole_number_from_two_on(model, levels, words):
+def test_settings_that_no_table_can_have(model, settings, words):
     with pytest.raises(InputError, match=words):
-        attach_drawn(model, levels)
-    assert uncertainty_of(model) is None
-
-
-@pytest.mark.parametrize("deviation", [-0.1, float("nan"), float("inf")])
-def test_a_deviation_that_nothing_can_be_drawn_with(model, deviation):
-    with pytest.raises(InputError, match="expected a number from 0 on"):
-        attach_drawn(model, 8, deviation=deviation)
+        attach_drawn(model, **{"levels": 8} | settings)
     assert uncertainty_of(model) is None
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_no_hugging_face_model(model):
-    class Opened:
-        pass
-
-    opened = Opened()
-    opened.model = model
-    for given, words in (
-        (torch.nn.Linear(2, 2), "got a Linear"),
-        (None, "got a NoneType"),
-        ("gpt2", "got a str, 'gpt2': load it"),
-        (torch.nn.DataParallel(model), r"got a DataParallel around one: attach to its \.module"),
-        (opened, r"got a Opened: give its \.model"),
-    ):
-        with pytest.raises(InputError, match=words):
-            attach_drawn(given, 8)
+@pytest.mark.parametrize("given", [torch.nn.DataParallel, lambda _: "gpt2"])
+def test_what_is_no_hugging_face_model(model, given):
+    with pytest.raises(InputError, match=r"got a (DataParallel|str): .*its \.module"):
+        attach_drawn(given(model), 8)
 
 
 @torch.no_grad()
-def test_ids_of_another_shape(model):
-    attach_drawn(model, 8)
-    for ids in (IDS[0], IDS[:, :0]):
-        with pytest.raises(InputError, match=r"input_ids are \[.*expected a tensor \[B, T\]"):
-            model(ids)
+def test_a_call_without_ids(model):
+    embeds = model.get_input_embeddings()(IDS)
+    plain = model(inputs_embeds=embeds).logits
+    feedback = attach_drawn(model, 8)
+    for given in ({"inputs_embeds": embeds}, {"input_ids": IDS[0]}, {"input_ids": IDS[:, :0]}):
+        with pytest.raises(InputError, match=r"input_ids are .*expected token ids \[B, T\]"):
+            model(**given)
+    feedback.detach()
+    assert torch.equal(model(inputs_embeds=embeds).logits, plain)
 
 
 class Unsaid(LlamaForCausalLM):
@@ -107,22 +95,15 @@ def unsaid():
 
 def test_a_model_that_does_not_say_where_its_parts_are():
     model = unsaid()
-    with pytest.raises(InputError) as error:
-        attach_drawn(model, 8)
-    for words in (
-        "no decoder and no embeddings found in a Unsaid of type 'llama'",
-        "get_decoder() for its decoder and get_input_embeddings() for its embeddings",
-        'attach_uncertainty(model, decoder="…", embeddings="…")',
-        "Modules that have parts: model.",
-        "nn.Embedding modules: model.embed_tokens.",
+    for names, words in (
+        ({}, r"no decoder found in a Unsaid .*decoder=.*one of: model\."),
+        ({"decoder": "modle"}, "'modle' is none"),
+        ({"decoder": "lm_head"}, "'lm_head' is none"),
+        ({"decoder": "model"}, r"no embeddings found .*one of: model\.embed_tokens"),
+        ({"decoder": "model", "embeddings": "model.norm"}, "'model.norm' is none"),
     ):
-        assert words in str(error.value)
-    with pytest.raises(InputError, match="looked at modle for its decoder"):
-        attach_drawn(model, 8, decoder="modle", embeddings="model.embed_tokens")
-    with pytest.raises(
-        InputError, match=r"model.norm of .* LlamaRMSNorm without a weight \[V, d\]"
-    ):
-        attach_drawn(model, 8, decoder="model", embeddings="model.norm")
+        with pytest.raises(InputError, match=words):
+            attach_drawn(model, 8, **names)
 
 
 @torch.no_grad()
@@ -157,16 +138,14 @@ def test_embeddings_that_the_decoder_does_not_call_are_not_passed_over_in_silenc
 
 
 def test_encoders_are_refused_with_the_reason():
-    with pytest.raises(InputError, match=r"BertForMaskedLM .* predicts no next token"):
-        attach_drawn(BertForMaskedLM(BertConfig(**ENCODER)), 8)
-    with pytest.raises(InputError, match=r"LlamaModel .* predicts no next token"):
-        attach_drawn(LlamaModel(FAMILIES["llama"]()), 8)
-    # Its class is one for language modelling; what it attends to is not.
-    model = BertLMHeadModel(BertConfig(**ENCODER)).train()
-    with pytest.raises(InputError, match=r"is an encoder: .* is_decoder=True"):
-        attach_drawn(model, 8)
-    assert model.training
-    assert uncertainty_of(model) is None
+    # The class of the last is one for language modelling; what it attends to is not.
+    encoder = BertLMHeadModel(BertConfig(**ENCODER)).train()
+    others = BertForMaskedLM(BertConfig(**ENCODER)), LlamaModel(FAMILIES["llama"]())
+    for model in (*others, encoder):
+        with pytest.raises(InputError, match=r"predicts no next token.* is_decoder=True"):
+            attach_drawn(model, 8)
+        assert uncertainty_of(model) is None
+    assert encoder.training
 
 
 @torch.no_grad()
@@ -186,34 +165,11 @@ def test_causal_models_are_told_from_encoders_by_what_they_do(kind):
 
 
 @torch.no_grad()
-def test_embeddings_without_ids(model):
-    embeds = model.get_input_embeddings()(IDS)
-    plain = model(inputs_embeds=embeds).logits
-    feedback = attach_drawn(model, 8)
-    words = r"no input_ids: .* cannot tell tokens from embeddings alone. Give the ids, or detach"
-    with pytest.raises(InputError, match=words):
-        model(inputs_embeds=embeds)
-    with pytest.raises(InputError, match=words):
-        model.generate(inputs_embeds=embeds, max_new_tokens=2)
-    feedback.detach()
-    assert torch.equal(model(inputs_embeds=embeds).logits, plain)
-
-
-@torch.no_grad()
-def test_a_batch_that_changes_its_size_while_its_cache_goes_on(model):
-    attach_drawn(model, 8)
-    cache = model(IDS, use_cache=True).past_key_values
-    words = r"codes of 2 rows and the input has 1: .*batch_select_indices.* begin anew without this"
-    with pytest.raises(InputError, match=words):
-        model(IDS[:1, :1], past_key_values=cache)
-
-
-@torch.no_grad()
 def test_codes_that_cannot_be_replayed(model):
     attach_drawn(model, 8)
-    with pytest.raises(InputError, match=r"-1 \(none\) to 7"):
+    with pytest.raises(InputError, match=r"one for each token, from -1 \(none\) to 7"):
         model(IDS, uncertainty_codes=torch.full((2, 3), 8))
-    with pytest.raises(InputError, match=r"\[2, 3\], one for each token"):
+    with pytest.raises(InputError, match=r"expected whole numbers \[2, 3\]"):
         model(IDS, uncertainty_codes=torch.zeros(2, 4, dtype=torch.int64))
     with pytest.raises(InputError, match="return_dict=False"):
         model(IDS, return_dict=False)
@@ -236,24 +192,22 @@ def test_logits_that_are_no_numbers_are_told_by_row_and_position(model, passes, 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "gpt2", "protot", "mamba"])
+@pytest.mark.parametrize("name", ["llama", "protot", "mamba"])
 def test_ways_to_generate_that_would_change_codes(name):
     model = build(name)
     feedback = attach_drawn(model, 8)
     settings = {"max_new_tokens": 3, "pad_token_id": 0}
     plain = model.generate(IDS, **settings)
-    for given, words in (
-        ({"assistant_model": build(name)}, "assistant_model with uncertainty feedback: assisted"),
-        ({"prompt_lookup_num_tokens": 2}, "prompt lookup takes tokens back"),
-        ({"prefill_chunk_size": 2}, "prefill_chunk_size with .* read in chunks has other codes"),
-        ({"use_cache": False}, "generates without a cache, .* leave use_cache=False"),
+    for given in (
+        {"assistant_model": build(name)},
+        {"prompt_lookup_num_tokens": 2},
+        {"prefill_chunk_size": 2},
+        {"generation_config": GenerationConfig(**settings, prefill_chunk_size=2)},
+        {"use_cache": False},
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(InputError, match=r"with uncertainty feedback|without a cache"):
             model.generate(IDS, **settings, **given)
         assert torch.equal(model.generate(IDS, **settings), plain)
-    chunked = GenerationConfig(**settings, prefill_chunk_size=2)
-    with pytest.raises(InputError, match="prefill_chunk_size"):
-        model.generate(IDS, generation_config=chunked)
     for start in (model.generate_batch, model.init_continuous_batching):
         with pytest.raises(InputError, match=r"continuous batching .* Use generate\(\)"):
             start(IDS.tolist())
@@ -283,24 +237,21 @@ def saved(model, tmp_path):
 def test_a_table_of_another_width_level_count_model_or_dtype(model, saved):
     config = FAMILIES["llama"]()
     config.hidden_size = 32
-    with pytest.raises(FormatError, match=r"are 16 wide, and the input embeddings of .* 32"):
-        load_uncertainty(saved, LlamaForCausalLM(config))
-    with pytest.raises(FormatError, match="has 64 levels, and 256 were expected"):
-        load_uncertainty(saved, model, levels=256)
-    with pytest.raises(FormatError, match=r"saved with a model in torch.float32 .*torch.bfloat16"):
-        load_uncertainty(saved, build("llama").bfloat16())
-    assert load_uncertainty(saved, model, levels=64).passes == 2
     other = build("llama")
     with torch.no_grad():
         other.get_input_embeddings().weight[0, 0] += 1
-    with pytest.raises(FormatError, match="not those that"):
-        load_uncertainty(saved, other)
-    assert uncertainty_of(other) is None
+    for given in (LlamaForCausalLM(config), build("llama").bfloat16(), other):
+        with pytest.raises(FormatError, match=r"cannot verify .* dtype=torch.float32"):
+            load_uncertainty(saved, given)
+        assert uncertainty_of(given) is None
+    with pytest.raises(FormatError, match="has 64 levels, and 256 were expected"):
+        load_uncertainty(saved, model, levels=256)
+    assert load_uncertainty(saved, model, levels=64).passes == 2
     with pytest.raises(FormatError, match="has no uncertainty_feedback"):
         load_uncertainty(saved / "none", other)
 
 
-@pytest.mark.parametrize("share", [0, 0.001, 0.05, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0, 0.05, 0.999])
 def test_a_truncated_file(model, saved, share):
     path = saved / TABLE
     whole = path.read_bytes()
@@ -313,36 +264,32 @@ def test_a_truncated_file(model, saved, share):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("table", "changes", "words"),
     [
-        ({"format_version": 2}, "format version 2; this prismlm reads 1"),
-        ({"levels": 1}, "what cannot be: levels: 1"),
-        ({"levels": 63}, "64 rows for 63 levels"),
-        ({"passes": 0}, "passes: 0"),
-        ({"model": None}, "model: None"),
-        ({"places": {"head": "model"}}, "places:"),
-        ({"places": {"decoder": "gone"}}, "no decoder found .* looked at gone"),
+        (None, {"format_version": 2}, "format version 2; this prismlm reads 1"),
+        (None, {"levels": 63}, "for 63 levels"),
+        (None, {"passes": 0}, "0 passes"),
+        (None, {"model": None}, "model is None"),
+        (None, {"places": {"decoder": "gone"}}, "no decoder found"),
+        (torch.full((64, 16), torch.nan), {}, "all finite"),
+        (torch.zeros(64, 16, dtype=torch.int64), {}, "holds torch.int64"),
+        (torch.zeros(16), {}, r"holds torch.float32 \[16\]"),
+        (torch.zeros(1, 16), {}, r"\[1, 16\] for 64 levels"),
     ],
 )
-def test_a_file_that_says_of_its_table_what_cannot_be(model, saved, changes, words):
-    rewrite(saved, **changes)
+def test_a_file_that_cannot_be(model, saved, table, changes, words):
+    rewrite(saved, table, **changes)
     with pytest.raises((FormatError, InputError), match=words):
         load_uncertainty(saved, model)
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        (torch.full((64, 16), torch.nan), "holds NaN or infinity"),
-        (torch.zeros(64, 16, dtype=torch.int64), r"\[K, d\] of floats, and has torch.int64"),
-        (torch.zeros(16), r"has torch.float32 \[16\]"),
-        (torch.zeros(1, 16), "1 rows for 64 levels"),
-    ],
-)
-def test_a_file_whose_table_is_none(model, saved, table, words):
-    rewrite(saved, table)
-    with pytest.raises(FormatError, match=words):
-        load_uncertainty(saved, model)
+def test_a_file_of_before_places_and_counts_is_read(model, saved):
+    path = saved / TABLE
+    meta = json.loads(json.loads(header(path))["__metadata__"]["uncertainty_feedback"])
+    del meta["places"]
+    held = load_file(path)["embedding"]
+    save_file({"embedding": held}, path, {"uncertainty_feedback": json.dumps(meta)})
+    assert torch.equal(load_uncertainty(saved, model).embedding.weight, held)
 
 
 def rewrite(directory, table=None, **changes):

@@ -15,11 +15,9 @@ from prismlm.errors import InputError
 from prismlm.ops.uncertainty_feedback import NO_CODE
 
 CACHES = ("past_key_values", "cache_params")
-# Caches that codes cannot be put beside.
-OTHER_CACHES = ("state", "mems", "past_buckets_states")
-# Tokens that stand for what is no text, by their names in configurations.
+# Tokens that stand for something other than text, by their names in configurations.
 PLACEHOLDERS = tuple(
-    f"{kind}_token_{said}" for kind in ("image", "video", "audio") for said in ("id", "index")
+    f"{kind}_token_{ending}" for kind in ("image", "video", "audio") for ending in ("id", "index")
 )
 CODES = "uncertainty_codes"
 
@@ -44,96 +42,58 @@ class Call:
     kept: Any
 
 
-@dataclass(frozen=True)
-class Forward:
-    """What every call of a model has in common; looked up anew it would cost more than the sums.
+class CallReader:
+    """Reads the calls of one model.
 
-    Attributes:
-        model: the name of its class.
-        names: of what its ``forward`` takes, in order.
-        prefix: of the decoder's arguments.
-        placeholders: tokens that stand for what is no text.
+    What it looks up once would take longer in every call than the sums of a decoding step.
     """
 
-    model: str
-    names: tuple[str, ...]
-    prefix: str
-    placeholders: tuple[int, ...]
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> Forward:
-        """Look it up."""
+    def __init__(self, model: PreTrainedModel) -> None:
         forward: Any = model.forward
         config = model.config
-        names = tuple(name for name in inspect.signature(forward).parameters if name != "self")
-        said = {getattr(config, name, None) for name in PLACEHOLDERS}
-        held: set[int] = {token for token in said if token is not None}
-        prefix = "decoder_" if config.is_encoder_decoder else ""
-        return cls(type(model).__name__, names, prefix, tuple(held))
+        self.names = tuple(name for name in inspect.signature(forward).parameters if name != "self")
+        self.prefix = "decoder_" if config.is_encoder_decoder else ""
+        tokens = {getattr(config, name, None) for name in PLACEHOLDERS}
+        self.placeholders: tuple[int, ...] = tuple(token for token in tokens if token is not None)
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return all arguments of a call by their names.
+        """Return all arguments of a call by their names, in a dictionary of their own."""
+        # Python's own TypeError for an argument that is given twice.
+        return dict(**dict(zip(self.names, args, strict=False)), **kwargs)
 
-        Raises:
-            TypeError: there are more than it takes, or one of them twice.
-        """
-        if not args:
-            return kwargs
-        names = self.names
-        twice = set(names[: len(args)]) & set(kwargs)
-        if len(args) > len(names) or twice:
-            said = f"{', '.join(sorted(twice))} given twice" if twice else f"{len(args)} arguments"
-            raise TypeError(f"{self.model}.forward: {said}; it takes {', '.join(names)}.")
-        return dict(zip(names, args, strict=False)) | kwargs
-
-
-def read_call(model: nn.Module, forward: Forward, given: dict[str, Any]) -> Call:
-    """Return what a call of ``model`` says, its arguments given by name.
-
-    Raises:
-        InputError: it has no token ids, so that nobody knows which positions are which, or none
-            of the shape [B, T]; or it continues from a cache that carries no codes.
-    """
-    prefix = forward.prefix
-    ids = given.get(f"{prefix}input_ids")
-    if ids is None and prefix and given.get("labels") is not None:
-        shifted: Any = model
-        ids = shifted.prepare_decoder_input_ids_from_labels(labels=given["labels"])
-    if ids is None:
-        raise InputError(
-            f"this call has no {prefix}input_ids: uncertainty feedback goes from one token to the "
-            "next, and cannot tell tokens from embeddings alone. Give the ids, or detach it."
-        )
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
-        held = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-        raise InputError(
-            f"{prefix}input_ids are {held}: expected a tensor [B, T] of at least one row and one "
-            "token, such as ids[None] for a single text."
-        )
-    if other := next((name for name in OTHER_CACHES if given.get(name) is not None), None):
-        raise InputError(
-            f"this call continues from {other!r}, which carries no codes, so that its first token "
-            "would have none: give the whole text at once."
-        )
-    cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
-    text = _real(ids, given.get(f"{prefix}attention_mask"), cache)
-    for place in forward.placeholders:
-        text = text & (ids != place)
-    starts = _starts(ids, given.get("position_ids"))
-    return Call(ids, text, starts, cache, given.get("logits_to_keep"))
+    def read(self, model: nn.Module, given: dict[str, Any]) -> Call:
+        """Return what a call says, its arguments given by name."""
+        prefix = self.prefix
+        ids = given.get(f"{prefix}input_ids")
+        if ids is None and prefix and given.get("labels") is not None:
+            shifted: Any = model
+            ids = shifted.prepare_decoder_input_ids_from_labels(labels=given["labels"])
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
+            shape = list(ids.shape) if isinstance(ids, Tensor) else ids
+            raise InputError(
+                f"{prefix}input_ids are {shape}: expected token ids [B, T], at least one. "
+                "Uncertainty feedback goes from one token to the next, and cannot tell tokens "
+                "from embeddings alone: give the ids, or detach it."
+            )
+        cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
+        text = _not_padding(ids, given.get(f"{prefix}attention_mask"), cache)
+        for token in self.placeholders:
+            text = text & (ids != token)
+        starts = _starts(ids, given.get("position_ids"))
+        return Call(ids, text, starts, cache, given.get("logits_to_keep"))
 
 
-def _starts(ids: Tensor, places: Any) -> Bool[Tensor, "B T"] | None:
+def _starts(ids: Tensor, positions: Any) -> Bool[Tensor, "B T"] | None:
     """Return which tokens begin a sequence by their position ids; the first of a row need not."""
     new = ids.shape[1]
-    if not isinstance(places, Tensor) or places.ndim != 2 or places.shape[1] != new or new == 1:
+    if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] != new:
         return None
     starts = torch.zeros_like(ids, dtype=torch.bool)
-    starts[:, 1:] = places[:, 1:] != places[:, :-1] + 1
+    starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
     return starts
 
 
-def _real(ids: Tensor, mask: Any, cache: Any) -> Bool[Tensor, "B T"]:
+def _not_padding(ids: Tensor, mask: Any, cache: Any) -> Bool[Tensor, "B T"]:
     """Return which new tokens are no padding."""
     new = ids.shape[1]
     if isinstance(mask, dict):
@@ -141,7 +101,6 @@ def _real(ids: Tensor, mask: Any, cache: Any) -> Bool[Tensor, "B T"]:
         masks: dict[str, Any] = mask
         mask = masks.get("full_attention", next(iter(masks.values()), None))
     if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] >= new:
-        # Of all that was seen.
         return mask[:, -new:].bool()
     if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[2] == new > 1:
         # Generation with a static cache gives what each token may look at, [B, h, T, S]: any but
@@ -155,14 +114,12 @@ def _real(ids: Tensor, mask: Any, cache: Any) -> Bool[Tensor, "B T"]:
 
 def logits_of_last(logits: Tensor, call: Call) -> Tensor | None:
     """Return the logits [B, 1, V] of the last position, or None if there are none of it."""
-    place, at = call.ids.shape[1] - 1, -1
-    if isinstance(call.kept, Tensor):
-        # Not a number of positions, but which.
-        found = [one for one, p in enumerate(call.kept.tolist()) if p in (place, -1)]
-        at = found[-1] if found else logits.shape[1]
-    if at >= logits.shape[1] or not logits.shape[1]:
-        return None
-    return logits if logits.shape[1] == 1 else logits[:, at : at + 1 or None]
+    if not isinstance(call.kept, Tensor):
+        return logits[:, -1:] if logits.shape[1] else None
+    # Not a number of positions, but which.
+    last = call.ids.shape[1] - 1
+    rows = [row for row, position in enumerate(call.kept.tolist()) if position in (last, -1)]
+    return logits[:, rows[-1:]] if rows else None
 
 
 def first_pass_codes(call: Call, start: Int64[Tensor, "B 1"], neutral: int) -> Int64[Tensor, "B T"]:
@@ -184,25 +141,17 @@ def codes_fed_back(
     """Return codes in which every token has that of the prediction before it, where there is one.
     A row's first code and ``NO_CODE`` stay.
     """
-    found = codes.clone()
-    found[:, 1:] = torch.where(codes[:, 1:] == NO_CODE, NO_CODE, predicted[:, :-1])
-    return found
+    fed = codes.clone()
+    fed[:, 1:] = torch.where(codes[:, 1:] == NO_CODE, NO_CODE, predicted[:, :-1])
+    return fed
 
 
 def checked_codes(codes: Tensor, call: Call, levels: int) -> Int64[Tensor, "B T"]:
-    """Return codes that were given for a call, on its device.
-
-    Raises:
-        InputError: they are not one for each token, or not of these levels.
-    """
-    if codes.shape != call.ids.shape or codes.is_floating_point():
+    """Return codes that were given for a call, on its device."""
+    whole = codes.shape == call.ids.shape and not codes.is_floating_point()
+    if not whole or int(codes.min()) < NO_CODE or int(codes.max()) >= levels:
         raise InputError(
             f"{CODES} are {codes.dtype} {list(codes.shape)}: expected whole numbers "
-            f"{list(call.ids.shape)}, one for each token."
-        )
-    if int(codes.min()) < NO_CODE or int(codes.max()) >= levels:
-        raise InputError(
-            f"{CODES} reach from {int(codes.min())} to {int(codes.max())}: expected "
-            f"{NO_CODE} (none) to {levels - 1}."
+            f"{list(call.ids.shape)}, one for each token, from {NO_CODE} (none) to {levels - 1}."
         )
     return codes.to(call.ids.device, torch.int64)

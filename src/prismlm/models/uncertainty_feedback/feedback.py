@@ -19,16 +19,14 @@ from prismlm.models.uncertainty_feedback.call import (
     CACHES,
     CODES,
     Call,
-    Forward,
+    CallReader,
     checked_codes,
     codes_fed_back,
     first_pass_codes,
     logits_of_last,
-    read_call,
 )
 from prismlm.models.uncertainty_feedback.model_class import ATTACHED, TABLE, add_to, remove_from
 from prismlm.models.uncertainty_feedback.place import (
-    check_causal,
     check_model,
     decoder_and_embeddings,
     width_of,
@@ -48,6 +46,7 @@ from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_cod
 
 # What the pass that codes are taken from is to leave out.
 NOT_IN_FIRST_PASS = ("labels", "logits_to_keep", "output_hidden_states", "output_attentions")
+NAME_OTHERS = 'name others, with attach_uncertainty(model, decoder="…", embeddings="…").'
 
 
 class UncertaintyFeedback:
@@ -84,10 +83,6 @@ class UncertaintyFeedback:
         passes: forward passes of a call with several new tokens, at least 1.
         decoder: dotted name of the decoder, for a model that does not say.
         embeddings: dotted name of its input embeddings, likewise.
-
-    Raises:
-        InputError: a model that predicts no next token or whose decoder or input embeddings are
-            not found, one that has feedback already, a table of another width, or no pass.
     """
 
     def __init__(
@@ -108,18 +103,14 @@ class UncertaintyFeedback:
         inner, inputs = decoder_and_embeddings(model, **self.places)
         if uncertainty_of(model) is not None:
             raise InputError(
-                f"this {type(model).__name__} has uncertainty feedback already: detach() that "
-                "first."
+                f"this {type(model).__name__} has uncertainty feedback already: detach() it first."
             )
-        check_causal(model)
-        width = width_of(inputs)
-        if embedding.weight.shape[1] != width:
+        if embedding.weight.shape[1] != width_of(inputs):
             raise InputError(
                 f"the table has vectors of {embedding.weight.shape[1]}, and the input embeddings "
-                f"of {type(model).__name__} are {width} wide."
+                f"of {type(model).__name__} are {width_of(inputs)} wide."
             )
-        # Looked up in every call it would take longer than the sums of a decoding step.
-        self._forward = Forward.of(model)
+        self._reader = CallReader(model)
         self._threads = Threads()
         # Not models.watch: these stand until detach(), and act for every thread.
         self._handles: list[RemovableHandle] = [
@@ -139,10 +130,7 @@ class UncertaintyFeedback:
         return self._threads.state
 
     def reset_uncertainty(self) -> None:
-        """Do nothing: a call without a cache begins anew by itself. The source's code asks for it.
-
-        Source: PRISMA, "Generation Loop Integration".
-        """
+        """Do nothing, where the source's code asks for it: a call without a cache begins anew."""
 
     def save(self, directory: Path | str, tensors: dict[str, Tensor] | None = None) -> None:
         """Write the table beside the checkpoint of its model.
@@ -151,8 +139,8 @@ class UncertaintyFeedback:
         """
         held = self.model.state_dict() if tensors is None else tensors
         table, seen = held[f"{TABLE}.weight"], held[f"{TABLE}.seen"]
-        saved = SavedTable(table, seen, self.levels, self.passes, self.places)
-        write_table(directory, self.model, saved)
+        names = {part: name for part, name in self.places.items() if name is not None}
+        write_table(directory, self.model, SavedTable(table, seen, self.levels, self.passes, names))
 
     @classmethod
     def load(
@@ -182,9 +170,9 @@ class UncertaintyFeedback:
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Return what ``forward``, the model's own, gives with codes fed."""
-        kwargs = dict(self._forward.named(args, kwargs))
+        kwargs = self._reader.named(args, kwargs)
         replayed = kwargs.pop(CODES, None)
-        call = read_call(self.model, self._forward, kwargs)
+        call = self._reader.read(self.model, kwargs)
         if replayed is not None:
             codes = checked_codes(replayed, call, self.levels)
         else:
@@ -207,18 +195,16 @@ class UncertaintyFeedback:
         self, forward: Callable[..., Any], codes: Int64[Tensor, "B T"], kwargs: dict[str, Any]
     ) -> Any:
         state = self.state
-        state.begin(codes)
+        state.codes, state.pending, state.added = codes, False, False
         try:
             output = forward(**kwargs)
-            added = state.added
         finally:
-            state.end()
-        if not added:
+            state.codes, state.pending = None, False
+        if not state.added:
             raise InputError(
-                f"nothing was added to the input of this {type(self.model).__name__}: its input "
-                "embeddings were not called within its decoder, nor was the decoder given "
-                'inputs_embeds. Name others, with attach_uncertainty(model, decoder="…", '
-                'embeddings="…"), or detach() this.'
+                f"nothing was added to the input of this {type(self.model).__name__}: its decoder "
+                f"neither called its input embeddings nor was given inputs_embeds. Detach this, or "
+                f"{NAME_OTHERS}"
             )
         return output
 
@@ -257,18 +243,16 @@ class UncertaintyFeedback:
         if cache is None:
             if self.state.generates:
                 raise InputError(
-                    f"this {type(self.model).__name__} generates without a cache, which is where "
-                    "uncertainty feedback keeps the codes of earlier tokens (past_key_values or "
-                    "cache_params): leave use_cache=False out, and turn gradient checkpointing "
-                    "off while it generates."
+                    f"this {type(self.model).__name__} generates without a cache, where uncertainty"
+                    f" feedback keeps codes ({' or '.join(CACHES)}): leave use_cache=False out, and "
+                    "turn gradient checkpointing off while it generates."
                 )
             return
         row, last = logits_of_last(output.logits, call), call.ids.shape[1] - 1
         if row is None:
             raise InputError(
-                f"the logits of this call are {list(output.logits.shape)} and have none of the "
-                f"last position, {last}, whose entropy is the code of the next token: have it "
-                "among logits_to_keep, or set use_cache=False."
+                f"the logits of this call have none of the last position, {last}, whose entropy is "
+                "the code of the next token: have it among logits_to_keep, or set use_cache=False."
             )
         following = entropy_codes(row, self.levels, first_position=last)
         following = torch.where(call.text[:, -1:], following, NO_CODE)
@@ -298,8 +282,7 @@ class UncertaintyFeedback:
         if vectors.shape != beside.shape:
             raise InputError(
                 f"the vectors of the codes are {list(vectors.shape)}, and what comes from the "
-                f"input embeddings is {list(beside.shape)}: name others, with "
-                'attach_uncertainty(model, decoder="…", embeddings="…").'
+                f"input embeddings is {list(beside.shape)}: {NAME_OTHERS}"
             )
         self.state.added = True
         return vectors
@@ -325,10 +308,9 @@ def attach_uncertainty(
     The table is the model's submodule ``prismlm_uncertainty``: it is trained, moved, wrapped and
     saved with it. By default it starts at zero, so that the model begins as it was.
 
-    The source's own form is ``rows=None, deviation=None, passes=1``, and two traps with it. With an
-    independent row for each of 65,536 codes, rounding alone changes the injected vector by 130 %.
-    With one pass a text that is read at once has the neutral code everywhere, so that training
-    moves row 32,768 alone.
+    The source's own form is ``rows=None, deviation=None, passes=1``, with two traps: rounding alone
+    changes the vector of one of 65,536 independent rows by 130 %, and with one pass training moves
+    the neutral row alone.
 
     Args:
         model: a Hugging Face decoder, or encoder-decoder.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,9 @@ from prismlm.layers.uncertainty_feedback import UncertaintyEmbedding
 
 ATTACHED = "_prismlm_feedback"
 TABLE = "prismlm_uncertainty"
-NOT_WITH_IT = {
-    "assistant_model": "assisted generation takes tokens back after it saw several at once",
-    "prompt_lookup_num_tokens": "prompt lookup takes tokens back after it saw several at once",
-    "prefill_chunk_size": "a prompt read in chunks has other codes than one that is read at once",
-}
+# Assisted generation and prompt lookup take tokens back after the model saw several at once; a
+# prompt that is read in chunks has other codes than one that is read at once.
+REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "prefill_chunk_size")
 
 
 class WithUncertainty:
@@ -35,36 +32,29 @@ class WithUncertainty:
     def reset_uncertainty(self) -> None:
         """See :meth:`UncertaintyFeedback.reset_uncertainty`."""
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Any:
         """Generate as the model does.
 
         Raises:
             InputError: assisted generation, prompt lookup, a prompt in chunks, or no cache.
         """
+        settings = generation_config or getattr(self, "generation_config", None)
+        for name in REFUSED:
+            if kwargs.get(name, getattr(settings, name, None)) is not None:
+                raise InputError(
+                    f"{name} is not possible with uncertainty feedback: the codes would not be "
+                    "those of one token after the other. Leave it out."
+                )
         parent: Any = super()
-        bound = inspect.signature(parent.generate).bind(*args, **kwargs).arguments
-        given = bound | bound.pop("kwargs", {})
-        settings = given.get("generation_config") or getattr(self, "generation_config", None)
-        for name, reason in NOT_WITH_IT.items():
-            if given.get(name, getattr(settings, name, None)) is not None:
-                raise InputError(f"{name} with uncertainty feedback: {reason}. Leave it out.")
         state = getattr(self, ATTACHED).state
         before, state.generates = state.generates, True
         try:
-            return parent.generate(*args, **kwargs)
+            return parent.generate(inputs, generation_config, **kwargs)
         finally:
             state.generates = before
 
     def init_continuous_batching(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refuse: see :meth:`generate_batch`."""
-        return self.generate_batch()
-
-    def continuous_batching_context_manager(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refuse: see :meth:`generate_batch`."""
-        return self.generate_batch()
-
-    def generate_batch(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refuse.
+        """Refuse continuous batching.
 
         Raises:
             InputError: always.
@@ -73,6 +63,8 @@ class WithUncertainty:
             "continuous batching with uncertainty feedback: it packs requests into one row, whose "
             "paged cache carries no codes. Use generate(), with padding on the left."
         )
+
+    generate_batch = continuous_batching_context_manager = init_continuous_batching
 
     def save_pretrained(
         self,
@@ -86,12 +78,12 @@ class WithUncertainty:
         Readers such as vLLM's take no tensor that the architecture lacks. ``Trainer`` resumes from
         the weights alone, so that those in a directory ``checkpoint-N`` have the table as well.
         """
-        parent: Any = super()
-        of: Any = self
-        tensors = dict(of.state_dict() if state_dict is None else state_dict)
+        model: Any = self
+        tensors = dict(model.state_dict() if state_dict is None else state_dict)
         table = {name: tensors[name] for name in tensors if name.startswith(f"{TABLE}.")}
         if not Path(save_directory).name.startswith(PREFIX_CHECKPOINT_DIR):
             tensors = {name: value for name, value in tensors.items() if name not in table}
+        parent: Any = super()
         parent.save_pretrained(save_directory, is_main_process, tensors, **kwargs)
         if is_main_process:
             getattr(self, ATTACHED).save(save_directory, table)

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from prismlm.errors import InputError
 
 
+@dataclass(eq=False)
 class State:
     """What is known of a thread's call.
 
@@ -26,17 +27,10 @@ class State:
         generates: whether ``generate`` calls the model.
     """
 
-    def __init__(self) -> None:
-        self.codes: Int64[Tensor, "B T"] | None = None
-        self.pending = self.added = self.generates = False
-
-    def begin(self, codes: Int64[Tensor, "B T"]) -> None:
-        """Begin a pass that is fed these codes."""
-        self.codes, self.pending, self.added = codes, False, False
-
-    def end(self) -> None:
-        """Forget a pass, however it ended."""
-        self.codes, self.pending = None, False
+    codes: Int64[Tensor, "B T"] | None = None
+    pending: bool = False
+    added: bool = False
+    generates: bool = False
 
 
 class Threads(threading.local):
@@ -75,11 +69,6 @@ class CachedCodes:
         rows = rows.to(self.used.device)
         self.used, self.following = self.used[rows], self.following[rows]
 
-    def repeat(self, times: int) -> None:
-        """Repeat each row."""
-        self.used = self.used.repeat_interleave(times, 0)
-        self.following = self.following.repeat_interleave(times, 0)
-
     def crop(self, length: int) -> CachedCodes | None:
         """Return those of the first positions; the next gets what it was fed when it was there.
 
@@ -94,24 +83,16 @@ class CachedCodes:
 
     def check(self, rows: int, levels: int, length: int | None) -> None:
         """Raise InputError for a call of other rows or levels, or a cache of another length."""
-        if len(self.following) != rows:
-            raise InputError(
-                f"the cache holds codes of {len(self.following)} rows and the input has {rows}: a "
-                "batch keeps its size while a cache goes on. Select or repeat rows with the "
-                "cache's own methods (batch_select_indices, batch_repeat_interleave, "
-                "reorder_cache), or begin anew without this cache."
-            )
-        if self.levels != levels:
-            raise InputError(
-                f"the cache holds codes of {self.levels} levels and the feedback has {levels}: "
-                "codes of one mean nothing to the other. Begin anew without this cache."
-            )
-        if None not in (self.length, length) and self.length != length:
-            raise InputError(
-                f"the cache holds {length} positions and had {self.length} when its last codes "
-                "were added: it went on without feedback, or was changed by other means than its "
-                "own methods. Begin anew without this cache."
-            )
+        held = {"rows": len(self.following), "levels": self.levels, "positions": self.length}
+        now = {"rows": rows, "levels": levels, "positions": length}
+        for name, number in held.items():
+            if None not in (number, now[name]) and number != now[name]:
+                raise InputError(
+                    f"the cache carries codes of {number} {name}, and this call has {now[name]}: "
+                    "a cache goes on with the same feedback, and its rows and positions are "
+                    "chosen by its own methods alone (batch_select_indices, "
+                    "batch_repeat_interleave, reorder_cache, crop). Begin anew without it."
+                )
 
 
 class CarriesCodes:
@@ -135,7 +116,8 @@ class CarriesCodes:
         """Repeat each row."""
         super().batch_repeat_interleave(repeats)  # pyright: ignore[reportAttributeAccessIssue]
         if self.prismlm_codes is not None:
-            self.prismlm_codes.repeat(repeats)
+            rows = torch.arange(len(self.prismlm_codes.used)).repeat_interleave(repeats)
+            self.prismlm_codes.select(rows)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         """Take positions from the end."""
@@ -192,6 +174,15 @@ def length_of(cache: Any) -> int | None:
     return length if isinstance(length, int) else None
 
 
+def has_seen(cache: Any) -> bool:
+    """Say whether a cache holds positions."""
+    try:
+        return cache.get_seq_length() > 0
+    except ValueError:
+        # Those of recurrent layers alone do not count.
+        return bool(cache.has_previous_state())
+
+
 class _Detached(TorchFunctionMode):
     """Copies tensors that autograd made, which copy.deepcopy refuses, without their gradient."""
 
@@ -208,12 +199,3 @@ def copied(cache: Any) -> Any:
     """Return a copy of a cache that has no gradient."""
     with _Detached():
         return copy.deepcopy(cache)
-
-
-def has_seen(cache: Any) -> bool:
-    """Say whether a cache holds positions."""
-    try:
-        return cache.get_seq_length() > 0
-    except ValueError:
-        # Those of recurrent layers alone do not count.
-        return bool(cache.has_previous_state())

@@ -6,21 +6,21 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.errors import FormatError, check_path
-from prismlm.files import atomic_file, json_text
-from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings, width_of
+from prismlm.files import atomic_file, check_json, json_text
+from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings
 from prismlm.outputs import check_outputs
 
 UNCERTAINTY_FILE = "uncertainty_feedback.safetensors"
 FORMAT_VERSION = 1
-DAMAGED = "Put a whole copy of the file there, or train again."
+PARTS = ("decoder", "embeddings")
+META = {"levels": int, "passes": int, "model": str, "places": dict[str, str]}
 
 
 class SavedTable(NamedTuple):
@@ -38,7 +38,7 @@ class SavedTable(NamedTuple):
     seen: Tensor | None
     levels: int
     passes: int
-    names: dict[str, str | None]
+    names: dict[str, str]
 
 
 def has_uncertainty(directory: Path | str) -> bool:
@@ -55,20 +55,18 @@ def write_table(directory: Path | str, model: PreTrainedModel, saved: SavedTable
     """
     path = check_path("the directory", directory) / UNCERTAINTY_FILE
     check_outputs(path, overwrite=True)
-    _, inputs = decoder_and_embeddings(model, **saved.names)
     meta = {
         "format_version": FORMAT_VERSION,
         "levels": saved.levels,
         "passes": saved.passes,
-        "model": fingerprint_of(inputs),
-        "places": {part: name for part, name in saved.names.items() if name is not None},
+        "model": fingerprints.of_tensor(_input_weight(model, saved.names)),
+        "places": saved.names,
     }
     tensors = {"embedding": saved.table, "seen": saved.seen}
     held = {name: t.detach().cpu().contiguous() for name, t in tensors.items() if t is not None}
     # One entry: safetensors writes several in another order each time.
-    described = {"uncertainty_feedback": json_text(meta)}
     with atomic_file(path) as temporary:
-        save_file(held, str(temporary), metadata=described)
+        save_file(held, str(temporary), metadata={"uncertainty_feedback": json_text(meta)})
 
 
 def read_table(
@@ -82,50 +80,23 @@ def read_table(
             "attach a new table with prismlm.attach_uncertainty."
         )
     table, seen, meta = _read(path)
-    _check_table(path, table, meta["levels"])
-    if levels is not None and levels != meta["levels"]:
+    # Older files name no places.
+    names = {part: name for part, name in meta["places"].items() if part in PARTS}
+    saved = SavedTable(table, seen, meta["levels"], meta["passes"], names)
+    if levels is not None and levels != saved.levels:
         raise FormatError(
-            f"{path} has {meta['levels']} levels, and {levels} were expected: codes of one mean "
+            f"{path} has {saved.levels} levels, and {levels} were expected: codes of one mean "
             "nothing to the other. Leave levels out to use the file's, or train again."
         )
-    _, inputs = decoder_and_embeddings(model, **meta["places"])
-    _check_belongs(path, table, model, inputs, meta)
-    return SavedTable(table, seen, meta["levels"], meta["passes"], meta["places"])
-
-
-def _check_table(path: Path, table: Tensor, levels: int) -> None:
-    wrong = ""
-    if table.ndim != 2 or not table.is_floating_point():
-        wrong = f"must hold a table [K, d] of floats, and has {table.dtype} {list(table.shape)}"
-    elif not bool(torch.isfinite(table).all()):
-        wrong = "holds NaN or infinity"
-    elif not 2 <= len(table) <= levels:
-        wrong = f"has {len(table)} rows for {levels} levels: expected 2 to {levels}"
-    if wrong:
-        raise FormatError(f"{path} {wrong}. {DAMAGED}")
-
-
-def _check_belongs(
-    path: Path, table: Tensor, model: PreTrainedModel, inputs: nn.Module, meta: dict[str, Any]
-) -> None:
-    if table.shape[1] != width_of(inputs):
+    weight = _input_weight(model, saved.names)
+    if meta["model"] != fingerprints.of_tensor(weight):
         raise FormatError(
-            f"the vectors in {path} are {table.shape[1]} wide, and the input embeddings of "
-            f"{type(model).__name__} {width_of(inputs)}: they do not belong together."
+            f"{path} was trained with other input embeddings than the model's (its vectors are "
+            f"{table.dtype} {list(table.shape)}, the embeddings {weight.dtype} "
+            f"{list(weight.shape)}): cannot verify that the table matches this model. Put the "
+            f"original weights back, loaded with dtype={table.dtype}, or train the table again."
         )
-    if meta["model"] == fingerprint_of(inputs):
-        return
-    dtype = next(inputs.parameters()).dtype
-    if dtype != table.dtype:
-        raise FormatError(
-            f"{path} was saved with a model in {table.dtype} and this one is in {dtype}: "
-            f"cannot verify that the table matches this model. Load the model with "
-            f"dtype={table.dtype}, and convert model and feedback with .to() afterwards."
-        )
-    raise FormatError(
-        f"the input embeddings of the model are not those that {path} was trained with. Put "
-        "the original weights back, or train the table again."
-    )
+    return saved
 
 
 def _read(path: Path) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
@@ -137,32 +108,29 @@ def _read(path: Path) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
             seen = opened.get_tensor("seen") if "seen" in opened.keys() else None  # noqa: SIM118
         version = meta["format_version"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read: {error!r}. {DAMAGED}") from error
+        raise FormatError(
+            f"{path} cannot be read: {error!r}. Put a whole copy of the file there, or train again."
+        ) from error
     if version != FORMAT_VERSION:
         raise FormatError(
             f"{path} has format version {version!r}; this prismlm reads {FORMAT_VERSION}. Use the "
             "prismlm that wrote it, or train again."
         )
-    return table, seen, _checked_meta(path, meta)
+    meta = {"places": {}} | meta
+    check_json(meta, META, str(path))
+    floats = table.ndim == 2 and table.is_floating_point() and bool(table.isfinite().all())
+    if not floats or not 2 <= len(table) <= meta["levels"] or meta["passes"] < 1:
+        raise FormatError(
+            f"{path} holds {table.dtype} {list(table.shape)} for {meta['levels']} levels and "
+            f"{meta['passes']} passes: expected 2 to as many rows as levels, all finite, and a "
+            "pass. Put a whole copy of the file there, or train again."
+        )
+    return table, seen, meta
 
 
-def _checked_meta(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file says of its table, complete and of the right kinds."""
-    # Older files name no places.
-    places = meta.get("places", {})
-    levels, passes, model = (meta.get(name) for name in ("levels", "passes", "model"))
-    right = {
-        f"levels: {levels!r}": type(levels) is int and levels >= 2,
-        f"passes: {passes!r}": type(passes) is int and passes >= 1,
-        f"model: {model!r}": isinstance(model, str),
-        f"places: {places!r}": isinstance(places, dict) and {*places} <= {"decoder", "embeddings"},
-    }
-    if wrong := [said for said, fits in right.items() if not fits]:
-        raise FormatError(f"{path} says of its table what cannot be: {', '.join(wrong)}. {DAMAGED}")
-    return meta | {"places": places}
-
-
-def fingerprint_of(inputs: nn.Module) -> str:
-    """Return the fingerprint of input embeddings."""
-    weight: Any = inputs.weight
-    return fingerprints.of_tensor(weight)
+def _input_weight(model: PreTrainedModel, names: dict[str, str]) -> Tensor:
+    """Return the weight of the embeddings that a table was trained with."""
+    _, inputs = decoder_and_embeddings(model, **names)
+    weight = inputs.weight
+    assert isinstance(weight, Tensor)
+    return weight
