@@ -108,6 +108,7 @@ def build_config(settings: dict[str, Any], vocab_size: int, eos_token_id: int) -
     Raises:
         InputError: an unknown preset, family or key.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -134,14 +135,14 @@ def build_config(settings: dict[str, Any], vocab_size: int, eos_token_id: int) -
         raise InputError(
             f"there is no setting 'model.{unknown[0]}' of {family}.{suggest(unknown[0], names)}"
         )
-    return AutoConfig.for_model(
-        family,
-        vocab_size=vocab_size,
-        bos_token_id=eos_token_id,
-        eos_token_id=eos_token_id,
-        pad_token_id=eos_token_id,
-        **values,
-    )
+    tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), eos_token_id)
+    try:
+        return AutoConfig.for_model(family, vocab_size=vocab_size, **tokens, **values)
+    except StrictDataclassError as error:
+        if isinstance(error.__cause__, InputError):
+            raise error.__cause__ from error
+        said = " ".join(str(error).split())
+        raise InputError(f"a setting of 'model' is not one of {family}: {said}") from error
 
 
 def build_model(config: PretrainedConfig) -> PreTrainedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -25,8 +24,7 @@ class RecurrentCacheLayer(CacheLayerMixin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state: Any = None
-        self.tokens = 0
+        self.reset()
 
     @property
     def rows(self) -> int | None:
@@ -43,11 +41,7 @@ class RecurrentCacheLayer(CacheLayerMixin):
         """Do nothing: there are no keys and values."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Refuse keys and values.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse keys and values."""
         raise InputError("a recurrent layer's cache holds a state, no keys and values.")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -64,15 +58,11 @@ class RecurrentCacheLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Start anew."""
-        self.state = None
+        self.state: Any = None
         self.tokens = 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to take positions back, which a state cannot.
-
-        Raises:
-            InputError: something is to be taken back.
-        """
+        """Refuse to take positions back, which a state cannot."""
         if tokens_to_remove:
             raise InputError(
                 f"{tokens_to_remove} tokens cannot be taken back from a recurrent state: keep a "
@@ -82,18 +72,15 @@ class RecurrentCacheLayer(CacheLayerMixin):
     def offload(self) -> None:
         """Do nothing: the state is small and is needed at every step."""
 
-    def prefetch(self) -> None:
-        """Do nothing."""
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the rows ``beam_idx``."""
-        self.batch_select_indices(beam_idx)
+    prefetch = offload
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Take some of the rows."""
         self.state = tree_map_only(
             Tensor, lambda t: t.index_select(0, indices.to(t.device)), self.state
         )
+
+    reorder_cache = batch_select_indices
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
@@ -120,49 +107,22 @@ class ProjectionCacheLayer(DynamicLayer):
 
 
 class OwnCache(Cache):
-    """What each layer of a decoder of this package holds.
-
-    Args:
-        num_layers: of the decoder.
-    """
+    """What each of the ``num_layers`` layers of a decoder of this package holds."""
 
     layer_class: type[RecurrentCacheLayer | ProjectionCacheLayer]
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[self.layer_class() for _ in range(num_layers)])
-        self._layout: Mapping[str, Any] = {}
 
-    def check(self, config: Any, batch: int) -> None:
-        """Note which model writes this cache, or see that it may go on from it.
-
-        Args:
-            config: of the model, whose ``state_layout`` says what its layers hold.
-            batch: rows of the input.
-
-        Raises:
-            InputError: another number of layers, another model's cache, or another batch.
-        """
-        if len(self.layers) != config.num_hidden_layers:
+    def check(self, layers: int, batch: int) -> None:
+        """Raise InputError for a model of another depth, or an input of another batch."""
+        held = cast(Any, self.layers[0]).rows
+        if len(self.layers) != layers or held not in (None, batch):
             raise InputError(
-                f"the cache has {len(self.layers)} layers and the model "
-                f"{config.num_hidden_layers}: give the cache that this model returned."
-            )
-        layout = config.state_layout
-        if not (self._layout and self.get_seq_length()):
-            self._layout = dict(layout)
-        differing = [name for name, value in layout.items() if self._layout.get(name) != value]
-        if differing:
-            name = differing[0]
-            raise InputError(
-                f"the cache is another model's: it was made with {name} "
-                f"{self._layout.get(name)!r}, and this model has {layout[name]!r}. Give the cache "
-                "that this model returned."
-            )
-        rows = cast(Any, self.layers[0]).rows
-        if rows not in (None, batch):
-            raise InputError(
-                f"the cache holds {rows} rows and the input has {batch}: select or repeat rows "
-                "with the cache's batch_select_indices or batch_repeat_interleave."
+                f"the cache has {len(self.layers)} layers and {held or 'no'} rows, and the model "
+                f"{layers} layers and its input {batch} rows: give the cache that this model "
+                "returned, and select or repeat its rows with batch_select_indices or "
+                "batch_repeat_interleave."
             )
 
 

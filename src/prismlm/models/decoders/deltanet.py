@@ -1,11 +1,12 @@
 """DeltaNet: the linear-attention baseline that ProtoT is compared with."""
 
-from __future__ import annotations
+# No postponed annotations: huggingface_hub checks settings by the types themselves.
+from typing import no_type_check
 
-from typing import ClassVar, no_type_check
+from huggingface_hub.dataclasses import strict
 
-from prismlm.errors import InputError
 from prismlm.layers.delta_mixer import DeltaMixer
+from prismlm.models.decoders.own_decoder import count
 from prismlm.models.decoders.recurrent_decoder import (
     RecurrentConfig,
     RecurrentForCausalLM,
@@ -14,6 +15,7 @@ from prismlm.models.decoders.recurrent_decoder import (
 
 
 @no_type_check
+@strict
 class DeltaNetConfig(RecurrentConfig):
     """Configuration of :class:`DeltaNetForCausalLM`, beside the fields of RecurrentConfig.
 
@@ -24,23 +26,8 @@ class DeltaNetConfig(RecurrentConfig):
 
     model_type = "prismlm_deltanet"
 
-    state_settings: ClassVar[tuple[str, ...]] = ("num_heads", "convolution_width")
-
-    num_heads: int = 4
+    num_heads: int = count(default=4)
     convolution_width: int = 4
-
-    def validate_architecture(self) -> None:
-        """Check what no model can be built from.
-
-        Raises:
-            InputError: heads that do not divide the width, or a dropout that is no share.
-        """
-        super().validate_architecture()
-        if self.num_heads < 1 or self.hidden_size % self.num_heads:
-            raise InputError(
-                f"num_heads is {self.num_heads}: expected a divisor of hidden_size, which is "
-                f"{self.hidden_size}."
-            )
 
 
 class DeltaNetModel(RecurrentModel):

@@ -1,55 +1,58 @@
 """What this package's own decoders share: settings, inputs, caches, output embedding."""
 
-from __future__ import annotations
-
+# No postponed annotations: huggingface_hub checks settings by the types themselves.
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, no_type_check
+from typing import TYPE_CHECKING, Any, no_type_check
 
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.utils import logging
 from transformers.utils.generic import ModelOutput, can_return_tuple
+from transformers.utils.type_validators import interval
 
 from prismlm.errors import InputError
 from prismlm.models.decoders.caches import OwnCache
 
-logger: Any = logging.get_logger(__name__)
+count = interval(min=1)
+share = interval(min=0, max=1, exclude_max=True)
+positive = interval(min=0, max=float("inf"), exclude_min=True, exclude_max=True)
+finite = interval(min=float("-inf"), max=float("inf"), exclude_min=True, exclude_max=True)
 
 
 # Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
 @no_type_check
+@strict
 class OwnConfig(PreTrainedConfig):
-    """Settings that every decoder of this package has, beside V, d, depth and dropout.
+    """Settings that every decoder of this package has.
 
     Attributes:
+        vocab_size: V.
+        hidden_size: d.
+        intermediate_size: of the feed-forward network; None for the family's own.
+        num_hidden_layers: blocks.
+        dropout: after the token embeddings and on what a block adds to the stream.
         initializer_range: standard deviation of embeddings and projections at the start.
         use_cache: whether a forward pass returns a cache unless told otherwise.
     """
 
+    vocab_size: int = count(default=16000)
+    hidden_size: int = count(default=256)
     intermediate_size: int | None = None
-    initializer_range: float = 0.02
+    num_hidden_layers: int = count(default=6)
+    dropout: float | int = share(default=0.1)
+    initializer_range: float | int = positive(default=0.02)
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
-    state_settings: ClassVar[tuple[str, ...]] = ()
-    """The settings, beside width and depth, that say what a layer's cache looks like."""
-
-    @property
-    def state_layout(self) -> dict[str, Any]:
-        """What a cache must have been made by, for this model to go on from it."""
-        names = ("model_type", "hidden_size", "num_hidden_layers", *self.state_settings)
-        values = {name: getattr(self, name) for name in names}
-        # A configuration that was read from a file has lists for tuples.
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 @dataclass
 class OwnOutput(ModelOutput):
-    """What every decoder of this package gives: Hugging Face's usual fields.
+    """What every decoder of this package gives: Hugging Face's usual fields, and evidence.
 
     Attributes:
         loss: cross-entropy of the next token, with labels.
@@ -57,6 +60,10 @@ class OwnOutput(ModelOutput):
         last_hidden_state: [B, T, d], of the model without its output embedding.
         past_key_values: the cache, if one was asked for.
         hidden_states: of the embeddings and of every block, if asked for.
+        gates: each layer's evidence, of ProtoT and DeltaNet, if asked for.
+        aux_loss: load-balancing loss of the routers of experts, if asked for; the loss then holds
+            router_aux_loss_coef times it.
+        router_logits: [B·T, E] of every block with experts, if asked for.
     """
 
     loss: Tensor | None = None
@@ -64,6 +71,9 @@ class OwnOutput(ModelOutput):
     last_hidden_state: Tensor | None = None
     past_key_values: OwnCache | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    gates: tuple[Any, ...] | None = None
+    aux_loss: Tensor | None = None
+    router_logits: tuple[Tensor, ...] | None = None
 
 
 class OwnDecoder(PreTrainedModel):
@@ -71,7 +81,6 @@ class OwnDecoder(PreTrainedModel):
 
     Attributes:
         cache_class: of what a forward pass with ``use_cache`` returns; made of a number of layers.
-        cache_form: what the cache holds, in words.
     """
 
     if TYPE_CHECKING:
@@ -82,69 +91,6 @@ class OwnDecoder(PreTrainedModel):
     supports_gradient_checkpointing = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (the library's own declaration)
     cache_class: type[OwnCache] = OwnCache
-    cache_form: str = ""
-
-    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """Return the embeddings of a call, [B, T, d].
-
-        Raises:
-            InputError: neither or both of input ids and embeddings, another shape, or no token.
-        """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise InputError("give input_ids or inputs_embeds, and not both.")
-        if input_ids is not None and input_ids.ndim != 2:
-            raise InputError(
-                f"input_ids are {list(input_ids.shape)}: expected [B, T]; one sequence by itself "
-                "is input_ids[None]."
-            )
-        if inputs_embeds is not None and inputs_embeds.ndim != 3:
-            raise InputError(f"inputs_embeds are {list(inputs_embeds.shape)}: expected [B, T, d].")
-        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if 0 in embedded.shape[:2]:
-            raise InputError(
-                f"the input is {list(embedded.shape[:2])}: expected at least one row, and at least "
-                "one token in a row."
-            )
-        return embedded
-
-    def _cache_of_call(
-        self, given: Cache | None, use_cache: bool | None, batch: int
-    ) -> OwnCache | None:
-        """Return the cache that a call goes on from and returns, a new one, or None.
-
-        While blocks are computed a second time there is none, as in Hugging Face's decoders, which
-        warn once and go on without what they were given. Here that is refused where it holds
-        something: what follows would be predicted without its context.
-
-        Raises:
-            InputError: a cache of another kind, model or batch, or one that holds something under
-                gradient checkpointing.
-        """
-        use_cache = self.config.use_cache if use_cache is None else use_cache
-        if given is not None and not isinstance(given, self.cache_class):
-            raise InputError(
-                f"past_key_values is a {type(given).__name__}: models of type "
-                f"{self.config.model_type!r} take the {self.cache_class.__name__} that they return."
-            )
-        if self.gradient_checkpointing and self.training:
-            held = 0 if given is None else given.get_seq_length()
-            if held:
-                raise InputError(
-                    f"past_key_values holds {held} positions, and training with gradient "
-                    "checkpointing computes every block twice, which a cache does not survive: "
-                    "give whole sequences, or call gradient_checkpointing_disable() or eval()."
-                )
-            if given is not None or use_cache:
-                logger.warning_once(
-                    "use_cache=True is incompatible with gradient checkpointing in training. "
-                    "Setting use_cache=False."
-                )
-            return None
-        if given is None and use_cache:
-            given = self.cache_class(self.config.num_hidden_layers)
-        if given is not None:
-            given.check(self.config, batch)
-        return given
 
 
 class OwnModel(OwnDecoder):
@@ -152,16 +98,10 @@ class OwnModel(OwnDecoder):
 
     Attributes:
         options: what a call may ask for beside the usual, such as evidence.
-        output_class: of what a call gives.
-        evidence: the field of that for what blocks return beside hidden states.
-
-    Raises:
-        InputError: settings that no model can be built from; in a call, neither or both of input
-            ids and embeddings, or inputs that do not fit together.
+        evidence: the field of the output for what blocks return beside hidden states.
     """
 
     options: tuple[str, ...] = ()
-    output_class: type[Any]
     evidence: str
 
     if TYPE_CHECKING:
@@ -187,8 +127,6 @@ class OwnModel(OwnDecoder):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        # Once more: settings can be changed after the configuration is made.
-        config.validate_architecture()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(self.block_of(config, layer) for layer in layers)
@@ -206,7 +144,7 @@ class OwnModel(OwnDecoder):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> OwnOutput:
         """Run the decoder; see the language model's forward."""
         embedded = self._embedded(input_ids, inputs_embeds)
         cache = self._cache_of_call(past_key_values, use_cache, embedded.shape[0])
@@ -220,12 +158,52 @@ class OwnModel(OwnDecoder):
             states.append(hidden_states)
             evidence.append(found)
         hidden_states = self.norm(hidden_states)
-        return self.output_class(
+        return OwnOutput(
             last_hidden_state=hidden_states,
             past_key_values=cache,
             hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
             **{self.evidence: tuple(evidence) if asked else None},
         )
+
+    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """Return the embeddings of a call, [B, T, d]."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise InputError("give input_ids or inputs_embeds, and not both.")
+        embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if embedded.ndim != 3 or 0 in embedded.shape[:2]:
+            raise InputError(
+                f"the input is {list(embedded.shape[:-1])}: expected [B, T], at least one row of "
+                "at least one token; a single sequence is input_ids[None]."
+            )
+        return embedded
+
+    def _cache_of_call(
+        self, given: Cache | None, use_cache: bool | None, batch: int
+    ) -> OwnCache | None:
+        """Return the cache that a call goes on from and returns, a new one, or None.
+
+        While blocks are computed a second time there is none, as in Hugging Face's decoders. Here
+        one that holds something is refused: what follows would be predicted without its context.
+        """
+        config = self.config
+        if given is not None and not isinstance(given, self.cache_class):
+            raise InputError(
+                f"past_key_values is a {type(given).__name__}: models of type "
+                f"{config.model_type!r} take the {self.cache_class.__name__} that they return."
+            )
+        if self.gradient_checkpointing and self.training:
+            if given is not None and given.get_seq_length():
+                raise InputError(
+                    "past_key_values holds positions, and training with gradient checkpointing "
+                    "computes every block twice, which a cache does not survive: give whole "
+                    "sequences, or call gradient_checkpointing_disable() or eval()."
+                )
+            return None
+        if given is None and (config.use_cache if use_cache is None else use_cache):
+            given = self.cache_class(config.num_hidden_layers)
+        if given is not None:
+            given.check(config.num_hidden_layers, batch)
+        return given
 
 
 class OwnForCausalLM(OwnDecoder, GenerationMixin):
@@ -246,8 +224,8 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
     ) -> Any:
         if generation_config.cache_implementation is not None:
             raise InputError(
-                f"cache_implementation={generation_config.cache_implementation!r}: "
-                f"{self.cache_form} has one form only. Leave it out."
+                f"cache_implementation={generation_config.cache_implementation!r}: the cache of "
+                f"models of type {self.config.model_type!r} has one form only. Leave it out."
             )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = self.cache_class(self.config.num_hidden_layers)
@@ -270,7 +248,7 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
-    ) -> Any:
+    ) -> OwnOutput:
         """Predict the next token at each position.
 
         Args:
@@ -315,15 +293,15 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
             )
         found = dict(outputs) | {"last_hidden_state": None, "loss": loss, "logits": logits}
         return self._completed(
-            type(outputs)(**found), attention_mask, labels, kwargs.get("num_items_in_batch")
+            OwnOutput(**found), attention_mask, labels, kwargs.get("num_items_in_batch")
         )
 
     def _completed(
         self,
-        output: Any,
+        output: OwnOutput,
         attention_mask: Tensor | None,
         labels: Tensor | None,
-        count: Tensor | int | None,
-    ) -> Any:
+        num_items: Tensor | int | None,
+    ) -> OwnOutput:
         """Return a call's output with what a family adds to it."""
         return output

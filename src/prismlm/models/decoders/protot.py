@@ -1,28 +1,22 @@
 """ProtoT: a decoder in which prototype channels carry all communication along the sequence."""
 
-from __future__ import annotations
+# No postponed annotations: huggingface_hub checks settings by the types themselves.
+from typing import Any, Literal, no_type_check
 
-from typing import Any, ClassVar, Literal, no_type_check
+from huggingface_hub.dataclasses import strict
 
-from prismlm.errors import InputError, check_choice, check_number
+from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
-from prismlm.layers.prototype_mixer import DECAY_MODES, TEMPERATURE_MODES
+from prismlm.models.decoders.own_decoder import count, finite
 from prismlm.models.decoders.recurrent_decoder import (
     RecurrentConfig,
     RecurrentForCausalLM,
     RecurrentModel,
-    check_layers,
 )
-
-# Hugging Face's configurations take unknown settings in silence, and would build another model.
-FORMER_NAMES = {
-    "routing_temperature": "gate_temperature",
-    "shared_routing_layers": "shared_gate_layers",
-    "shared_routing_temperature": "shared_gate_temperature",
-}
 
 
 @no_type_check
+@strict
 class ProtoTConfig(RecurrentConfig):
     """Configuration of :class:`ProtoTForCausalLM`; the defaults are the source's.
 
@@ -53,29 +47,21 @@ class ProtoTConfig(RecurrentConfig):
 
     model_type = "prismlm_protot"
 
-    state_settings: ClassVar[tuple[str, ...]] = (
-        "num_channels",
-        "num_groups",
-        "value_width",
-        "convolution_layers",
-        "convolution_width",
-    )
-
-    num_channels: int = 32
+    num_channels: int = count(default=32)
     value_width: int | None = None
-    gate_temperature: float = 1.0
+    gate_temperature: float | int = 1.0
     temperature_mode: Literal["divide", "multiply"] = "divide"
     shared_gate_layers: list[int] | tuple[int, ...] = (0,)
-    shared_gate_temperature: float = 3.0
-    initial_temperatures: list[float] | tuple[float, ...] | None = None
+    shared_gate_temperature: float | int = 3.0
+    initial_temperatures: list[float | int] | tuple[float | int, ...] | None = None
     convolution_layers: list[int] | tuple[int, ...] = (0, 1)
     convolution_width: int = 5
     mass_normalisation: bool = True
-    decay: float = 0.95
-    decay_half_lives: list[float] | tuple[float, ...] | None = None
+    decay: float | int = 0.95
+    decay_half_lives: list[float | int] | tuple[float | int, ...] | None = None
     decay_mode: Literal["channel", "token"] = "channel"
-    num_groups: int = 1
-    alpha: float = 1.0
+    num_groups: int = count(default=1)
+    alpha: float | int = finite(default=1.0)
     paper_parameter_layout: bool = False
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -84,22 +70,36 @@ class ProtoTConfig(RecurrentConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Check what no model can be built from, or another one than was meant.
+        """Check what would build another model than was meant.
 
         Raises:
-            InputError: a mode that there is not, a layer that the model does not have, an α that is
-                not finite, a dropout that is no share, or a setting by its former name.
+            InputError: a layer that the model does not have, temperatures of another number of
+                layers, or a setting by its former name, which the library would take in silence.
         """
-        super().validate_architecture()
-        for former, name in FORMER_NAMES.items():
-            if hasattr(self, former):
-                raise InputError(f"{former} is called {name} now: rename it in config.json.")
-        check_choice("temperature_mode", self.temperature_mode, TEMPERATURE_MODES)
-        check_choice("decay_mode", self.decay_mode, DECAY_MODES)
-        check_number("alpha", self.alpha, "a finite number")
         for name in ("shared_gate_layers", "convolution_layers"):
-            default = getattr(type(self), name)
-            check_layers(name, getattr(self, name), self.num_hidden_layers, default)
+            layers, default = getattr(self, name), getattr(type(self), name)
+            known = all(0 <= layer < self.num_hidden_layers for layer in layers)
+            # A model of one layer has the defaults of deeper ones too, as its checkpoints say.
+            if not known and tuple(layers) != default:
+                raise InputError(
+                    f"{name} is {layers!r}: expected a list of layers from 0 to "
+                    f"{self.num_hidden_layers - 1}; [] for none."
+                )
+        given = self.initial_temperatures
+        if given is not None and len(given) != self.num_hidden_layers:
+            raise InputError(
+                f"initial_temperatures has {len(given)} figures: expected one for each of the "
+                f"{self.num_hidden_layers} layers."
+            )
+        if former := [name for name in vars(self) if "routing" in name]:
+            raise InputError(f"{former[0]} has 'gate' for 'routing' in its name now: rename it.")
+
+    def initial_temperature(self, layer: int) -> float:
+        """Return τ of a layer at the start."""
+        if self.initial_temperatures is not None:
+            return self.initial_temperatures[layer]
+        shared = layer in self.shared_gate_layers
+        return self.shared_gate_temperature if shared else self.gate_temperature
 
 
 class ProtoTModel(RecurrentModel):
@@ -115,7 +115,7 @@ class ProtoTModel(RecurrentModel):
             config.num_channels,
             value_width=config.value_width,
             shared_gates=shared,
-            temperature=_initial_temperature(config, layer),
+            temperature=config.initial_temperature(layer),
             temperature_mode=config.temperature_mode,
             convolution_width=config.convolution_width if layer in config.convolution_layers else 0,
             normalise=config.mass_normalisation,
@@ -141,16 +141,3 @@ class ProtoTForCausalLM(RecurrentForCausalLM):
 
     config_class = ProtoTConfig
     decoder_class = ProtoTModel
-
-
-def _initial_temperature(config: ProtoTConfig, layer: int) -> float:
-    given = config.initial_temperatures
-    if given is None:
-        shared = layer in config.shared_gate_layers
-        return config.shared_gate_temperature if shared else config.gate_temperature
-    if len(given) != config.num_hidden_layers:
-        raise InputError(
-            f"initial_temperatures has {len(given)} figures: expected one for each of the "
-            f"{config.num_hidden_layers} layers."
-        )
-    return given[layer]

@@ -7,18 +7,17 @@ wherever position ids do not go up by one, as in Hugging Face's own decoders, an
 what is before it: documents packed into one training row stay apart.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+# No postponed annotations: huggingface_hub checks settings by the types themselves.
 from typing import TYPE_CHECKING, Any, ClassVar, no_type_check
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from prismlm.errors import InputError, check_number
+from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
 from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.models.decoders.caches import RecurrentCache
@@ -27,7 +26,7 @@ from prismlm.models.decoders.own_decoder import (
     OwnDecoder,
     OwnForCausalLM,
     OwnModel,
-    OwnOutput,
+    positive,
 )
 
 INNER_MULTIPLE = 16
@@ -35,54 +34,26 @@ INNER_MULTIPLE = 16
 
 # Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
 @no_type_check
+@strict
 class RecurrentConfig(OwnConfig):
     """What recurrent decoders have in common, beside :class:`OwnConfig`.
 
+    ``dropout`` acts inside SwiGLU too, whose ``intermediate_size`` is 8/3 of d, rounded up to a
+    multiple of 16, unless it is given.
+
     Attributes:
-        vocab_size: V.
-        hidden_size: d.
-        intermediate_size: of SwiGLU; None for 8/3 of d, rounded up to a multiple of 16.
-        num_hidden_layers: blocks.
-        dropout: after the token embeddings, on what mixer and SwiGLU add to the residual stream,
-            and inside SwiGLU.
         rms_norm_eps: added to the mean square.
     """
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "gates"]
 
-    vocab_size: int = 16000
-    hidden_size: int = 256
-    num_hidden_layers: int = 6
-    dropout: float = 0.1
-    rms_norm_eps: float = 1e-6
+    rms_norm_eps: float | int = positive(default=1e-6)
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
             self.intermediate_size = -(-8 * self.hidden_size // (3 * INNER_MULTIPLE))
             self.intermediate_size *= INNER_MULTIPLE
         super().__post_init__(**kwargs)
-        # The library's own validation looks for methods in its base class only.
-        self.validate_architecture()
-
-    def validate_architecture(self) -> None:
-        """Check what no model can be built from.
-
-        Raises:
-            InputError: a dropout that is no share.
-        """
-        expected = "a share of at least 0 and below 1; 0 for none"
-        check_number("dropout", self.dropout, expected, lambda share: 0 <= share < 1)
-
-
-@dataclass
-class RecurrentOutput(OwnOutput):
-    """What a recurrent decoder gives, beside :class:`OwnOutput`.
-
-    Attributes:
-        gates: each layer's evidence, if asked for.
-    """
-
-    gates: tuple[Any, ...] | None = None
 
 
 class SwiGLU(nn.Module):
@@ -146,7 +117,6 @@ class RecurrentPreTrainedModel(OwnDecoder):
     config_class = RecurrentConfig
     _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012 (the library's own declaration)
     cache_class = RecurrentCache
-    cache_form = "a recurrent state"
     keeps_documents_apart = True
     """Sequences start anew where position ids do; said here so that no model need be run for it."""
     # A state cannot be rolled back, which assisted generation would need.
@@ -167,7 +137,6 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
     """Embeddings, blocks and the last norm; each family says what mixer a layer has."""
 
     options = ("output_gates",)
-    output_class = RecurrentOutput
     evidence = "gates"
 
     if TYPE_CHECKING:
@@ -221,10 +190,10 @@ def _mask(attention_mask: Tensor | None, embedded: Tensor, held: int) -> Tensor 
         return None
     batch, length = embedded.shape[:2]
     if attention_mask.shape not in ((batch, length), (batch, held + length)):
-        cached = f", or [{batch}, {held + length}] with what is in the cache" if held else ""
         raise InputError(
-            f"attention_mask is {list(attention_mask.shape)}: expected [{batch}, {length}]"
-            f"{cached}. A recurrent model takes no mask over pairs."
+            f"attention_mask is {list(attention_mask.shape)}: expected [{batch}, {length}], or "
+            f"[{batch}, {held + length}] with what is in the cache. A recurrent model takes no "
+            "mask over pairs."
         )
     mask = attention_mask[:, -length:].bool()
     return None if _known(mask.all()) else mask
@@ -247,17 +216,3 @@ def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
 def _known(flag: Tensor) -> bool:
     """Say whether something holds; no where programs are exported, which may not look at values."""
     return not torch.compiler.is_exporting() and bool(flag)
-
-
-def check_layers(name: str, value: object, layers: int, default: tuple[int, ...]) -> None:
-    """Raise InputError unless a value lists layers that the model has, or is the default.
-
-    A model of one layer has the defaults of deeper ones too, as its checkpoints say.
-    """
-    given: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else (None,)
-    whole = all(type(layer) is int for layer in given)
-    if not (whole and (given == default or all(0 <= layer < layers for layer in given))):
-        raise InputError(
-            f"{name} is {value!r}: expected a list of layers, whole numbers from 0 to "
-            f"{layers - 1} for num_hidden_layers {layers}; [] for none."
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +13,7 @@ from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError, check_number
 from prismlm.layers.mlp import (
     MLP,
     Experts,
@@ -26,39 +25,17 @@ from prismlm.layers.mlp import (
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.decoders.caches import ProjectionCache
 from prismlm.models.decoders.own_decoder import OwnDecoder, OwnForCausalLM, OwnModel, OwnOutput
-from prismlm.models.decoders.signal_noise_config import (
-    SignalNoiseConfig,
-    check_noise_weight_set,
-    check_router_asked_for,
-)
+from prismlm.models.decoders.signal_noise_config import SignalNoiseConfig
 from prismlm.ops.experts import load_balancing_loss
 
 IGNORED = -100
 """The label of what is not to be predicted."""
 
 
-@dataclass
-class SignalNoiseModelOutput(OwnOutput):
-    """What the decoder gives, beside :class:`OwnOutput`.
-
-    Attributes:
-        aux_loss: load-balancing loss of the routers, of the language model, if asked for; the loss
-            then holds router_aux_loss_coef times it.
-        router_logits: [B·T, E] of every block, if asked for.
-    """
-
-    aux_loss: Tensor | None = None
-    router_logits: tuple[Tensor, ...] | None = None
-
-
 class SignalNoiseBlock(GradientCheckpointingLayer):
     """Attention and an MLP, each behind a LayerNorm and beside a skip connection.
 
     Sparse coding of the complete form alone has no skip connection beside it, and no dropout.
-
-    Raises:
-        InputError: sizes that do not fit, an odd number of heads, or settings of sparse coding that
-            get nowhere.
     """
 
     def __init__(self, config: SignalNoiseConfig, layer: int) -> None:
@@ -141,7 +118,6 @@ class SignalNoisePreTrainedModel(OwnDecoder):
     # λ, also of a checkpoint that is opened in half precision.
     _keep_in_fp32_modules_strict = ["noise_weight"]  # noqa: RUF012
     cache_class = ProjectionCache
-    cache_form = "the cache of tied heads"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -165,43 +141,6 @@ class SignalNoisePreTrainedModel(OwnDecoder):
         depth = 2 * self.config.num_hidden_layers
         init.normal_(module.weight, std=self.config.initializer_range * depth**-0.5)
 
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a checkpoint, as Hugging Face's models do.
-
-        Raises:
-            FormatError: the checkpoint holds no λ, one outside of [0, 1], or a tensor of another
-                shape than the configuration asks for.
-        """
-        wanted = kwargs.pop("output_loading_info", False)
-        allowed = kwargs.pop("ignore_mismatched_sizes", False)
-        said = f"the checkpoint {args[0] if args else ''}"
-        parent: Any = super()
-        # Otherwise the library's error names no tensor, and comes with its whole report.
-        model, info = parent.from_pretrained(
-            *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
-        )
-        for key, held, expected in sorted(info["mismatched_keys"]):
-            if not allowed or key.endswith("noise_weight"):
-                raise FormatError(
-                    f"{said} holds {key!r} of shape {list(held)}, and the configuration beside it "
-                    f"makes it {list(expected)}: it is damaged, or was edited by hand."
-                )
-        for key in info["missing_keys"]:
-            if key.endswith("noise_weight"):
-                raise FormatError(
-                    f"{said} has no {key!r}, the weight λ of the noise heads that it was trained "
-                    "with: add that tensor of one number to it."
-                )
-        for name, weight in model.named_buffers():
-            # On the meta device there is no value to look at.
-            if name.endswith("noise_weight") and not weight.is_meta and not 0 <= weight.item() <= 1:
-                raise FormatError(
-                    f"{said} holds {name!r} = {weight.item():g}: expected λ from 0 to 1. It is "
-                    "damaged, or was edited by hand."
-                )
-        return (model, info) if wanted else model
-
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint, as Hugging Face's models do, with λ in the configuration too."""
         weight = cast(Tensor, self.base_model.noise_weight)
@@ -216,14 +155,9 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
 
     Attributes:
         noise_weight: λ, a buffer of every checkpoint; training raises it step by step.
-
-    Raises:
-        InputError: sizes that do not divide, an odd number of heads, λ outside of [0, 1], or a
-            setting that :func:`check_config` does not take.
     """
 
     options = ("output_router_logits", "output_attentions")
-    output_class = SignalNoiseModelOutput
     evidence = "router_logits"
     noise_weight: Tensor
 
@@ -251,15 +185,8 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         return self
 
     def set_noise_weight(self, value: float | Tensor) -> None:
-        """Set λ.
-
-        Args:
-            value: a number, or a tensor of one.
-
-        Raises:
-            InputError: it is no number, or outside of [0, 1].
-        """
-        check_noise_weight_set(value)
+        """Set λ, a number from 0 to 1 or a tensor of one."""
+        check_number("λ", value, "one number from 0 to 1", lambda weight: 0 <= weight <= 1)
         self.noise_weight.fill_(value)
 
     def _of_blocks(
@@ -277,7 +204,7 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
             )
         asked = options.get("output_router_logits")
         asked = self.config.output_router_logits if asked is None else asked
-        check_router_asked_for(self.config, asked)
+        self.config.check_router(asked)
         # Positions of our own have no second sequence, and looking for one reads their values.
         mask = self._mask(attention_mask, embedded, cache, position_ids)
         if position_ids is None:
@@ -330,22 +257,22 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
 
     def _completed(
         self,
-        output: SignalNoiseModelOutput,
+        output: OwnOutput,
         attention_mask: Tensor | None,
         labels: Tensor | None,
-        count: Tensor | int | None,
-    ) -> SignalNoiseModelOutput:
+        num_items: Tensor | int | None,
+    ) -> OwnOutput:
         """Add the loss of the routers, if there are any, weighted in the loss if there is one."""
-        routers, logits, loss = output.router_logits, output.logits, output.loss
+        routers, logits = output.router_logits, output.logits
         if routers is None:
             return output
         assert logits is not None
         mask = _tokens(attention_mask, len(routers[0]) // len(logits))
-        aux_loss = load_balancing_loss(routers, self.config.num_experts_per_tok, mask)
-        if loss is not None and labels is not None:
-            weight = self.config.router_aux_loss_coef * _share(labels, count)
-            loss = loss + weight * aux_loss.to(loss.device)
-        return SignalNoiseModelOutput(**dict(output) | {"loss": loss, "aux_loss": aux_loss})
+        output.aux_loss = load_balancing_loss(routers, self.config.num_experts_per_tok, mask)
+        if output.loss is not None and labels is not None:
+            weight = self.config.router_aux_loss_coef * _share(labels, num_items)
+            output.loss = output.loss + weight * output.aux_loss.to(output.loss.device)
+        return output
 
 
 def _tokens(attention_mask: Tensor | None, length: int) -> Tensor | None:

@@ -243,9 +243,9 @@ class UncertaintyFeedback:
         if cache is None:
             if self.state.generates:
                 raise InputError(
-                    f"this {type(self.model).__name__} generates without a cache, where uncertainty"
-                    f" feedback keeps codes ({' or '.join(CACHES)}): leave use_cache=False out, and "
-                    "turn gradient checkpointing off while it generates."
+                    f"{type(self.model).__name__} generates without a cache, where uncertainty "
+                    f"feedback keeps codes ({' or '.join(CACHES)}): leave use_cache=False out, "
+                    "and turn gradient checkpointing off."
                 )
             return
         row, last = logits_of_last(output.logits, call), call.ids.shape[1] - 1
