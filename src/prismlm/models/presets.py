@@ -142,7 +142,7 @@ def build_config(settings: dict[str, Any], vocab_size: int, eos_token_id: int) -
         if isinstance(error.__cause__, InputError):
             raise error.__cause__ from error
         said = " ".join(str(error).split())
-        raise InputError(f"a setting of 'model' is not one of {family}: {said}") from error
+        raise InputError(f"a {family} model cannot be built: {said}") from error
 
 
 def build_model(config: PretrainedConfig) -> PreTrainedModel:

@@ -80,7 +80,9 @@ class RecurrentCacheLayer(CacheLayerMixin):
             Tensor, lambda t: t.index_select(0, indices.to(t.device)), self.state
         )
 
-    reorder_cache = batch_select_indices
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the rows of the beams that go on."""
+        self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""

@@ -158,11 +158,12 @@ class OwnModel(OwnDecoder):
             states.append(hidden_states)
             evidence.append(found)
         hidden_states = self.norm(hidden_states)
+        shown: dict[str, Any] = {self.evidence: tuple(evidence)} if asked else {}
         return OwnOutput(
             last_hidden_state=hidden_states,
             past_key_values=cache,
             hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
-            **{self.evidence: tuple(evidence) if asked else None},
+            **shown,
         )
 
     def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
