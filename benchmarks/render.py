@@ -128,6 +128,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 FUNCTIONS: dict[str, Any] = {
     "measured_on": pages.measured_on,
     "runs_made": pages.runs_made,
+    "table": pages.table,
     "len": len,
     "zip": zip,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from prismlm.instruments.channels.effects import SHORT, channel_name
+from prismlm.instruments.channels.effects import channel_name
 
 Row = dict[str, Any]
 
@@ -15,44 +15,43 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     value = read("channels.json")
     tested = value["settings"]["tested"]
     effects = [_effect(concept, tested) for concept in value["concepts"]]
-    rows = [(model["model"], row) for model in value["models"] for row in model["rows"]]
-    names = list(dict.fromkeys(row["name"] for _, row in rows))
+    rows = [row for model in value["models"] for row in model["rows"] if not row["bundled"]]
     return {
         "value": value,
         "effects": effects,
         "won": sum(effect["beats_controls"] for effect in effects),
-        "lowered": sum(effect["median_relative"] < 0 for effect in effects),
-        "interventions": [SHORT[one["intervention"]] for one in value["concepts"][0]["effects"]],
-        "rows": [(model, row) for name in names for model, row in rows if row["name"] == name],
-        "emerged": {bundled: _emerged(rows, bundled=bundled) for bundled in (False, True)},
-        "channel": lambda row: channel_name((row["layer"], row["channel"])),
+        "emerged": _emerged(rows),
+        "unselected": [
+            (
+                _channel(row),
+                f"{row['half_life']:.1f}",
+                ", ".join(f"{_code(one['text'])} ×{one['ratio']:.1f}" for one in row["tokens"]),
+            )
+            for row in value["channels"]
+        ],
+        "channel": _channel,
         "cell": _cell,
-        "plain": _plain,
-        "code": _code,
         "ends": _ends,
     }
+
+
+def _channel(row: Row) -> str:
+    return channel_name((row["layer"], row["channel"]))
 
 
 def _effect(concept: Row, name: str) -> Row:
     return next(e for e in concept["effects"] if e["intervention"] == name)
 
 
-def _emerged(rows: list[tuple[str, Row]], *, bundled: bool) -> tuple[int, ...]:
+def _emerged(rows: list[Row]) -> tuple[int, ...]:
     """Return where a channel stands out, of how many, and beats its controls, of how many."""
-    kept = [row for _, row in rows if row["bundled"] == bundled]
-    found = [row["found"]["emerges"] for row in kept if row["found"]]
-    tested = [row["effect"]["beats_controls"] for row in kept if row["effect"]]
+    found = [row["found"]["emerges"] for row in rows if row["found"]]
+    tested = [row["effect"]["beats_controls"] for row in rows if row["effect"]]
     return sum(found), len(found), sum(tested), len(tested)
 
 
 def _code(text: str) -> str:
     return f"`{text.replace(' ', '·').replace(chr(10), '↵').replace('`', chr(39))}`"
-
-
-def _plain(text: str) -> str:
-    """Return text of a table's cell that Markdown does not read as marks."""
-    shown = _cell(" ".join(text.split()))
-    return "".join(f"\\{letter}" if letter in "*_<>[]`#$" else letter for letter in shown)
 
 
 def _cell(text: str) -> str:

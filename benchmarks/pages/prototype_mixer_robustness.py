@@ -5,42 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.shared.pages import ranged
 from prismlm.eval.next_token import RANKED, TOP
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
 
 FOLDER = "prototype_mixer/robustness"
 NAMES = {"protot": "ProtoT", "llama": "LLaMA", "mamba2": "Mamba 2", "deltanet": "DeltaNet"}
-# The columns of the source's Table 3, and its rows: JS, unit not said.
-ORDER = (
-    "abbreviation", "contraction", "morphology", "punctuation", "spelling", "synonym", "typo",
-)  # fmt: skip
-TABLE_3 = {
-    "DeltaNet": (1.0657, 0.8310, 0.6671, 0.5804, 0.3547, 0.6363, 0.6257),
-    "LLaMA": (0.3325, 0.0449, 0.2267, 0.1740, 0.0634, 0.1450, 0.2269),
-    "Mamba": (0.1441, 0.0104, 0.0476, 0.4428, 0.0054, 0.0130, 0.0761),
-    "ProtoT": (0.4166, 0.0823, 0.0498, 0.3982, 0.0260, 0.1132, 0.2074),
-}
-# Table 4, of ProtoT: PMR mean, std, share above 0, JS base, JS clamped, n.
+SOURCE_DELTANET = 1.0657
+"""The largest JS of the source's Table 3, beyond what any Jensen-Shannon divergence reaches."""
+# Of the source's Table 4, for ProtoT: mean PMR and share of pairs above 0.
 TABLE_4 = {
-    "abbreviation": (-0.093, 0.367, 0.596, 0.417, 0.415, 500),
-    "contraction": (-0.027, 0.104, 0.330, 0.082, 0.083, 500),
-    "morphology": (-0.034, 0.176, 0.474, 0.050, 0.051, 500),
-    "punctuation": (-0.000, 0.373, 0.554, 0.398, 0.322, 500),
-    "spelling": (-0.033, 0.225, 0.610, 0.026, 0.025, 500),
-    "synonym": (0.013, 0.075, 0.606, 0.113, 0.109, 500),
-    "typo": (0.001, 0.279, 0.533, 0.208, 0.186, 500),
+    "abbreviation": (-0.093, 0.596),
+    "contraction": (-0.027, 0.330),
+    "morphology": (-0.034, 0.474),
+    "punctuation": (-0.000, 0.554),
+    "spelling": (-0.033, 0.610),
+    "synonym": (0.013, 0.606),
+    "typo": (0.001, 0.533),
 }
-# Table 5: JS, overlap, Spearman and top-1 invariance, each of gender, negation and number.
-TABLE_5 = {
-    "DeltaNet": ((0.054, 0.173, 0.282), (0.754, 0.540, 0.474), (0.610, 0.176, 0.033),
-                 (0.616, 0.388, 0.330)),
-    "LLaMA": ((0.004, 0.028, 0.022), (0.946, 0.875, 0.843), (0.966, 0.815, 0.824),
-              (0.890, 0.770, 0.930)),
-    "Mamba": ((0.003, 0.006, 0.007), (0.936, 0.935, 0.907), (0.949, 0.910, 0.907),
-              (0.884, 0.992, 0.948)),
-    "ProtoT": ((0.037, 0.081, 0.083), (0.709, 0.774, 0.657), (0.429, 0.536, 0.441),
-               (0.690, 0.806, 0.806)),
-}  # fmt: skip
 MEASURES = {"js": "JS", "overlap": "overlap", "spearman": "Spearman", "same_top": "same top"}
 DIVERGENCES = {"js": "raw", "js_matched": "matched"}
 RANKS = {key: name for key, name in MEASURES.items() if key != "js"}
@@ -77,40 +59,62 @@ FLIPS = (
 
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
-    """Return what was measured, the source's tables and verdicts on its claims."""
+    """Return what was measured, and verdicts on the source's claims."""
     noise, flips = (read(f"{FOLDER}/{name}.json") for name in ("perturbations", "interventions"))
-    clamped = read(f"{FOLDER}/clamping-*.json")
-    verdicts = [
-        _verdict(_differences(claim, noise, key))[0] for claim in NOISE for key in claim.measures
-    ]
+    clamped = [one for one in read(f"{FOLDER}/clamping-*.json") if "slices" in one]
     return {
         "noise": noise,
         "flips": flips,
-        "clamped": [one | {"counts": _counts(one)} if "slices" in one else one for one in clamped],
-        "names": NAMES,
-        "order": ORDER,
-        "interventions": INTERVENTIONS,
-        "tables": (TABLE_3, TABLE_4, TABLE_5),
-        "measures": MEASURES,
-        "divergences": DIVERGENCES,
-        "shown": {"js": "JS, raw", "js_matched": "JS, matched", **RANKS},
+        "divergences": _table(noise, {"js": "JS"}),
+        "flipped": _table(flips, MEASURES),
+        "clamped": [(NAMES.get(one["name"], one["name"]), _clamping(one)) for one in clamped],
+        "pairs": [part["clamped"]["pairs"] for one in clamped for part in one["slices"]],
+        "protot": next(_counts(one) for one in clamped if one["name"] == "protot"),
         "claims": (_claims(NOISE, noise), _claims(FLIPS, flips)),
-        "noise_shown": (verdicts.count("**shown**"), len(verdicts)),
+        "source_deltanet": SOURCE_DELTANET,
         "top": TOP,
         "ranked": RANKED,
     }
 
 
-def _claims(claims: Sequence[Claim], found: dict[str, Any]) -> list[str]:
-    """Return a line for each claim, as the paired intervals have it."""
-    lines: list[str] = []
-    for claim in claims:
-        said = [
-            f"{words}: {' '.join(_verdict(_differences(claim, found, key)))}"
-            for key, words in claim.measures.items()
+def _table(found: dict[str, Any], measures: dict[str, str]) -> list[list[str]]:
+    """Return a row for each kind of change and measure, a column for each model."""
+    rows: list[list[str]] = []
+    for part in found["slices"]:
+        for key, name in measures.items():
+            figures = [part["models"][model["name"]][key] for model in found["models"]]
+            cells = [ranged(figure, "value", ".3f") for figure in figures]
+            rows.append([part["name"], *([name] if len(measures) > 1 else []), *cells])
+    return rows
+
+
+def _clamping(one: dict[str, Any]) -> list[list[str]]:
+    """Return the pooled reduction of JS beside the control's, slice by slice."""
+    rows: list[list[str]] = []
+    for part in one["slices"]:
+        clamped, control = part["clamped"], part["control"]
+        mean, above = TABLE_4[part["name"]]
+        cells = [part["name"], ranged(clamped["pooled"], "value", "+.3f")]
+        cells += [f"{control['pooled']['value']:+.1f}", f"{clamped['mean']['value']:+.3f}"]
+        cells.append(f"{clamped['share_positive']:.2f}")
+        if one["name"] == "protot":
+            cells += [f"{mean:+.3f}", f"{above:.2f}"]
+        rows.append(cells)
+    return rows
+
+
+def _claims(claims: Sequence[Claim], found: dict[str, Any]) -> list[list[str]]:
+    """Return a row for each claim: in how many slices paired intervals show it, by measure."""
+    return [
+        [
+            claim.said,
+            "; ".join(
+                f"{words} {_verdict(_differences(claim, found, key))}"
+                for key, words in claim.measures.items()
+            ),
         ]
-        lines.append(f"{claim.said}. {'; '.join(said)}")
-    return lines
+        for claim in claims
+    ]
 
 
 def _differences(claim: Claim, found: dict[str, Any], key: str) -> dict[str, tuple[float, float]]:
@@ -125,26 +129,20 @@ def _differences(claim: Claim, found: dict[str, Any], key: str) -> dict[str, tup
     return intervals
 
 
-def _verdict(intervals: dict[str, tuple[float, float]]) -> tuple[str, str]:
-    """Say whether all intervals are below 0, in how many slices, and in which they are above."""
+def _verdict(intervals: dict[str, tuple[float, float]]) -> str:
+    """Return in how many slices the claim is shown, bold if in all, and the opposite."""
     shown = sum(high < 0 for _, high in intervals.values())
-    opposite = [name for name, (low, _) in intervals.items() if low > 0]
-    if shown == len(intervals):
-        word = "**shown**"
-    else:
-        word = "**the opposite**" if len(opposite) == len(intervals) else "**not shown**"
-    against = f", the opposite in {', '.join(opposite)}" if opposite else ""
-    return word, f"({shown} of {len(intervals)}{against})"
+    opposite = sum(low > 0 for low, _ in intervals.values())
+    text = f"{shown} of {len(intervals)}"
+    text = f"**{text}**" if shown == len(intervals) else text
+    return f"{text} (opposite {opposite})" if opposite else text
 
 
 def _counts(one: dict[str, Any]) -> dict[str, int]:
-    """Return in how many slices clamping helps, and how many pairs were left out."""
+    """Return in how many slices clamping lowers JS, and more than a random text's routing."""
     judged = [part for part in one["slices"] if part["gain"] is not None]
     return {
         "slices": len(judged),
-        "share": sum(part["clamped"]["share_positive"] >= 0.5 for part in judged),
         "lower": sum(part["clamped"]["pooled"]["low"] > 0 for part in judged),
         "better": sum(part["gain"]["low"] > 0 for part in judged),
-        "unaligned": sum(part["unaligned"] for part in one["slices"]),
-        "below_floor": sum(part["below_floor"] for part in one["slices"]),
     }

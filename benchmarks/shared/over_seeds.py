@@ -1,4 +1,4 @@
-"""Whether a figure is smaller than another over seeds: a paired t interval, corrected for lines."""
+"""Paired differences over seeds, with Student's interval corrected for the rows of a table."""
 
 from __future__ import annotations
 
@@ -11,82 +11,47 @@ from scipy import stats
 
 LEVEL = 0.05
 HOW = (
-    "An answer is bold where Student's 95 % interval of the paired differences, over seeds and "
-    "corrected by Bonferroni for the lines of its section that have more than one seed, leaves "
-    "out 0. The same sign in all of three seeds is no answer: noise gives it once in four times."
+    "Intervals are Student's 95 % intervals of paired differences over seeds, Bonferroni-corrected "
+    "for the rows of their table that have more than one seed; bold ones exclude 0. The same sign "
+    "in all of three seeds is no evidence: chance gives it one time in four."
 )
-"""What a page says of the answers, once."""
 Figures = dict[int, float]
+"""A figure by seed."""
 
 
-class Claim(NamedTuple):
-    """That one figure is smaller than another.
+class Difference(NamedTuple):
+    """The mean of paired differences, and its interval if there is more than one seed."""
 
-    Attributes:
-        words: what is smaller than what.
-        ours: the figure by seed.
-        others: the other's by seed.
-    """
-
-    words: str
-    ours: Figures
-    others: Figures
+    mean: float
+    low: float
+    high: float
+    seeds: int
 
     @property
-    def differences(self) -> list[float]:
-        """Ours less the other, of the seeds that both have."""
-        return [self.ours[s] - self.others[s] for s in sorted(set(self.ours) & set(self.others))]
+    def sign(self) -> int:
+        """The sign of a difference whose interval excludes 0, else 0."""
+        return -1 if self.high < 0 else 1 if self.low > 0 else 0
+
+    def shown(self, form: str = "+.4f") -> str:
+        """Return the mean with its interval, bold where that excludes 0."""
+        if self.seeds == 1:
+            return f"{self.mean:{form}} (1 seed)"
+        text = f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
+        return f"**{text}**" if self.sign else text
 
 
-class Answer(NamedTuple):
-    """What seeds say of a claim.
-
-    Attributes:
-        line: for the page.
-        sign: of a difference whose interval leaves out 0: −1 if the claim holds; else 0.
-    """
-
-    line: str
-    sign: int
-
-
-def answers(claims: Sequence[Claim]) -> list[Answer]:
-    """Return an answer to each claim of one section, corrected for how many can be tested."""
-    tested = sum(len(claim.differences) > 1 for claim in claims)
-    return [_answer(claim, max(1, tested)) for claim in claims]
-
-
-def lines_of(claims: Sequence[Claim]) -> list[str]:
-    """Return the lines of one section; see :func:`answers`."""
-    return [answer.line for answer in answers(claims)]
-
-
-def _answer(claim: Claim, tested: int) -> Answer:
-    differences = claim.differences
-    count = len(differences)
-    if not count:
-        return Answer(f"- {claim.words}: not measured with a seed in common.", 0)
-    shown = ", ".join(f"{difference:+.4f}" for difference in differences)
-    if count == 1:
-        return Answer(f"- {claim.words}: not shown (difference {shown}, 1 seed).", 0)
-    low, high = interval(differences, LEVEL / tested)
-    alike = len({math.copysign(1, d) for d in differences if d}) == 1 and all(differences)
-    where = "in every seed" if alike else f"over {count} seeds"
-    sign = -1 if high < 0 else 1 if low > 0 else 0
-    if sign:
-        words = f"**{'yes' if sign < 0 else 'no: the opposite'}, {where}**"
-    elif alike:
-        side = "so" if differences[0] < 0 else "the opposite"
-        words = f"{side} in all {count} seeds, not significant"
-    else:
-        words = "not shown"
-    corrected = f", corrected for {tested} lines" if tested > 1 else ""
-    return Answer(
-        f"- {claim.words}: {words} (difference by seed {shown}; mean "
-        f"{statistics.fmean(differences):+.4f}, 95 % interval{corrected} {low:+.4f} to "
-        f"{high:+.4f}).",
-        sign,
-    )
+def differences(pairs: Sequence[tuple[Figures, Figures]]) -> list[Difference]:
+    """Return first less second of each pair, corrected for the pairs with more than one seed."""
+    paired = [[a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())] for a, b in pairs]
+    level = LEVEL / max(1, sum(len(found) > 1 for found in paired))
+    return [
+        Difference(
+            statistics.fmean(found),
+            *(interval(found, level) if len(found) > 1 else (-math.inf, math.inf)),
+            len(found),
+        )
+        for found in paired
+    ]
 
 
 def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,34 +62,30 @@ def publish(pages: dict[Path, str], *, check: bool) -> int:
     return int(stale)
 
 
-def measured_on(where: dict[str, Any] | None) -> str:
+def measured_on(where: dict[str, Any]) -> str:
     """Return a sentence on what figures were measured with, from what a benchmark noted of it."""
-    if not where:
-        return "When, at which commit and on what this was measured was not noted."
     words = ["Measured", *(f"{joint}{where[key]}" for joint, key in PLACE if key in where)]
     versions = [f"{name} {where[key]}" for name, key in VERSIONS if key in where]
     older = where.get("commit") in BEFORE_NEW_OPERATIONS
-    caution = " **The operations were rewritten since: [what is to be timed anew](gpu.md).**"
+    caution = " **Measured before the operations were rewritten; see [GPU](gpu.md).**"
     return f"{' '.join(words)}; {', '.join(versions)}.{caution if older else ''}"
 
 
 def runs_made(environments: list[dict[str, Any]]) -> str:
-    """Return :func:`measured_on` of the newest of many runs, and how many each place made.
-
-    The same seed ends elsewhere on another processor, so that is said where it was noted.
-    """
+    """Return :func:`measured_on` of the newest of many runs, and on which processors they ran."""
     newest = max(environments, key=lambda where: where["date"])
-    # Outside of a clone no commit is noted; older runs noted the architecture alone.
-    places = Counter(
-        (where.get("commit") or "no commit noted", where.get("processor") or "not noted")
-        for where in environments
-    )
-    said = ", ".join(
-        f"{count} at {commit}, {processor}" for (commit, processor), count in sorted(places.items())
-    )
-    several = len({processor for _, processor in places}) > 1
-    caution = " The same seed ends elsewhere on another processor." if several else ""
+    processors = Counter(where.get("processor") or "not recorded" for where in environments)
+    if len(processors) == 1:
+        return measured_on(newest)
+    counted = ", ".join(f"{count} × {name}" for name, count in processors.most_common())
     return (
-        f"{measured_on(newest)}\n\nRuns by commit and processor: {said}.{caution} Commits that are "
-        "not in the history were put together with later ones before they came into it."
+        f"{measured_on(newest)} Processors by run: {counted}; a seed gives slightly different "
+        "figures on another processor."
     )
+
+
+def table(head: str, rows: Iterable[Iterable[Any]]) -> str:
+    """Return a Markdown table; columns of its head are separated by `` | ``."""
+    columns = head.split(" | ")
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(columns)}", *lines[1:]])

@@ -1,10 +1,10 @@
-"""Answers over seeds: Student's interval, by tables and by hand, and what noise is answered."""
+"""Paired differences over seeds: Student's interval by hand, its correction, and noise."""
 
 import random
 
 import pytest
 
-from benchmarks.shared.over_seeds import Claim, answers, interval, lines_of
+from benchmarks.shared.over_seeds import differences, interval
 
 
 def test_the_interval_by_hand():
@@ -19,43 +19,33 @@ def seeds(*values):
     return dict(enumerate(values))
 
 
-def test_a_sign_in_every_seed_is_no_answer_by_itself():
-    (answer,) = answers([Claim("a than b", seeds(1.0, 2.0, 3.0), seeds(1.5, 2.25, 4.0))])
-    assert answer.line.startswith(
-        "- a than b: so in all 3 seeds, not significant (difference by seed -0.5000, -0"
-    )
-    assert (answer.sign, "**" in answer.line) == (0, False)
-    (answer,) = answers([Claim("b than a", seeds(1.5, 2.25, 4.0), seeds(1.0, 2.0, 3.0))])
-    assert answer.line.startswith("- b than a: the opposite in all 3 seeds, not significant (")
-    small = Claim("a", seeds(1.0, 2.0, 3.0), seeds(1.5, 2.51, 3.49))
-    (answer,) = answers([small])
-    assert answer.line.startswith("- a: **yes, in every seed** (")
-    assert answer.sign == -1
-    (answer,) = answers([Claim("a", small.others, small.ours)])
-    assert "**no: the opposite, in every seed**" in answer.line
+def test_a_sign_in_every_seed_is_not_enough():
+    (found,) = differences([(seeds(1.0, 2.0, 3.0), seeds(1.5, 2.25, 4.0))])
+    assert (found.sign, "**" in found.shown()) == (0, False)
+    below, above = seeds(1.0, 2.0, 3.0), seeds(1.5, 2.51, 3.49)
+    (found,) = differences([(below, above)])
+    assert found.sign == -1
+    assert found.shown("+.1f") == "**-0.5 (-0.5 to -0.5)**"
+    assert differences([(above, below)])[0].sign == 1
     # The seeds that one side alone has do not count, and one is never enough.
-    (answer,) = answers([Claim("a", {0: 1.0, 5: 2.0}, {0: 3.0, 7: 4.0})])
-    assert answer.line == "- a: not shown (difference -2.0000, 1 seed)."
-    assert "not measured" in lines_of([Claim("a", {0: 1.0}, {1: 1.0})])[0]
+    (found,) = differences([({0: 1.0, 5: 2.0}, {0: 3.0, 7: 4.0})])
+    assert (found.sign, found.shown()) == (0, "-2.0000 (1 seed)")
 
 
-def test_the_interval_is_corrected_for_the_lines_of_the_section():
-    # t = 8.66 on two degrees: past 4.30, and short of the 14.09 of ten lines.
-    one = Claim("a", seeds(0.0, 0.0, 0.0), seeds(0.4, 0.5, 0.6))
-    assert "**yes, in every seed**" in lines_of([one])[0]
-    several = lines_of([one] * 10)
-    assert "so in all 3 seeds, not significant" in several[0]
-    assert "corrected for 10 lines" in several[0]
-    # Lines of one seed test nothing.
-    single = Claim("b", {0: 0.0}, {0: 1.0})
-    assert "**yes, in every seed**" in lines_of([one, *[single] * 9])[0]
+def test_the_interval_is_corrected_for_the_rows_of_the_table():
+    # t = 8.66 on two degrees: past 4.30, and short of the 14.09 of ten rows.
+    one = seeds(0.0, 0.0, 0.0), seeds(0.4, 0.5, 0.6)
+    assert differences([one])[0].sign == -1
+    assert differences([one] * 10)[0].sign == 0
+    # Rows of one seed test nothing.
+    assert differences([one, *[({0: 0.0}, {0: 1.0})] * 9])[0].sign == -1
 
 
-def test_noise_seldom_gets_an_answer():
+def test_noise_is_seldom_significant():
     drawn = random.Random(0)
-    bold = 0
+    significant = 0
     for _ in range(2000):
-        claim = Claim("a", seeds(*(drawn.gauss(0, 1) for _ in range(3))), seeds(0.0, 0.0, 0.0))
-        bold += "**" in lines_of([claim])[0]
+        ours = seeds(*(drawn.gauss(0, 1) for _ in range(3)))
+        significant += bool(differences([(ours, seeds(0.0, 0.0, 0.0))])[0].sign)
     # 5 %, and not the 25 % of signs alike; three standard deviations are 1.5 %.
-    assert 0.035 < bold / 2000 < 0.065
+    assert 0.035 < significant / 2000 < 0.065

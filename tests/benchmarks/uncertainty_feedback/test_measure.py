@@ -71,6 +71,4 @@ def test_runs_are_measured_and_checked(tiny_corpus, tmp_path, monkeypatch):
     checked = json.loads((checks / "two-passes-0.json").read_text(encoding="utf-8"))
     assert str(tmp_path) not in json.dumps(checked)
     for answer in ANSWERS.values():
-        shown, figures = answer(checked["report"])
-        assert shown in (False, True)
-        assert figures
+        assert answer(checked["report"])

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.pages.smollm2_feedback import paired
 from benchmarks.uncertainty_feedback import smollm2
 from benchmarks.uncertainty_feedback.smollm2 import NONE, OWN, SHUFFLED
 from prismlm.corpus import Corpus
@@ -88,8 +87,3 @@ def test_runs_are_made_once(tiny_model, small_corpus, tmp_path, monkeypatch):
     more = read_json(tmp_path / "runs.json")["runs"]
     assert len(more) == 6
     assert more[-1]["curve"]
-
-
-def test_a_paired_difference_by_hand():
-    # Differences 2 and 4 over 1 and 3 tokens: 1.5 a token; residuals ½ and −½, so √(2 · ½) / 4.
-    assert paired(([3.0, 5.0], [1, 3]), ([1.0, 1.0], [1, 3])) == pytest.approx((1.5, 0.25))
