@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prismlm.corpus.packing import PackedDataset
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.training import PrismForCausalLM, PrismTrainer, Recipe
 from prismlm.training.model import Usage
 from prismlm.training.prototypes import HeadSchedule, revive
 from prismlm.training.recipe_file import build_recipe
-from prismlm.training.setup import head_of, prepare
+from prismlm.training.setup import Prepared, head_of, prepare, vocabulary_sample
 
 
 @dataclass
@@ -35,9 +34,10 @@ class BankedHead:
     losses: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
 
     @classmethod
-    def of(cls, name: str, recipe: Recipe, backbone: nn.Module, rows: PackedDataset) -> BankedHead:
+    def of(cls, name: str, recipe: Recipe, prepared: Prepared) -> BankedHead:
         """Make a head that is not placed yet."""
         settings, losses = recipe.head, recipe.losses
+        backbone: nn.Module = prepared.model.model
         head = head_of(recipe, backbone).to(weight_of(backbone).device)
         prism = PrismForCausalLM(
             backbone,
@@ -48,7 +48,9 @@ class BankedHead:
             position_share=settings.position_share,
             placed=False,
         )
-        schedule = HeadSchedule(rows, recipe)
+        tokens = len(weight_of(backbone))
+        prism.vocabulary = vocabulary_sample(recipe, prepared.corpus, tokens)
+        schedule = HeadSchedule(prepared.rows, recipe)
         if settings.revive_every:
             prism.usage = Usage(settings.prototypes)
         optimizer = torch.optim.AdamW(
@@ -133,9 +135,7 @@ def train_bank(
     prepared = prepare(build_recipe(settings))
     trainer = BankTrainer(prepared, directory)
     trainer.bank = [
-        BankedHead.of(
-            name, build_recipe(merged(plain, changes)), prepared.model.model, prepared.rows
-        )
+        BankedHead.of(name, build_recipe(merged(plain, changes)), prepared)
         for name, changes in heads.items()
     ]
     trainer.train()

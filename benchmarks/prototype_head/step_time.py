@@ -28,7 +28,7 @@ from prismlm.models.device import device_named
 from prismlm.statistics import interval_of
 from prismlm.training import build_recipe
 from prismlm.training.prototypes import place_prototypes
-from prismlm.training.setup import prepare
+from prismlm.training.setup import prepare, vocabulary_sample
 from prismlm.training.trainer import PrismTrainer
 
 WARM_UP = 10
@@ -102,7 +102,10 @@ def time_recipe(settings: dict[str, Any], corpus: Path, steps: int) -> dict[str,
             "logging": {"tensorboard": False},
             "checkpoint": {"every": 10 * steps},
         }
-        prepared = prepare(build_recipe(merged(settings, changes)))
+        recipe = build_recipe(merged(settings, changes))
+        prepared = prepare(recipe)
+        tokens = prepared.model.config.vocab_size
+        prepared.model.vocabulary = vocabulary_sample(recipe, prepared.corpus, tokens)
         turns = Turns()
         trainer = PrismTrainer(prepared, Path(directory), [turns])
         generator = torch.Generator().manual_seed(0)

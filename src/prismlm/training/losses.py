@@ -69,7 +69,7 @@ class States(NamedTuple):
         z: [N, d].
         mask: false on padding.
         labels: the token that follows each state; −100 where none is to be predicted.
-        embedded: W z + b as the model formed it, [N, V]; None where no loss needs it.
+        embedded: W z + b as the model formed it, [N, V]; None where no loss needs all of it.
     """
 
     z: Float[Tensor, "N d"]
@@ -197,13 +197,16 @@ def prototype_only_losses(
         ce = F.cross_entropy(logits.float(), states.labels, ignore_index=NO_LABEL, reduction="none")
         losses["prototype_only_ce"] = _mean(ce, kept)
     if weights.prototype_only_kl:
-        if states.embedded is None:
-            raise InputError("prototype_only_kl needs what the model's output embedding gave.")
-        target = output_map.logit_map(states.embedded.detach())
         if sample is not None:
+            # Forming the target's logits anew is faster than gathering them from all V columns.
             tokens, log_counts = sample
-            target = target[:, tokens].float() + log_counts
-            logits = output_map.of_tokens(tokens)(reconstruction).float() + log_counts
+            some = output_map.of_tokens(tokens)
+            target = some(states.z.detach()).float() + log_counts
+            logits = some(reconstruction).float() + log_counts
+        elif states.embedded is None:
+            raise InputError("prototype_only_kl needs what the model's output embedding gave.")
+        else:
+            target = output_map.logit_map(states.embedded.detach())
         assert logits is not None
         losses["prototype_only_kl"] = _mean(divergence(target, logits), kept)
     return losses

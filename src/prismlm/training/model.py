@@ -256,12 +256,12 @@ class PrismForCausalLM(nn.Module):
         The prototype-only losses form N×V logits of their own, so they are left out at weight 0.
         """
         z, weights = seen.z.detach() if self.detach else seen.z, self.weights
-        embedded = seen.embedded if weights.prototype_only_kl else None
         positions, sample = None, None
         if self.training:
             positions = self.head_positions(z.shape[1], self.step, z.device)
             if self.vocabulary is not None and weights.prototype_only_kl:
                 sample = self.vocabulary.to(z.device).draw(self.step)
+        embedded = seen.embedded if weights.prototype_only_kl and sample is None else None
         states = select(z, embedded, mask, labels, positions)
         head, k = self.prototype_head, self.prototypes_per_token
         output = head(states.z, mask=states.mask, prototypes_per_token=k)

@@ -174,15 +174,21 @@ def attach_head(recipe: Recipe, backbone: Any, corpus: Corpus) -> PrismForCausal
         position_share=recipe.head.position_share,
         placed=False,
     )
-    tokens = weight_of(backbone).shape[0]
-    if recipe.head.enabled and losses.prototype_only_kl and tokens > losses.kl_tokens:
-        counts = torch.zeros(tokens, dtype=torch.int64)
-        counts[: len(corpus.tokenizer)] = torch.from_numpy(token_counts(corpus, "train"))
-        drawn = losses.kl_tokens // 4
-        model.vocabulary = VocabularySample(counts, losses.kl_tokens - drawn, drawn)
+    if recipe.head.enabled:
+        model.vocabulary = vocabulary_sample(recipe, corpus, weight_of(backbone).shape[0])
     if recipe.head.enabled and recipe.head.revive_every:
         model.usage = Usage(recipe.head.prototypes)
     return model
+
+
+def vocabulary_sample(recipe: Recipe, corpus: Corpus, tokens: int) -> VocabularySample | None:
+    """Return what of a larger vocabulary the KL is taken over in a step, a quarter of it drawn."""
+    size = recipe.losses.kl_tokens
+    if not recipe.losses.prototype_only_kl or tokens <= size:
+        return None
+    counts = torch.zeros(tokens, dtype=torch.int64)
+    counts[: len(corpus.tokenizer)] = torch.from_numpy(token_counts(corpus, "train"))
+    return VocabularySample(counts, size - size // 4, size // 4)
 
 
 def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:

@@ -111,14 +111,20 @@ def largest(
 
 def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int64[Tensor, " K"]]:
     """Return the largest score of every column and its row."""
-    if scores.device.type != "cpu" or len(scores) % ROW_GROUP:
+    if scores.device.type != "cpu" or len(scores) < ROW_GROUP:
         best, row = scores.max(0)
         return best, row
-    # A CPU is slow at indices down columns: a group's common maximum first.
-    grouped = scores.view(-1, ROW_GROUP, scores.shape[1])
-    best, group = grouped.amax(1).max(0)
-    inside = grouped[group, :, torch.arange(len(group))].argmax(1)
-    return best, group * ROW_GROUP + inside
+    # A CPU is slow at indices down columns: a group's common maximum first. The last group
+    # overlaps the one before it where the rows do not divide.
+    rows, width = scores.shape
+    whole = rows // ROW_GROUP * ROW_GROUP
+    maxima = scores[:whole].view(-1, ROW_GROUP, width).amax(1)
+    if whole < rows:
+        maxima = torch.cat([maxima, scores[-ROW_GROUP:].amax(0, keepdim=True)])
+    best, group = maxima.max(0)
+    first = (group * ROW_GROUP).clamp_max(rows - ROW_GROUP)
+    members = first + torch.arange(ROW_GROUP)[:, None]
+    return best, first + scores.gather(0, members).argmax(0)
 
 
 def cosines_of(
@@ -159,7 +165,7 @@ def _search(
         scores = product(low_z[tile], low_p)
         columns.append(largest(scores, many)[1])
         if mask is not None:
-            scores = scores.masked_fill(~mask[tile, None], ABSENT)
+            scores.masked_fill_(~mask[tile, None], ABSENT)
         value, row = column_best(scores)
         best.append(value)
         states.append(row + start)

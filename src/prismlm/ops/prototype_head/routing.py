@@ -129,7 +129,7 @@ def diversity(prototypes: Float[Tensor, "K d"]) -> Float[Tensor, ""]:
         return prototypes.sum() * 0
     unit = unit_rows(prototypes)
     gram = (unit.T @ unit).to(unit.dtype)
-    with_itself = prototypes.detach().any(1).sum()
+    with_itself = gram.detach().trace()
     return (gram.square().sum() - with_itself) / (count * (count - 1))
 
 
