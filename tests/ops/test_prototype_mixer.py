@@ -322,11 +322,11 @@ def test_wrong_input_says_what_is_wrong():
 
     with pytest.raises(InputError, match="between 0 and 1"):
         chunked.prefix_mean(write, read, values, torch.ones(3))
-    with pytest.raises(InputError, match=r"at least one row, position and channel"):
+    with pytest.raises(InputError, match=r"with B, T, R ≥ 1"):
         call(write[..., :0], read[..., :0], values, decay[:0])
-    with pytest.raises(InputError, match=r"at least one row, position and channel"):
+    with pytest.raises(InputError, match=r"with B, T, R ≥ 1"):
         call(write[:, :0], read[:, :0], values[:, :0], decay)
-    with pytest.raises(InputError, match="both gates"):
+    with pytest.raises(InputError, match="expected \\[B, T, R\\] twice"):
         call(write, read[:, :5], values, decay)
     with pytest.raises(InputError, match="values are"):
         call(write, read, values[:, :5], decay)

@@ -29,12 +29,12 @@ class HeadOutput(NamedTuple):
 
 
 class HeadLosses(NamedTuple):
-    """Unweighted losses: R1, R2, RES and DIV of the source."""
+    """Unweighted losses: R1, R2, RES and DIV of the source; DIV is None if it was left out."""
 
     prototype_pull: Float[Tensor, ""]
     point_pull: Float[Tensor, ""]
     residual: Float[Tensor, ""]
-    diversity: Float[Tensor, ""]
+    diversity: Float[Tensor, ""] | None
 
 
 class PrototypeHead(nn.Module):
@@ -188,12 +188,13 @@ class PrototypeHead(nn.Module):
         *,
         mask: Bool[Tensor, "..."] | None = None,
         residual_reduction: Literal["mean", "sum"] = "mean",
+        with_diversity: bool = True,
     ) -> HeadLosses:
-        """Return the four losses of the states that ``output`` was computed from."""
+        """Return the losses of the states that ``output`` was computed from, DIV if asked for."""
         keep = None if mask is None else mask.flatten()
         # Under autocast its Gram matrix is one of the head's dearer products; a mean over K² pairs
         # bears the rounding.
-        diversity = ops.diversity(self.prototypes)
+        diversity = ops.diversity(self.prototypes) if with_diversity else None
         with torch.autocast(device_type=z.device.type, enabled=False):
             states = z.flatten(0, -2).to(output.reconstruction.dtype)
             return HeadLosses(

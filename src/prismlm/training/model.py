@@ -87,7 +87,8 @@ class PrismOutput(ModelOutput):
         logits: [B, T, V], the model's own.
         past_key_values: the cache, if one was asked for.
         losses: unweighted scalars by name: ce, prototype_pull, point_pull, residual, diversity,
-            and prototype_only_ce and prototype_only_kl if they have a weight.
+            and prototype_only_ce and prototype_only_kl if they have a weight. In a
+            step of :class:`PrismTrainer` diversity, too, needs a weight.
         routing: the prototypes of each of the N states the head was run on: all B·T, or in
             training those of ``sampled_positions``; None before they are placed.
     """
@@ -265,9 +266,14 @@ class PrismForCausalLM(nn.Module):
         states = select(z, embedded, mask, labels, positions)
         head, k = self.prototype_head, self.prototypes_per_token
         output = head(states.z, mask=states.mask, prototypes_per_token=k)
-        parts = head.losses(
-            states.z, output, mask=states.mask, residual_reduction=self.residual_reduction
-        )._asdict()
+        of_head = head.losses(
+            states.z,
+            output,
+            mask=states.mask,
+            residual_reduction=self.residual_reduction,
+            with_diversity=weights.diversity > 0 or within is None,
+        )
+        parts = {name: loss for name, loss in of_head._asdict().items() if loss is not None}
         if weights.prototype_only_ce or weights.prototype_only_kl:
             parts |= prototype_only_losses(
                 output.reconstruction, states, self._output_map(), weights, sample

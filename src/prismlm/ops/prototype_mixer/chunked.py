@@ -5,11 +5,10 @@ position j writes has decayed by a_i / a_j when i reads, so that with w'_j = w_j
 
     M_i / a_i = M_0 + Σ_{j<i} w'_j,  q_i = r_i a_i / M_i,  out_i = q_i S_0 + Σ_{j<i} (q_i·w'_j) v_j
 
-are products of matrices. 1 / a_j is as large as 1e279 where channels forget at once, which float64
-holds over 32 positions; what has width D is in float32. States of all blocks are one product with
-the decays between them. A block's queries are those of the positions behind its own: where β is
-small the one before is all that a query reads, and what cancels then is all in float64.
-The backward pass keeps the states, and computes all else again.
+are products of matrices. 1 / a_j reaches 1e279 where channels forget at once, which float64 holds
+over 32 positions; what has width D is in float32. States of all blocks are one product with the
+decays between them. A block's queries are those of the next positions: where β is small a query
+reads only the one before. The backward pass keeps the states, and computes all else again.
 """
 
 from __future__ import annotations
@@ -28,14 +27,11 @@ from prismlm.ops.precision import working_dtype
 from prismlm.ops.prototype_mixer.state import EMPTY_BELOW, PrefixState, check_arguments
 from prismlm.ops.sequences import reach
 
+# Positions of a row computed at once; where caches hold them, of all rows together.
 SEGMENT, TILE = 4096, 2048
-"""Positions of a row computed at once; where caches hold them, of all rows together."""
-LEAST = 2e-9
-"""The smallest decay: 2e-9^-32 is a number in float64."""
-CUT = -1000.0
-"""The logarithm of a decay of 0."""
-TINY = 1e-37
-"""Factors below it are 0: numbers that are not normal take a processor a hundred times as long."""
+LEAST = 2e-9  # the smallest decay: 2e-9^-32 is a number in float64
+CUT = -1000.0  # the logarithm of a decay of 0
+TINY = 1e-37  # smaller factors are 0: subnormal numbers take a processor a hundred times as long
 
 
 def prefix_mean(
@@ -106,10 +102,7 @@ def prefix_mean(
 
 
 class _Rows(NamedTuple):
-    """What is given, without padding, and with decays whose B may be 1.
-
-    States here have an axis for groups behind B, and a mass as wide as 1.
-    """
+    """What is given, without padding; decays may have B = 1, and states are [B, G, R, D or 1]."""
 
     write: Tensor
     read: Tensor
@@ -121,8 +114,7 @@ class _Rows(NamedTuple):
 
 
 def _block(like: Tensor) -> tuple[int, torch.dtype]:
-    """Return the positions of a block, and the dtype that holds 1 / a in it."""
-    # Apple's GPUs have no float64.
+    """Return a block's positions, and the dtype for 1 / a in it; Apple's GPUs have no float64."""
     return (4, torch.float32) if like.device.type == "mps" else (32, torch.float64)
 
 
@@ -300,7 +292,7 @@ def _split(x: Tensor, groups: int, fill: float = 0.0) -> Tensor:
     """Return [B, T, G·F] as [B, G, n, C, F], filled up."""
     length, size = x.shape[1], _block(x)[0]
     if torch.compiler.is_exporting():
-        # Indexed, and one block more than needed: reshaping would depend on the length, a symbol.
+        # One block more than needed: reshaping would depend on the length, a symbol.
         places = torch.arange((length // size + 2) * size, device=x.device).view(-1, size)
         x = F.pad(x, (0, 0, 0, 1), value=fill)[:, places.clamp_max(length)]
     else:

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError, NotFiniteError
+from prismlm.errors import InputError
 from prismlm.ops.sequences import check_flags, check_groups
 
+# The mass below which a channel reads as empty: near there float32 runs out of exponents.
 EMPTY_BELOW = 1e-30
-"""The mass below which a channel reads as empty: near there float32 runs out of exponents."""
 
 
 class PrefixState(NamedTuple):
@@ -44,8 +44,7 @@ def check_arguments(
     if not whole or read.shape != write.shape or values.shape[:2] != write.shape[:2]:
         raise InputError(
             f"write is {list(write.shape)}, read {list(read.shape)}, and values are "
-            f"{list(values.shape)}: expected [B, T, R] of both gates, with at least one row, "
-            "position and channel, and [B, T, D]."
+            f"{list(values.shape)}: expected [B, T, R] twice and [B, T, D], with B, T, R ≥ 1."
         )
     batch, length, channels = write.shape
     if decay.shape != ((channels,) if decay.ndim == 1 else write.shape):
@@ -55,8 +54,7 @@ def check_arguments(
         )
     looks = decay.device.type == "cpu" and not torch.compiler.is_compiling()
     if looks and not bool(((decay > 0) & (decay < 1)).all()):
-        kind = NotFiniteError if bool(decay.isnan().any()) else InputError
-        raise kind(
+        raise InputError(
             f"decays must lie between 0 and 1, both excluded; got {decay.min().item():g} to "
             f"{decay.max().item():g}. Keep them there, for example by a sigmoid and a clamp."
         )
@@ -65,7 +63,6 @@ def check_arguments(
     if state is not None and (state.sums.shape != held or state.mass.shape != held[:2]):
         raise InputError(
             f"the state holds sums {list(state.sums.shape)} and mass {list(state.mass.shape)}, and "
-            f"the input needs {list(held)} and {list(held[:2])}: it comes from another batch or "
-            "another layer."
+            f"the input needs {list(held)} and {list(held[:2])}: it is of another batch or layer."
         )
     check_flags((batch, length), mask=mask, starts=starts)
