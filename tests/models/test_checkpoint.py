@@ -90,13 +90,13 @@ def test_a_pickle_beside_safetensors_is_left_alone(saved):
 
 
 def test_an_encoder_that_opens_like_a_decoder(saved):
-    with pytest.raises(InputError, match=r"encoder-only \(BertForMaskedLM\)"):
+    with pytest.raises(InputError, match=r"encoder-only .*BertForMaskedLM"):
         read_checkpoint(saved(BertForMaskedLM(BertConfig(**SMALL))))
 
 
 def test_an_encoder_that_has_no_decoder(saved):
     sizes = SMALL | {"cls_token_id": 1, "sep_token_id": 1}
-    with pytest.raises(InputError, match="encoder-only: ModernBertForMaskedLM"):
+    with pytest.raises(InputError, match=r"encoder-only .*ModernBertForMaskedLM"):
         read_checkpoint(saved(ModernBertForMaskedLM(ModernBertConfig(**sizes))))
 
 

@@ -119,13 +119,13 @@ def test_prototypes_that_are_not_finite(directory):
 def test_weights_that_changed_since(directory, model):
     with torch.no_grad():
         model.get_output_embeddings().weight[0, 0] += 1
-    with pytest.raises(FormatError, match="not the one its prototypes were trained with"):
+    with pytest.raises(FormatError, match=r"not the one its prototypes .* were trained with"):
         load_sidecar(directory, model)
 
 
 def test_a_model_of_another_width(directory):
     other = build_model(build_config({"preset": "llama-laptop"}, vocab_size=97, eos_token_id=0))
-    with pytest.raises(FormatError, match="width"):
+    with pytest.raises(FormatError, match="of width 96"):
         load_sidecar(directory, other)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -39,11 +40,7 @@ class HeadGroup(NamedTuple):
 
 
 def attention_layers(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the attention of each layer, first to last.
-
-    Raises:
-        InputError: the model has none.
-    """
+    """Return the attention of each layer, first to last; raise InputError if there is none."""
     own = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
     # Hugging Face's decoders name theirs so, and number them for their caches.
     theirs = [
@@ -51,22 +48,17 @@ def attention_layers(model: nn.Module) -> tuple[nn.Module, ...]:
         for module in model.modules()
         if type(module).__name__.endswith("Attention") and hasattr(module, "layer_idx")
     ]
-    found: tuple[nn.Module, ...] = (*own,) or (*theirs,)
-    if not found:
+    if not own and not theirs:
         kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
         raise InputError(
             f"a model of type {kind!r} has no attention heads to read: expected signal/noise "
             "attention, or a Hugging Face decoder with attention."
         )
-    return found
+    return tuple(own or theirs)
 
 
 def head_groups(model: nn.Module) -> tuple[HeadGroup, ...]:
-    """Return which heads of a layer are of which kind; every layer has the same.
-
-    Raises:
-        InputError: the model has no attention.
-    """
+    """Return which heads of a layer are of which kind; every layer has the same."""
     first = attention_layers(model)[0]
     if isinstance(first, SignalNoiseAttention):
         return (
@@ -85,26 +77,18 @@ def reading_attention(
 
     Rows sum to 1, for noise heads too: λ is not in them. A Hugging Face model runs its eager
     attention meanwhile, since the fused forms hold no weights. Unwatched passes are not read.
-
-    Args:
-        model: a decoder.
-        read: what is called; the tensor is the model's own, so copy what is to be kept.
-        layers: which, from 0; None for all.
-
-    Raises:
-        InputError: the model has no attention, or not that layer.
+    The tensor is the model's own, so copy what is to be kept. ``layers`` are from 0; None for all.
     """
-    found = attention_layers(model)
-    chosen = chosen_layers(len(found), layers)
-    own = isinstance(found[0], SignalNoiseAttention)
+    attentions = attention_layers(model)
 
-    def hook(layer: int) -> Hook:
-        def after(module: nn.Module, _: Any, kwargs: dict[str, Any], output: Any) -> None:
-            read(layer, _weights_of(module, kwargs, output, layer))
+    def look(layer: int, module: nn.Module, _: Any, kwargs: dict[str, Any], output: Any) -> None:
+        read(layer, _weights_of(module, kwargs, output, layer))
 
-        return Hook(found[layer], after=after)
-
-    hooks = [hook(layer) for layer in chosen]
+    hooks = [
+        Hook(attentions[layer], after=partial(look, layer))
+        for layer in chosen_layers(len(attentions), layers)
+    ]
+    own = isinstance(attentions[0], SignalNoiseAttention)
     with nullcontext() if own else attention_form(model), watch(hooks):
         yield
 
@@ -218,14 +202,10 @@ def _merging(layer: nn.Module, number: int, heads: int) -> nn.Module:
     if isinstance(layer, SignalNoiseAttention):
         why = "the merged output of signal/noise attention has λ in it and no matrix of its own"
     else:
-        found = [getattr(layer, name) for name in NAMES if hasattr(layer, name)]
-        if not found:
-            why = f"a {type(layer).__name__} has none of {', '.join(NAMES)}"
-        elif not isinstance(one := found[0], nn.Linear | Conv1D):
-            why = f"its heads are merged by a {type(one).__name__}, not by a plain matrix"
-        else:
-            width = one.weight.shape[0] if isinstance(one, Conv1D) else one.in_features
+        matrix = next((getattr(layer, name) for name in NAMES if hasattr(layer, name)), None)
+        if isinstance(matrix, nn.Linear | Conv1D):
+            width = matrix.weight.shape[0 if isinstance(matrix, Conv1D) else 1]
             if not width % heads:
-                return one
-            why = f"{width} columns are merged, and {heads} heads do not divide them"
+                return matrix
+        why = f"a {type(layer).__name__} has no plain matrix {', '.join(NAMES)} over its heads"
     raise InputError(f"what each head of layer {number} writes cannot be told apart: {why}.")

@@ -30,7 +30,7 @@ from prismlm.models.checkpoint import (
 )
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 
-# Of its configuration: what changes the product.
+# Of an adapter's configuration: what changes the product.
 NOT_MERGED = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 CONFIG_FILE = "config.json"
@@ -39,11 +39,12 @@ GGUF = ".gguf"
 OURS = (META_FILE, HEAD_FILE, "training.json", "attach.json")
 # What a checkpoint without code of its own consists of.
 KINDS = (".safetensors", ".json", ".model", ".txt", ".jinja")
+WAY_OUT = "Make room, or choose another --out."
 
 
 @torch.no_grad()
 def merge_adapter(model: nn.Module, directory: Path) -> None:
-    """Add an adapter that PEFT saved to the weights of the model it was trained on.
+    """Add an adapter that PEFT saved to the float weights of the model it was trained on.
 
         W ← W + (α / r) · B A
 
@@ -51,7 +52,7 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
     their sums as good as exact, so that weights are the same bits whoever merges them.
 
     Args:
-        model: with float weights; changed in place.
+        model: changed in place.
         directory: of ``adapter_config.json`` and ``adapter_model.safetensors``.
 
     Raises:
@@ -65,13 +66,13 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
         pairs = {name: tensors[name.removesuffix(DOWN) + UP] for name in tensors if DOWN in name}
     except (OSError, SafetensorError, KeyError, TypeError, ArithmeticError) as error:
         raise FormatError(f"the adapter {path} is damaged or no adapter ({error!r}).") from error
-    named = dict(model.named_modules())
+    modules = dict(model.named_modules())
     left = [name for name in tensors if not name.endswith((DOWN, UP))]
     left += [f"{key} in {ADAPTER_CONFIG}" for key in NOT_MERGED if config.get(key)]
     if left:
         raise FormatError(f"the adapter {path} is more than plain LoRA, and not merged: {left[0]}.")
     for name, up in pairs.items():
-        module = named.get(name.removeprefix(PREFIX).removesuffix(DOWN))
+        module = modules.get(name.removeprefix(PREFIX).removesuffix(DOWN))
         weight = getattr(module, "weight", None)
         added = scale * (up.double() @ tensors[name].double())
         # GPT-2's layers keep their weight the other way round.
@@ -120,14 +121,37 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
                 "safetensors, a .gguf file, or a name on the Hugging Face hub."
             )
         if importlib.util.find_spec("gguf") is None:
-            raise InputError(
-                f"{name} is a GGUF file, and the package gguf, which reads it, is not installed: "
-                "pip install 'prismlm[gguf]'."
-            )
+            raise InputError(f"{name} is a GGUF file: install what reads it, 'prismlm[gguf]'.")
         return BaseCheckpoint(name, path)
-    found = path if path.is_dir() else _fetched(name, revision)
-    _check_directory(found)
-    return BaseCheckpoint(name, found, None if found == path else found.name)
+    directory = path if path.is_dir() else _fetched(name, revision)
+    refuse_adapter_alone(directory)
+    if not (directory / CONFIG_FILE).is_file():
+        raise InputError(
+            f"{directory} has no {CONFIG_FILE}: expected the directory of a Hugging Face "
+            "checkpoint, a .gguf file, or a name on the hub."
+        )
+    refuse_pickles(directory)
+    if not any(file.suffix == ".safetensors" for file in _files_of(directory)):
+        raise InputError(f"{directory} has no weights: expected model.safetensors.")
+    return BaseCheckpoint(name, directory, None if directory == path else directory.name)
+
+
+def _fetched(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [f"*{kind}" for kind in KINDS]
+    silent = silence()
+    # Of a hub that does not answer, what its cache has.
+    options: dict[str, Any] = {"allow_patterns": patterns, "local_files_only": silent is not None}
+    try:
+        return Path(snapshot_download(name, revision=revision, **options))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise InputError(
+            f"{name} is no directory or file here, and could not be fetched from the Hugging Face "
+            f"hub ({silent or first_line(error)}). Check the name, such as "
+            "HuggingFaceTB/SmolLM2-135M, and the network, or give a directory."
+        ) from error
 
 
 def put_base(base: BaseCheckpoint, out: Path) -> None:
@@ -144,7 +168,7 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
     if (out / CONFIG_FILE).is_file():
         return
     out.mkdir(parents=True, exist_ok=True)
-    with room_to_write(f"the files of {base.name}", out, "Make room, or choose another --out."):
+    with room_to_write(f"the files of {base.name}", out, WAY_OUT):
         if not base.is_gguf:
             _place(_files_of(base.path), out)
             return
@@ -164,7 +188,7 @@ def put_adapted(base: Path, adapter: Path, out: Path) -> None:
         return
     model, _ = read_checkpoint(base)
     merge_adapter(model, adapter)
-    room = room_to_write("the fine-tuned model", out, "Make room, or choose another --out.")
+    room = room_to_write("the fine-tuned model", out, WAY_OUT)
     with room, quiet_transformers(), atomic_directory(out / ".adapted") as made:
         model.save_pretrained(made)
         share(made)
@@ -173,62 +197,26 @@ def put_adapted(base: Path, adapter: Path, out: Path) -> None:
     _move(out / ".adapted", out)
 
 
-def _check_directory(path: Path) -> None:
-    refuse_adapter_alone(path)
-    if not (path / CONFIG_FILE).is_file():
-        raise InputError(
-            f"{path} has no {CONFIG_FILE}: expected the directory of a Hugging Face checkpoint, a "
-            ".gguf file, or a name on the hub."
-        )
-    refuse_pickles(path)
-    if not any(file.suffix == ".safetensors" for file in _files_of(path)):
-        raise InputError(f"{path} has no weights: expected model.safetensors.")
-
-
-def _fetched(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = [f"*{kind}" for kind in KINDS]
-    silent = silence()
-    # Of a hub that does not answer, what its cache has.
-    options: dict[str, Any] = {"allow_patterns": patterns, "local_files_only": silent is not None}
-    try:
-        return Path(snapshot_download(name, revision=revision, **options))
-    except HFValidationError as error:
-        raise InputError(
-            f"there is no {name}: expected a directory, a .gguf file or a name on the Hugging Face "
-            "hub, such as HuggingFaceTB/SmolLM2-135M."
-        ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise InputError(
-            f"{name} is no directory or file here, and could not be fetched from the Hugging Face "
-            f"hub ({silent or str(error).splitlines()[0]}). Check the name and the network, or "
-            "give a directory."
-        ) from error
-
-
 def _files_of(directory: Path) -> list[Path]:
     """Return the files of a checkpoint, config.json last.
 
-    Raises:
-        InputError: one is a link that leads out of the directory, or out of its repository in the
-            hub's cache, where ``snapshots/COMMIT/FILE`` links to ``blobs/HASH``.
+    A link may not lead out of the directory, nor out of its repository in the hub's cache, where
+    ``snapshots/COMMIT/FILE`` links to ``blobs/HASH``.
     """
     root = directory.resolve()
     if root.parent.name == "snapshots" and (root.parent.parent / "blobs").is_dir():
         root = root.parent.parent
-    found = [
+    paths = [
         path
         for path in sorted(directory.iterdir())
         if path.is_file() and path.suffix in KINDS and path.name not in OURS
     ]
-    for path in found:
+    for path in paths:
         if not (target := path.resolve()).is_relative_to(root):
             raise InputError(
                 f"{path} is a link to {target}, which is not in {root}: put the file itself there."
             )
-    return sorted(found, key=lambda path: path.name == CONFIG_FILE)
+    return sorted(paths, key=lambda path: path.name == CONFIG_FILE)
 
 
 def _place(files: list[Path], out: Path) -> None:

@@ -19,7 +19,15 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from prismlm.errors import FormatError, InputError, check_path, check_text, no_panics, shown
+from prismlm.errors import (
+    FormatError,
+    InputError,
+    check_path,
+    check_text,
+    first_line,
+    no_panics,
+    shown,
+)
 from prismlm.files import read_json
 from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
@@ -29,7 +37,7 @@ from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertaint
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
-MISSING_NAMED = 5
+KEYS_NAMED = 5
 
 
 def read_checkpoint(
@@ -51,23 +59,51 @@ def read_checkpoint(
     directory, place = _directory(path), _device(device)
     # It plans anew for each length of a cache, which costs more than the rest of a token.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    model, tokenizer, missing = _open(directory)
-    model.to(place).eval()  # pyright: ignore[reportArgumentType]
-    if sees_ahead(model):
-        given = ", ".join(getattr(model.config, "architectures", None) or ["no architecture"])
-        raise InputError(
-            f"the model in {directory} is encoder-only ({given}): its predictions see the tokens "
-            "that follow. Expected a causal language model, such as a Llama."
-        )
-    if missing:
+    refuse_pickles(directory)
+    adapted = _has_adapter(directory)
+    if (directory / "config.json").is_file() and not any(map(any, map(directory.glob, TOKENIZERS))):
         raise FormatError(
-            f"the checkpoint in {directory} has no {', '.join(missing[:MISSING_NAMED])} for "
-            f"{type(model).__name__}, which would be random. Save the whole model, with its "
-            "language modelling head."
+            f"the model in {directory} has no tokenizer. Save its own beside the weights: "
+            f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(directory)!r})."
         )
+    with reading(directory):
+        refuse_encoders(AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
+        opened: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype="auto",
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+        model, info = opened
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+        # Settings of a wrong type are noticed where a text is read.
+        tokenizer("a")
+    _check_loaded(directory, model, info, adapted)
+    model.to(place).eval()
+    if sees_ahead(model):
+        raise _encoder(directory, model.config)
     if has_uncertainty(directory):
         load_uncertainty(directory, model)
     return model, tokenizer
+
+
+@contextmanager
+def reading(directory: Path) -> Iterator[None]:
+    """Say of what goes wrong in transformers during the block that the checkpoint is not read."""
+    try:
+        with quiet_transformers(), no_panics():
+            yield
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # transformers and tokenizers raise a dozen unrelated types here
+        if "trust_remote_code" not in str(error):
+            raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
+        code = ", ".join(sorted(path.name for path in directory.glob("*.py")))
+        raise InputError(
+            f"the model in {directory} needs code that comes with it ({code or 'from elsewhere'}), "
+            "which prismlm does not run. Use a model that transformers has a class for."
+        ) from error
 
 
 def _directory(path: object) -> Path:
@@ -80,9 +116,39 @@ def _directory(path: object) -> Path:
     return directory
 
 
+def _device(name: object) -> torch.device:
+    """Return a device that this machine has."""
+    try:
+        device = torch.device(check_text("the device", name))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(
+            f"the device {shown(name)} cannot be used ({first_line(error)}): expected cpu, or cuda "
+            "where PyTorch finds a GPU."
+        ) from error
+    return device
+
+
+def _check_loaded(directory: Path, model: Any, info: dict[str, Any], adapted: bool) -> None:
+    """Check that all weights of a model were there, and that its adapter found its own."""
+    missing, unused = (sorted(info[f"{kind}_keys"]) for kind in ("missing", "unexpected"))
+    if adapted and (unused or not getattr(model, "peft_config", None)):
+        raise FormatError(
+            f"transformers does not apply the adapter in {directory} to {type(model).__name__} "
+            f"({', '.join(unused[:KEYS_NAMED]) or 'all of it'}): it is of another model. Merge it "
+            f"with PEFT, or remove {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}."
+        )
+    if missing:
+        raise FormatError(
+            f"the checkpoint in {directory} has no {', '.join(missing[:KEYS_NAMED])} for "
+            f"{type(model).__name__}, which would be random. Save the whole model, with its "
+            "language modelling head."
+        )
+
+
 def refuse_adapter_alone(directory: Path) -> None:
     """Raise InputError for a directory that holds an adapter and no model."""
-    adapter = directory / "adapter_config.json"
+    adapter = directory / ADAPTER_CONFIG
     if (directory / "config.json").is_file() or not adapter.is_file():
         return
     settings = read_json(adapter)
@@ -96,69 +162,8 @@ def refuse_adapter_alone(directory: Path) -> None:
     )
 
 
-def _device(name: object) -> torch.device:
-    """Return a device that this machine has."""
-    try:
-        device = torch.device(check_text("the device", name))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(
-            f"the device {shown(name)} cannot be used ({str(error).splitlines()[0]}): expected "
-            "cpu, or cuda where PyTorch finds a GPU."
-        ) from error
-    return device
-
-
-def _open(directory: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[str]]:
-    """Return model and tokenizer, and which weights the files lack."""
-    refuse_pickles(directory)
-    adapted = _has_adapter(directory)
-    if (directory / "config.json").is_file() and not any(map(any, map(directory.glob, TOKENIZERS))):
-        raise FormatError(
-            f"the model in {directory} has no tokenizer. Save its own beside the weights: "
-            f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(directory)!r})."
-        )
-    try:
-        with quiet_transformers(), no_panics():
-            check_causal(AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
-            opened: Any = AutoModelForCausalLM.from_pretrained(
-                directory,
-                dtype="auto",
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-            model, found = opened
-            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-            # Settings of a wrong type are noticed where a text is read.
-            tokenizer("a")
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # transformers and tokenizers raise a dozen unrelated types here
-        if "trust_remote_code" not in str(error):
-            raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
-        code = ", ".join(sorted(path.name for path in directory.glob("*.py")))
-        raise InputError(
-            f"the model in {directory} needs code that comes with it ({code or 'from elsewhere'}), "
-            "which prismlm does not run. Use a model that transformers has a class for."
-        ) from error
-    if adapted and (found["unexpected_keys"] or not getattr(model, "peft_config", None)):
-        left = ", ".join(sorted(found["unexpected_keys"])[:MISSING_NAMED]) or "all of it"
-        raise FormatError(
-            f"transformers does not apply the adapter in {directory} to {type(model).__name__} "
-            f"({left}): it is of another model. Merge it with PEFT, or remove {ADAPTER_CONFIG} and "
-            f"{ADAPTER_WEIGHTS}."
-        )
-    return model, tokenizer, sorted(found["missing_keys"])
-
-
 def _has_adapter(directory: Path) -> bool:
-    """Say whether an adapter lies beside the weights; transformers ignores one without a word.
-
-    Raises:
-        InputError: PEFT, which applies it, is not installed.
-        FormatError: half of it is missing.
-    """
+    """Say whether an adapter lies beside the weights; transformers ignores one without a word."""
     there = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (directory / name).is_file()]
     if len(there) == 1:
         raise FormatError(
@@ -185,15 +190,20 @@ def refuse_pickles(directory: Path) -> None:
         )
 
 
-def check_causal(config: PretrainedConfig, directory: Path) -> None:
+def refuse_encoders(config: PretrainedConfig, directory: Path) -> None:
     """Raise InputError where transformers has no decoder of this type that predicts tokens."""
-    if type(config) in AutoModelForCausalLM._model_mapping:
-        return
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise _encoder(directory, config)
+
+
+def _encoder(directory: Path, config: PretrainedConfig) -> InputError:
     given = ", ".join(getattr(config, "architectures", None) or ["no architecture"])
-    kind = "an encoder-decoder" if config.is_encoder_decoder else "no decoder, or encoder-only"
-    raise InputError(
-        f"the model in {directory} is {kind}: {given}, model_type {config.model_type!r}, which "
-        "AutoModelForCausalLM has no class for. Expected a causal language model, such as a Llama."
+    kind = (
+        "an encoder-decoder" if config.is_encoder_decoder else "encoder-only or no language model"
+    )
+    return InputError(
+        f"the model in {directory} is {kind}: {given}, model_type {config.model_type!r}. Expected "
+        "a causal language model, such as a Llama."
     )
 
 

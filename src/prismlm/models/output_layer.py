@@ -9,12 +9,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from prismlm.errors import FormatError, InputError, no_panics
+from prismlm.errors import FormatError, InputError
 from prismlm.models.checkpoint import (
     ADAPTER_CONFIG,
     Checkpoint,
-    check_causal,
-    quiet_transformers,
+    reading,
+    refuse_encoders,
     refuse_pickles,
 )
 from prismlm.models.seam import output_embedding
@@ -39,17 +39,12 @@ def read_output_layer(directory: Path) -> Checkpoint:
             "computes: merge the adapter, or open the whole model with prismlm.load()."
         )
     refuse_pickles(directory)
-    try:
-        with quiet_transformers(), no_panics():
-            config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-            check_causal(config, directory)
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
-            tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    except InputError:
-        raise
-    except Exception as error:  # transformers raises a dozen unrelated types here
-        raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
+    with reading(directory):
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        refuse_encoders(config, directory)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     embedding, norm = output_embedding(model), _found_norm(model)
     modules: list[nn.Module] = [embedding] if norm is None else [embedding, norm]
     for module in modules:
@@ -59,11 +54,7 @@ def read_output_layer(directory: Path) -> Checkpoint:
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
-    """Return the norm between the last layer and the output embedding.
-
-    Raises:
-        InputError: none is found.
-    """
+    """Return the norm between the last layer and the output embedding."""
     found = _found_norm(model)
     if found is None:
         raise InputError(

@@ -31,8 +31,7 @@ def check_window(model: nn.Module, length: int) -> None:
     if bound is not None and length > bound:
         raise InputError(
             f"a window of {length:,} tokens, but the model has learned an embedding of {bound:,} "
-            f"positions and has none for more: take windows of at most {bound:,} tokens. Only "
-            "models that rotate positions, or have none, read on."
+            f"positions: take windows of at most {bound:,} tokens."
         )
 
 

@@ -78,39 +78,31 @@ def output_embedding(model: nn.Module) -> nn.Module:
     getter = getattr(model, "get_output_embeddings", None)
     embedding = getter() if getter is not None else None
     weight = getattr(embedding, "weight", None)
+    kind, modules = type(model).__name__, dict(model.named_modules())
     if embedding is None or weight is None:
-        raise InputError(_nothing_found(model, embedding))
+        rows = getattr(getattr(model, "config", None), "vocab_size", None)
+        similar = [
+            f"{name} ({type(module).__name__})"
+            for name, module in modules.items()
+            if getattr(getattr(module, "weight", None), "shape", (None,))[:1] == (rows,)
+        ]
+        raise InputError(
+            f"{kind} has no output embedding: get_output_embeddings() gives no module with a "
+            f"weight. Of {len(modules) - 1} modules, those with one row for each of {rows} tokens: "
+            f"{', '.join(similar[:MODULES_NAMED]) or 'none'}. Load it with a language modelling "
+            "head, or let get_output_embeddings() return the right one."
+        )
     # A sharded weight is read whole where it is used; other wrappers hold something in place of W.
     wrapped = hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "full_tensor")
     if wrapped or weight.dtype not in READABLE:
-        name = next((name for name, module in model.named_modules() if module is embedding), "")
+        name = next((name for name, module in modules.items() if module is embedding), "")
         raise InputError(
-            f"the output embedding {name} of {type(model).__name__} is quantised (its weight is "
+            f"the output embedding {name} of {kind} is quantised (its weight is "
             f"{type(weight).__name__} of {str(weight.dtype).removeprefix('torch.')}), and logits "
             "are split by the weight itself. Leave it out of the quantisation, for example with "
             f"modules_to_not_convert=[{name!r}], or use the model as it was before."
         )
     return embedding
-
-
-def _nothing_found(model: nn.Module, embedding: nn.Module | None) -> str:
-    """Say where an output embedding was looked for, and which modules might be one."""
-    rows = getattr(getattr(model, "config", None), "vocab_size", None)
-    given = "nothing" if embedding is None else f"{type(embedding).__name__} without a weight"
-    seen = dict(model.named_modules())
-    similar = [
-        f"{name} ({type(module).__name__})"
-        for name, module in seen.items()
-        if getattr(getattr(module, "weight", None), "shape", (None,))[:1] == (rows,)
-    ]
-    listed = ", ".join(similar[:MODULES_NAMED]) or "none of them"
-    return (
-        f"{type(model).__name__} has no output embedding: get_output_embeddings() gives {given}. "
-        f"Of its {len(seen) - 1} modules ({', '.join(name for name, _ in model.named_children())} "
-        f"and what is in them), a weight with one row for each of {rows} tokens is in: {listed}. "
-        "Load it with a language modelling head, for example through AutoModelForCausalLM; if it "
-        "has one, let get_output_embeddings() return it."
-    )
 
 
 @contextmanager

@@ -151,61 +151,52 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
                 f"{directory} has no {name}, so it is not a prismlm model directory. "
                 "Train one with `prismlm train` or make one with `prismlm demo`."
             )
+    where = str(directory / META_FILE)
     meta = read_json(directory / META_FILE)
     version = meta.get("format_version") if isinstance(meta, dict) else None
     if version not in (FORMAT_VERSION, FITTED_VERSION):
         raise FormatError(
-            f"{directory / META_FILE} has format version {version!r}; this prismlm reads "
-            f"{FORMAT_VERSION} and {FITTED_VERSION}. Use the prismlm that wrote it, or train again."
+            f"{where} has format version {version!r}; this prismlm reads {FORMAT_VERSION} and "
+            f"{FITTED_VERSION}. Use the prismlm that wrote it, or train again."
         )
-    where = str(directory / META_FILE)
     meta = {"provenance": {}, "base": None, "logit_map": None, "weights": "cosine"} | meta
     types = {"prototypes_per_token": int, "provenance": dict[str, Any], "weights": Weights}
     check_json(meta, types, where)
-    try:
-        head = _read_head(directory / HEAD_FILE, meta["prototypes_per_token"], meta["weights"])
-    except (KeyError, RuntimeError, SafetensorError) as error:
-        raise FormatError(f"the head in {directory} cannot be read: {error}.") from error
-    base = from_json(Base, meta["base"], f"{where}: base")
-    logit_map = from_json(LogitMap, meta["logit_map"], f"{where}: logit_map")
-    sidecar = Sidecar(head, logit_map, base, meta["provenance"])
+    sidecar = Sidecar(
+        _read_head(directory / HEAD_FILE, meta["prototypes_per_token"], meta["weights"]),
+        from_json(LogitMap, meta["logit_map"], f"{where}: logit_map"),
+        from_json(Base, meta["base"], f"{where}: base"),
+        meta["provenance"],
+    )
     if model is not None:
         _check_belongs(sidecar, model, directory)
     return sidecar
 
 
 def _read_head(path: Path, prototypes_per_token: int, weights: Weights) -> PrototypeHead:
-    tensors = load_file(str(path))
-    prototypes, scale = tensors["prototypes"], tensors["scale"]
-    if prototypes.ndim != 2 or scale.numel() != 1 or not torch.isfinite(prototypes).all():
-        raise FormatError(f"{path} must hold finite prototypes [K, d] and a scalar scale.")
-    if not prototypes.any():
-        raise FormatError(f"all prototypes in {path} are zero: they point nowhere. Attach again.")
-    head = PrototypeHead(
-        prototypes.shape[1],
-        prototypes.shape[0],
-        prototypes_per_token,
-        scale=scale.item(),
-        weights=weights,
-    )
+    try:
+        tensors = load_file(str(path))
+        prototypes, scale = tensors["prototypes"], tensors["scale"].item()
+    except (KeyError, RuntimeError, SafetensorError) as error:
+        raise FormatError(f"the head {path} cannot be read: {error}.") from error
+    if prototypes.ndim != 2 or not torch.isfinite(prototypes).all() or not prototypes.any():
+        raise FormatError(f"{path} must hold finite prototypes [K, d], not all zero. Attach again.")
+    count, width = prototypes.shape
+    head = PrototypeHead(width, count, prototypes_per_token, scale=scale, weights=weights)
     with torch.no_grad():
         head.prototypes.copy_(prototypes)
     return head.eval().requires_grad_(False)
 
 
 def _check_belongs(sidecar: Sidecar, model: nn.Module, directory: Path) -> None:
-    weight = weight_of(model)
-    if sidecar.head.width != weight.shape[1]:
-        raise FormatError(
-            f"the prototypes in {directory} have width {sidecar.head.width}, and the model's "
-            f"output embedding has {weight.shape[1]}: they do not belong together."
-        )
-    base = sidecar.base
+    weight, base = weight_of(model), sidecar.base
     # The same numbers in a wider type, or those in bfloat16 where the head was made for wider ones.
     types = (weight.dtype, torch.float32, torch.bfloat16, torch.float16)
     narrow = weight.dtype == torch.bfloat16 and fingerprints.of_tensor(weight) == base.bfloat16
-    if not narrow and all(fingerprints.of_tensor(weight.to(t)) != base.fingerprint for t in types):
-        raise FormatError(
-            f"the output embedding of the model in {directory} is not the one its prototypes were "
-            "trained with. Put the original weights back, or train the head again."
-        )
+    if narrow or any(fingerprints.of_tensor(weight.to(t)) == base.fingerprint for t in types):
+        return
+    raise FormatError(
+        f"the output embedding of the model in {directory}, {list(weight.shape)}, is not the one "
+        f"its prototypes of width {sidecar.head.width} were trained with. Put the original weights "
+        "back, or train the head again."
+    )

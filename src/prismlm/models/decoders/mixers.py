@@ -21,11 +21,7 @@ def has_mixers(model: nn.Module) -> bool:
 
 
 def mixers_of(model: nn.Module) -> tuple[PrototypeMixer, ...]:
-    """Return the mixer of each layer, first to last.
-
-    Raises:
-        InputError: the model has none.
-    """
+    """Return the mixer of each layer, first to last; raise InputError if there is none."""
     found = tuple(module for module in model.modules() if isinstance(module, PrototypeMixer))
     if not found:
         kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
@@ -37,11 +33,7 @@ def mixers_of(model: nn.Module) -> tuple[PrototypeMixer, ...]:
 
 
 def chosen_layers(count: int, layers: Iterable[int] | None) -> tuple[int, ...]:
-    """Return the layers asked for, or all of ``count``.
-
-    Raises:
-        InputError: a layer that the model does not have.
-    """
+    """Return the layers asked for, or all of ``count``."""
     chosen = tuple(range(count)) if layers is None else tuple(layers)
     for layer in chosen:
         check_layer(count, layer)
@@ -66,9 +58,6 @@ def half_life(decay: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return −ln 2 / ln β: after how many positions half of what was written is left; float64.
 
     Source: ProtoT, §5.1.
-
-    Raises:
-        InputError: a decay that is not between 0 and 1.
     """
     if not bool(((decay > 0) & (decay < 1)).all()):
         raise InputError("a decay β has a half-life between 0 and 1 only, both excluded.")
@@ -95,10 +84,6 @@ def half_lives(model: nn.Module) -> tuple[Float[Tensor, " R"], ...]:
 def gates_of(
     model: nn.Module, input_ids: Int64[Tensor, "B T"], mask: Tensor | None = None
 ) -> tuple[MixerEvidence, ...]:
-    """Return the gates of each layer from one forward pass, which forms no logits.
-
-    Raises:
-        InputError: the model has no prototype mixer.
-    """
+    """Return the gates of each layer from one forward pass, which forms no logits."""
     mixers_of(model)
     return run_decoder(model, input_ids, mask, output_gates=True).gates
