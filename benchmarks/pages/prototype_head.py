@@ -31,8 +31,6 @@ WHAT = {
     "source": "the source's losses from step 0, random prototypes",
     "source-literal": "the same, read literally",
 }
-# Figures that every table shows, with their digits.
-SHOWN = {"explained_share": 3, "fvu": 3, "agreement": 3, "in_use": 3, "usage_perplexity": 0}
 
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
@@ -50,10 +48,12 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         """Return how far cross-entropies are above the plain model's of the same seed, in %."""
         return [100 * (run[of][key] / plain[seed(run)] - 1) for run in group]
 
+    tried = over_plain([run for run in runs if run["kind"] == "tried"], "prototype_only_ce")
     sweep = [run for run in runs if run["kind"] == "sweep"]
     sizes = [run for run in runs if run["kind"] == "size"]
     same = [run for run in methods["default"] if seed(run) == seed(sizes[0])]
     times = read("prototype_head/step-time-*.json")
+    route, route_cuda = read("route.json"), read("route_cuda.json")
     return {
         "methods": methods,
         "what": WHAT,
@@ -63,17 +63,19 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "over_plain": over_plain,
         "alone": lambda name: f"{fmean(over_plain(methods[name], 'prototype_only_ce')):.2f} %",
         "means": lambda names, key: [fmean(over_plain(methods[name], key)) for name in names],
-        "fvu": lambda names: min(of(methods[name], "fvu") for name in names),
-        "tried": [run for run in runs if run["kind"] == "tried"],
+        "tried_spread": (min(tried), max(tried)),
         "sweep": sorted(sweep, key=lambda run: (_k(run) != 16, _size(run), _k(run))),
         "sizes": sorted([*sizes, *same], key=lambda run: run["parameters"]),
         "times": times,
         "over_the_run": [_over_the_run(methods["default"][0], time) for time in times],
         "values": lambda group, key, of="quality": [run[of][key] for run in group],
         "mean": mean,
-        "shown": SHOWN,
-        "route": read("route.json"),
-        "route_cuda": read("route_cuda.json"),
+        "above": lambda run, of: (
+            f"{100 * (run[of]['prototype_only_ce'] / run['quality']['ce'] - 1):.2f}"
+        ),
+        "route": route,
+        "route_cuda": route_cuda,
+        "routed": _routed(route, route_cuda),
         "gpu": read("prototype_head_gpu/step-time-gpt2-small-16.json"),
         "gpu_prototypes": yaml.safe_load(RECIPE.read_text())["head"]["prototypes"],
     }
@@ -87,9 +89,20 @@ def mean(values: list[float], digits: int, unit: str = "") -> str:
     return f"{fmean(values):.{digits}f} ± {half:.{digits}f}{unit}"
 
 
-def of(group: list[Run], key: str) -> float:
-    """Return the mean of a figure over seeds."""
-    return fmean(run["quality"][key] for run in group)
+def _routed(cpu: Run, gpu: Run) -> list[list[str]]:
+    """Return a row for each shape and figure, with a column for each device and dtype."""
+    goals = {"forward": "≤ 2", "step": "≥ 3", "memory": "≥ 8"}
+    columns = ((cpu, "float32"), (cpu, "bfloat16"), (gpu, "float32"), (gpu, "bfloat16"))
+    found: dict[tuple[str, str], list[str]] = {}
+    for at, (result, dtype) in enumerate(columns):
+        for one in result["results"]:
+            if one.get("dtype", "float32") != dtype or (result is cpu and one.get("threads") == 2):
+                continue
+            ratio = one["ratios"]["product" if one["what"] == "forward" else "dense"]
+            shape = ", ".join(f"{size:,}" for size in one["shape"].values())
+            cells = found.setdefault((shape, one["what"]), ["–"] * len(columns))
+            cells[at] = f"{ratio['median'] if isinstance(ratio, dict) else ratio:.2f} ×"
+    return [[shape, what, goals[what], *cells] for (shape, what), cells in found.items()]
 
 
 def seed(run: Run) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 NAMES = {"llama": "LLaMA", "mamba": "Mamba 2", "deltanet": "DeltaNet", "protot": "ProtoT"}
 # Table 1 of the source: perplexity at 256, 512, 1,024 and 2,048.
 SOURCE = {
@@ -73,36 +71,3 @@ ABLATIONS: dict[str, list[tuple[str, str, float | None]]] = {
         ("beyond-groups", "4 groups", None),
     ],
 }
-
-
-class Claim(NamedTuple):
-    """What the source's figures say: the first row's perplexity is below the second's."""
-
-    said: str
-    first: str
-    second: str
-
-
-CLAIMS = (
-    Claim("The convolution lowers perplexity", "protot", "table-15-no-convolution"),
-    Claim(
-        "… and by more than shared gates do", "table-15-no-shared-gates", "table-15-no-convolution"
-    ),
-    Claim(
-        "… and by more than τ = 3 does",
-        "table-15-layer-0-temperature-1",
-        "table-15-no-convolution",
-    ),
-    Claim("Without all three it is worst", "table-15-no-convolution", "table-15-no-mitigation"),
-    Claim("A convolution of 5 is better than of 4", "protot", "table-16-kernel-4"),
-    Claim("… than of 7", "protot", "table-16-kernel-7"),
-    Claim("α from 1 is better than ReZero's 0", "protot", "table-17-alpha-0.0"),
-    Claim("… than 1.2", "protot", "table-17-alpha-1.2"),
-    Claim("Division by the mass lowers perplexity", "protot", "table-18-no-mass-normalisation"),
-    Claim("32 channels are better than 16", "protot", "table-19-channels-16"),
-    Claim("Dropout lowers ProtoT's perplexity", "protot", "table-20-protot-no-dropout"),
-    Claim("… LLaMA's", "llama", "table-20-llama-no-dropout"),
-    Claim("… LLaMA's, that in attention alone", "llama", "table-20-llama-no-attention-dropout"),
-    Claim("… Mamba's", "mamba", "table-20-mamba-no-dropout"),
-    Claim("… DeltaNet's", "deltanet", "table-20-deltanet-no-dropout"),
-)
