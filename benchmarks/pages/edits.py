@@ -32,10 +32,12 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
         "groups": [row for row in rows if row["words"] in removed],
         "recognised": recognised,
         "average": average,
-        "moving": moving,
         "by_subject": by_subject,
         "kinds": KINDS,
-        "of_kind": of_kind,
+        "curve": [
+            (f"{one['strength']:.0%}", f"{one['repeated']:+.1%}", f"{one['within']:.0%}")
+            for one in result["curve"]
+        ],
     }
 
 
@@ -53,14 +55,3 @@ def by_subject(rows: list[Row]) -> dict[str, list[Row]]:
     """Return the texts by their subject, in the order of the alphabet."""
     names = sorted({row["words"] for row in rows})
     return {name: [row for row in rows if row["words"] == name] for name in names}
-
-
-def moving(rows: list[Row]) -> list[str]:
-    """Return the prompts at which an edit of a category brings more of its words."""
-    return [
-        row["prompt"]
-        for own in by_subject(rows).values()
-        for plain in [{row["prompt"]: row["telling"] for row in of_kind(own, "plain")}]
-        for row in of_kind(own, "edited")
-        if row["telling"] > plain[row["prompt"]]
-    ]

@@ -17,24 +17,15 @@ GRADIENTS = ("last-layer K-FAC", "gradient cosine", "gradient, diagonal Fisher")
 MEANING = {
     "random": "control: documents at random",
     "count of the token": "control: how often the predicted token comes next",
-    "bm25": "BM25 (the text and the predicted token)",
+    "bm25": "BM25 of the text and the predicted token",
     "nearest states": "nearest hidden states, whatever came next",
-    "nearest with the same token": "the predicted token came next, nearest state",
-    "last-layer K-FAC": "influence by the output layer alone, K-FAC",
-    "gradient cosine": "cosine of gradients, all weights",
-    "gradient, diagonal Fisher": "product of gradients over the diagonal Fisher, all weights",
+    "nearest with the same token": "nearest state before the same token",
+    "last-layer K-FAC": "influence through the output layer, K-FAC",
+    "gradient cosine": "gradient cosine, all weights",
+    "gradient, diagonal Fisher": "gradient product over the diagonal Fisher, all weights",
     "Bergson EK-FAC": "Bergson's EK-FAC",
     "Bergson TrackStar": "Bergson's TrackStar",
-    "Bergson gradient cosine": "Bergson's cosine of gradients",
-}
-REST = {
-    "cells=1": "the one cell with the most evidence",
-    "cells=4": "the four cells with the most evidence",
-    "signed": "other next tokens count against",
-    "doubt=1": "what the model was sure of counts less",
-    "whitened=1": "states whitened",
-    "by_prototype": "each prototype's evidence kept within its cell",
-    "same=10": "what is after the same token counts ten times, as in `explain`",
+    "Bergson gradient cosine": "Bergson's gradient cosine",
 }
 
 
@@ -44,7 +35,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         read(f"attribution_{name}.json") for name in ("datamodels", "forgetting", "ekfac_time")
     )
     tool, later = read("attribution_bergson.json"), read("attribution_removed.json")
-    asked = {name: len(one["qld"]["each"]) for name, one in tool["methods"].items() if "qld" in one}
     methods, chosen = lds["methods"], best_choice(lds)
     judged = _with_more(tool["methods"], later["methods"])
     other = ~np.array(lds["searched"])
@@ -55,29 +45,18 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         for name, values in rivals.items()
     }
     least = min(beaten, key=lambda name: beaten[name]["mean"])
-    shared = [name for name in judged if name in methods]
     return {
         "lds": lds,
         "chosen": chosen,
         "methods": methods,
         "product": PRODUCT,
-        "temperature": f"{TEMPERATURE:g}",
         "least": MEANING[least],
         "over_least": beaten[least],
-        "random_states": f"random states {chosen.split()[1]}",
         "shown": _shown(methods, chosen),
         "less_resampled": lambda name: _less_resampled(methods, chosen, name),
         "resampled_error": lambda name: float(np.std(methods[name]["resampled"], ddof=1)),
-        "tried": _tried(methods),
         "judged": judged,
         "tool": tool,
-        "later": later,
-        "asked": asked,
-        "removed": " ".join(f'"{name}"' for name in later["methods"]),
-        "ours_words": " ".join(f'"{name}"' for name in judged if not name.startswith("Bergson")),
-        "apart": max(
-            abs(judged[name]["lds"]["mean"] - methods[name]["all"]["mean"]) for name in shared
-        ),
         "lost": lost,
         "lost_each": {n: np.array(m["each"]).mean(1) for n, m in lost["methods"].items()},
         "time": time,
@@ -121,15 +100,6 @@ def _less_resampled(methods: Row, chosen: str, name: str) -> dict[str, float]:
     return {"mean": difference, "error": float(apart.std(ddof=1))}
 
 
-def _tried(methods: Row) -> list[tuple[str, str]]:
-    """Return what else was tried at T 0.2, by what it is called."""
-    return [
-        (REST[last] + (", every position" if "cells=all" in name else ""), name)
-        for name in methods
-        if name.startswith("evidence T=0.2") and (last := name.split()[-1]) in REST
-    ]
-
-
 def name_of(name: str) -> str:
     """Return what a method is called on the page."""
     if name in MEANING:
@@ -137,9 +107,8 @@ def name_of(name: str) -> str:
     kind, temperature, *rest = name.replace("random states", "random").split()
     temperature = temperature.replace("=", " ")
     if kind in ("explain", "alone"):
-        chosen = "as it comes" if name == PRODUCT else "each prediction alone"
-        return f"**`explain`** from cells on disk, {temperature}, {chosen}"
+        return "**`explain`**" if name == PRODUCT else "`explain`, each prediction alone"
     if kind == "random":
         return f"control: random states as prototypes, {temperature}"
-    where = {"cells=16": "16 cells", "cells=all": "every position"} | REST
+    where = {"cells=16": "16 cells", "cells=all": "every position"}
     return f"evidence by position, {temperature}, {', '.join(where.get(p, p) for p in rest)}"
