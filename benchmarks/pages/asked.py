@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.attribution.asked import ORDERS, PASSAGES, questions
-from benchmarks.corpus.demo_pairs import FEWEST, PER_TOPIC
 from prismlm.demo.prompts import ABSENT
 from prismlm.eval.judging.judges import wilson
 from prismlm.explain.shares import WORTH_SHOWING
@@ -34,12 +33,6 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
         "all_stated": [row for row in rows if row.get("states_the_facts")],
         "share": share,
         "ranked": ranked,
-        "ahead": {
-            order: sum(
-                (row["rank"]["prismlm"] == 1) - (row["rank"][order] == 1) for row in answered
-            )
-            for order in ORDERS[1:]
-        },
         "supported": supported,
         "of_subject": of_subject,
         "right": right,
@@ -49,7 +42,6 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
             for by in ("reader", "embedded")
         },
         "chosen_on": len(questions("choose")),
-        "per_subject": (FEWEST, PER_TOPIC),
         "worth_showing": WORTH_SHOWING,
         "orders": ORDERS,
         "passages": PASSAGES,

@@ -31,7 +31,6 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
         "found": found,
         "less": {name: _less(found["explain"], one) for name, one in found.items()},
         "behind": behind,
-        "turned": _less(behind["explain"], behind["alone"])["own share"],
         "trust": _trust(result),
         "by_domain": _by_domain(result, found["explain"]),
         "interval": _interval,
@@ -50,11 +49,11 @@ def _less(one: Any, other: Any) -> dict[str, str]:
 
 def _signed(found: dict[str, float]) -> str:
     low, high = found["low"], found["high"]
-    verdict = "above" if low > 0 else "**below**" if high < 0 else "**not shown to differ**"
-    return f"{found['difference']:+.3f} ({low:+.3f} to {high:+.3f}), {verdict}"
+    text = f"{found['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+    return f"**{text}**" if low > 0 or high < 0 else text
 
 
-def _trust(result: dict[str, Any]) -> list[tuple[float, float, int, float, float]]:
+def _trust(result: dict[str, Any]) -> list[list[str]]:
     """Return how often the domain with the largest share is the text's own, by that share."""
     own = np.array([result["domains"].index(name) for name in result["own"]])
     shares = np.array(result["shares"]["explain"])
@@ -62,22 +61,28 @@ def _trust(result: dict[str, Any]) -> list[tuple[float, float, int, float, float
     largest, right = shares.max(1), shares.argmax(1) == own
     rows = {(low, high): (largest > low) & (largest <= high) for low, high in pairwise(LEVELS)}
     return [
-        (low, high, int(some.sum()), float(largest[some].mean()), float(right[some].mean()))
+        [
+            f"{low:.0%} to {high:.0%}",
+            str(some.sum()),
+            f"{largest[some].mean():.0%}",
+            f"{right[some].mean():.0%}",
+        ]
         for (low, high), some in rows.items()
         if some.any()
     ]
 
 
-def _by_domain(result: dict[str, Any], said: Any) -> list[tuple[str, int, float, int, str]]:
+def _by_domain(result: dict[str, Any], said: Any) -> list[list[str]]:
     own, names = np.array(result["own"]), result["domains"]
     shares = np.array(result["shares"]["explain"])
     shares /= shares.sum(1, keepdims=True)
     chosen = (shares / shares.mean(0)).argmax(1)
-    found: list[tuple[str, int, float, int, str]] = []
+    found: list[list[str]] = []
     for place, name in enumerate(names):
         rows = np.flatnonzero(own == name).tolist()
         wrong = [names[at] for at in chosen[rows].tolist() if at != place]
         taken = max(sorted(set(wrong)), key=wrong.count) if wrong else "–"
-        share = float(np.mean([said.own_shares[row] for row in rows]))
-        found.append((name, len(rows), share, sum(said.hits[row] for row in rows), taken))
+        share = np.mean([said.own_shares[row] for row in rows])
+        hits = sum(said.hits[row] for row in rows)
+        found.append([name, f"{share:.3f}", f"{hits} of {len(rows)}", taken])
     return found
