@@ -189,6 +189,7 @@ def prototype_only_losses(
         sample: of :meth:`VocabularySample.draw`, that the KL is taken over; None: all tokens.
     """
     kept = states.mask if states.labels is None else states.labels != NO_LABEL
+    counts = None
     losses: dict[str, Tensor] = {}
     logits = None
     if (weights.prototype_only_ce and states.labels is not None) or sample is None:
@@ -199,16 +200,15 @@ def prototype_only_losses(
     if weights.prototype_only_kl:
         if sample is not None:
             # Forming the target's logits anew is faster than gathering them from all V columns.
-            tokens, log_counts = sample
+            tokens, counts = sample
             some = output_map.of_tokens(tokens)
-            target = some(states.z.detach()).float() + log_counts
-            logits = some(reconstruction).float() + log_counts
+            target, logits = some(states.z.detach()), some(reconstruction)
         elif states.embedded is None:
             raise InputError("prototype_only_kl needs what the model's output embedding gave.")
         else:
             target = output_map.logit_map(states.embedded.detach())
         assert logits is not None
-        losses["prototype_only_kl"] = _mean(divergence(target, logits), kept)
+        losses["prototype_only_kl"] = _mean(divergence(target, logits, counts), kept)
     return losses
 
 
@@ -295,7 +295,11 @@ def _counts(batch: dict[str, Tensor], positions: Tensor | None) -> Int64[Tensor,
     return torch.stack([one.sum() for one in counted])
 
 
-def divergence(target: Float[Tensor, "N V"], logits: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
+def divergence(
+    target: Float[Tensor, "N V"],
+    logits: Float[Tensor, "N V"],
+    log_counts: Float[Tensor, " V"] | None = None,
+) -> Float[Tensor, " N"]:
     """Return KL(p ‖ q) per row, p = softmax(target), q = softmax(logits), in nats.
 
         KL = Σ_v p_v (target_v − logits_v) − lse(target) + lse(logits)        ∂KL/∂logits = q − p
@@ -307,6 +311,7 @@ def divergence(target: Float[Tensor, "N V"], logits: Float[Tensor, "N V"]) -> Fl
     Args:
         target: logits of the prediction to come close to.
         logits: of the prediction that is measured.
+        log_counts: added to both, the logarithm of how many tokens each stands for.
 
     Raises:
         InputError: shapes that differ.
@@ -318,7 +323,7 @@ def divergence(target: Float[Tensor, "N V"], logits: Float[Tensor, "N V"]) -> Fl
         )
     return cast(
         "Tensor",
-        _Divergence.apply(target.detach(), logits),  # pyright: ignore[reportUnknownMemberType]
+        _Divergence.apply(target.detach(), logits, log_counts),  # pyright: ignore[reportUnknownMemberType]
     )
 
 
@@ -326,7 +331,7 @@ class _Divergence(torch.autograd.Function):
     """Forms the gradient in the forward pass, while p and q are at hand."""
 
     @staticmethod
-    def forward(ctx: Any, target: Tensor, logits: Tensor) -> Tensor:
+    def forward(ctx: Any, target: Tensor, logits: Tensor, log_counts: Tensor | None) -> Tensor:
         n, vocabulary = logits.shape
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         found = torch.empty(n, dtype=dtype, device=logits.device)
@@ -335,6 +340,8 @@ class _Divergence(torch.autograd.Function):
         for start in range(0, n, rows):
             tile = slice(start, start + rows)
             ours, theirs = logits[tile].to(dtype), target[tile].to(dtype)
+            if log_counts is not None:
+                ours, theirs = ours + log_counts, theirs + log_counts
             q, p = ours.softmax(-1), theirs.softmax(-1)
             # The largest probability gives the log of the sum without another exponential.
             normaliser = ours.amax(-1) - q.amax(-1).log() - theirs.amax(-1) + p.amax(-1).log()
@@ -344,7 +351,7 @@ class _Divergence(torch.autograd.Function):
         return found
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor, None]:
         """Return (q − p) times the gradient of each row."""
         (difference,) = ctx.saved_tensors
-        return None, difference * grads[0][:, None].to(difference.dtype)
+        return None, difference * grads[0][:, None].to(difference.dtype), None
