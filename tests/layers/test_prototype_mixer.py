@@ -246,7 +246,7 @@ def test_wrong_settings_say_what_is_wrong():
     for width in (0, 5):
         layer = mixer(convolution_width=width)
         state = layer(torch.randn(2, 3, WIDTH)).state
-        with pytest.raises(InputError, match="of another batch or|from another batch or"):
+        with pytest.raises(InputError, match=r"of another batch or|from another batch or"):
             layer(torch.randn(3, 3, WIDTH), state=state)
     layer = mixer()
     state = layer(torch.randn(2, 3, WIDTH)).state
