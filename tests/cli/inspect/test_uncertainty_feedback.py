@@ -141,7 +141,7 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
         *COMMAND, gpt2, "--text", "The river carries stones. " * 40, "--tokens", 200
     )
     assert "give one of them" in refused(*COMMAND, gpt2, "--text", "a", "--corpus", corpus.path)
-    assert "expected 'passes' or 'recursion'" in refused(*COMMAND, gpt2, "--signal", "magic")
+    assert "not one of 'passes', 'recursion'" in refused(*COMMAND, gpt2, "--signal", "magic")
     assert "passes is 0" in refused(*COMMAND, gpt2, "--passes", 0)
     assert "the seed is -1: expected a whole number from 0 on" in refused(
         *COMMAND, gpt2, "--seed", -1
