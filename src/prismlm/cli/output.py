@@ -184,7 +184,7 @@ def _fact(name: str, value: Any) -> str:
     """Return a figure as people read it; the end of its name may say in which unit it is."""
     value = as_json(value)
     if isinstance(value, Mapping):
-        value = {key: one for key, one in value.items() if one not in (None, [], "", 0.0)}
+        value = {key: one for key, one in value.items() if one not in (None, [], "")}
         inner = (f"{key.replace('_', ' ')} {_fact(key, one)}" for key, one in value.items())
         return f"({', '.join(inner)})"
     if isinstance(value, list):
