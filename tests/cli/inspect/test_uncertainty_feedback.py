@@ -147,10 +147,9 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
         *COMMAND, gpt2, "--seed", -1
     )
     for temperature in ("nan", "inf", -0.1):
-        assert f"the temperature is {temperature}: expected 0 or more" in refused(
-            *COMMAND, gpt2, "--temperature", temperature
-        )
-    assert "--split is 'some'" in refused(*COMMAND, gpt2, "--split", "some")
+        message = refused(*COMMAND, gpt2, "--temperature", temperature)
+        assert f"temperature is {temperature}: expected" in message
+    assert "'some'" in refused(*COMMAND, gpt2, "--split", "some")
     assert "expected 1 to 9" in refused(
         *COMMAND, gpt2, *FAST, "--split", "all", "--check", "hedging", "--steps", 10
     )
