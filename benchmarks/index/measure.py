@@ -31,7 +31,7 @@ from prismlm.corpus.windows import block_passes, read_block
 from prismlm.files import read_json, write_json
 from prismlm.index import scan as index_scan
 from prismlm.index.build import IndexOptions, build_index
-from prismlm.index.states import predicting
+from prismlm.index.states import predicting, states_of
 from prismlm.index.suffixes import has_suffixes
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint
@@ -103,13 +103,12 @@ def measure_ratio(
                 plain(**inputs)
                 with_logits = time.process_time()
                 owned = predicting(batch, text)
-                states = index_scan._states(given, batch, owned, None)
+                states = states_of(plain, batch, owned, bf16=bf16)
                 scan.tokens += index_scan.scan_pass(scan, given, batch, owned, states)
                 indexed = time.process_time()
                 seconds.append((alone - began, with_logits - alone, indexed - with_logits))
             slot += 1
         began = time.process_time()
-        scan.settle()
         scan.spool.flush()
         settling = time.process_time() - began
     times = np.array(seconds[WARM_UP:])

@@ -151,15 +151,6 @@ def test_text_around_a_context_is_the_documents_own(lens, sample_corpus):
         assert row["source"] == sample_corpus.column("source")[document]
 
 
-def test_routed_and_activation(lm, lens):
-    index = pq.read_table(lens / layout.INDEX_FILE).to_pylist()
-    scale = float(lm.head.scale)
-    for row in index:
-        assert row["activation"] == pytest.approx(max(0.0, scale * row["cosine"]), abs=1e-5)
-    # The best context of a prototype that is used at all is nearly always one it is used for.
-    assert any(row["routed"] for row in index)
-
-
 def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
     lm, few, lens_of_few, tmp_path
 ):
@@ -181,40 +172,12 @@ def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
         build_index(lm.model, lm.head, few, tmp_path / "parts", OPTIONS, part)
 
 
-def test_without_text(lm, few, tmp_path):
-    options = IndexOptions(
-        contexts=2, window=WINDOW, stride=WINDOW, split="heldout", with_text=False
-    )
-    out = build_index(lm.model, lm.head, few, tmp_path / "offsets", options)
-    table = pq.read_table(out / layout.INDEX_FILE)
-    assert table["token"].null_count == table.num_rows
-    assert table["position"].null_count == 0
-
-
-def test_every_prototype_has_a_row_and_a_name(lm, lens):
-    prototypes = pq.read_table(lens / layout.PROTOTYPES_FILE).to_pylist()
-    assert [row["prototype"] for row in prototypes] == list(range(lm.head.num_prototypes))
-    assert all(row["name"] for row in prototypes)
-
-
-def test_an_existing_lens_is_kept(lm, lens, sample_corpus):
-    with pytest.raises(InputError, match="--overwrite"):
-        build_index(lm.model, lm.head, sample_corpus, lens, OPTIONS)
-
-
 def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("irreplaceable")
     with pytest.raises(InputError, match="not a lens"):
         build_index(lm.model, lm.head, sample_corpus, tmp_path / "thesis", OPTIONS, overwrite=True)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
-
-
-def test_a_window_longer_than_the_model_reads(lm, sample_corpus, tmp_path):
-    with pytest.raises(InputError, match="does not fit"):
-        build_index(
-            lm.model, lm.head, sample_corpus, tmp_path / "x", IndexOptions(window=4096, stride=8)
-        )
 
 
 def test_a_stale_lens_is_refused(tiny_model, tmp_path):

@@ -1,6 +1,5 @@
 """Signals, full disks, two writers and damaged files: what they leave of an index."""
 
-import json
 import os
 import random
 import shutil
@@ -126,8 +125,7 @@ def test_a_full_disk_leaves_nothing_half_written(corpus, model, straight, tmp_pa
     ):
         build_index(*model, corpus, out, OPTIONS, Shard(2, 3) if part else None, progress=full)
     assert not out.exists()
-    left = {path.name for path in tmp_path.rglob("*") if path.name.endswith((".tmp", ".lock"))}
-    assert left <= {".lock"}
+    assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".lock")]
     assert Parts(out, 3).complete() == [0, 1, 2][: part * 3]
     again = build_index(*model, corpus, out, OPTIONS, Shard(2, 3) if part else None)
     assert_same_lens(straight, again)
@@ -171,25 +169,11 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
         for options in ({}, {"overwrite": True}):
             with pytest.raises(InputError, match=f"written to by another process, {child}"):
                 build_index(*model, corpus, out, OPTIONS, **options)
-        with pytest.raises(InputError, match=rf"written to by another process.*{child}"):
-            build_index(*model, corpus, out, replace(OPTIONS, contexts=2), overwrite=True)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
-
-
-def test_parts_are_not_discarded_while_the_lens_is_written(corpus, model, straight, tmp_path):
-    out = tmp_path / "lens"
-    all_parts_but_no_lens(corpus, model, out)
-
-    def another():
-        with pytest.raises(InputError, match="another process"):
-            build_index(*model, corpus, out, replace(OPTIONS, contexts=5), overwrite=True)
-
-    written = build_index(*model, corpus, out, OPTIONS, progress=StopAfter(1, another))
-    assert_same_lens(straight, written)
 
 
 def test_parts_that_begin_together_discard_another_run_once(corpus, model, straight, tmp_path):
@@ -212,13 +196,3 @@ def test_a_state_that_is_not_finite_leaves_nothing(corpus, model, tmp_path):
     with pytest.raises(InputError, match="not finite"):
         build_index(broken, head, corpus, tmp_path / "lens", OPTIONS)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_convergence_counts_every_token(corpus, straight):
-    meta = json.loads((straight / "meta.json").read_text())
-    curve = meta["convergence"]
-    assert curve[-1]["tokens"] == meta["tokens"]
-    assert curve[-1]["share"] == 1.0
-    values = [point["mean_nearest_cosine"] for point in curve]
-    assert values == sorted(values)
-    assert values[0] < values[-1]

@@ -14,7 +14,7 @@ from prismlm.errors import FormatError
 from prismlm.index import layout, sort_cells
 from prismlm.index.cells import Cells
 from prismlm.index.positions import quantise, record_type
-from prismlm.index.sort_cells import Spool, stretches, write_cells, write_documents
+from prismlm.index.sort_cells import Spool, in_order, write_cells, write_documents
 from prismlm.progress import SILENT
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
@@ -92,21 +92,6 @@ def test_beside_a_token_is_all_else_of_its_cell(opened):
         assert len(expected) < 100
 
 
-def test_what_does_not_occur_has_an_empty_range(tmp_path):
-    records = random_records(3)
-    records["cell"], records["token"] = [0, 4, 4], [6, 0, 0]
-    cells = Cells(tmp_path / "lens", write(tmp_path / "lens", records, []))
-    first, last = cells.ranges(np.array([0, 0, 4, 4, 9]), np.array([6, 5, 0, 6, 0]))
-    assert (last - first).tolist() == [1, 0, 2, 0, 0]
-
-
-def test_no_positions_at_all(tmp_path):
-    cells = Cells(tmp_path / "lens", write(tmp_path / "lens", random_records(0), []))
-    first, last = cells.ranges(np.array([0, 1]), np.array([0, 1]))
-    assert len(cells) == 0
-    assert (last - first).tolist() == [0, 0]
-
-
 @given(
     cuts=st.lists(st.integers(0, 150), max_size=6).map(sorted),
     seed=st.integers(0, 100),
@@ -122,12 +107,6 @@ def test_neither_runs_nor_memory_change_a_byte(tmp_path_factory, cuts, seed, mem
     assert one == many
     for name in layout.CELL_FILES:
         assert (root / "one" / name).read_bytes() == (root / "many" / name).read_bytes(), name
-
-
-def test_stretches_cover_every_cell_once_and_are_as_small_as_asked():
-    counts = np.array([3, 0, 2, 9, 1, 1])
-    found = list(stretches(counts, 4))
-    assert found == [(0, 2), (2, 3), (3, 4), (4, 6)]
 
 
 def test_states_are_within_half_a_step_of_a_code():
@@ -174,17 +153,13 @@ def test_a_truncated_file_is_refused(opened, name):
         Cells(directory, meta)
 
 
-def test_another_codec_or_record_is_refused(opened):
-    directory, meta, _ = opened
-    with pytest.raises(FormatError, match="'pq7'"):
-        Cells(directory, meta | {"codes": "pq7"})
-    with pytest.raises(FormatError, match=layout.CELL_CENTRES_FILE):
-        Cells(directory, meta | {"codes": "pq"})
-    with pytest.raises(FormatError, match=layout.CELLS_FILE):
-        Cells(directory, meta | {"position_bytes": 4})
-    with pytest.raises(FormatError, match=layout.CELLS_FILE):
-        Cells(directory, meta | {"width": WIDTH + 1})
-    with pytest.raises(FormatError, match="other lengths"):
-        Cells(directory, meta | {"rows": 399})
-    with pytest.raises(FormatError, match="unexpected"):
-        Cells(directory, meta | {"unexpected": 1})
+def test_records_are_written_as_sorted_runs_when_there_are_many(tmp_path, monkeypatch):
+    records = random_records(30)
+    monkeypatch.setattr(sort_cells, "SORT_BYTES", 12 * records.itemsize)
+    spool = Spool(tmp_path / "spool", WIDTH)
+    for part in np.split(records, 6):
+        spool.add(part)
+    assert spool.runs == [15, 15]
+    again = Spool(tmp_path / "spool", WIDTH, spool.runs)
+    for run, expected in zip(again.opened(), np.split(records, 2), strict=True):
+        np.testing.assert_array_equal(run, in_order([expected], expected.dtype))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.index.codes import PARTS, ProductCodes, check_codes, parts_of
@@ -60,14 +60,6 @@ def test_codes_take_a_quarter_and_are_near(tmp_path):
     np.testing.assert_array_equal(cells.positions(0, 9), exact.positions(0, 9))
 
 
-def test_a_lens_in_larger_parts_is_read_again(tmp_path):
-    meta = write(tmp_path / "lens", random_records(400), [100], codes="pq12")
-    cells = Cells(tmp_path / "lens", meta)
-    assert cells.records(np.arange(3)).dtype["code"].shape == (1,)
-    with pytest.raises(FormatError, match=layout.CELL_CENTRES_FILE):
-        Cells(tmp_path / "lens", meta | {"codes": "pq"})
-
-
 def test_runs_change_no_byte_of_them(tmp_path):
     records = random_records(500)
     order = np.random.default_rng(0).permutation(500)
@@ -87,19 +79,8 @@ def test_few_positions_or_none(tmp_path):
         assert torch.isfinite(found).all()
 
 
-def test_changed_centres_are_refused(tmp_path):
-    meta = write(tmp_path / "lens", random_records(50), [], codes="pq")
-    centres = tmp_path / "lens" / layout.CELL_CENTRES_FILE
-    centres.write_bytes(centres.read_bytes()[:-4])
-    with pytest.raises(FormatError, match=layout.CELL_CENTRES_FILE):
-        Cells(tmp_path / "lens", meta)
-
-
-def test_another_name_or_a_missing_library_is_refused(monkeypatch):
-    check_codes("int8")
-    check_codes("pq")
-    with pytest.raises(InputError, match="'int8' or 'pq'"):
-        check_codes("int4")
+def test_a_missing_library_is_refused(monkeypatch):
+    assert check_codes("int8") == "int8"
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(InputError, match=r"prismlm\[pq\]"):
         check_codes("pq")

@@ -76,23 +76,3 @@ def test_a_corpus_that_was_moved_is_found_again(tiny_model, tiny_corpus, small_c
     shutil.rmtree(copy / "lens")
     with pytest.raises(prismlm.errors.InputError, match="has no lens"):
         prismlm.load(copy, corpus=moved)
-
-
-def test_a_sample_of_the_positions_and_a_lens_without_text_give_none(tiny_model, tmp_path):
-    copy = shutil.copytree(tiny_model, tmp_path / "model")
-    lens = copy / "lens" / "sample"
-    change_meta(lens, corpus_path="/gone", with_text=False)
-    assert prismlm.load(copy).lens.readable is None
-    change_meta(lens, with_text=True)
-    opened = prismlm.load(copy).lens
-    assert opened.sentence(5) is not None
-    opened = prismlm.load(copy).lens
-    opened.tokenizer = None
-    assert opened.sentence(5) is None
-    for path in lens.glob("suffixes-*"):
-        path.unlink()
-    change_meta(lens)
-    opened = prismlm.load(copy).lens
-    assert opened.sentence(5) is not None
-    change_meta(lens, cells=opened.meta.cells | {"share": 0.5})
-    assert prismlm.load(copy).lens.readable is None

@@ -10,8 +10,8 @@ import torch
 import prismlm
 from prismlm.corpus import Corpus
 from prismlm.corpus.pieces import token_alone
-from prismlm.index import layout, signatures
-from prismlm.index.signatures import signatures_of, tokens_seen, top_signatures
+from prismlm.index import layout
+from prismlm.index.signatures import signatures_of, top_signatures
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +91,6 @@ def test_a_lens_has_what_the_equation_says(lm, tiny_model, corpus):
         texts = [token_alone(lm.tokenizer, token) for token in expected]
         assert rows[number]["top_tokens"] == texts
         assert rows[number]["top_values"] == pytest.approx([raised[t] for t in expected], rel=1e-3)
-
-
-def test_tokens_are_counted_whole_and_in_parts(corpus, monkeypatch):
-    ids = corpus.tokens(0, corpus.num_tokens).tolist()
-    vocabulary, seen = max(ids) + 3, Counter(ids)
-    found = tokens_seen(corpus, vocabulary)
-    assert found.tolist() == [seen[token] for token in range(vocabulary)]
-    monkeypatch.setattr(signatures, "TOKENS_AT_ONCE", 1000)
-    assert np.array_equal(tokens_seen(corpus, vocabulary), found)
 
 
 def test_bytes_that_are_no_character_are_named(lm):

@@ -6,20 +6,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.index import suffixes as module
 from prismlm.index.suffixes import (
-    FILES,
-    ORDER_FILE,
     Suffixes,
     has_suffixes,
-    parts_of,
     write_suffixes,
 )
 from tests.helpers.records import RECORDS, write_jsonl
@@ -57,29 +53,12 @@ def test_every_sequence_is_found_where_it_stands(texts, asked, dtype, part):
             assert count == (len(corpus.places(wanted[:length], "train")) if length else 0)
 
 
-def test_a_hand_written_example(written):
-    suffixes = Suffixes.open(written)
-    assert suffixes.count([5, 6]) == 4
-    assert suffixes.find([5, 6, 7], 9).tolist() == [0, 11]
-    assert suffixes.longest_prefix([6, 7, 5, 6, 9, 9])[0] == 5
-    assert suffixes.longest_prefix([4, 5])[0] == 0
-    assert len(suffixes) == 14
-    assert repr(suffixes) == f"Suffixes('{written}', 14 tokens, 4 documents)"
-
-
 def test_no_match_goes_beyond_a_document(written):
     suffixes = Suffixes.open(written)
     assert suffixes.count([6, END]) == suffixes.count([END]) == suffixes.count([]) == 0
     assert suffixes.longest_prefix([5, 6, END, 6, 7])[0] == 2
     # Side by side in the copy, with an end between them that no query has.
     assert suffixes.count([6, 6]) == 0
-
-
-@pytest.mark.parametrize("token", [-1, 2**16, 2**40])
-def test_tokens_that_cannot_be_stored_stand_nowhere(written, token):
-    suffixes = Suffixes.open(written)
-    assert suffixes.count([token]) == 0
-    assert suffixes.longest_prefix([5, token]) == (1, suffixes.count([5]))
 
 
 @pytest.mark.parametrize("large", [255, 256, 2**16, 2**24, 2**31])
@@ -89,52 +68,6 @@ def test_tokens_of_any_width(tmp_path, large):
     suffixes = Suffixes.open(tmp_path)
     assert suffixes.find([large], 9).tolist() == [1, 4]
     assert suffixes.count([large, large + 1]) == suffixes.count([large, 1]) == 1
-
-
-def test_a_long_text_is_found_to_its_end(tmp_path):
-    text = np.random.default_rng(0).integers(1, 4, 300).tolist()
-    write_suffixes(tmp_path, TokenCorpus([text]), "all")
-    suffixes = Suffixes.open(tmp_path)
-    for length in (31, 32, 33, 64, 300):
-        assert suffixes.longest_prefix(text[:length]) == (length, suffixes.count(text[:length]))
-    assert suffixes.longest_prefix([*text[:100], 9])[0] == 100
-
-
-def test_another_run_changes_no_byte(tmp_path):
-    corpus = TokenCorpus(DOCUMENTS, END)
-    write_suffixes(tmp_path, corpus, "all")
-    before = {name: (tmp_path / name).read_bytes() for name in FILES}
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
-    write_suffixes(tmp_path, corpus, "all")
-    assert {name: (tmp_path / name).read_bytes() for name in FILES} == before
-
-
-def test_parts_are_whole_documents_as_large_as_fits(monkeypatch):
-    monkeypatch.setattr(module, "PART", 10)
-    firsts = np.array([0, 4, 8, 11, 31, 33])
-    # 4 + 4 fit and 3 more do not; a document of 20 stands alone; the rest fits.
-    assert parts_of(firsts, 40) == [(0, 8), (8, 11), (11, 31), (31, 40)]
-    assert parts_of(np.array([0]), 100) == [(0, 100)]
-
-
-def test_places_of_eight_bytes(written, monkeypatch):
-    before = np.load(written / ORDER_FILE, mmap_mode="r").tolist()
-    monkeypatch.setattr(module, "LARGEST_SHORT", 3)
-    write_suffixes(written, TokenCorpus(DOCUMENTS, END), "all")
-    order = np.load(written / ORDER_FILE, mmap_mode="r")
-    assert (order.dtype, order.tolist()) == (np.int64, before)
-    assert Suffixes.open(written).find([5, 6, 7], 9).tolist() == [0, 11]
-
-
-def test_documents_without_text(tmp_path):
-    write_suffixes(tmp_path, TokenCorpus([[], []], END), "all")
-    suffixes = Suffixes.open(tmp_path)
-    assert (len(suffixes), suffixes.count([5]), suffixes.longest_prefix([5])) == (0, 0, (0, 0))
-
-
-def test_an_empty_split_is_refused(tmp_path):
-    with pytest.raises(InputError, match="no documents in its heldout split"):
-        write_suffixes(tmp_path, TokenCorpus(DOCUMENTS), "heldout")
 
 
 @pytest.fixture(scope="module")
@@ -169,18 +102,3 @@ def test_without_the_package_a_lens_has_none_and_says_how_to_add_it(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match=r"pip install 'prismlm\[verbatim\]'.*prismlm index"):
         Suffixes.open(tmp_path)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("how", ["missing", "empty", "cut off", "other", "of another lens"])
-def test_damage_is_noticed_when_it_is_opened(written, name, how):
-    file = written / name
-    content = file.read_bytes()
-    if how == "missing":
-        file.unlink()
-    elif how == "of another lens":
-        np.save(file, np.zeros((3, 7), dtype=np.int64))
-    else:
-        file.write_bytes({"empty": b"", "cut off": content[:-1], "other": b"PK" * 200}[how])
-    with pytest.raises(FormatError, match=rf"{name}.*Build the lens again"):
-        Suffixes.open(written)

@@ -1,15 +1,10 @@
 """The scale of support against brute force, and by hand."""
 
-import json
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 import prismlm
-from prismlm.errors import FormatError
 from prismlm.index import neighbours
 from prismlm.index.support import (
     FEWEST_DOCUMENTS,
@@ -19,7 +14,6 @@ from prismlm.index.support import (
     unseen_documents,
 )
 from prismlm.models.sidecar import weight_of
-from tests.helpers.lens_meta import change_meta
 from tests.helpers.next_tokens import next_tokens
 
 
@@ -62,16 +56,6 @@ def test_scores_by_hand():
     scores = scale.score(np.array([-2.0, -1.0, 0.6, 0.9]))
     np.testing.assert_allclose(scores, [0, 0.125, 0.375, 0.875])
     assert SupportScale([-1.0, 0.5, 0.9], 100).median == 0.5
-
-
-@pytest.mark.parametrize("damage", [{"nearest": []}, {"nearest": ["a"]}, {"predictions": None}])
-def test_a_damaged_scale_is_refused(tiny_model, tmp_path, damage):
-    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
-    lens = model / "lens" / "sample"
-    meta = json.loads((lens / "meta.json").read_text())
-    change_meta(lens, support=meta["support"] | damage)
-    with pytest.raises(FormatError, match="support"):
-        _ = prismlm.load(model).lens.support
 
 
 def test_the_scale_is_of_what_unseen_text_finds(lm):

@@ -127,18 +127,6 @@ def test_passages_are_of_the_prototype_and_its_signature_is_there(lm, made):
     assert by(lm)[cell]["name"] == json.loads(second["messages"][1]["content"])["name"]
 
 
-def test_answers_are_asked_for_once(lm):
-    with ChatServer() as server:
-        labelled(lm, server)
-        before = lm.lens.prototypes
-        again = labelled(lm, server)
-        assert len(server.requests) == 2 * MOST
-        assert again.asked["requests"] == 0
-        assert lm.lens.prototypes.equals(before)
-        labelled(lm, server, MOST + 3)
-        assert len(server.requests) == 2 * MOST + 6
-
-
 def test_what_gets_no_answer_keeps_its_name_and_is_counted(lm, made):
     bad = {"name": lambda text: "?", "category": lambda text: {**good(text), "category": "Cookery"}}
     for kind, answer in bad.items():
@@ -196,17 +184,6 @@ def test_names_from_outside_are_one_bounded_line(lm, text):
     assert len(row["tags"]) == 1
     if "<" in text:
         assert row["name"] == text
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"), [(" \n", "empty or out of range"), ("\ud800 half", "no JSON object")]
-)
-def test_an_empty_name_and_half_a_sign_are_none(lm, text, reason):
-    def behave(request, number):
-        return good(request) | ({"name": text} if wanted(request) == "name" else {})
-
-    with ChatServer(behave) as server, pytest.raises(InputError, match=reason):
-        labelled(lm, server, 1)
 
 
 def test_prompts_hold_every_category_and_text_cannot_leave_its_fence():

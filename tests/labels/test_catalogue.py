@@ -1,11 +1,11 @@
 """The search finds what looking through every text finds."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import prismlm
 from prismlm.labels.catalogue import Catalogue
+from prismlm.labels.write import write_columns
+from tests.helpers.named_lens import named_model
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +40,10 @@ def test_queries_of_every_length(catalogue, texts, query, sort):
     assert catalogue.search(query, sort).tolist() == listed
 
 
-@settings(max_examples=50, deadline=None)
-@given(data=st.data())
-def test_what_stands_in_a_text_is_found(catalogue, texts, data):
-    number = data.draw(st.integers(0, len(texts) - 1))
-    text = texts[number]
-    first = data.draw(st.integers(0, len(text) - 1))
-    query = text[first : first + data.draw(st.integers(1, 12))]
-    found = catalogue.search(query, "id", everything=True).tolist()
-    assert number in found
-    assert found == looked_through(catalogue, texts, query, "id")
-
-
-def test_of_names_that_tell_as_much_those_with_most_text_come_first(tiny_model, monkeypatch):
-    catalogue = Catalogue(prismlm.load(tiny_model).lens)
-    for number, row in enumerate(catalogue.rows):
-        monkeypatch.setitem(row, "label_score", [1.0, None, 0.5][number % 3])
-    rows = [catalogue.rows[number] for number in catalogue.orders["score"]]
-    sizes = catalogue.lens.cell_sizes
-    keys = [(-(row["label_score"] or -1.0), -sizes[row["prototype"]]) for row in rows]
+def test_of_names_that_tell_as_much_those_with_most_text_come_first(tiny_model, tmp_path):
+    lens = named_model(tiny_model, tmp_path / "model").lens
+    scores = [[1.0, None, 0.5][number % 3] for number in range(lens.num_prototypes)]
+    write_columns(lens, {"label_score": scores}, map=None)
+    order, sizes = Catalogue(lens).orders["score"].tolist(), lens.cell_sizes
+    keys = [(-(scores[number] or -1.0), -sizes[number]) for number in order]
     assert keys == sorted(keys)

@@ -9,7 +9,7 @@ import prismlm
 from prismlm.labels.categories import CATEGORIES, subject_words
 from prismlm.labels.embedded import NAME_LENGTH, embedded_labels
 from prismlm.labels.places import Text, sample_places
-from prismlm.labels.vocabulary import FUNCTION, Vocabulary
+from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.sidecar import weight_of
 
 
@@ -71,21 +71,6 @@ def test_words_are_ordered_by_how_much_they_tell(named):
     assert best in following.partition("%")[0].lower()
 
 
-def test_a_name_that_says_little_says_what_the_text_is_about(named):
-    _, _, _, labels = named
-    told = 0
-    for label in filter(None, labels):
-        sides, _, about = label.name.partition(" (")
-        words = re.findall(r"[^\W\d_]{3,}", sides.lower())
-        if about:
-            assert set(words) <= FUNCTION or sides.endswith("→ …")
-            told += 1
-        elif label.topic and not sides.startswith("("):
-            assert set(words) - FUNCTION
-            assert not sides.endswith("→ …")
-    assert told > 0
-
-
 def test_a_word_that_goes_on_is_parted_where_the_prototype_is(named):
     _, text, places, labels = named
     seen = 0
@@ -99,17 +84,6 @@ def test_a_word_that_goes_on_is_parted_where_the_prototype_is(named):
         assert label.topic[0] == label.name.split(", ")[0].replace("-", "", 1).lower()
         seen += 1
     assert seen > 3
-
-
-def test_words_around_are_whole(named):
-    _, text, places, labels = named
-    for cell, label in enumerate(labels):
-        rows = np.flatnonzero(places.cell == cell)[:20]
-        if label is None or len(rows) < len(np.flatnonzero(places.cell == cell)):
-            continue
-        spans = text.window(places.of(rows), 60, 60)
-        around = " ".join(text.spelled(row[row >= 0].tolist()) for row in spans).lower()
-        assert set(label.topic) <= set(re.findall(r"[^\W\d_]+", around))
 
 
 def test_tags_are_domains_that_are_there_more_often_than_elsewhere(named):

@@ -5,7 +5,7 @@ import pytest
 
 import prismlm
 from prismlm.corpus import build_corpus
-from prismlm.labels.places import Places, Text, around, sample_places
+from prismlm.labels.places import Text, sample_places
 from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.sidecar import weight_of
 
@@ -88,15 +88,3 @@ def test_a_part_of_a_character_is_named_by_all_of_it(tiny_model, tmp_path):
             character, number = word.rsplit(" ", 1)
             assert character == written[left:right]
             assert number[1] == "/"
-
-
-def test_words_around_are_counted_once_a_place(lens, text):
-    every = sample_places(lens.cells, lens.num_prototypes, 5)
-    places = Places(every.cell[:50], every.position[:50], every.document[:50], every.size)
-    found = around(text, places, lens.num_prototypes)
-    kinds, content = text.vocabulary, text.vocabulary.content
-    expected = np.zeros(found.shape)
-    for cell, window in zip(places.cell, text.window(places, 24, 8), strict=True):
-        for word in {int(kinds.word[t]) for t in window.tolist() if t >= 0 and content[t]}:
-            expected[cell, word] += 1
-    np.testing.assert_array_equal(found.toarray(), expected)

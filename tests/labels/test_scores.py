@@ -15,12 +15,6 @@ def passages(*texts):
     return [frozenset(words_of(text)) for text in texts]
 
 
-def test_words_and_signs_are_told_apart():
-    assert words_of("The cat's “ear”,\n-ing") == [
-        "the", "cat", "'", "s", "“", "ear", "”", ",", "↵", "-", "ing"
-    ]  # fmt: skip
-
-
 def test_signs_that_part_the_words_of_a_name_are_none_of_it():
     assert words_of(bare("“,”, and → “(”, ↵ (fur, -ic)")) == [
         ",", "and", "(", "↵", "fur", "-", "ic"
@@ -46,13 +40,6 @@ def test_accuracy_by_hand(label, expected):
     seen = passages("a cat", "cat ear", "a dog", "the dog")
     rarity = dict.fromkeys(("cat", "ear", "dog", "a", "the"), 1.0)
     assert _accuracy(frozenset([label]), seen, rarity) == pytest.approx(expected)
-
-
-def test_rare_words_weigh_more():
-    seen = passages("cat the", "the", "a", "a")
-    rarity = {"cat": 2.0, "the": 0.1, "a": 1.0}
-    # "cat the" has 2.1 and "the" 0.1, "a" none of the two words.
-    assert _accuracy(frozenset(["cat", "the"]), seen, rarity) == 1.0
 
 
 def test_a_name_that_is_right_scores_above_the_others(tiny_model):

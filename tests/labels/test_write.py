@@ -9,12 +9,10 @@ import pytest
 import prismlm
 from prismlm.errors import InputError, PrismError
 from prismlm.index import layout
-from prismlm.index.support import measure_support
 from prismlm.labels.map import map_lens
 from prismlm.labels.write import label_lens
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.lens_meta import change_meta
-from tests.helpers.runs import Recorded
 
 FILLED = ("description", "category", "role", "tags", "label_score")
 
@@ -43,18 +41,6 @@ def test_columns_that_were_empty_are_filled_and_the_others_stay(labelled):
     layout.check_files(lens.path, lens.meta)
 
 
-def test_naming_and_scoring_show_how_far_they_are(tiny_model, tmp_path):
-    lm = prismlm.load(shutil.copytree(tiny_model, tmp_path / "model"))
-    shown = Recorded()
-    label_lens(lm.lens, lm.model, progress=shown)
-    assert set(shown.done) == {"Reading places", "Naming prototypes", "Scoring names"}
-    assert shown.done == shown.totals
-    assert shown.totals["Naming prototypes"] == lm.lens.num_prototypes
-    corpus = lm.lens.corpus
-    measure_support(lm.lens.cells, lm.model, lm.head, corpus, "train", progress=shown)
-    assert shown.done["Measuring support"] == shown.totals["Measuring support"] > 1
-
-
 def test_the_names_tell_more_than_shuffled_ones(labelled):
     directory, _, _, found = labelled
     assert found.fuzzing.mean > found.fuzzing.shuffled + 0.05
@@ -71,7 +57,7 @@ def test_the_names_tell_more_than_shuffled_ones(labelled):
 )
 def test_a_full_disk_is_told_and_leaves_the_lens_as_it_was(labelled, what, write, monkeypatch):
     # Where prototypes lie takes longest, and is not what is written here.
-    monkeypatch.setattr("prismlm.labels.map.laid_out", lambda z, _: np.zeros((len(z), 2), "f4"))
+    monkeypatch.setattr("prismlm.labels.map.laid_out", lambda z: np.zeros((len(z), 2), "f4"))
     lm = prismlm.load(labelled[0])
     before = {p.name: p.read_bytes() for p in lm.lens.path.iterdir()}
     with limit_lifted_after():
@@ -90,16 +76,6 @@ def test_labels_are_replaced_only_if_asked(labelled):
     assert any("→" in name for name in names)
     assert label_lens(lm.lens, lm.model, overwrite=True) == labelled[3]
     assert prismlm.load(directory).lens.names == names
-
-
-def test_a_category_can_be_steered(labelled):
-    lm = prismlm.load(labelled[0])
-    category = next(one for one in lm.lens.categories if one is not None)
-    text = "Once upon a time there was a little"
-    before = [step.logit for step in lm.explain(text)]
-    with lm.edit(prismlm.Group(-1.0, category=category)):
-        after = [step.logit for step in lm.explain(text)]
-    assert after != before
 
 
 def test_without_a_corpus_it_is_said_what_is_missing(labelled, tmp_path):

@@ -39,7 +39,7 @@ from prismlm.explain.positions import TEMPERATURE
 from prismlm.index.cells import Cells
 from prismlm.index.lens import Lens
 from prismlm.index.neighbours import STRETCH, compared, largest, nearest_of
-from prismlm.index.positions import probabilities, screening_weight
+from prismlm.index.positions import probabilities
 from prismlm.index.probe import Probe
 from prismlm.index.where import Where
 from prismlm.models.seam import capture
@@ -253,8 +253,8 @@ def _estimates(
     """Return what the output layer gives to tokens, int64 [n], at coded states: float32 [n]."""
     length = Probe.open(lens.path).states.norm(dim=1).median()
     z = (length * cells.codes.states(cells.records(rows))).to(lm.model.device)
-    low = screening_weight(lm.model)
-    return probabilities(lm.model, z, tokens.to(z.device), low).cpu().numpy()
+    half = lens.meta.precision == "bf16"
+    return probabilities(lm.model, z, tokens.to(z.device), bf16=half).cpu().numpy()
 
 
 @torch.no_grad()

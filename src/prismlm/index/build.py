@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,12 +25,12 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import Held, Interrupts, busy, check_same, locked, read_note, writing
+from prismlm.run_state import Interrupts, check_same, read_note, writing
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
-RUN_FILE, LOCK_FILE = "run.json", ".lock"
+RUN_FILE = "run.json"
 # What the record of a lens says elsewhere, or not.
 NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
 SECONDS_MEASURED = 10.0
@@ -75,7 +73,7 @@ def build_index(
         head: its prototype head.
         corpus: the text; any corpus, also one the model was not trained on.
         out: the lens directory.
-        options: window, stride, contexts, split.
+        options: how it is read.
         shard: which part; all of it, if none is given.
         trained_on: whether the model was trained on this corpus, if that is known.
         tokenizer: the fingerprint of the model's tokenizer, to be checked against the corpus's.
@@ -87,9 +85,8 @@ def build_index(
         The lens, or None if another process writes it.
 
     Raises:
-        InputError: the lens exists, the corpus has no text in this split, its tokenizer is not
-            the model's, the window does not fit the model, another process writes this lens, or
-            its parts are of other inputs.
+        InputError: the lens exists, another process writes it, its parts are of other inputs, or
+            corpus and options do not suit the model.
         FormatError: the corpus is damaged.
         PrismError: the disk is full or failing.
         Interrupted: SIGINT or SIGTERM came; finished parts are kept.
@@ -107,26 +104,22 @@ def build_index(
     room = room_to_write(f"the lens {out}", out.parent, lambda: f"Make room. {parts.kept()}")
     with evaluating(model), Interrupts(parts.kept) as interrupts, room:
         interrupts.now = True
-        with parts.working(shard.number, run, overwrite=overwrite) as part:
+        parts.check(run, overwrite=overwrite)
+        part = parts.part(shard.number)
+        with writing(part):
             if not part.is_dir():
                 with atomic_directory(part) as directory:
+                    write_json(directory / RUN_FILE, run)
                     _scan(given, shard, directory, progress)
         if len(parts.complete()) < shard.count:
             return None
-        return _merged(out, given, parts, _meta(given, run, trained_on), progress)
-
-
-def _merged(
-    out: Path, given: ScanInput, parts: Parts, meta: dict[str, Any], progress: Reporter
-) -> Path | None:
-    """Write the lens of finished parts, unless another process has."""
-    with writing(out, wait=True):
-        if not parts.path.is_dir():
-            return None
-        # So that no other process discards them before they are merged.
-        with locked(parts.path / LOCK_FILE, shared=True, wait=True):
-            with atomic_directory(out) as directory:
-                _write(directory, given, parts, meta, progress)
+        parts.check(run)
+        with writing(parts.path, wait=True):
+            if not parts.path.is_dir():  # another process has written the lens
+                return None
+            check_lens(out, overwrite=overwrite)
+            with writing(out), atomic_directory(out) as directory:
+                _write(directory, given, parts, run, trained_on, progress)
             discard(parts.path)
     return out
 
@@ -134,7 +127,7 @@ def _merged(
 class Parts:
     """The finished parts of a lens, in the directory ``.NAME.partial`` beside it.
 
-    ``run.json`` says what they are of.
+    Each has a file ``run.json`` that says what it is of.
     """
 
     def __init__(self, out: Path, count: int) -> None:
@@ -155,40 +148,22 @@ class Parts:
             return f"Finished parts are kept in {self.path}. Run the same command again to resume."
         return "No part was finished: the same command begins anew."
 
-    @contextmanager
-    def working(self, number: int, run: dict[str, Any], *, overwrite: bool) -> Iterator[Path]:
-        """Yield the directory of a part, which no other process works on during the block."""
-        try:
-            # Processes that start together, as under torchrun, begin one after the other.
-            with writing(self.path, wait=True):
-                self._begin(run, overwrite=overwrite)
-            with locked(self.path / LOCK_FILE, shared=True), writing(self.part(number)):
-                yield self.part(number)
-        except Held as held:
-            others = (path.read_text().strip() for path in self.path.glob(".part-*.lock"))
-            raise busy(self.out, held.process or ", ".join(others)) from None
-        except BaseException:
-            with suppress(OSError, Held), locked(self.path / LOCK_FILE):
-                if not any(self.path.glob("part-*")):
-                    discard(self.path)
-            raise
-
-    def _begin(self, run: dict[str, Any], *, overwrite: bool) -> None:
-        """Note what is indexed, or check that it is what was begun here."""
-        noted = self.path / RUN_FILE
-        before = read_note(noted, self.path) if noted.is_file() else run
-        if before != run and (overwrite or not any(self.path.glob("part-*"))):
-            with locked(self.path / LOCK_FILE):
-                discard(self.path)
-        else:
-            check_same(
-                f"an index of {self.out} was begun with another input",
-                before,
-                run,
-                "Resume that one, choose another --lens, or discard its parts with --overwrite.",
-            )
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(noted, run)
+    def check(self, run: dict[str, Any], *, overwrite: bool = False) -> None:
+        """Check that finished parts are of the same run; with ``overwrite`` discard the others."""
+        # Not while another process writes the lens.
+        with writing(self.path, wait=True):
+            for noted in self.path.glob(f"part-*/{RUN_FILE}"):
+                before = read_note(noted, self.path)
+                if overwrite and before != run:
+                    discard(noted.parent)
+                    continue
+                check_same(
+                    f"an index of {self.out} was begun with another input",
+                    before,
+                    run,
+                    "Resume that one, choose another --lens, or discard its parts with "
+                    "--overwrite.",
+                )
 
 
 def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
@@ -214,18 +189,6 @@ def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
     return run
 
 
-def _meta(given: ScanInput, run: dict[str, Any], trained_on: layout.TrainedOn) -> dict[str, Any]:
-    corpus, options = given.corpus, given.options
-    return {
-        **{key: value for key, value in run.items() if key not in NOT_OF_A_LENS},
-        "corpus_name": corpus.name,
-        "corpus_path": str(corpus.path.resolve()),
-        "trained_on": trained_on,
-        "documents": split_counts(corpus, options.split)[0],
-        "with_text": options.with_text,
-    }
-
-
 def _scan(given: ScanInput, shard: Shard, directory: Path, progress: Reporter) -> None:
     """Read the blocks of a part, and write what was found."""
     slots = given.order.slots(shard.number, shard.count)
@@ -239,24 +202,32 @@ def _scan(given: ScanInput, shard: Shard, directory: Path, progress: Reporter) -
 
 
 def _write(
-    directory: Path, given: ScanInput, parts: Parts, meta: dict[str, Any], progress: Reporter
+    directory: Path,
+    given: ScanInput,
+    parts: Parts,
+    run: dict[str, Any],
+    trained_on: layout.TrainedOn,
+    progress: Reporter,
 ) -> None:
     """Merge the parts and write the lens of all."""
-    width = given.head.width
-    scans = [Scan.load(parts.part(number), width) for number in range(parts.count)]
-    first, *others = scans
-    for other in others:
-        first.merge(other)
-    write_lens(directory, given, first, [scan.spool for scan in scans], meta, progress)
+    corpus, options = given.corpus, given.options
+    scans = [Scan.load(parts.part(number), given.head.width) for number in range(parts.count)]
+    for other in scans[1:]:
+        scans[0].merge(other)
+    meta = {
+        **{key: value for key, value in run.items() if key not in NOT_OF_A_LENS},
+        "corpus_name": corpus.name,
+        "corpus_path": str(corpus.path.resolve()),
+        "trained_on": trained_on,
+        "documents": split_counts(corpus, options.split)[0],
+        "with_text": options.with_text,
+    }
+    write_lens(directory, given, scans[0], [scan.spool for scan in scans], meta, progress)
     share(directory)
 
 
 def check_lens(out: Path, *, overwrite: bool) -> None:
-    """Check that a lens may be written to a directory.
-
-    Raises:
-        InputError: there is a lens and it is not to be replaced, or something else is there.
-    """
+    """Check that a lens may be written to a directory; InputError if not."""
     if not out.exists():
         return
     if not overwrite:
@@ -268,11 +239,7 @@ def check_lens(out: Path, *, overwrite: bool) -> None:
 def check_index(
     model: PreTrainedModel, corpus: Corpus, options: IndexOptions, tokenizer: str | None = None
 ) -> None:
-    """Check that a corpus and options suit a model, before anything is read.
-
-    Raises:
-        InputError: an empty split, other tokens than the model's, or a window it cannot read.
-    """
+    """Check that a corpus and options suit a model, before anything is read; InputError if not."""
     if split_counts(corpus, options.split)[0] == 0:
         raise InputError(
             f"the corpus {corpus.name} has no documents in its {options.split} split: "
@@ -292,11 +259,7 @@ def check_index(
 
 
 def check_options(model: PreTrainedModel, options: IndexOptions) -> None:
-    """Check the options that no corpus is needed for.
-
-    Raises:
-        InputError: a share or code that is none, or a window that the model cannot read.
-    """
+    """Check the options that no corpus is needed for; InputError if one cannot be used."""
     check_share(options.positions)
     check_codes(options.codes)
     longest = getattr(model.config, "max_position_embeddings", None)
@@ -326,11 +289,8 @@ def estimate_index(
 ) -> Cost:
     """Time some passes of what ``build_index`` with the same arguments would do, and multiply.
 
-    The figures are ``documents`` to read, ``tokens`` to predict and ``tokens_per_second``.
-
-    Args:
-        model, head, corpus, options: as of ``build_index``.
-        scale: how many times as much text there is as in ``corpus``; None: not known.
+    The figures are ``documents`` to read, ``tokens`` to predict and ``tokens_per_second``. There
+    is ``scale`` times as much text as in ``corpus``; None: not known.
     """
     options = options or IndexOptions()
     check_index(model, corpus, options)

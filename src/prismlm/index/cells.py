@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,28 +79,22 @@ class Cells:
     ) -> None:
         self._directory, self._check_files = directory, check
         self.path = directory / layout.CELLS_FILE
-        where = f"{directory / layout.META_FILE}, cells,"
         # Lenses of before noted checksums here.
         known = {name: value for name, value in meta.items() if name != "checksums"}
-        self.meta = from_json(CellsMeta, known, where)
-        sizes = self.meta.position_bytes, self.meta.token_bytes
-        if sizes[0] not in POSITION_TYPES or sizes[1] not in TOKEN_TYPES:
-            raise FormatError(f"{where} cannot be read. Build the lens again.")
+        self.meta = from_json(CellsMeta, known, f"{directory / layout.META_FILE}, cells,")
         if self.meta.codes != "int8":
             check([layout.CELL_CENTRES_FILE])
         self.codes = open_codes(directory, self.meta.codes, self.meta.width)
-        types = record_type(self.codes, *sizes), np.dtype("<i8"), np.dtype("<i8")
-        opened = [
-            _opened(directory / name, kind)
-            for name, kind in zip(layout.CELL_FILES, types, strict=True)
-        ]
+        record = record_type(self.codes, self.meta.position_bytes, self.meta.token_bytes)
+        types = record, np.dtype("<i8"), np.dtype("<i8")
+        opened = [layout.open_array(directory / name) for name in layout.CELL_FILES]
         self._records, self._keys, self._starts = opened
+        if [one.dtype for one in opened] != list(types) or any(one.ndim != 1 for one in opened):
+            raise FormatError(f"{self.path} is of another type than noted. {layout.REBUILD}")
         if len(self._records) != self.meta.rows or len(self._keys) != len(self._starts):
-            raise _damaged(self.path, "its files have other lengths than they should")
-        size = self._records.dtype.itemsize
-        self._bytes = np.asarray(self._records).view(np.uint8).reshape(-1, size)
+            raise FormatError(f"{self.path}: its files have other lengths. {layout.REBUILD}")
+        self._bytes = np.asarray(self._records).view(np.uint8).reshape(-1, record.itemsize)
         self._columns: dict[str, Keys] = {}
-        self._matching: dict[Conditions, np.ndarray] = {}
         self._facts: dict[int, dict[str, Any]] = {}
 
     @cached_property
@@ -146,40 +140,33 @@ class Cells:
         """Return the global positions of successive rows, int64 [at most count]."""
         return self._records["position"][first : first + count].astype(np.int64)
 
+    def _all_positions(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the first row and the positions of each million rows."""
+        for begin in range(0, len(self), ROWS_AT_ONCE):
+            yield begin, self.positions(begin, ROWS_AT_ONCE)
+
     def tokens(self, start: int, length: int, end: int) -> np.ndarray:
         """Return the tokens of one document from a global position on, int64 [length].
 
-        Of cells that keep every position. All records are looked at for the first.
-
-        Args:
-            start: the position.
-            length: how many tokens.
-            end: the token that ends a document, which has no record.
-
-        Raises:
-            FormatError: the file does not hold what was written.
+        Of cells that keep every position. All records are looked at for the first. ``end`` is the
+        token that ends a document, which has no record.
         """
-        document = int(self.document_of(np.array([start]))[0])
-        first = int(self._firsts[document] + start - self.starts[document])
+        first = int(self._place(np.array([start]))[0])
         found = self._tokens[first : first + length].astype(np.int64)
         return np.where(found < 0, end, found)
 
-    @cached_property
-    def _firsts(self) -> np.ndarray:
-        """Where each document begins if one follows the other, int64 [documents]."""
+    def _place(self, positions: np.ndarray) -> np.ndarray:
+        """Return where positions lie if one document follows the other, int64 [n]."""
         lengths = self.documents["length"].to_numpy()
-        return np.cumsum(lengths) - lengths
+        document = self.document_of(positions)
+        return (np.cumsum(lengths) - lengths - self.starts)[document] + positions
 
     @cached_property
     def _tokens(self) -> np.ndarray:
         """The tokens of all documents in order, −1 for their ends: int32 [Σ lengths]."""
-        total = int(self.documents["length"].to_numpy().sum())
-        found = np.full(total, -1, dtype=np.int32)
-        for begin in range(0, len(self), ROWS_AT_ONCE):
-            position = self.positions(begin, ROWS_AT_ONCE)
-            document = self.document_of(position)
-            place = self._firsts[document] + position - self.starts[document]
-            found[place] = self._records["read"][begin : begin + ROWS_AT_ONCE]
+        found = np.full(int(self.documents["length"].to_numpy().sum()), -1, dtype=np.int32)
+        for begin, positions in self._all_positions():
+            found[self._place(positions)] = self._records["read"][begin : begin + len(positions)]
         return found
 
     @cached_property
@@ -188,8 +175,8 @@ class Cells:
         return self._read_documents().combine_chunks()
 
     def _read_documents(self, columns: list[str] | None = None) -> pa.Table:
+        self._check_files([layout.CELL_DOCUMENTS_FILE])
         path = self._directory / layout.CELL_DOCUMENTS_FILE
-        self._check_files([path.name])
         return layout.read_table(path, DOCUMENT_SCHEMA, columns)
 
     def facts(self, document: int) -> dict[str, Any]:
@@ -209,6 +196,10 @@ class Cells:
         """Return which document, by its row in ``documents``, each global position lies in."""
         return np.searchsorted(self.starts, positions, side="right") - 1
 
+    def document_number(self, doc_id: str) -> int:
+        """Return a document's row, or −1 where there is none of this id."""
+        return int(pc.index(self.documents["doc_id"], doc_id).as_py())
+
     def keys(self, column: str) -> Keys:
         """Return the values of a column of the documents; nulls are "(unknown)"."""
         if column not in self._columns:
@@ -217,9 +208,7 @@ class Cells:
 
     def matching(self, conditions: Conditions) -> np.ndarray:
         """Return which documents match a filter: bool [documents]; see :func:`rows_matching`."""
-        if conditions not in self._matching:
-            self._matching[conditions] = rows_matching(conditions, self.keys, self.keys)
-        return self._matching[conditions]
+        return rows_matching(conditions, self.keys, self.keys)
 
     @cached_property
     def _held(self) -> np.ndarray:
@@ -245,6 +234,11 @@ class Cells:
         names, codes = self.keys(column)
         return np.bincount(codes, self.document_rates, minlength=len(names))
 
+    def sizes(self, cells: int) -> np.ndarray:
+        """Return how many positions each of K cells holds, int64 [K]."""
+        owners = self.keys_and_starts[0] // self.meta.vocabulary
+        return np.bincount(owners, self._held, minlength=cells).astype(np.int64)
+
     def cells_of(self, document: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
         """Return how many positions of a document each cell holds, and how many it has at all.
 
@@ -254,30 +248,10 @@ class Cells:
         keys, starts = self.keys_and_starts
         first = int(self.starts[document])
         last = first + int(self.documents["length"][document].as_py())
-        found = [np.empty(0, dtype=np.int64)]
-        for begin in range(0, len(self), ROWS_AT_ONCE):
-            position = self.positions(begin, ROWS_AT_ONCE)
-            found.append(np.flatnonzero((position >= first) & (position < last)) + begin)
-        rows = np.concatenate(found)
+        parts = [
+            np.flatnonzero((positions >= first) & (positions < last)) + begin
+            for begin, positions in self._all_positions()
+        ]
+        rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])
         cell = keys[np.searchsorted(starts, rows, side="right") - 1] // self.meta.vocabulary
         return np.bincount(cell, minlength=cells), self.sizes(cells)
-
-    def sizes(self, cells: int) -> np.ndarray:
-        """Return how many positions each of K cells holds, int64 [K]."""
-        owners = self.keys_and_starts[0] // self.meta.vocabulary
-        return np.bincount(owners, self._held, minlength=cells).astype(np.int64)
-
-    def document_number(self, doc_id: str) -> int:
-        """Return a document's row, or −1 where there is none of this id."""
-        return int(pc.index(self.documents["doc_id"], doc_id).as_py())
-
-
-def _opened(path: Path, dtype: np.dtype) -> np.ndarray:
-    found = layout.open_array(path)
-    if found.dtype != dtype or found.ndim != 1:
-        raise _damaged(path, f"it holds {found.ndim} dimensions of {found.dtype}, not {dtype}")
-    return found
-
-
-def _damaged(path: Path, why: object) -> FormatError:
-    return FormatError(f"{path} is damaged ({why}). Build the lens again.")

@@ -111,11 +111,7 @@ def parts_of(width: int, name: str = "pq") -> int:
 
 
 def check_codes(name: str) -> CodeName:
-    """Return the name of a code, checked before anything is read.
-
-    Raises:
-        InputError: there is no such code, or it needs faiss, which is not installed.
-    """
+    """Return the name of a code; InputError if there is no such code, or faiss is missing."""
     if name not in PARTS:
         check_choice("--codes", name, ("int8", "pq"))
     else:
@@ -130,13 +126,13 @@ def open_codes(directory: Path, name: str, width: int) -> Codes:
     if name not in PARTS:
         raise FormatError(
             f"the cells of {directory} are coded as {name!r}, which this version cannot read. "
-            "Build the lens again."
+            f"{layout.REBUILD}"
         )
     path = directory / layout.CELL_CENTRES_FILE
     centres = np.array(layout.open_array(path))
     shape = (parts_of(width, name), CENTRES, PARTS[name])
     if centres.dtype != np.float32 or centres.shape != shape:
-        raise FormatError(f"{path} is damaged (not float32 {list(shape)}). Build the lens again.")
+        raise FormatError(f"{path} is damaged (not float32 {list(shape)}). {layout.REBUILD}")
     return ProductCodes(width, centres)
 
 

@@ -20,32 +20,6 @@ QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How widely each prototype's contexts lie, one entry per prototype.
-
-    Attributes:
-        documents: documents among its contexts; one context each.
-        effective_documents: exp of the entropy of activation over these documents.
-        effective_sources: the same over the sources of all positions that use it; 0 if none does.
-        duplicates: contexts whose text, or state where there is none, a better one has too.
-        near_duplicates: contexts whose state has a cosine above 0.999 to a better one's.
-    """
-
-    documents: np.ndarray
-    effective_documents: np.ndarray
-    effective_sources: np.ndarray
-    duplicates: np.ndarray
-    near_duplicates: np.ndarray
-
-    def quantiles(self) -> dict[str, dict[str, float]]:
-        """Return quantiles over the prototypes of every figure."""
-        return {
-            name: {label: float(np.quantile(values, q)) for label, q in QUANTILES.items()}
-            for name, values in vars(self).items()
-        }
-
-
-@dataclass(frozen=True)
 class LensInspection:
     """A lens in figures.
 
@@ -61,7 +35,11 @@ class LensInspection:
         contexts, distinct_documents: contexts kept, and documents that any of them comes from.
         largest_document_share: the share of contexts that one document gives.
         duplicate_share, near_duplicate_share: among all contexts of their prototype.
-        spread: of every prototype.
+        spread: how widely each prototype's contexts lie, [K] by figure: ``documents`` among them,
+            one context each; ``effective_documents``, exp of the entropy of activation over these;
+            ``effective_sources``, the same over the sources of all positions that use it, 0 if
+            none does; ``duplicates``, contexts whose text, or state where there is none, a better
+            one has too; ``near_duplicates``, with a cosine above 0.999 to a better one's state.
     """
 
     tokens: int
@@ -80,7 +58,7 @@ class LensInspection:
     largest_document_share: float
     duplicate_share: float
     near_duplicate_share: float
-    spread: Spread
+    spread: dict[str, np.ndarray]
 
     @property
     def enough(self) -> bool | None:
@@ -98,29 +76,30 @@ class LensInspection:
         """Whether there was enough text for this index, and why, in a sentence."""
         if self.converged_at is None:
             return "Whether there was enough text cannot be told: the lens has no curve."
-        every = "all" if self.filled == self.in_use else f"{self.filled:,} of"
-        half = "less" if self.converged_at <= ENOUGH_AT else "more"
-        why = (
-            f"the second half of the text brought prototypes {half} than 1 % closer to their "
-            f"nearest place, and {every} {self.in_use:,} active prototypes have their {self.kept} "
-            "stored contexts."
+        said = "Enough text" if self.enough else "Not enough text"
+        way_out = "" if self.enough else " Index a larger corpus."
+        return (
+            f"{said} for this index: the mean nearest cosine was within 1 % of its last value "
+            f"after {self.converged_at:.0%} of the text, and {self.filled:,} of {self.in_use:,} "
+            f"active prototypes have their {self.kept} stored contexts.{way_out}"
         )
-        if self.enough:
-            return f"Enough text for this index: {why}"
-        return f"Not enough text for this index: {why} Index a larger corpus."
+
+    def quantiles(self) -> dict[str, dict[str, float]]:
+        """Return quantiles over the prototypes of every figure of the spread."""
+        return {
+            name: {label: float(np.quantile(values, q)) for label, q in QUANTILES.items()}
+            for name, values in self.spread.items()
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: quantiles of the spread, and the spread of each prototype."""
-        columns = {name: column.tolist() for name, column in vars(self.spread).items()}
-        rows = zip(*columns.values(), strict=True)
+        columns = {"prototype": np.arange(self.prototypes), **self.spread}
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         return asdict(self) | {
-            "spread": self.spread.quantiles(),
+            "spread": self.quantiles(),
             "enough": self.enough,
             "verdict": self.verdict,
-            "by_prototype": [
-                {"prototype": number, **dict(zip(columns, row, strict=True))}
-                for number, row in enumerate(rows)
-            ],
+            "by_prototype": [dict(zip(columns, row, strict=True)) for row in rows],
         }
 
 
@@ -131,40 +110,35 @@ def inspect_lens(lens: Lens) -> LensInspection:
         FormatError: a file is damaged.
     """
     layout.check_files(lens.path, lens.meta)
-    spread, meta = _spread(lens), lens.meta
+    spread, meta, curve = _spread(lens), lens.meta, lens.meta.convergence
     used = lens.prototypes["usage"].to_numpy() > 0
-    _, document = lens.documents
+    document = lens.documents.codes
     count = max(1, len(document))
+    last = curve[-1]["mean_nearest_cosine"] if curve else 0.0
+    near = last - (1 - CONVERGED) * abs(last)
+    shares = (point["share"] for point in curve if point["mean_nearest_cosine"] >= near)
     return LensInspection(
         tokens=meta.tokens,
         documents=meta.documents,
         split=meta.split,
         trained_on=meta.trained_on,
         prototypes=lens.num_prototypes,
-        with_contexts=int((spread.documents > 0).sum()),
+        with_contexts=int((spread["documents"] > 0).sum()),
         in_use=int(used.sum()),
         kept=meta.contexts,
-        filled=int((used & (spread.documents >= meta.contexts)).sum()),
-        convergence=meta.convergence,
-        converged_at=_converged_at(meta.convergence),
+        filled=int((used & (spread["documents"] >= meta.contexts)).sum()),
+        convergence=curve,
+        converged_at=next(shares, None),
         contexts=len(document),
         distinct_documents=len(np.unique(document)),
         largest_document_share=float(np.bincount(document, minlength=1).max() / count),
-        duplicate_share=float(spread.duplicates.sum() / count),
-        near_duplicate_share=float(spread.near_duplicates.sum() / count),
+        duplicate_share=float(spread["duplicates"].sum() / count),
+        near_duplicate_share=float(spread["near_duplicates"].sum() / count),
         spread=spread,
     )
 
 
-def _converged_at(curve: list[dict[str, float]]) -> float | None:
-    if not curve:
-        return None
-    last = curve[-1]["mean_nearest_cosine"]
-    enough = last - (1 - CONVERGED) * abs(last)
-    return next(point["share"] for point in curve if point["mean_nearest_cosine"] >= enough)
-
-
-def _spread(lens: Lens) -> Spread:
+def _spread(lens: Lens) -> dict[str, np.ndarray]:
     activation = lens.index["activation"].to_numpy()
     columns = (lens.index[name].to_pylist() for name in ("before", "token", "after"))
     texts = list(zip(*columns, strict=True)) if lens.meta.with_text else None
@@ -172,15 +146,22 @@ def _spread(lens: Lens) -> Spread:
     by_source = np.zeros((lens.num_prototypes, len(sources)))
     place = lens.mass["prototype"].to_numpy(), codes
     np.add.at(by_source, place, lens.mass["activation_sum"].to_numpy())
-    rows: list[tuple[int, float, float, int, int]] = []
+    rows: list[dict[str, float]] = []
     for prototype in range(lens.num_prototypes):
         own = lens.rows_of(prototype)
         state = lens.states[own].float()
         near = ((state @ state.T).tril(-1) > NEAR_DUPLICATE).any(1).sum()
         distinct = len(set(texts[own])) if texts is not None else len(torch.unique(state, dim=0))
-        effective = _effective(activation[own]), _effective(by_source[prototype])
-        rows.append((len(state), *effective, len(state) - distinct, int(near)))
-    return Spread(*(np.array(column) for column in zip(*rows, strict=True)))
+        rows.append(
+            {
+                "documents": len(state),
+                "effective_documents": _effective(activation[own]),
+                "effective_sources": _effective(by_source[prototype]),
+                "duplicates": len(state) - distinct,
+                "near_duplicates": int(near),
+            }
+        )
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def _effective(weights: np.ndarray) -> float:

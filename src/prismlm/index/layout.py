@@ -22,17 +22,14 @@ from prismlm.layers import PrototypeHead
 
 FORMAT_VERSION = 4
 META_FILE = "meta.json"
-INDEX_FILE = "index.parquet"
-CONTEXTS_FILE = "contexts.safetensors"
+INDEX_FILE, CONTEXTS_FILE = "index.parquet", "contexts.safetensors"
+MASS_FILE, PROTOTYPES_FILE = "mass.parquet", "prototypes.parquet"
 # The source of what has no rows of its own in mass.parquet.
 OTHER = "(other)"
-MASS_FILE = "mass.parquet"
-PROTOTYPES_FILE = "prototypes.parquet"
 # Positions in the cells of their nearest prototypes; key and first row of each range, which is a
 # cell and a next token that occur together.
 CELLS_FILE = "cells.npy"
-CELL_KEYS_FILE = "cell-keys.npy"
-CELL_STARTS_FILE = "cell-starts.npy"
+CELL_KEYS_FILE, CELL_STARTS_FILE = "cell-keys.npy", "cell-starts.npy"
 CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE)
 # Centres of product quantisation, in lenses whose cells are coded so.
 CELL_CENTRES_FILE = "cell-centres.npy"
@@ -43,6 +40,7 @@ COMPARED_BYTES = 2**26
 # In the metadata of prototypes.parquet.
 KEY = b"lens"
 GROUP_COLUMNS = ("source", "domain", "license")
+REBUILD = "Build the lens again."
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -84,8 +82,6 @@ SCHEMAS = {
     MASS_FILE: MASS_SCHEMA,
     PROTOTYPES_FILE: PROTOTYPES_SCHEMA,
 }
-
-
 TrainedOn = bool | Literal["fine-tuned"] | None
 
 
@@ -177,7 +173,7 @@ def read_meta(directory: Path) -> LensMeta:
             "MODEL --corpus DIR --overwrite`."
         )
     if value.pop("digest", None) != fingerprints.of_json(value):
-        raise FormatError(f"{path} was changed since it was written. Build the lens again.")
+        raise FormatError(f"{path} was changed since it was written. {REBUILD}")
     del value["format_version"], value["prismlm"]
     meta = from_json(LensMeta, value, str(path))
     check_json(list(meta.files.values()), [{"bytes": int, "digest": str}], f"{path}: files")
@@ -187,7 +183,7 @@ def read_meta(directory: Path) -> LensMeta:
         if not size or size != sizes.get(name, size):
             raise FormatError(
                 f"{directory / name} has {size} bytes, expected {sizes.get(name, 'more')}: it is "
-                "missing, cut off or was changed. Build the lens again."
+                f"missing, cut off or was changed. {REBUILD}"
             )
     return meta
 
@@ -213,41 +209,29 @@ def check_files(
     *,
     most: float = math.inf,
 ) -> None:
-    """Read files and compare them with what was written: those named, or every one.
-
-    Files of more than ``most`` bytes are left out.
-    """
+    """Compare files with their digests: those named, or all; none of more than ``most`` bytes."""
     for name in meta.files if names is None else names:
-        path = directory / name
-        if name in meta.files and meta.files[name]["bytes"] > most:
+        noted = meta.files.get(name)
+        if noted is not None and noted["bytes"] > most:
             continue
-        if name not in meta.files or fingerprints.of_file(path) != meta.files[name]["digest"]:
+        if noted is None or fingerprints.of_file(directory / name) != noted["digest"]:
             raise FormatError(
-                f"{path} is damaged, or of another lens: it does not hold what was written. Build "
-                "the lens again."
+                f"{directory / name} is damaged, or of another lens: it does not hold what was "
+                f"written. {REBUILD}"
             )
 
 
 def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
     """Read a table of a lens."""
-    check_schema(path, schema)
     try:
-        return pq.read_table(path, columns=columns, page_checksum_verification=True)
+        there = pq.read_schema(path)
+        if there.equals(schema):
+            return pq.read_table(path, columns=columns, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
-
-
-def check_schema(path: Path, schema: pa.Schema) -> None:
-    """Check by its end alone that a file is a Parquet table of the right columns."""
-    try:
-        if pq.read_schema(path).equals(schema):
-            return
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+        raise FormatError(f"{path} cannot be read ({error}). {REBUILD}") from error
     names = ", ".join(f"{field.name} ({field.type})" for field in schema)
     raise FormatError(
-        f"{path} has other columns than a lens of this version: expected {names}. Build the lens "
-        "again."
+        f"{path} has other columns than a lens of this version: expected {names}. {REBUILD}"
     )
 
 
@@ -256,7 +240,7 @@ def open_array(path: Path) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r")
     except Exception as error:  # numpy raises half a dozen unrelated types here
-        raise FormatError(f"{path} is damaged ({error}). Build the lens again.") from error
+        raise FormatError(f"{path} is damaged ({error}). {REBUILD}") from error
 
 
 def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any]]) -> None:
@@ -331,8 +315,8 @@ def find_lens(model_directory: Path, lens: Path | str | None) -> Path | None:
             if candidate.is_dir():
                 return candidate
         raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")
-    root = model_directory / "lens"
     # A name that starts with a dot is a lens still being written.
+    root = model_directory / "lens"
     lenses = sorted(path for path in root.glob("[!.]*") if path.is_dir())
     if len(lenses) > 1:
         names = ", ".join(path.name for path in lenses)

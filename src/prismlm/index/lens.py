@@ -21,7 +21,7 @@ from prismlm.index.around import Around, joined, sentence_around
 from prismlm.index.cells import Cells
 from prismlm.index.own_text import OwnText
 from prismlm.index.probe import PROBE_FILE, Probe
-from prismlm.index.suffixes import Suffixes, has_suffixes
+from prismlm.index.suffixes import Suffixes
 from prismlm.index.support import SupportScale
 from prismlm.index.where import Conditions, Keys, rows_matching
 from prismlm.layers import PrototypeHead
@@ -74,15 +74,12 @@ class Lens:
     """
 
     def __init__(self, path: Path, meta: layout.LensMeta, head: PrototypeHead) -> None:
-        self.path = path
-        self.meta = meta
-        self.head = head
+        self.path, self.meta, self.head = path, meta, head
         self._seen = identity_of(path / layout.META_FILE)
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
         self._keys: dict[tuple[str, str], Keys] = {}
-        self._matching: dict[tuple[str, Conditions], np.ndarray] = {}
 
     @classmethod
     def open(
@@ -114,9 +111,6 @@ class Lens:
         seen = identity_of(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, head, tokenizer)
-        # Tables are read when they are first needed; what is cut off is noticed at once.
-        for name, schema in layout.SCHEMAS.items():
-            layout.check_schema(directory / name, schema)
         lens = cls(directory, meta, head)
         lens._seen = seen
         _ = lens.cells
@@ -158,31 +152,33 @@ class Lens:
             "again."
         )
 
-    def _table(self, name: str, schema: pa.Schema) -> pa.Table:
-        layout.check_files(self.path, self.meta, [name])
-        return layout.read_table(self.path / name, schema)
+    def _check_files(self, names: Iterable[str], **options: Any) -> None:
+        layout.check_files(self.path, self.meta, list(names), **options)
+
+    def _table(self, name: str) -> pa.Table:
+        self._check_files([name])
+        return layout.read_table(self.path / name, layout.SCHEMAS[name])
 
     @read_once
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
-        return self._table(layout.INDEX_FILE, layout.INDEX_SCHEMA)
-
-    @read_once
-    def prototypes(self) -> pa.Table:
-        """``prototypes.parquet``: one row per prototype."""
-        path = self.path / layout.PROTOTYPES_FILE
-        table = layout.read_prototypes(self.path, self.meta)
-        if table.num_rows != self.num_prototypes:
-            raise FormatError(
-                f"{path} describes {table.num_rows} prototypes and the model has "
-                f"{self.num_prototypes}. Build the lens again."
-            )
-        return table
+        return self._table(layout.INDEX_FILE)
 
     @read_once
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
-        return self._table(layout.MASS_FILE, layout.MASS_SCHEMA)
+        return self._table(layout.MASS_FILE)
+
+    @read_once
+    def prototypes(self) -> pa.Table:
+        """``prototypes.parquet``: one row per prototype."""
+        table = layout.read_prototypes(self.path, self.meta)
+        if table.num_rows != self.num_prototypes:
+            raise FormatError(
+                f"{self.path / layout.PROTOTYPES_FILE} describes {table.num_rows} prototypes and "
+                f"the model has {self.num_prototypes}. {layout.REBUILD}"
+            )
+        return table
 
     @read_once
     def names(self) -> list[str]:
@@ -197,20 +193,17 @@ class Lens:
     @read_once
     def cells(self) -> Cells:
         """Every position, or a sample, in the cell of its prototype."""
-        layout.check_files(self.path, self.meta, [layout.CELLS_FILE], most=layout.COMPARED_BYTES)
-        return Cells(self.path, self.meta.cells, partial(layout.check_files, self.path, self.meta))
+        self._check_files([layout.CELLS_FILE], most=layout.COMPARED_BYTES)
+        return Cells(self.path, self.meta.cells, self._check_files)
 
     @cached_property
     def cell_sizes(self) -> np.ndarray:
         """At how many positions each prototype is the nearest, int64 [K]."""
         return self.cells.sizes(self.num_prototypes)
 
-    @cached_property
+    @property
     def listed(self) -> np.ndarray:
-        """Which prototypes lists show by default, bool [K]: those of ``MIN_PLACES`` or more.
-
-        Fewer places do not say what a prototype is.
-        """
+        """Which prototypes lists show by default, bool [K]: those of ``MIN_PLACES`` or more."""
         return self.cell_sizes >= MIN_PLACES
 
     @read_once
@@ -233,37 +226,39 @@ class Lens:
     @read_once
     def suffixes(self) -> Suffixes | None:
         """The suffix array of its text; None in a lens without one."""
-        if not has_suffixes(self.path):
+        if not suffixes.has_suffixes(self.path):
             return None
-        layout.check_files(self.path, self.meta, [suffixes.DOCUMENTS_FILE])
-        layout.check_files(self.path, self.meta, [suffixes.DOCUMENTS_FILE])
-        layout.check_files(self.path, self.meta, suffixes.FILES, most=layout.COMPARED_BYTES)
+        self._check_files([suffixes.DOCUMENTS_FILE])
+        self._check_files(suffixes.FILES, most=layout.COMPARED_BYTES)
         return Suffixes.open(self.path)
+
+    @read_once
+    def states(self) -> Tensor:
+        """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
+        self._check_files([layout.CONTEXTS_FILE])
+        with safe_open(str(self.path / layout.CONTEXTS_FILE), framework="pt") as file:
+            return file.get_tensor("states")
 
     @property
     def corpus(self) -> Corpus | None:
         """The corpus it was built from; None if that is no longer there, or has changed."""
         from prismlm.corpus.layout import META_FILE
+        from prismlm.corpus.store import Corpus
 
         seen = identity_of(self.corpus_path / META_FILE)
         if self._corpus[0] != seen:
             self.__dict__.pop("_text", None)
-            self._corpus = seen, self._open_corpus()
+            corpus = None
+            with suppress(InputError, FormatError, OSError):
+                corpus = Corpus.open(self.corpus_path)
+            same = corpus is not None and corpus.fingerprint == self.meta.corpus
+            self._corpus = seen, corpus if same else None
         return self._corpus[1]
 
     @property
     def corpus_path(self) -> Path:
         """Where its corpus is looked for."""
         return self._moved_corpus or Path(self.meta.corpus_path)
-
-    def _open_corpus(self) -> Corpus | None:
-        from prismlm.corpus.store import Corpus
-
-        try:
-            corpus = Corpus.open(self.corpus_path)
-        except (InputError, FormatError, OSError):
-            return None
-        return corpus if corpus.fingerprint == self.meta.corpus else None
 
     def use_corpus(self, path: Path | str) -> None:
         """Look for the corpus in another directory than where it was when the lens was built.
@@ -293,11 +288,21 @@ class Lens:
 
     @cached_property
     def _own_text(self) -> OwnText | None:
-        cells = self.cells
-        complete = self.suffixes is not None or (cells is not None and cells.meta.share == 1)
-        if cells is None or not complete or not self.meta.with_text or self.tokenizer is None:
+        complete = self.suffixes is not None or self.cells.meta.share == 1
+        if not complete or not self.meta.with_text or self.tokenizer is None:
             return None
-        return OwnText(cells, self.suffixes, self.tokenizer)
+        return OwnText(self.cells, self.suffixes, self.tokenizer)
+
+    @cached_property
+    def _text(self) -> Callable[[int], tuple[int, str, np.ndarray]]:
+        """Where a document starts, its text, and where its tokens lie; the last few are kept."""
+        source = self.readable
+        assert source is not None
+
+        def read(number: int) -> tuple[int, str, np.ndarray]:
+            return int(source.starts[number]), source.text(number), source.spans(number)
+
+        return lru_cache(DOCUMENTS_KEPT)(read)
 
     def sentence(self, position: int) -> Around | None:
         """Return the sentence around the token at a global position; None where there is no text.
@@ -307,19 +312,15 @@ class Lens:
         source = self.readable
         if source is None:
             return None
-        number = source.document_at(position)
-        offset = position - int(source.starts[number])
-        text, spans = self._text(number)
-        left, right = spans[offset].tolist()
-        return sentence_around(text, left, right)
+        start, text, spans = self._text(source.document_at(position))
+        return sentence_around(text, *spans[position - start].tolist())
 
     def beside(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
         """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`."""
         around, source = self.sentence(position), self.readable
         if around is None or source is None:
             return []
-        number = source.document_at(position)
-        start, (text, spans) = int(source.starts[number]), self._text(number)
+        start, text, spans = self._text(source.document_at(position))
         left, right = spans[position - start].tolist()
         begin, end = left - len(around.before), right + len(around.after)
         chosen = spans[[other - start for other in others if other != position]].tolist()
@@ -327,31 +328,22 @@ class Lens:
         return joined(text[begin:end], inside)
 
     @cached_property
-    def _text(self) -> Callable[[int], tuple[str, np.ndarray]]:
-        """A document's text and where its tokens lie in it; the last few are kept."""
-        source = self.readable
-        assert source is not None
-
-        def read(number: int) -> tuple[str, np.ndarray]:
-            return source.text(number), source.spans(number).astype(np.int32)
-
-        return lru_cache(DOCUMENTS_KEPT)(read)
-
-    @cached_property
     def first_rows(self) -> np.ndarray:
         """Where each prototype's contexts start in the index, int64 [K + 1]."""
-        return self._offsets(self.index)
+        prototypes = np.arange(self.num_prototypes + 1)
+        return np.searchsorted(self.index["prototype"].to_numpy(), prototypes)
 
-    @read_once
-    def states(self) -> Tensor:
-        """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
-        path = self.path / layout.CONTEXTS_FILE
-        # All of it is read in any case.
-        layout.check_files(self.path, self.meta, [path.name])
-        with safe_open(str(path), framework="pt") as file:
-            return file.get_tensor("states")
+    def rows_of(self, prototype: int) -> slice:
+        """Return the index rows of one prototype, best context first."""
+        check_whole("the prototype", prototype, most=self.num_prototypes - 1)
+        return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
 
-    @cached_property
+    def place(self, row: int) -> dict[str, Any]:
+        """Return what the index says of the place in one of its rows."""
+        figures = ["prototype", "rank", "cosine", "activation", "routed"]
+        return self.index.slice(row, 1).drop_columns(figures).to_pylist()[0]
+
+    @property
     def documents(self) -> Keys:
         """The distinct documents of the index, and the document number of every row."""
         return self.keys("index", "doc_id")
@@ -373,20 +365,4 @@ class Lens:
 
     def matching(self, table: Literal["index", "mass"], conditions: Conditions) -> np.ndarray:
         """Return which rows of the index or the mass match a filter: bool [rows]."""
-        if (table, conditions) not in self._matching:
-            keys, known = partial(self.keys, table), partial(self.keys, "mass")
-            self._matching[table, conditions] = rows_matching(conditions, keys, known)
-        return self._matching[table, conditions]
-
-    def place(self, row: int) -> dict[str, Any]:
-        """Return what the index says of the place in one of its rows."""
-        figures = ["prototype", "rank", "cosine", "activation", "routed"]
-        return self.index.slice(row, 1).drop_columns(figures).to_pylist()[0]
-
-    def rows_of(self, prototype: int) -> slice:
-        """Return the index rows of one prototype, best context first."""
-        check_whole("the prototype", prototype, most=self.num_prototypes - 1)
-        return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
-
-    def _offsets(self, table: pa.Table) -> np.ndarray:
-        return np.searchsorted(table["prototype"].to_numpy(), np.arange(self.num_prototypes + 1))
+        return rows_matching(conditions, partial(self.keys, table), partial(self.keys, "mass"))

@@ -63,12 +63,9 @@ def compared(
     states: Tensor,
     most: int,
 ) -> Neighbours:
-    """Return the positions of ranges of rows, each beside the state that it is asked for.
+    """Return the positions of ranges of rows, from ``first`` up to, without, ``last``, int64 [p].
 
-    Args:
-        cells, query, states: as of :func:`neighbours`.
-        first, last: where each range starts and stops, int64 [p].
-        most: of a longer range, stretches of 32, evenly spaced, stand for all.
+    Of a range of more than ``most``, stretches of 32, evenly spaced, stand for all.
     """
     sizes = last - first
     kept = np.minimum(sizes, most)
@@ -105,10 +102,8 @@ def nearest_of(values: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:
 
 def largest(values: np.ndarray, limit: int) -> np.ndarray:
     """Return where the largest values stand, at most so many: descending, ties by their place."""
-    if limit < 1:
-        return np.empty(0, dtype=np.int64)
     candidates = np.arange(len(values))
-    if limit < len(values):
+    if 0 < limit < len(values):
         # Sorting all of them would take a good part of an answer's time.
         candidates = np.flatnonzero(values >= np.partition(values, -limit)[-limit])
-    return candidates[np.argsort(-values[candidates], kind="stable")][:limit]
+    return candidates[np.argsort(-values[candidates], kind="stable")][: max(0, limit)]

@@ -48,11 +48,10 @@ DECIDED = {
     "output_hidden_states", "output_scores", "return_dict_in_generate",
 }  # fmt: skip
 OF_SAMPLING = {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
-# Values with which a setting does nothing, beside None and False.
+# Values with which a setting does nothing, beside None, False and 0.
 NEUTRAL = {
     "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "length_penalty": 1,
-    "encoder_repetition_penalty": 1, "diversity_penalty": 0, "no_repeat_ngram_size": 0,
-    "min_length": 0, "top_k": 0, "top_p": 1, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0,
+    "encoder_repetition_penalty": 1, "top_p": 1, "typical_p": 1,
 }  # fmt: skip
 
 
@@ -79,17 +78,16 @@ class OpenedModel:
     def __repr__(self) -> str:
         """Say in three lines which model, head and lens these are."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        head, lens = self.head, self.lens
-        facts = [
+        head, lens = self.head, "none"
+        if self.lens is not None:
+            meta = self.lens.meta
+            lens = f"{self.lens.name}, {meta.tokens:,} tokens of {meta.documents:,} documents"
+        return (
             f"{type(self).__name__} {self.path}: {type(self.model).__name__}, "
-            f"{parameters:,} parameters",
-            f"head: {head.num_prototypes:,} prototypes, {head.prototypes_per_token} for each token",
-            "lens: none"
-            if lens is None
-            else f"lens: {lens.name}, {lens.meta.tokens:,} tokens of {lens.meta.documents:,} "
-            "documents",
-        ]
-        return "\n".join(facts)
+            f"{parameters:,} parameters\n"
+            f"head: {head.num_prototypes:,} prototypes, {head.prototypes_per_token} for each "
+            f"token\nlens: {lens}"
+        )
 
     def lens_for(self, what: str) -> Lens:
         """Return the lens, which something is read from."""
@@ -167,9 +165,6 @@ class OpenedModel:
         Args:
             text: a text, or messages, each with ``role`` and ``content``.
             room: how many tokens are to be written after it.
-
-        Raises:
-            InputError: neither; or no chat template, or messages that it refuses.
         """
         if is_messages(text):
             return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
@@ -178,12 +173,9 @@ class OpenedModel:
     def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
         """Return the tokens of a text or of messages, as the model's own tokenizer reads them.
 
-        Args:
-            text, room: as of :meth:`as_text`.
-
         Raises:
-            InputError: empty text, far too much of it, a token without an embedding; or as
-                :meth:`as_text`.
+            InputError: empty text, far too much of it, a token without an embedding; no chat
+                template, or messages that it refuses.
         """
         written = self.as_text(text, room)
         self.check_length(written)
@@ -198,22 +190,15 @@ class OpenedModel:
         return ids
 
     def encode(self, text: str | Messages, room: int = 0) -> Tensor:
-        """Return :meth:`tokens_of`, [1, T], that leaves ``room`` for more.
-
-        Raises:
-            InputError: more tokens than the model reads; or as :meth:`tokens_of`.
-        """
+        """Return :meth:`tokens_of`, [1, T]; InputError unless there is ``room`` for more."""
         room = check_whole("the number of tokens to generate", room, most=MOST_WRITTEN)
         ids = torch.tensor([self.tokens_of(text, room)])
         longest = self.context_length
         if longest is not None and ids.shape[1] + room > longest:
-            wanted = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
             left = longest - ids.shape[1]
-            way_out = (
-                f"shorten it by {room - left} tokens."
-                if left < 1 or not room
-                else (f"generate at most {left}.")
-            )
+            wanted = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
+            shorter = f"shorten it by {room - left} tokens."
+            way_out = f"generate at most {left}." if room and left >= 1 else shorter
             raise InputError(
                 f"the text has {wanted}, and {self.path.name} reads {longest}: {way_out}"
             )
@@ -252,8 +237,8 @@ def settings_not_applied(model: PreTrainedModel, temperature: float) -> str:
         f"{name}={shown(settings[name])}"
         for name in vars(GenerationConfig())
         if name in settings.keys() - left_out
-        and settings[name] not in (None, NEUTRAL.get(name))
-        and settings[name] is not False
+        and settings[name]
+        and settings[name] != NEUTRAL.get(name)
     )
     return f"Not applied: {named} of the model's generation_config.json." if named else ""
 
@@ -298,9 +283,6 @@ def write_after(
     With ``top_p`` below 1, tokens are drawn from the fewest that hold so much of the probability.
     With ``all_logits`` every position of the prompt passes the output embedding. ``enough`` is
     asked after every token, with all tokens so far, whether to stop.
-
-    Raises:
-        InputError: a number of tokens, temperature or seed that is none.
     """
     tokens = check_whole("the number of tokens to generate", tokens)
     seed = check_whole("the seed", seed, most=LARGEST_SEED)

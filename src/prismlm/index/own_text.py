@@ -21,17 +21,8 @@ from prismlm.index.suffixes import Suffixes
 class OwnText:
     """Tokens and text of the documents of a lens, by the positions of its corpus.
 
-    It has what :class:`~prismlm.corpus.store.Corpus` has for reading around a position.
-
-    Args:
-        cells: of the lens, with every position unless there is a suffix array.
-        suffixes: of the lens.
-        tokenizer: of the model.
-
-    Attributes:
-        starts: where each document begins, int64 [documents].
-        prefix: the tokens that the tokenizer puts before a text.
-        eos_token_id: the token that ends every document.
+    It has what :class:`~prismlm.corpus.store.Corpus` has for reading around a position. Cells must
+    hold every position where there is no suffix array.
     """
 
     def __init__(

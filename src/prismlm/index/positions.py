@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from prismlm.index.cells import record_type as kept_record_type
 from prismlm.index.codes import Int8Codes
 from prismlm.models.seam import LogitMap, output_embedding
-from prismlm.ops.prototype_head.fast import has_fast_product, largest, product
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 LOGITS_AT_ONCE = 2**19
 # Fewer rows would fetch a large vocabulary's weights more often than they are worth.
 ROWS_AT_LEAST = 192
-# Logits of a state that are computed again where they were formed in bfloat16.
-LARGEST = 8
 
 
 def drawn(positions: np.ndarray, share: float) -> np.ndarray:
@@ -54,13 +51,9 @@ def record_type(width: int) -> np.dtype:
 
 
 def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Code unit states in int8, each with a scale of its own: z ≈ scale · code / 127.
+    """Code unit states [N, d] in int8, each with a scale of its own: z ≈ scale · code / 127.
 
-    Args:
-        states: float32 [N, d].
-
-    Returns:
-        scales float16 [N], the largest magnitude of each row, and codes int8 [N, d].
+    Scales are float16 [N], the largest magnitude of each row; codes int8 [N, d].
     """
     scales = np.abs(states).max(1).astype(np.float16)
     factor = np.divide(127, scales, out=np.zeros(len(scales), np.float32), where=scales > 0)
@@ -86,24 +79,18 @@ def next_tokens(batch: WindowBatch, corpus: Corpus) -> Tensor:
 
 
 def position_records(
-    share: float,
     model: PreTrainedModel,
     z: Tensor,
     cell: Tensor,
     tokens: tuple[Tensor, Tensor],
     positions: Tensor,
-    low: Tensor | None = None,
+    *,
+    share: float,
+    bf16: bool,
 ) -> np.ndarray:
-    """Return the records of the positions that are kept.
+    """Return the records of the share of N positions that is kept.
 
-    Args:
-        share: of positions that are kept.
-        model: gives the probability of each next token.
-        z: hidden states, [N, d].
-        cell: the nearest prototype of each, int64 [N].
-        tokens: those at the positions and those that come next, int64 [N].
-        positions: global, int64 [N].
-        low: the model's :func:`screening_weight`.
+    They have states z [N, d], nearest prototypes ``cell``, and the ``tokens`` there and next.
     """
     chosen = torch.from_numpy(drawn(positions.numpy(), share))
     on_device = chosen.to(z.device)
@@ -113,58 +100,30 @@ def position_records(
     records["cell"] = cell[on_device].cpu().numpy()
     records["token"], records["read"] = following.numpy(), read.numpy()
     records["position"] = positions[chosen].numpy()
-    likely = probabilities(model, z, following.to(z.device), low)
+    likely = probabilities(model, z, following.to(z.device), bf16=bf16)
     records["probability"] = likely.cpu().numpy()
     records["scale"], records["code"] = quantise(unit.cpu().numpy())
     return records
 
 
-def screening_weight(model: PreTrainedModel) -> Tensor | None:
-    """Return the output embedding in bfloat16, where a product with it is the faster one."""
-    weight = output_embedding(model).weight
-    assert isinstance(weight, Tensor)
-    faster = weight.device.type == "cpu" and weight.dtype == torch.float32 and has_fast_product()
-    return weight.detach().bfloat16() if faster else None
-
-
 def probabilities(
-    model: PreTrainedModel, z: Tensor, tokens: Tensor, low: Tensor | None = None
+    model: PreTrainedModel, z: Tensor, tokens: Tensor, *, bf16: bool = False
 ) -> Tensor:
     """Return the probability that a model gives one token after each state, float32 [N].
 
-    As precise as the model's logits. In an index they only pick places that are then read again:
-    there :func:`_screened_logits` do, with ``low``, the :func:`screening_weight`.
+    In bfloat16 it is off by some hundredths of itself: good enough to pick places that are then
+    read again.
     """
     embedding, logit_map = output_embedding(model), LogitMap.of(model)
     weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
+    if bf16:
+        weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
     found = torch.empty(len(z), device=z.device)
     rows = max(ROWS_AT_LEAST, LOGITS_AT_ONCE // len(weight))
     for first in range(0, len(z), rows):
         part = slice(first, first + rows)
         # States that were kept on disk come in float32, whatever the model computes in.
-        states, wanted = z[part].to(weight.dtype), tokens[part, None]
-        if low is None:
-            logits = functional.linear(states, weight, bias).float()
-        else:
-            logits = _screened_logits(states, weight, low, bias, wanted)
-        found[part] = logit_map(logits).softmax(-1).gather(1, wanted)[:, 0]
+        logits = functional.linear(z[part].to(weight.dtype), weight, bias).float()
+        found[part] = logit_map(logits).softmax(-1).gather(1, tokens[part, None])[:, 0]
     return found
-
-
-def _screened_logits(
-    z: Tensor, weight: Tensor, low: Tensor, bias: Tensor | None, wanted: Tensor
-) -> Tensor:
-    """Return logits in bfloat16, the largest and the wanted ones in float32.
-
-    More than twice as fast; the rounding of the others, up to 2⁻⁸ of a logit, is averaged over them
-    in the sum that normalises the probability.
-    """
-    logits = product(z.bfloat16(), low).float()
-    if bias is not None:
-        logits += bias
-    some = min(LARGEST, logits.shape[1])
-    again = torch.cat([largest(logits, some)[1], wanted], dim=1)
-    rows = weight.index_select(0, again.flatten()).view(*again.shape, -1)
-    exact = (z[:, None] @ rows.transpose(1, 2)).squeeze(1)
-    return logits.scatter_(1, again, exact if bias is None else exact + bias[again])

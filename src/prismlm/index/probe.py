@@ -101,11 +101,7 @@ class Probe:
         Raises:
             StaleLensError: rounding does not explain the difference, or the model cannot read this.
         """
-        shape = weight_of(model).shape
-        if max(int(row.max()) for row in self.rows) >= shape[0] or self.states.shape[1] != shape[1]:
-            raise _stale(
-                directory, f"W is {list(shape)}, which does not fit the states of the lens"
-            )
+        self._check_shape(model, directory, max(int(row.max()) for row in self.rows))
         found, kind = self.differences(model)
         median, most = found.median().item(), found.max().item()
         allowed = tuple(map(max, _bounds(self.kind), _bounds(kind)))
@@ -125,21 +121,24 @@ class Probe:
         Raises:
             StaleLensError: rounding does not explain the difference.
         """
-        embedding = output_embedding(model)
-        weight, bias = weight_of(model), getattr(embedding, "bias", None)
-        places = [_positions(len(row) - 1) for row in self.rows]
-        following = torch.cat([row[at + 1] for row, at in zip(self.rows, places, strict=True)])
-        if int(following.max()) >= len(weight) or self.states.shape[1] != weight.shape[1]:
-            raise _stale(directory, f"W is {list(weight.shape)}, which does not fit its states")
+        following = torch.cat([row[_positions(len(row) - 1) + 1] for row in self.rows])
+        self._check_shape(model, directory, int(following.max()))
+        weight, bias = weight_of(model), getattr(output_embedding(model), "bias", None)
         embedded = nn.functional.linear(self.states.to(weight.dtype), weight, bias).float()
-        found = LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]
-        off = ((found - self.logits).abs() / self.logits.abs().max().clamp_min(TINY)).max().item()
+        off = self._off(LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]).max()
         allowed = max(_bounds(self.kind)[1], _bounds(_kind(weight.dtype))[1])
         if not off <= allowed:
             raise _stale(
                 directory,
                 "its output layer gives other logits at the states of the lens, by up to "
                 f"{off:.2g} of their size, where rounding explains {allowed:g}",
+            )
+
+    def _check_shape(self, model: nn.Module, directory: Path, largest: int) -> None:
+        shape = weight_of(model).shape
+        if largest >= shape[0] or self.states.shape[1] != shape[1]:
+            raise _stale(
+                directory, f"W is {list(shape)}, which does not fit the states of the lens"
             )
 
     def differences(self, model: nn.Module) -> tuple[Tensor, str]:
@@ -151,9 +150,11 @@ class Probe:
         states, logits = _read(model, self.rows)
         moved = (states.float().cpu() - self.states).norm(dim=1)
         moved /= self.states.norm(dim=1).clamp_min(TINY)
-        scale = self.logits.abs().max().clamp_min(TINY)
-        by_logits = (logits.float().cpu() - self.logits).abs() / scale
-        return torch.maximum(moved, by_logits), _kind(states.dtype)
+        return torch.maximum(moved, self._off(logits.float().cpu())), _kind(states.dtype)
+
+    def _off(self, logits: Tensor) -> Tensor:
+        """Return |l − l′| / max |l| at each position."""
+        return (logits - self.logits).abs() / self.logits.abs().max().clamp_min(TINY)
 
 
 def _stale(directory: Path, why: str) -> StaleLensError:
@@ -175,10 +176,8 @@ def _bounds(kind: str) -> tuple[float, float]:
 
 def _positions(length: int) -> Tensor:
     """Return four positions of a row, the last among them; fewer of a row of less."""
-    return (
-        torch.tensor(sorted({max(1, length * part // PER_ROW) for part in range(1, PER_ROW + 1)}))
-        - 1
-    )
+    parts = {max(1, length * part // PER_ROW) for part in range(1, PER_ROW + 1)}
+    return torch.tensor(sorted(parts)) - 1
 
 
 def _read(model: nn.Module, rows: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
-"""Scanning a corpus: what one shard has found after any number of forward passes."""
+"""The forward passes of an index: contexts, uses and positions found in the blocks of one shard."""
 
 from __future__ import annotations
 
-import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,15 +23,13 @@ from prismlm.corpus.windows import BlockOrder, block_passes, read_block
 from prismlm.files import json_text
 from prismlm.index.codes import CodeName
 from prismlm.index.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
-from prismlm.index.positions import next_tokens, position_records, screening_weight
+from prismlm.index.positions import next_tokens, position_records
 from prismlm.index.sort_cells import DOCUMENTS_AT_ONCE, Spool
 from prismlm.index.states import HiddenStates, pass_tokens, predicting, states_of
 from prismlm.layers import PrototypeHead
 from prismlm.ops import top_contexts
-from prismlm.ops.pair_products import pair_products
-from prismlm.ops.precision import at_least_float32
-from prismlm.ops.prototype_head import Nearest, fast
-from prismlm.ops.prototype_head.routing import inverse_norms, unit_rows
+from prismlm.ops.prototype_head import Nearest
+from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
@@ -43,8 +41,10 @@ POINTS_PER_DECADE = 8
 STEPS_PER_UNIT = 2**20
 # How many (source, domain, licence) have rows of their own: at K = 2,048, 64 MiB.
 LARGEST_GROUPS = 2048
-# Pairs of a state and a prototype whose cosines a GPU forms together.
-PAIRS = 2**16
+# Cosines formed at once: 64 MiB, but for a single window that has more.
+TILE_ELEMENTS = 2**24
+# The cosine of what is not there, below every other.
+ABSENT = -2.0
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 Key = tuple[str | None, ...]
 
@@ -95,19 +95,17 @@ class ScanInput:
         return BlockOrder.of(self.corpus.num_tokens)
 
     @cached_property
-    def inverse(self) -> Tensor:
-        """1/‖p‖ of every prototype, [K, 1]."""
-        return inverse_norms(self.head.prototypes.detach())
-
-    @cached_property
-    def low(self) -> Tensor | None:
-        """What likelihoods are screened with."""
-        return screening_weight(self.model)
-
-    @cached_property
     def groups(self) -> Groups:
         """The sources, domains and licences that uses are counted by."""
         return groups_of(self.corpus, self.options.split)
+
+    @cached_property
+    def curve_slots(self) -> list[int]:
+        """After how many blocks nearest cosines are noted: evenly spaced logarithms."""
+        blocks = self.order.count
+        steps = int(np.ceil(np.log10(max(blocks, 2)) * POINTS_PER_DECADE)) + 1
+        grid = {round(10 ** (step / POINTS_PER_DECADE)) for step in range(steps)}
+        return sorted({slot for slot in grid if slot < blocks} | {blocks})
 
 
 @dataclass(frozen=True)
@@ -148,17 +146,14 @@ def own_rows(
     def largest(sizes: dict[Key, float]) -> set[Key]:
         return set(sorted(sizes, key=lambda key: (-sizes[key], _sorted_by(key)))[:limit])
 
-    sizes = dict(zip(keys, tokens, strict=True))
-    own, others = largest(sizes), dict[Key, float]()
-    for key in keys:
-        if key not in own:
-            others[OTHER, *key[1:]] = others.get((OTHER, *key[1:]), 0) + sizes[key]
-    sums, rest = largest(others), (OTHER,) * len(GROUP_COLUMNS)
-    parents = [(OTHER, *key[1:]) for key in keys]
-    return [
-        key if key in own else parent if parent in sums else rest
-        for key, parent in zip(keys, parents, strict=True)
-    ]
+    own = largest(dict(zip(keys, tokens, strict=True)))
+    owners = [key if key in own else (OTHER, *key[1:]) for key in keys]
+    others: Counter[Key] = Counter()
+    for owner, size in zip(owners, tokens, strict=True):
+        if owner not in own:
+            others[owner] += size  # pyright: ignore[reportArgumentType]
+    summed = own | largest(dict(others))
+    return [owner if owner in summed else (OTHER,) * len(GROUP_COLUMNS) for owner in owners]
 
 
 def _sorted_by(key: Key) -> list[tuple[bool, str]]:
@@ -177,13 +172,6 @@ def mass_table(mass: Tensor, keys: Sequence[Key]) -> pa.Table:
         [pa.array(prototype.astype(np.int32)), *columns, uses, steps / STEPS_PER_UNIT],
         schema=MASS_SCHEMA,
     )
-
-
-def curve_slots(blocks: int) -> list[int]:
-    """Return after how many blocks the nearest cosines are noted: evenly spaced logarithms."""
-    steps = int(np.ceil(np.log10(max(blocks, 2)) * POINTS_PER_DECADE)) + 1
-    grid = {round(10 ** (step / POINTS_PER_DECADE)) for step in range(steps)}
-    return sorted({slot for slot in grid if slot < blocks} | {blocks})
 
 
 @dataclass
@@ -205,17 +193,16 @@ class Scan:
     curve_nearest: Tensor
     spool: Spool
     tokens: int = 0
-    _waiting: list[top_contexts.Contexts] = field(default_factory=list[top_contexts.Contexts])
 
     @classmethod
     def empty(cls, given: ScanInput, directory: Path) -> Scan:
         """Return a scan that has read nothing yet and writes positions to a directory."""
-        points, prototypes = len(curve_slots(given.order.count)), given.head.num_prototypes
+        points, prototypes = len(given.curve_slots), given.head.num_prototypes
         return cls(
             top_contexts.empty(prototypes, given.options.contexts, given.head.width),
             torch.zeros(2, len(given.groups.keys), prototypes, dtype=torch.int64),
             torch.zeros(points, dtype=torch.int64),
-            torch.full((points, prototypes), -2.0),
+            torch.full((points, prototypes), ABSENT),
             Spool(directory / POSITIONS_FILE, given.head.width),
         )
 
@@ -224,26 +211,18 @@ class Scan:
         """How many positions used each prototype, int64 [K]."""
         return self.mass[0].sum(0).numpy()
 
-    def admit(self, candidates: top_contexts.Contexts) -> None:
-        """Take candidates; many at a time are ranked, since that moves all that is kept."""
-        self._waiting.append(candidates)
-        waiting = sum(len(part.prototype) for part in self._waiting)
-        if waiting > max(4096, self.top.cosine.numel()):
-            self.settle()
-
-    def settle(self) -> None:
-        """Rank the candidates that wait."""
-        if self._waiting:
-            columns = (torch.cat(column) for column in zip(*self._waiting, strict=True))
-            self.top = top_contexts.update(self.top, top_contexts.Contexts(*columns))
-            self._waiting = []
-
     def note(self, points: slice) -> None:
         """Note the nearest cosines at points of the curve."""
-        self.settle()
-        nearest = self.top.cosine[:, 0]
         self.curve_tokens[points] = self.tokens
-        self.curve_nearest[points] = torch.where(torch.isinf(nearest), -2.0, nearest)
+        self.curve_nearest[points] = self.top.cosine[:, 0].clamp_min(ABSENT)
+
+    def count(self, group: Tensor, used: Nearest) -> None:
+        """Add the uses of N positions, each of a group and k prototypes; 0 or less is no use."""
+        cell = (group[:, None] * self.mass.shape[2] + used.indices.cpu()).flatten()
+        positive = used.activations.cpu().clamp_min(0).flatten()
+        uses, steps = self.mass.view(2, -1)
+        uses.index_add_(0, cell, (positive > 0).long())
+        steps.index_add_(0, cell, (positive.double() * STEPS_PER_UNIT).round_().long())
 
     def merge(self, other: Scan) -> None:
         """Add a finished scan of other blocks; any order gives the same bits."""
@@ -255,7 +234,6 @@ class Scan:
 
     def save(self, directory: Path) -> None:
         """Write what was found beside its positions."""
-        self.settle()
         self.spool.flush()
         tensors = {name: getattr(self, name) for name in ("mass", "curve_tokens", "curve_nearest")}
         noted = {"tokens": self.tokens, "runs": self.spool.runs}
@@ -278,7 +256,7 @@ def scan_passes(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
 
     Memory is set by K × L and one pass, not by the corpus.
     """
-    points, corpus, how = curve_slots(given.order.count), given.corpus, given.options
+    points, corpus, how = given.curve_slots, given.corpus, given.options
     for slot in slots:
         number = given.order.block(slot)
         block = read_block(corpus, given.order, number, how.split, how.window, how.stride)
@@ -287,12 +265,14 @@ def scan_passes(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
         for batch, _ in block_passes(block, corpus, corpus.eos_token_id, most):
             # The end of a document predicts nothing of it.
             owned = predicting(batch, corpus)
-            known = None
-            if kept is not None:
-                known, kept = kept.tensor_split([int(owned.sum())])
             with torch.inference_mode():
-                z = _states(given, batch, owned, known)
-                done = scan_pass(scan, given, batch, owned.to(z.device), z)
+                if kept is None:
+                    z = states_of(given.model, batch, owned, bf16=how.bf16)
+                else:
+                    known, kept = kept.tensor_split([int(owned.sum())])
+                    z = torch.zeros(*owned.shape, known.shape[1])
+                    z[owned] = known
+                done = scan_pass(scan, given, batch, owned, z.to(given.model.device))
             scan.tokens += done
             yield done
         if slot + 1 in points:
@@ -302,59 +282,52 @@ def scan_passes(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
     scan.note(slice(sum(point <= slots.stop for point in points), None))
 
 
-def _states(given: ScanInput, batch: WindowBatch, owned: Tensor, known: Tensor | None) -> Tensor:
-    """Return the states of a pass, [B, T, d]: what is known of them, or read by the model."""
-    if known is None:
-        return states_of(given.model, batch, owned, bf16=given.options.bf16)
-    z = torch.zeros(*owned.shape, known.shape[1])
-    z[owned] = known
-    return z.to(given.model.device)
-
-
 def scan_pass(
-    scan: Scan, given: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor
+    scan: Scan, given: ScanInput, batch: WindowBatch, kept: Tensor, states: Tensor
 ) -> int:
-    """Take what a pass has found: contexts, uses, positions; return its predictions."""
-    head, z = given.head, states.float()
-    threshold = scan.top.threshold.to(z.device)
-    found = scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
-    nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
-    own = z[owned]
-    relied = head.chosen(own, nearest, given.inverse)
-    kept, cell = owned.cpu(), found.indices[:, 0]
-    tokens = batch.input_ids[kept], next_tokens(batch, given.corpus)[kept]
-    how = given.options.positions, given.model
-    scan.spool.add(
-        position_records(*how, states[owned], cell, tokens, batch.positions[kept], given.low)
+    """Take what a pass has found: contexts, uses, positions; return its predictions.
+
+    ``kept`` says which positions count, bool [B, T]; ``states`` are [B, T, d], on the model's
+    device.
+    """
+    head, owned = given.head, kept.to(states.device)
+    z = states.float()
+    found = scan_windows(
+        z, head.prototypes, head.nearest_needed, owned, scan.top.threshold.to(z.device)
     )
-    window = owned.nonzero()[:, 0].cpu()
-    _count(scan.mass, given.groups.of[batch.document[window]], relied.indices, relied.activations)
-    rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
-    here = relied.indices.index_select(0, rank) == found.prototype[:, None]
-    activation = torch.relu(head.scale * found.cosine)
-    if head.weights == "fitted":
-        activation = (relied.activations.index_select(0, rank) * here).sum(1)
-    scan.admit(
-        top_contexts.Contexts(
-            found.prototype.cpu(),
-            found.cosine.cpu(),
-            batch.positions[found.window.cpu(), found.offset.cpu()],
-            batch.document[found.window.cpu()],
-            activation.cpu(),
-            here.any(1).cpu(),
-            (own * inverse_norms(own)).bfloat16().index_select(0, rank).cpu(),
+    own = z[owned]
+    nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
+    relied = head.chosen(own, nearest)
+    tokens = batch.input_ids[kept], next_tokens(batch, given.corpus)[kept]
+    scan.spool.add(
+        position_records(
+            given.model,
+            states[owned],
+            found.indices[:, 0],
+            tokens,
+            batch.positions[kept],
+            share=given.options.positions,
+            bf16=given.options.bf16,
         )
     )
+    window = kept.nonzero()[:, 0]
+    scan.count(given.groups.of[batch.document[window]], relied)
+    rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
+    here = relied.indices[rank] == found.prototype[:, None]
+    activation = torch.relu(head.scale * found.cosine)
+    if head.weights == "fitted":
+        activation = (relied.activations[rank] * here).sum(1)
+    candidates = top_contexts.Contexts(
+        found.prototype.cpu(),
+        found.cosine.cpu(),
+        batch.positions[found.window.cpu(), found.offset.cpu()],
+        batch.document[found.window.cpu()],
+        activation.cpu(),
+        here.any(1).cpu(),
+        (own * inverse_norms(own)).bfloat16()[rank].cpu(),
+    )
+    scan.top = top_contexts.update(scan.top, candidates)
     return len(window)
-
-
-def _count(mass: Tensor, group: Tensor, indices: Tensor, activations: Tensor) -> None:
-    """Add the uses of N positions, each of a group and k prototypes; 0 or less is no use."""
-    cell = (group[:, None] * mass.shape[2] + indices.cpu()).flatten()
-    positive = activations.cpu().clamp_min(0).flatten()
-    uses, steps = mass.view(2, -1)
-    uses.index_add_(0, cell, (positive > 0).long())
-    steps.index_add_(0, cell, (positive.double() * STEPS_PER_UNIT).round_().long())
 
 
 class WindowScan(NamedTuple):
@@ -379,52 +352,23 @@ def scan_windows(
     """Route owned positions and find the best of each window that reach a prototype's threshold.
 
     What indexing needs from one product: for every window b and prototype i, the owned t with the
-    largest cos(z_bt, p_i), where that is at least threshold_i (None: always). A long window that is
-    read in pieces may give one for each; the better of them is what one piece would give.
+    largest cos(z_bt, p_i), where that is at least threshold_i (None: always).
     """
-    flat, (length, width) = z.flatten(0, 1), z.shape[1:]
-    unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (flat, prototypes))
-    if threshold is None:
-        threshold = unit_p.new_full((len(unit_p),), fast.ABSENT)
-    low_z, low_p, many = fast.lowered(unit_z, unit_p, k)
-    # By how much a score may be below the cosine in float32.
-    slack = (width + 8) * torch.finfo(torch.float32).eps + 1.5 * torch.finfo(low_p.dtype).eps
-    lowest = (threshold - slack).clamp_min(fast.ABSENT / 2)
-    columns: list[Tensor] = []
-    best: list[tuple[Tensor, Tensor]] = []
-    rows = fast.tile_rows(z, len(unit_p))
-    windows, step = max(1, rows // length), min(rows, length)
-    numbers = torch.arange(len(flat), device=z.device).view(owned.shape)
-    with torch.autocast(z.device.type, enabled=False):
-        for first, start in itertools.product(range(0, len(z), windows), range(0, length, step)):
-            tile = slice(first, first + windows), slice(start, start + step)
-            own, number = owned[tile].flatten(), numbers[tile]
-            scores = fast.product(low_z[number.flatten()], low_p)
-            columns.append(fast.largest(scores, many)[1][own])
-            scores = scores.masked_fill(~own[:, None], fast.ABSENT).view(*number.shape, -1)
-            window, offset, prototype = _window_best(scores, lowest)
-            best.append((number[window, offset], prototype))
-        indices, cosines = fast.ranked(unit_z[owned.flatten()], unit_p, torch.cat(columns), k)
-        row, prototype = (torch.cat(part) for part in zip(*best, strict=True))
-        row, order = row.sort(stable=True)
-        prototype = prototype[order]
-        if z.device.type == "cpu":
-            starts = torch.searchsorted(row, torch.arange(len(unit_z) + 1))
-            cosine = pair_products(starts, prototype, unit_z, unit_p)
-        else:
-            pairs = zip(torch.split(row, PAIRS), torch.split(prototype, PAIRS), strict=True)
-            cosine = torch.cat([(unit_z[of] * unit_p[to]).sum(1) for of, to in pairs])
-    kept = cosine >= threshold[prototype]
-    row, prototype, cosine = row[kept], prototype[kept], cosine[kept]
-    return WindowScan(indices, cosines, row // length, row % length, prototype, cosine)
-
-
-def _window_best(scores: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return window, position and prototype of windows' largest scores that reach ``lowest``."""
-    size = fast.ROW_GROUP if scores.shape[1] % fast.ROW_GROUP == 0 else 1
-    grouped = scores.view(len(scores), -1, size, scores.shape[2])
-    maxima = grouped.amax(2)
-    window, prototype = (maxima.amax(1) >= lowest).nonzero(as_tuple=True)
-    group = maxima[window, :, prototype].argmax(1)
-    inside = grouped[window, group, :, prototype].argmax(1)
-    return window, group * size + inside, prototype
+    bank = (prototypes * inverse_norms(prototypes)).T.float()
+    lowest = bank.new_full((bank.shape[1],), ABSENT / 2)
+    lowest = lowest if threshold is None else torch.maximum(threshold, lowest)
+    windows = max(1, TILE_ELEMENTS // (z.shape[1] * bank.shape[1]))
+    parts: list[WindowScan] = []
+    for first in range(0, len(z), windows):
+        states, own = z[first : first + windows], owned[first : first + windows]
+        scores = (states * inverse_norms(states)) @ bank
+        cosines, indices = scores.topk(k)
+        best, offset = scores.masked_fill_(~own[:, :, None], ABSENT).max(1)
+        window, prototype = (best >= lowest).nonzero(as_tuple=True)
+        place = window, prototype
+        parts.append(
+            WindowScan(
+                indices[own], cosines[own], window + first, offset[place], prototype, best[place]
+            )
+        )
+    return WindowScan(*map(torch.cat, zip(*parts, strict=True)))

@@ -149,8 +149,7 @@ def top_signatures(
     mean = unit.mean(0) if len(unit) > 1 else torch.zeros_like(unit[0])
     apart, common = unit - mean, weight @ mean
     spread = ((weight @ (apart.T @ apart / len(apart))) * weight).sum(1).clamp_min(0).sqrt()
-    ids: list[list[int]] = []
-    values: list[list[float]] = []
+    kept: list[list[tuple[int, float]]] = []
     rows = slice(None) if chosen is None else list(chosen)
     for tile, raw in zip(apart[rows].split(TILE), prototypes[rows].split(TILE), strict=True):
         distinct = tile @ weight.T
@@ -162,30 +161,31 @@ def top_signatures(
         logits = scale * (raw[:, None] @ weight[first].transpose(1, 2)).squeeze(1)
         for token in set(first.flatten().tolist()) - texts.keys():
             texts[token] = token_alone(tokenizer, token)
-        for row in zip(first.tolist(), logits.tolist(), strict=True):
-            kept = _different(*row, texts, count)
-            ids.append([token for token, _ in kept])
-            values.append([value for _, value in kept])
-    tokens = [[texts[token] for token in row] for row in ids]
-    names = [" · ".join(different_words(row)) for row in tokens]
-    return Signatures(torch.tensor(ids), tokens, np.array(values, np.float32), names)
+        rows_of_tile = zip(first.tolist(), logits.tolist(), strict=True)
+        kept += [_different(list(zip(*row, strict=True)), texts, count) for row in rows_of_tile]
+    tokens = [[texts[token] for token, _ in row] for row in kept]
+    return Signatures(
+        torch.tensor([[token for token, _ in row] for row in kept]),
+        tokens,
+        np.array([[value for _, value in row] for row in kept], np.float32),
+        [" · ".join(different_words(row)) for row in tokens],
+    )
 
 
 def _different(
-    ids: list[int], logits: list[float], texts: dict[int, str], count: int
+    pairs: list[tuple[int, float]], texts: dict[int, str], count: int
 ) -> list[tuple[int, float]]:
     """Return the first tokens that write different words, and more where these are too few.
 
     Of several that write one word it is the one with the largest logit.
     """
     words: dict[str, tuple[int, float]] = {}
-    for token, value in zip(ids, logits, strict=True):
+    for token, value in pairs:
         word = texts[token].strip().lower() or texts[token]
         if word not in words or value > words[word][1]:
             words[word] = token, value
     kept = list(words.values())
-    rest = (pair for pair in zip(ids, logits, strict=True) if pair not in kept)
-    return [*kept, *rest][:count]
+    return [*kept, *(pair for pair in pairs if pair not in kept)][:count]
 
 
 def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 # Records that are sorted together: for a run, and where runs are merged; a cell at least.
 SORT_BYTES = 2**25
 DOCUMENTS_AT_ONCE = 2**12
-ORDER = ("cell", "token", "position")
 
 
-def in_order(records: np.ndarray) -> np.ndarray:
-    """Return the records sorted by cell, then next token, then position."""
-    return records[np.lexsort([records[name] for name in reversed(ORDER)])]
+def in_order(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
+    """Return the records of some parts sorted by cell, then next token, then position."""
+    records = np.concatenate([np.empty(0, dtype), *parts])
+    return records[np.lexsort([records[name] for name in ("position", "token", "cell")])]
 
 
 class Spool:
@@ -47,11 +47,11 @@ class Spool:
 
     def flush(self) -> None:
         """Write what waits as one run."""
-        waiting = np.concatenate([np.empty(0, self.dtype), *self._waiting])
+        waiting = in_order(self._waiting, self.dtype)
         self._waiting = []
         if len(waiting):
             with self.path.open("ab") as file:
-                file.write(in_order(waiting).view(np.uint8).data)
+                file.write(waiting.view(np.uint8).data)
             self.runs.append(len(waiting))
 
     def opened(self) -> list[np.ndarray]:
@@ -75,17 +75,9 @@ def write_cells(
 ) -> dict[str, Any]:
     """Merge the runs of all shards into ``cells.npy`` and the files of its ranges.
 
-    The order is a total one, so how the records came to their runs changes no byte.
-
-    Args:
-        directory: of the lens that is being written.
-        spools: of all shards.
-        num_cells: K.
-        vocabulary: V, what keys are counted in.
-        share: of positions that were kept.
-        progress: shows positions done.
-        codes: of hidden states. Centres of pq are learned from a sample of the positions.
-        tokens: of the whole corpus, which no position is above.
+    The order is a total one, so how the records came to their runs changes no byte. Centres of pq
+    are learned from a sample of the positions. ``tokens`` of the whole corpus say how many bytes a
+    position takes, ``share`` which of them were kept.
     """
     runs, dtype = [run for spool in spools for run in spool.opened()], spools[0].dtype
     counts = np.zeros(num_cells, np.int64)
@@ -98,29 +90,32 @@ def write_cells(
         np.save(directory / layout.CELL_CENTRES_FILE, coded.centres)
     sizes = 4 if tokens <= 2**32 else 8, 2 if vocabulary <= 2**16 else 4
     types = cells.record_type(coded, *sizes), np.dtype("<i8"), np.dtype("<i8")
+    written = 0
     with ExitStack() as files, progress.task("Sorting positions", rows, "positions") as task:
         append, append_keys, append_starts = (
             files.enter_context(array_file(directory / name, kind))
             for name, kind in zip(layout.CELL_FILES, types, strict=True)
         )
-        written = 0
         for first, last in stretches(counts, max(1, SORT_BYTES // dtype.itemsize)):
-            parts = [run[bisect_left(run["cell"], first) :] for run in runs]
-            parts = [part[: bisect_left(part["cell"], last)] for part in parts]
-            records = in_order(np.concatenate([np.empty(0, dtype), *parts]))
+            records = in_order([_of_cells(run, first, last) for run in runs], dtype)
             kept = np.empty(len(records), types[0])
             for name in ("position", "read", "probability"):
                 kept[name] = records[name]
             coded.put(records, kept)
-            keys, begins = np.unique(
-                records["cell"].astype(np.int64) * vocabulary + records["token"], return_index=True
-            )
+            key = records["cell"].astype(np.int64) * vocabulary + records["token"]
+            keys, begins = np.unique(key, return_index=True)
             append(kept)
             append_keys(keys)
             append_starts(begins + written)
             written += len(records)
             task.advance(len(records))
     return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, *sizes))
+
+
+def _of_cells(run: np.ndarray, first: int, last: int) -> np.ndarray:
+    """Return the records of a sorted run in the cells from ``first`` up to, without, ``last``."""
+    run = run[bisect_left(run["cell"], first) :]
+    return run[: bisect_left(run["cell"], last)]
 
 
 def _sample(runs: list[np.ndarray], dtype: np.dtype, rows: int, share: float) -> np.ndarray:
@@ -146,11 +141,9 @@ def stretches(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
 
 def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
     """Write ``cell-documents.parquet``: every document of the split, in the order of the corpus."""
-    numbers = corpus.split(split)
-    path = directory / layout.CELL_DOCUMENTS_FILE
-    with pq.ParquetWriter(
-        path, DOCUMENT_SCHEMA, compression="zstd", write_page_checksum=True
-    ) as writer:
+    numbers, path = corpus.split(split), directory / layout.CELL_DOCUMENTS_FILE
+    options: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+    with pq.ParquetWriter(path, DOCUMENT_SCHEMA, **options) as writer:
         for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
             table = corpus.documents.take(numbers[first : first + DOCUMENTS_AT_ONCE])
             writer.write_table(table.select(DOCUMENT_SCHEMA.names))

@@ -18,13 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
-from prismlm.corpus.windows import (
-    PASS_TOKENS,
-    BlockOrder,
-    block_passes,
-    read_block,
-    split_counts,
-)
+from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, block_passes, read_block, split_counts
 from prismlm.errors import FormatError, InputError
 from prismlm.files import room_to_write, write_json
 from prismlm.index.positions import next_tokens
@@ -38,14 +32,10 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
     from prismlm.corpus.windows import WindowBatch
 
-STATES_FILE = "states.bin"
-TOKENS_FILE = "next-tokens.bin"
-META_FILE = "states.json"
+STATES_FILE, TOKENS_FILE, META_FILE = "states.bin", "next-tokens.bin", "states.json"
 FORMAT_VERSION = 1
 # A pass of a CPU's size leaves a GPU waiting for the next. Larger ones need as much more memory.
 GPU_PASS_TOKENS = 4 * PASS_TOKENS
-# Of a position: bfloat16 numbers, and the token that follows.
-BYTES_PER_NUMBER, BYTES_PER_TOKEN = 2, 4
 
 
 class HiddenStates:
@@ -60,15 +50,16 @@ class HiddenStates:
     def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
         self.directory, self.run = directory, meta["run"]
         self.width, self._ends = int(meta["width"]), [0, *meta["ends"]]
-        states, tokens = directory / STATES_FILE, directory / TOKENS_FILE
-        for path, size in ((states, BYTES_PER_NUMBER * self.width), (tokens, BYTES_PER_TOKEN)):
+        sizes = {STATES_FILE: bytes_per_position(self.width) - 4, TOKENS_FILE: 4}
+        for path, size in ((directory / name, size) for name, size in sizes.items()):
             if not path.is_file() or path.stat().st_size < len(self) * size:
                 raise FormatError(
                     f"{path} is missing or cut off. Remove {directory}, and it is read again."
                 )
         if len(self):
-            self._states = np.memmap(states, "<u2", "r", shape=(len(self), self.width))
-            self._tokens = np.memmap(tokens, "<u4", "r", shape=(len(self),))
+            shape = len(self), self.width
+            self._states = np.memmap(directory / STATES_FILE, "<u2", "r", shape=shape)
+            self._tokens = np.memmap(directory / TOKENS_FILE, "<u4", "r", shape=shape[:1])
 
     @classmethod
     def open(cls, directory: Path) -> HiddenStates:
@@ -120,8 +111,8 @@ def pass_tokens(device: torch.device) -> int:
 
 
 def bytes_per_position(width: int) -> int:
-    """Return what a position takes on disk."""
-    return BYTES_PER_NUMBER * width + BYTES_PER_TOKEN
+    """Return what a position takes on disk: d bfloat16 numbers and the token that follows."""
+    return 2 * width + 4
 
 
 def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
@@ -170,19 +161,20 @@ def read_states(
                 "Put the former settings back, or remove it."
             )
         return found
-    writer = Writer(directory, run, weight_of(model).shape[1])
+    width = weight_of(model).shape[1]
+    most = int(limit_bytes / bytes_per_position(width))
     order = BlockOrder.of(corpus.num_tokens)
     documents, tokens = split_counts(corpus, split)
-    total = min(tokens - documents, int(limit_bytes / writer.row_bytes))
     room = room_to_write("hidden states", directory, "Make room or lower --states-gb.")
-    task_of = progress.task("Reading hidden states", total, "tokens")
+    task_of = progress.task("Reading hidden states", min(tokens - documents, most), "tokens")
+    writer = Writer(directory, run, width)
     with room, writer, evaluating(model), torch.inference_mode(), task_of as task:
         for slot in range(order.count):
-            if slot and writer.rows * writer.row_bytes >= limit_bytes:
+            if slot and writer.rows >= most:
                 break
             block = read_block(corpus, order, order.block(slot), split, window, stride)
-            most = pass_tokens(model.device)
-            for batch, _ in block_passes(block, corpus, corpus.eos_token_id, most):
+            size = pass_tokens(model.device)
+            for batch, _ in block_passes(block, corpus, corpus.eos_token_id, size):
                 owned = predicting(batch, corpus)
                 z = states_of(model, batch, owned, bf16=bf16)
                 states = z[owned.to(z.device)].bfloat16().cpu()
@@ -202,25 +194,22 @@ def states_of(
         capture(model, logits=False) as seen,
     ):
         model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
-    z = seen.z
-    # The sum is quick and not finite if a state is not; padding may be the reason too.
-    if not torch.isfinite(z.float().sum()) and not torch.isfinite(z[owned.to(z.device)]).all():
+    if not torch.isfinite(seen.z[owned.to(seen.z.device)]).all():
         raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
-    return z
+    return seen.z
 
 
 class Writer:
     """Writes the two files during a ``with`` block, and what they are of if it succeeds."""
 
     def __init__(self, directory: Path, run: dict[str, Any], width: int) -> None:
-        self.directory, self.row_bytes, self.rows = directory, bytes_per_position(width), 0
+        self.directory, self.rows = directory, 0
         self._noted = {"format_version": FORMAT_VERSION, "run": run, "width": width}
         self._ends: list[int] = []
-        self._paths = [directory / name for name in (STATES_FILE, TOKENS_FILE)]
 
     def __enter__(self) -> Writer:
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._files = [path.open("wb") for path in self._paths]
+        self._files = [(self.directory / name).open("wb") for name in (STATES_FILE, TOKENS_FILE)]
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -231,8 +220,8 @@ class Writer:
                 write_json(self.directory / META_FILE, self._noted | {"ends": self._ends})
         finally:
             if not (self.directory / META_FILE).is_file():
-                for path in self._paths:
-                    path.unlink(missing_ok=True)
+                for file in self._files:
+                    Path(file.name).unlink(missing_ok=True)
 
     def add(self, states: Tensor, tokens: Tensor) -> None:
         """Write the states of one forward pass, bfloat16 [n, d], and what follows each."""

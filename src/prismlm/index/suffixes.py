@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prismlm.errors import FormatError, InputError
-from prismlm.index.layout import open_array
+from prismlm.index.layout import REBUILD, open_array
 from prismlm.index.sort_cells import array_file
 
 if TYPE_CHECKING:
@@ -41,25 +41,16 @@ Tokens = Sequence[int] | np.ndarray
 
 
 def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
-    """Write the suffix array of a split into a lens directory; the same input gives the same bytes.
-
-    Nothing is written without the package pydivsufsort, which sorts.
+    """Write the suffix array of a split into a lens directory, where pydivsufsort is installed.
 
     The lens then needs the corpus no more: it keeps a copy of the n tokens, 2 or 4 bytes each, the
     order of their n places, 4 bytes each (8 from 2³² tokens on), and 24 bytes a document. Memory:
     5·w bytes for each of 2 million tokens, w being the bytes of the largest token id; more if one
     document is longer.
-
-    Raises:
-        InputError: the split has no documents.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         return
     documents = corpus.split(split)
-    if not len(documents):
-        raise InputError(
-            f"the corpus {corpus.name} has no documents in its {split} split: choose another split."
-        )
     starts, lengths = corpus.starts[documents], corpus.lengths[documents]
     ends = np.cumsum(lengths)
     firsts, total = ends - lengths, int(ends[-1])
@@ -90,10 +81,7 @@ def _orders(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np
 
 
 def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
-    """Return where parts of whole documents begin and end: each as large as fits, or one document.
-
-    ``firsts`` is where each document begins, ascending from 0.
-    """
+    """Return where parts of whole documents begin and end: as large as fits, or one document."""
     ends, edges = np.append(firsts[1:], total), [0]
     while edges[-1] < total:
         following, beyond = np.searchsorted(ends, [edges[-1], edges[-1] + PART], side="right")
@@ -135,12 +123,19 @@ class Suffixes:
                 "'prismlm[verbatim]', and build the lens again with `prismlm index`."
             )
         tokens, order, documents = (np.asarray(open_array(path / name)) for name in FILES)
-        _check(path / TOKENS_FILE, tokens.dtype in (">u2", ">u4") and tokens.ndim == 1)
-        _check(path / ORDER_FILE, order.dtype in ("<u4", "<i8") and order.shape == tokens.shape)
-        _check(path / DOCUMENTS_FILE, documents.dtype == "<i8" and documents.shape[:-1] == (3,))
-        _check(path / DOCUMENTS_FILE, 0 < documents.shape[1] <= len(tokens))
-        ascending = (np.diff(documents[0], prepend=-1, append=len(tokens)) > 0).all()
-        _check(path / DOCUMENTS_FILE, documents[0, 0] == documents[2, 0] == 0 and bool(ascending))
+        fits = (
+            tokens.dtype in (">u2", ">u4")
+            and order.dtype in ("<u4", "<i8")
+            and order.shape == tokens.shape == (tokens.size,)
+            and documents.dtype == "<i8"
+            and documents.shape == (3, documents.size // 3)
+            and 0 < documents.shape[1] <= len(tokens)
+        )
+        if not fits:
+            raise FormatError(
+                f"the suffix array {path / ORDER_FILE} is damaged, or its files are not of one "
+                f"lens. {REBUILD}"
+            )
         return cls(path, tokens, order, documents)
 
     def __len__(self) -> int:
@@ -228,10 +223,3 @@ class Suffixes:
 def has_suffixes(directory: Path) -> bool:
     """Say whether a lens directory has a suffix array, whole or in part."""
     return any((directory / name).is_file() for name in FILES)
-
-
-def _check(path: Path, fine: bool) -> None:
-    if not fine:
-        raise FormatError(
-            f"{path} is damaged, or not of this lens. Build the lens again with `prismlm index`."
-        )

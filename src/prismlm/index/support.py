@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -99,13 +98,11 @@ def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
 
 def calibration_stretches(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
     """Return where stretches of unseen documents start, and their tokens; one a document."""
-    generator = np.random.default_rng(0)
-    known, before = unseen_documents(corpus, split), len(corpus.prefix)
+    generator, before = np.random.default_rng(0), len(corpus.prefix)
+    known = unseen_documents(corpus, split)
     # Without what stands before a text and after it.
     lengths = corpus.lengths[known] - 1 - before
     usable = np.flatnonzero(lengths > 1)
-    if not len(usable):
-        return []
     chosen = np.sort(generator.choice(usable, min(DOCUMENTS, len(usable)), replace=False))
     room = np.maximum(1, lengths[chosen] - RUN)
     offset = before + (generator.random(len(chosen)) * room).astype(np.int64)
@@ -135,26 +132,19 @@ def leave_one_out(
         # What is padded comes after all that is looked at, so that no mask is needed.
         model(input_ids=ids.to(model.device), use_cache=False)
     predicts = torch.arange(ids.shape[1] - 1 - before) < torch.from_numpy(counts)[:, None]
-    z = seen.z[:, before:-1].float().cpu()[predicts]
-    states, tokens = z * inverse_norms(z), ids[:, before + 1 :][predicts].numpy()
-    query, cell = active_cells(head, weight_of(model), states, tokens)
-    found = neighbours(cells, query, cell, tokens[query], states)
+    z, tokens = seen.z[:, before:-1].float().cpu()[predicts], ids[:, before + 1 :][predicts]
+    states = z * inverse_norms(z)
+    # The prototypes in use at each state that speak for the token.
+    used = head.nearest(states.to(head.prototypes.device))
+    weight = weight_of(model)
+    signature = (weight[tokens].float() - weight.float().mean(0)).to(head.prototypes.device)
+    speaks = torch.einsum("nkd,nd->nk", head.prototypes.float()[used.indices], signature)
+    query, slot = ((used.activations > 0) & (speaks > 0)).nonzero(as_tuple=True)
+    cell, query = used.indices[query, slot].cpu().numpy(), query.cpu().numpy()
+    found = neighbours(cells, query, cell, tokens.numpy()[query], states)
     owner = query[found.pair]
     starts = [int(corpus.starts[corpus.document_at(start)]) for start, _ in stretches]
     own = np.repeat(starts, counts)[owner]
     others = cells.starts[cells.document_of(found.place)] != own
     nearest = nearest_of(found.cosine[others], owner[others], len(tokens))
     return np.split(nearest, np.cumsum(counts)[:-1])
-
-
-@torch.no_grad()
-def active_cells(
-    head: PrototypeHead, weight: Tensor, states: Tensor, tokens: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prototypes in use at each state that speak for a token: (state, prototype)."""
-    device = head.prototypes.device
-    found = head.nearest(states.to(device))
-    signature = (weight[torch.from_numpy(tokens)].float() - weight.float().mean(0)).to(device)
-    speaks = torch.einsum("nkd,nd->nk", head.prototypes.float()[found.indices], signature)
-    query, slot = ((found.activations > 0) & (speaks > 0)).nonzero(as_tuple=True)
-    return query.cpu().numpy(), found.indices[query, slot].cpu().numpy()

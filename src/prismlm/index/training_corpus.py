@@ -23,34 +23,27 @@ def training_corpus(directory: Path | str) -> Corpus:
         InputError: the directory does not say, the corpus is not there, or another is.
         FormatError: a file is damaged.
     """
-    directory = Path(directory)
-    noted = _noted(directory)
-    recipe, corpus = noted.get("recipe"), noted.get("corpus")
-    path = recipe.get("corpus") if isinstance(recipe, dict) else None
+    noted = _noted(Path(directory))
+    path = (noted.get("recipe") or {}).get("corpus")
+    way_out = "Name the corpus with --corpus DIR."
     if not isinstance(path, str):
-        raise InputError(
-            f"{directory} does not say which corpus it was trained on. Name one with --corpus DIR."
-        )
+        raise InputError(f"{directory} does not say which corpus it was trained on. {way_out}")
     if not Path(path).is_dir():
-        raise InputError(
-            f"{directory} was trained on the corpus {path}, which is not there. Name where it is "
-            "with --corpus DIR."
-        )
+        raise InputError(f"{directory} was trained on {path}, which is not there. {way_out}")
     found = Corpus.open(path)
-    fingerprint = corpus.get("fingerprint") if isinstance(corpus, dict) else None
-    if fingerprint is not None and fingerprint != found.fingerprint:
+    fingerprint = (noted.get("corpus") or {}).get("fingerprint")
+    if fingerprint not in (None, found.fingerprint):
         raise InputError(
             f"the corpus {path} is not the one that {directory} was trained on: it was built anew "
-            "or has another name now. Name it with --corpus DIR if it is to be read all the same."
+            f"or has another name now. {way_out}"
         )
     return found
 
 
 def trained_length(directory: Path | str) -> int | None:
     """Return how many tokens a training row had, or None if the model directory does not say."""
-    recipe = _noted(Path(directory)).get("recipe")
-    data = recipe.get("data") if isinstance(recipe, dict) else None
-    length = data.get("length") if isinstance(data, dict) else None
+    data = (_noted(Path(directory)).get("recipe") or {}).get("data") or {}
+    length = data.get("length")
     return length if isinstance(length, int) and length > 0 else None
 
 

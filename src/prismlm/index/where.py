@@ -31,15 +31,11 @@ class Keys(NamedTuple):
 
 
 def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
-    """Read ``column=value`` conditions; a column that is named twice may have either value.
-
-    Raises:
-        InputError: a condition is not ``column=value``, or there is no such column.
-    """
+    """Read ``column=value`` conditions; a column that is named twice may have either value."""
     where: dict[str, list[str]] = {}
     for condition in conditions:
-        column, equals, value = condition.partition("=")
-        if not equals or not value:
+        column, _, value = condition.partition("=")
+        if not value:
             raise InputError(
                 f"the filter {condition!r} cannot be read: expected COLUMN=VALUE, such as "
                 "license=CC0."
@@ -49,21 +45,17 @@ def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
 
 
 def normalised(where: Where | None) -> Conditions:
-    """Return a filter in one order, so that equal filters are equal.
-
-    Raises:
-        InputError: a column that text cannot be filtered by, or a value that is no text.
-    """
+    """Return a filter in one order, so that equal filters are equal; InputError for none."""
     if where is None:
         return ()
     check_kind("the filter", where, Mapping, 'a column and its values, such as {"license": "CC0"}')
-    conditions: dict[str, tuple[str, ...]] = {}
+    conditions: list[tuple[str, tuple[str, ...]]] = []
     for column, values in where.items():
         value = f"the value of {_column(column)}"
         kinds = (list, tuple, set, frozenset)
         several = check_kind(value, [values] if isinstance(values, str) else values, kinds, "text")
-        conditions[column] = tuple(sorted({check_text(value, one) for one in several}))
-    return tuple(sorted(conditions.items()))
+        conditions.append((column, tuple(sorted({check_text(value, one) for one in several}))))
+    return tuple(sorted(conditions))
 
 
 def rows_matching(

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from prismlm.corpus.layout import FACTS
 from prismlm.index import layout
 from prismlm.index.cells import Cells
 from prismlm.index.codes import parts_of
 from prismlm.index.probe import Probe
-from prismlm.index.scan import IndexOptions, Scan, ScanInput, mass_table
+from prismlm.index.scan import ABSENT, IndexOptions, Scan, ScanInput, mass_table
 from prismlm.index.signatures import signatures_of
 from prismlm.index.sort_cells import Spool, write_cells, write_documents
 from prismlm.index.suffixes import write_suffixes
@@ -30,8 +31,8 @@ from prismlm.progress import Reporter
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
-CHARACTERS_BEFORE = 160
-CHARACTERS_AFTER = 80
+CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
+FACTS_NAMED = [name for name, _ in FACTS]
 # Bytes of a kept context on disk: its compressed text and columns, and those columns alone.
 BYTES_WITH_TEXT = 230
 BYTES_WITHOUT_TEXT = 30
@@ -93,10 +94,9 @@ def convergence(scan: Scan) -> list[dict[str, float]]:
     """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
     points: list[dict[str, float]] = []
     for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):
-        seen = nearest[nearest > -2.0].double()
+        seen = nearest[nearest > ABSENT].double()
         if len(seen):
-            share = tokens / max(scan.tokens, 1)
-            mean = float(seen.mean())
+            share, mean = tokens / max(scan.tokens, 1), float(seen.mean())
             points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
     return points
 
@@ -106,26 +106,20 @@ def write_index(
 ) -> None:
     """Write ``index.parquet``, by prototype and then by rank."""
     prototype = kept.prototype.numpy()
-    first = np.searchsorted(prototype, prototype)
-    document = kept.document.numpy()
-    documents, row = np.unique(document, return_inverse=True)
-    found = corpus.documents.take(documents)
-    texts = (
-        _texts(corpus, documents, found["start"].to_numpy(), row, kept.position.numpy(), progress)
-        if with_text
-        else [pa.nulls(len(document), pa.string())] * 3
-    )
-    names = ("doc_id", "source", "domain", "license", "title", "url")
-    metadata = found.select(names).take(pa.array(row)).columns
+    rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
+    documents, row = np.unique(kept.document.numpy(), return_inverse=True)
+    texts = [pa.nulls(len(row), pa.string())] * 3
+    if with_text:
+        texts = _texts(corpus, documents, row, kept.position.numpy(), progress)
     table = pa.table(
         [
             pa.array(prototype.astype(np.int32)),
-            pa.array((np.arange(len(prototype)) - first).astype(np.int32)),
+            pa.array(rank.astype(np.int32)),
             pa.array(kept.cosine.numpy()),
             pa.array(kept.activation.numpy()),
             pa.array(kept.routed.numpy()),
             pa.array(kept.position.numpy()),
-            *metadata,
+            *corpus.documents.take(documents).select(FACTS_NAMED).take(pa.array(row)).columns,
             *texts,
         ],
         schema=layout.INDEX_SCHEMA,
@@ -136,7 +130,6 @@ def write_index(
 def _texts(
     corpus: Corpus,
     documents: np.ndarray,
-    starts: np.ndarray,
     row: np.ndarray,
     position: np.ndarray,
     progress: Reporter,
@@ -146,14 +139,8 @@ def _texts(
     order = np.argsort(row, kind="stable")
     groups = np.split(order, np.searchsorted(row[order], np.arange(1, len(documents))))
     with progress.task("Reading contexts", len(documents), "documents") as task:
-        for index, start, rows, spans in zip(
-            documents.tolist(),
-            starts.tolist(),
-            groups,
-            map(corpus.spans, documents.tolist()),
-            strict=True,
-        ):
-            text = corpus.text(index)
+        for number, rows in zip(documents.tolist(), groups, strict=True):
+            text, spans, start = corpus.text(number), corpus.spans(number), corpus.starts[number]
             for place in rows.tolist():
                 left, right = spans[position[place] - start]
                 before[place] = text[max(0, left - CHARACTERS_BEFORE) : left]

@@ -22,7 +22,6 @@ KINDS: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer"},
     list[str]: {"type": "array", "items": {"type": "string"}},
-    list[int]: {"type": "array", "items": {"type": "integer"}},
 }
 # Each heading of the file with what stands below it.
 PROMPTS = dict(
@@ -79,11 +78,7 @@ class Question(NamedTuple):
         }
 
     def answer(self, text: object) -> dict[str, Any]:
-        """Return the answer that a text is.
-
-        Raises:
-            Failed: it is none; the message says why.
-        """
+        """Return the answer that a text is; Failed, saying why, if it is none."""
         if not isinstance(text, str):
             raise Failed("there is no text in it")
         inner = FENCED.fullmatch(text)
@@ -115,13 +110,13 @@ class Answers:
         self.path, self.model, self._lock = path, model, threading.Lock()
         self._found: dict[str, Any] = {}
         data = path.read_bytes() if path.is_file() else b""
-        self._cut = data != b"" and not data.endswith(b"\n")
+        # A line that was cut off is ended before the next one.
+        self._end = b"" if data.endswith(b"\n") or not data else b"\n"
         for line in data.splitlines():
             try:
                 value = json.loads(line)
                 self._found[value["key"]] = value["answer"]
             except (ValueError, RecursionError, TypeError, KeyError):
-                # Cut short by a kill, or not ours: it is asked again.
                 continue
 
     def _key(self, question: Question) -> str:
@@ -141,12 +136,14 @@ class Answers:
         line = json_text({"key": key, "answer": answer}) + "\n"
         with self._lock, room_to_write(str(self.path), self.path.parent, self.kept):
             with self.path.open("ab") as file:
-                file.write(b"\n" * self._cut + line.encode(errors="replace"))
-            self._cut = False
+                file.write(self._end + line.encode(errors="replace"))
+            self._end = b""
             self._found[key] = answer
 
     def kept(self) -> str:
         """Say where the answers are."""
+        if not self.path.is_file():
+            return "No answer is kept."
         return f"The answers so far are kept in {self.path}; run the same command again to resume."
 
 

@@ -80,9 +80,10 @@ def name_question(made: Made, raised: Mapping[str, float], first: int, end: int)
     rows = np.unique(np.linspace(first, end - 1, min(SHOWN, end - first)).astype(int))
     lines = [json_text({token: round(value, 2) for token, value in raised.items()})]
     for row in rows.tolist():
-        shown = marked(made.text, made.places, row, BEFORE, AFTER)
-        lines.append(json_text({"passage": shown.text, "next": shown.next}))
-    asked = f"{prompt('system')}\n\n{prompt('name', data=fenced(chr(10).join(lines)))}"
+        text, following = marked(made.text, made.places, row, BEFORE, AFTER)
+        lines.append(json_text({"passage": text, "next": following}))
+    data = fenced("\n".join(lines))
+    asked = f"{prompt('system')}\n\n{prompt('name', data=data)}"
     # No message of role "system": some models' templates refuse one.
     return Question(
         ({"role": "user", "content": asked},),

@@ -31,15 +31,16 @@ class Catalogue:
 
         Of all contexts, which takes a while.
         """
-        contexts = [""] * self.lens.num_prototypes
-        names = ("prototype", "rank", "before", "token", "after")
-        columns = (self.lens.index[name].to_pylist() for name in names)
-        for prototype, rank, *words in zip(*columns, strict=True):
-            if rank < CONTEXTS:
-                contexts[prototype] += " " + "".join(word or "" for word in words)
+        index, first = self.lens.index, self.lens.first_rows.tolist()
+        columns = (index[name].fill_null("").to_pylist() for name in ("before", "token", "after"))
+        contexts = list(map("".join, zip(*columns, strict=True)))
         return [
             " ".join(
-                (f"#{n}", row["name"], row["description"] or "", *row["top_tokens"], contexts[n])
+                (
+                    f"#{n} {row['name']} {row['description'] or ''}",
+                    *row["top_tokens"],
+                    *contexts[first[n] : min(first[n] + CONTEXTS, first[n + 1])],
+                )
             ).lower()
             for n, row in enumerate(self.rows)
         ]
@@ -57,27 +58,23 @@ class Catalogue:
     @cached_property
     def orders(self) -> dict[Sort, np.ndarray]:
         """The prototypes in every order that they can be listed in."""
-        rows = self.rows
-        scores = [-1.0 if row["label_score"] is None else row["label_score"] for row in rows]
-        used = np.array([row["usage"] for row in rows])
-        leading = self.lens.leading
+        leading, table = self.lens.leading, self.lens.prototypes
+        scores = table["label_score"].fill_null(-1.0).to_numpy()
+        names = [name.lower() for name in self.lens.names]
         return {
             "text": leading,
-            "usage": np.argsort(-used, kind="stable"),
+            "usage": np.argsort(-table["usage"].to_numpy(), kind="stable"),
             # Hundreds have all passages right, often of very few: those with most come first.
-            "score": leading[np.argsort(-np.array(scores)[leading], kind="stable")],
-            "name": np.array(
-                sorted(range(len(rows)), key=lambda n: rows[n]["name"].lower()), dtype=np.int64
-            ),
-            "id": np.arange(len(rows)),
+            "score": leading[np.argsort(-scores[leading], kind="stable")],
+            "name": np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64),
+            "id": np.arange(len(names)),
         }
 
     def search(self, query: str, sort: Sort, everything: bool = False) -> np.ndarray:
         """Return the prototypes whose text has every word of a query, in an order, int64.
 
-        Those that :attr:`Lens.listed` leaves out only with ``everything``.
-
-        Of an order by a figure, those come first whose name has the words.
+        Those that :attr:`Lens.listed` leaves out only with ``everything``. Of an order by a figure,
+        those come first whose name has the words.
         """
         words, order = query.lower().split(), self.orders[sort]
         order = order if everything else order[self.lens.listed[order]]
@@ -86,7 +83,7 @@ class Catalogue:
         found = order[_having(self.texts, words)[order]]
         if sort in ("name", "id"):
             return found
-        named = _having([row["name"].lower() for row in self.rows], words)[found]
+        named = _having([name.lower() for name in self.lens.names], words)[found]
         return np.concatenate((found[named], found[~named]))
 
     def of_category(self, found: np.ndarray, category: str) -> np.ndarray:

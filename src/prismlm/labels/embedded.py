@@ -28,13 +28,13 @@ from prismlm.index.cells import Cells
 from prismlm.index.signatures import MOST_WORDS, different_words, shown_word
 from prismlm.labels import categories
 from prismlm.labels.places import (
+    BEFORE,
     SOME,
     Places,
     Text,
     around,
     counts,
     most_common,
-    whole_word,
     words_near,
 )
 from prismlm.labels.vocabulary import FUNCTION, kind_rates, role
@@ -61,13 +61,9 @@ Weigh = Callable[[sparse.csr_matrix, np.ndarray], sparse.csr_matrix]
 class Label:
     """What a prototype is called.
 
-    Attributes:
-        name: a short one, what is read last → what comes next, or where words are parted.
-        description: one sentence or two, with shares.
-        category: one of :data:`~prismlm.labels.categories.CATEGORIES`.
-        role: what kind of word comes next.
-        tags: domains of the corpus that its places are of more often than others.
-        topic: words of the text around, which the description has too.
+    ``category`` is one of :data:`~prismlm.labels.categories.CATEGORIES`, ``role`` the kind of word
+    that comes next, ``tags`` are domains that its places are of more often than others, ``topic``
+    words of the text around.
     """
 
     name: str
@@ -116,19 +112,20 @@ class _Statistics:
         raised: Sequence[Sequence[str]],
         weigh: Weigh,
     ) -> None:
-        self.text, self.places, kinds = text, places, text.vocabulary
-        self.raised = raised
-        num_cells, words = len(places.size), len(kinds.words)
+        self.text, self.places, self.raised = text, places, raised
+        kinds, num_cells = text.vocabulary, len(places.size)
         self.first = np.searchsorted(places.cell, np.arange(num_cells + 1))
         self.count = np.diff(self.first)
         self.read, self.next = text.read(places), text.next(places)
         near = around(text, places, num_cells)
-        read, following = (
-            counts(places.cell, kinds.word[token], num_cells, words)
-            for token in (self.read, self.next)
-        )
-        sides = {"read": read, "next": following, "about": near}
-        self.sides = {name: _weighed(side, self.count, weigh) for name, side in sides.items()}
+        self.sides = {
+            name: _weighed(side, self.count, weigh)
+            for name, side in (
+                ("read", counts(places.cell, kinds.word[self.read], num_cells, len(kinds.words))),
+                ("next", counts(places.cell, kinds.word[self.next], num_cells, len(kinds.words))),
+                ("about", near),
+            )
+        }
         self.kinds = kind_rates(text, places, self.read, self.next, num_cells)
         self.subjects = _subject_rates(near @ subject_words, self.count)
         self.domains, codes = cells.keys("domain")
@@ -139,28 +136,30 @@ class _Statistics:
 
     def label(self, cell: int) -> Label:
         read, following = self._side("read", cell), self._side("next", cell)
-        topic, tags = self._topic(cell), self._tags(cell)
+        own = self.places.of(slice(self.first[cell], self.first[cell + 1]))
+        topic, tags = self._topic(cell, own), self._tags(cell)
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
-        parts = self._parts(cell) if rates["piece"] >= 0.5 else []
-        whole = ["-".join(one) for one in parts]
-        about = topic or [tag for tag, _, _ in tags]
+        parts = self._parts(own) if rates["piece"] >= 0.5 else []
         right, raised = self._right(cell, following, parts)
-        names = [
-            " → ".join(filter(None, (", ".join(whole[:most]), ", ".join(raised[:most]))))
-            if parts
-            else _sides(read, right[:most], about[: min(most, 2)], most)
-            for most in range(MOST_WORDS, 0, -1)
-        ]
-        # Where all are too long, the one with the fewest words is cut.
-        name = next((one for one in names if len(one) <= NAME_LENGTH), names[-1])
-        topic = list(dict.fromkeys([*("".join(one).lower() for one in parts), *topic]))
+        about = (topic or list(tags))[:2]
+        name = ""
+        for most in range(MOST_WORDS, 0, -1):
+            if parts:
+                whole = ", ".join("-".join(one) for one in parts[:most])
+                name = " → ".join(filter(None, (whole, ", ".join(raised[:most]))))
+            else:
+                name = _sides(read, right[:most], about[:most], most)
+            if len(name) <= NAME_LENGTH:
+                break
+        else:  # even with the fewest words
+            name = name[: NAME_LENGTH - 1] + "…"
         return Label(
-            name=_cut(name),
+            name=name,
             description=self._description(cell, read, following, raised, topic, tags),
             category=self._category(cell, rates),
             role=role(rates),
-            tags=tuple(tag for tag, _, _ in tags),
-            topic=tuple(topic),
+            tags=tuple(tags),
+            topic=tuple(dict.fromkeys([*("".join(one).lower() for one in parts), *topic])),
         )
 
     def _right(
@@ -180,17 +179,14 @@ class _Statistics:
         return [*kept, *told], told
 
     def _side(self, name: str, cell: int) -> Side:
-        written: list[str] = []
-        shares: list[float] = []
+        found: dict[str, tuple[str, float]] = {}
         for word, part in self._leading(name, cell, 2 * MOST_WORDS):
-            if (part < LEAST_SHARE and written) or len(written) == MOST_WORDS:
+            if (part < LEAST_SHARE and found) or len(found) == MOST_WORDS:
                 break
             shown = self._written(name, cell, word)
-            if shown.lower() not in (one.lower() for one in written):
-                written.append(shown)
-                shares.append(part)
+            found.setdefault(shown.lower(), (shown, part))
         # A word says more to a reader than a comma that stands there more often.
-        pairs = sorted(zip(written, shares, strict=True), key=lambda pair: not _says(pair[0]))
+        pairs = sorted(found.values(), key=lambda pair: not _says(pair[0]))
         return Side([word for word, _ in pairs], [share for _, share in pairs])
 
     def _leading(self, name: str, cell: int, most: int) -> list[tuple[int, float]]:
@@ -212,28 +208,31 @@ class _Statistics:
         at = self.places.position[rows] + (name == "next")
         return shown_word(most_common(written(position) for position in at.tolist()))
 
-    def _parts(self, cell: int) -> list[tuple[str, str]]:
+    def _parts(self, own: Places) -> list[tuple[str, str]]:
         """Return the most frequent words that go on after the token read, parted there."""
-        own = self.places.of(slice(self.first[cell], self.first[cell + 1]))
         at = own.position[self.text.goes_on(own)].tolist()
         begin, end = self.text.beginning, self.text.end
         pairs = Counter((begin(i).strip(), end(i + 1).lstrip("-")) for i in at)
         return [pair for pair, _ in pairs.most_common(MOST_WORDS)]
 
-    def _topic(self, cell: int) -> list[str]:
-        own = self.places.of(slice(self.first[cell], self.first[cell + 1]))
-        near = words_near(self.text, own)
-        leading = self._leading("about", cell, TOPIC_WORDS)
-        return list(dict.fromkeys(whole_word(self.text, own, near, word) for word, _ in leading))
+    def _topic(self, cell: int, own: Places) -> list[str]:
+        """Return the words around that tell most, whole: their first token may be half of one."""
+        near, topic = words_near(self.text, own), dict[str, None]()
+        for word, _ in self._leading("about", cell, TOPIC_WORDS):
+            row, column = (found[:SOME] for found in np.nonzero(near == word))
+            starts = own.position[row] + 1 - BEFORE + column
+            ends = (self.text.end(position).strip().lower() for position in starts.tolist())
+            topic[most_common(ends)] = None
+        return list(topic)
 
-    def _tags(self, cell: int) -> list[tuple[str, float, float]]:
-        if self.count[cell] < FEW:
-            return []
+    def _tags(self, cell: int) -> dict[str, tuple[float, float]]:
+        """Return domains that are there more often than elsewhere, with share and lift."""
         share = self.domain[cell]
         lift = share / self.base
-        chosen = np.flatnonzero((lift >= TAG_LIFT) & (share >= TAG_SHARE))
+        enough = (lift >= TAG_LIFT) & (share >= TAG_SHARE) & (self.count[cell] >= FEW)
+        chosen = np.flatnonzero(enough)
         order = chosen[np.argsort(-share[chosen], kind="stable")][:2]
-        return [(self.domains[i], float(share[i]), float(lift[i])) for i in order]
+        return {self.domains[i]: (float(share[i]), float(lift[i])) for i in order}
 
     def _description(
         self,
@@ -242,7 +241,7 @@ class _Statistics:
         following: Side,
         raised: list[str],
         topic: list[str],
-        tags: list[tuple[str, float, float]],
+        tags: dict[str, tuple[float, float]],
     ) -> str:
         size = int(self.places.size[cell])
         parts = [f"Read last: {_listed(read)}. Comes next: {_listed(following)}."]
@@ -250,26 +249,26 @@ class _Statistics:
             parts.append(f"It raises {', '.join(raised)}.")
         if topic:
             parts.append(f"The text around has {', '.join(topic)}.")
-        parts += [f"{share:.0%} {name}, {lift:.1f} times its share." for name, share, lift in tags]
+        for name, (share, lift) in tags.items():
+            parts.append(f"{share:.0%} {name}, {lift:.1f} times its share.")
         return " ".join([*parts, f"{size:,} {'place' if size == 1 else 'places'}."])
 
     def _category(self, cell: int, rates: dict[str, float]) -> str:
-        if rates["link"] >= 0.5:
-            return categories.LINKS
-        if rates["line"] >= 0.5 or rates["markup"] >= 0.5:
-            return categories.BOILERPLATE
-        if rates["piece"] >= 0.5:
-            return categories.MORPHOLOGY
-        if rates["scaffold"] >= 0.5:
-            return categories.SCAFFOLD
-        if max(rates["digit"], rates["time"], rates["read digit"]) >= 0.5:
-            return categories.NUMBERS
-        if rates["capital"] >= 0.4:
-            return categories.ENTITIES
+        """Return the first category whose rule holds."""
         best = int(np.argmax(self.subjects[cell]))
-        if self.count[cell] >= FEW and self.subjects[cell, best] >= SUBJECT_LIFT:
-            return list(categories.SUBJECTS)[best]
-        return categories.SCAFFOLD if rates["grammar"] >= 0.5 else categories.OTHER
+        of_subject = self.count[cell] >= FEW and self.subjects[cell, best] >= SUBJECT_LIFT
+        numbers = max(rates["digit"], rates["time"], rates["read digit"])
+        rules = (
+            (rates["link"] >= 0.5, categories.LINKS),
+            (max(rates["line"], rates["markup"]) >= 0.5, categories.BOILERPLATE),
+            (rates["piece"] >= 0.5, categories.MORPHOLOGY),
+            (rates["scaffold"] >= 0.5, categories.SCAFFOLD),
+            (numbers >= 0.5, categories.NUMBERS),
+            (rates["capital"] >= 0.4, categories.ENTITIES),
+            (of_subject, list(categories.SUBJECTS)[best]),
+            (rates["grammar"] >= 0.5, categories.SCAFFOLD),
+        )
+        return next((name for holds, name in rules if holds), categories.OTHER)
 
 
 def shares(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_matrix:
@@ -323,7 +322,3 @@ def _listed(side: Side) -> str:
     if not side.words:
         return "many things"
     return ", ".join(f"{w} {s:.0%}" for w, s in zip(side.words, side.shares, strict=True))
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"

@@ -20,22 +20,28 @@ from prismlm.run_state import Interrupts
 CONCURRENCY, TIMEOUT, RETRIES = 8, 120.0, 2
 # Servers on one's own machine want some key, and look at none.
 KEY_VARIABLE, NO_KEY = "OPENAI_API_KEY", "none"
-# How an answer's schema may be told, the first that the endpoint knows.
-FORMATS = ("json_schema", "json_object")
+# How an answer's schema is asked for, the first that the endpoint knows; then not at all, and last
+# with no option whatever.
+FORMATS = ("json_schema", "json_object", "text", "plain")
 # Enough for a model that thinks aloud before it answers; one that never ends is cut off.
 MOST_TOKENS = 2048
-# Once more after an answer that is none.
-TRIES = 2
 # Give up when more than half of so many questions failed, or so many one after another.
 MIN_ASKED, MOST_IN_A_ROW = 8, 32
 MESSAGE_LENGTH = 300
+# What to do about a status.
+WAYS_OUT = {
+    401: f"Set {KEY_VARIABLE} to a key that is valid there.",
+    403: f"Set {KEY_VARIABLE} to a key that is valid there.",
+    404: "Check the name of the model, and that the path ends in /v1.",
+    429: "Try again later, or ask less at once with --concurrency.",
+}
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a language model is, and how it may be asked.
+    """Where a language model is, and how it may be asked; InputError for what cannot be.
 
     Attributes:
         url: what ``/chat/completions`` is put after, such as ``http://localhost:8080/v1``.
@@ -43,9 +49,6 @@ class Endpoint:
         concurrency: questions at once.
         timeout: seconds until a request is given up.
         retries: of a request that was given up, or that the endpoint was too busy for.
-
-    Raises:
-        InputError: no URL, or a number out of range.
     """
 
     url: str
@@ -71,11 +74,17 @@ class Endpoint:
         check_number("the timeout", self.timeout, "seconds above 0", lambda value: value > 0)
 
 
-def response_format(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the option of a request that asks for a schema, as one of ``FORMATS`` has it."""
+def request_options(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a request that asks for a schema in one of ``FORMATS``."""
+    if kind == "plain":
+        return {}
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": MOST_TOKENS}
     if kind == "json_schema":
-        return {"type": kind, kind: {"name": "answer", "strict": True, "schema": schema}}
-    return {"type": kind, "schema": schema}
+        named = {"name": "answer", "strict": True, "schema": schema}
+        options["response_format"] = {"type": kind, kind: named}
+    elif kind == "json_object":
+        options["response_format"] = {"type": kind, "schema": schema}
+    return options
 
 
 class Session:
@@ -93,11 +102,8 @@ class Session:
         self.tally: Counter[str] = Counter(requests=0, tokens_in=0, tokens_out=0)
         self.failures: Counter[str] = Counter()
         self._lock = threading.Lock()
-        # Options of a request that were answered, with the answer's form by its kind, and those
-        # that the endpoint does not know.
-        self._known: set[str] = set()
-        self._unknown: set[str] = set()
-        self._formats = list(FORMATS)
+        # The first of FORMATS that was not refused so far.
+        self._format = 0
         self._client = openai.OpenAI(
             base_url=endpoint.url,
             api_key=os.environ.get(KEY_VARIABLE) or NO_KEY,
@@ -119,30 +125,24 @@ class Session:
         if (known := self.answers.get(question)) is not None:
             return known
         messages = list(question.messages)
-        for left in reversed(range(TRIES)):
-            text = self._reply(messages, question)
-            try:
-                answer = question.answer(text)
-            except Failed as error:
-                if not left:
-                    raise
-                said = {"role": "assistant", "content": str(text)[:MESSAGE_LENGTH]}
-                again = {"role": "user", "content": prompt("again", reason=str(error))}
-                messages += [said, again]
-            else:
-                self.answers.add(question, answer)
-                return answer
-        raise AssertionError
+        text = self._reply(messages, question)
+        try:
+            answer = question.answer(text)
+        except Failed as error:
+            said = {"role": "assistant", "content": str(text)[:MESSAGE_LENGTH]}
+            again = {"role": "user", "content": prompt("again", reason=str(error))}
+            answer = question.answer(self._reply([*messages, said, again], question))
+        self.answers.add(question, answer)
+        return answer
 
     def _reply(self, messages: list[dict[str, str]], question: Question) -> str | None:
         reply = self._request(messages, question)
         usage, choices = getattr(reply, "usage", None), getattr(reply, "choices", None)
-        tokens = {"tokens_in": "prompt_tokens", "tokens_out": "completion_tokens"}
+        # The client believes whatever it is sent.
+        counts = [getattr(usage, name, 0) for name in ("prompt_tokens", "completion_tokens")]
         with self._lock:
             self.tally["requests"] += 1
-            for name, there in tokens.items():
-                count = getattr(usage, there, None)
-                # The client believes whatever it is sent.
+            for name, count in zip(("tokens_in", "tokens_out"), counts, strict=True):
                 self.tally[name] += count if isinstance(count, int) else 0
         first = choices[0] if isinstance(choices, list) and choices else None
         message = getattr(first, "message", None)
@@ -151,7 +151,7 @@ class Session:
         return getattr(message, "content", None)
 
     def _request(self, messages: list[dict[str, str]], question: Question) -> object:
-        """Return the reply; an option that the endpoint does not know is left out from then on."""
+        """Return the reply; what the endpoint refuses to be asked with is left out from then on."""
         import openai
 
         refusals = (
@@ -160,63 +160,44 @@ class Session:
             openai.InternalServerError,
         )
         create: Any = self._client.chat.completions.create
+        tried = self._format
         while True:
-            wanted: dict[str, Any] = {"temperature": 0, "max_tokens": MOST_TOKENS}
-            if kind := next(iter(self._formats), None):
-                wanted["response_format"] = response_format(kind, question.schema)
-            sent = {name: value for name, value in wanted.items() if name not in self._unknown}
-            forms = {name: name for name in sent} | ({"response_format": kind} if kind else {})
+            options = request_options(FORMATS[tried], question.schema)
             try:
-                reply = create(model=self.endpoint.model, messages=messages, **sent)
+                reply = create(model=self.endpoint.model, messages=messages, **options)
             except refusals as error:
-                named = {name for name in sent if name in str(error)}
-                if not named and not isinstance(error, openai.InternalServerError):
-                    # An error that names none of them is of the one that the fewest know.
-                    named = {"response_format"}
-                named = {name for name in named & sent.keys() if forms[name] not in self._known}
-                if not named:
+                # What has been answered once is not the reason.
+                if (self.tally["requests"] and tried == self._format) or tried + 1 == len(FORMATS):
                     raise self._failure(error) from error
-                with self._lock:
-                    self._unknown |= named - {"response_format"}
-                    # Another thread may have learned the same.
-                    if "response_format" in named and self._formats[:1] == [kind]:
-                        del self._formats[0]
+                tried = max(tried + 1, self._format)
             except openai.APIError as error:
                 raise self._failure(error) from error
-            except ValueError:
+            except ValueError:  # no JSON
                 return None
             else:
-                self._known |= set(forms.values())
+                self._format = tried
                 return reply
 
     def _failure(self, error: Exception) -> Failed | InputError:
         """Return what a request that failed comes to: for its question, or for all of them."""
         import openai
 
-        # What is wrong before anything was right will not become so.
-        fatal = not self.tally["requests"]
-        reason = f"it answered with status {getattr(error, 'status_code', 'unknown')}"
-        way_out = "Look at what the server says of it."
+        status = getattr(error, "status_code", None)
+        reason, fatal = f"it answered with status {status}", status in (401, 403, 404)
+        way_out = WAYS_OUT.get(status or 0, "Look at what the server says of it.")
         if isinstance(error, openai.APITimeoutError):
             reason = f"it did not answer within {self.endpoint.timeout:g} seconds"
             way_out = "Wait longer with --timeout, or ask less at once with --concurrency."
         elif isinstance(error, openai.APIConnectionError):
             fatal, reason = True, "it cannot be reached"
             way_out = "Start the server, or check host, port and path: mostly it ends in /v1."
-        elif isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
-            fatal, way_out = True, f"Set {KEY_VARIABLE} to a key that is valid there."
-        elif isinstance(error, openai.NotFoundError):
-            fatal = True
-            way_out = f"Does it serve {self.endpoint.model!r}? Does its path end in /v1?"
-        elif isinstance(error, openai.RateLimitError):
-            way_out = "Try again later, or ask less at once with --concurrency."
-        if not fatal:
+        # What is wrong before anything was right will not become so.
+        if not fatal and self.tally["requests"]:
             return Failed(reason)
         said = one_line(str(error.__cause__ or error), MESSAGE_LENGTH)
-        return InputError(f"{self.endpoint.url}: {reason} ({said}). {way_out} {self._kept()}")
-
-    def _kept(self) -> str:
-        return self.answers.kept() if self.answers.path.is_file() else "No answer is kept."
+        return InputError(
+            f"{self.endpoint.url}: {reason} ({said}). {way_out} {self.answers.kept()}"
+        )
 
     def each(
         self, jobs: Sequence[T], work: Callable[[T], R], task: Task
@@ -244,7 +225,7 @@ class Session:
             threading.Thread(target=run, daemon=True).start()
         failed = in_a_row = 0
         try:
-            with Interrupts(self._kept) as signals:
+            with Interrupts(self.answers.kept) as signals:
                 signals.now = True
                 for count in range(1, len(jobs) + 1):
                     job, found, error = done.get()
@@ -268,5 +249,5 @@ class Session:
         return InputError(
             f"{failed:,} of the first {count:,} questions to {self.endpoint.model!r} at "
             f"{self.endpoint.url} got no answer that can be used, mostly since {reason}. "
-            f"Try another model, or look at the server. {self._kept()}"
+            f"Try another model, or look at the server. {self.answers.kept()}"
         )

@@ -40,18 +40,6 @@ MADE = {
 }
 
 
-class Nearest(NamedTuple):
-    """The nearest of each prototype by cosine, itself the first.
-
-    Attributes:
-        indices: int64 [K, n].
-        distances: 1 − cosine, float32 [K, n].
-    """
-
-    indices: torch.Tensor
-    distances: torch.Tensor
-
-
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
     """Lay the prototypes of a lens out in two dimensions; ``x`` and ``y`` of its table get them.
 
@@ -61,41 +49,34 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
     Raises:
         ModuleNotFoundError: umap-learn is not installed, of the extra ``map``.
     """
-    prototypes = head.prototypes.detach().float()
     room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
-    with room, writing(lens.path):
-        nearest = nearest_prototypes(prototypes, progress)
-        with progress.task("Laying out prototypes", 1, "maps") as task:
-            places = laid_out(prototypes, nearest)
-            write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=MADE)
-            task.advance()
+    with room, writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
+        places = laid_out(head.prototypes.detach().float())
+        write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=MADE)
+        task.advance()
     return MADE
 
 
-def nearest_prototypes(prototypes: torch.Tensor, progress: Reporter = SILENT) -> Nearest:
-    """Return the nearest of each prototype, by brute force."""
+def nearest_prototypes(prototypes: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the nearest of each prototype, itself the first, and 1 − cosine: [K, n] each."""
     unit = prototypes * inverse_norms(prototypes)
-    count = min(NEIGHBOURS, len(unit))
-    parts: list[Nearest] = []
-    with progress.task("Finding neighbours", len(unit), "prototypes") as task:
-        for first in range(0, len(unit), ROWS_AT_ONCE):
-            cosines = unit[first : first + ROWS_AT_ONCE] @ unit.T
-            rows = torch.arange(len(cosines))
-            # Rounding must not put another before it; its distance is 0.
-            cosines[rows, first + rows] = 1.0
-            values, indices = cosines.topk(count)
-            parts.append(Nearest(indices, 1 - values))
-            task.advance(len(rows))
-    return Nearest(*(torch.cat(column) for column in zip(*parts, strict=True)))
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for first in range(0, len(unit), ROWS_AT_ONCE):
+        cosines = unit[first : first + ROWS_AT_ONCE] @ unit.T
+        # Rounding must not put another before it; its distance is 0.
+        cosines.diagonal(first).fill_(1.0)
+        values, indices = cosines.topk(NEIGHBOURS)
+        parts.append((indices, 1 - values))
+    indices, distances = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
+    return indices, distances
 
 
-def laid_out(prototypes: torch.Tensor, nearest: Nearest) -> np.ndarray:
+def laid_out(prototypes: torch.Tensor) -> np.ndarray:
     """Return a place for each prototype, [K, d] to float32 [K, 2]; seeded."""
     points = prototypes.numpy()
     if len(points) <= NEIGHBOURS:
         # Too few to have neighbours: the first two principal directions say as much.
-        centred = points - points.mean(0)
-        left, size, _ = np.linalg.svd(centred, full_matrices=False)
+        left, size, _ = np.linalg.svd(points - points.mean(0), full_matrices=False)
         flat = np.zeros((len(points), 2), np.float32)
         flat[:, : min(2, len(size))] = (left * size)[:, :2]
         return flat
@@ -112,7 +93,7 @@ def laid_out(prototypes: torch.Tensor, nearest: Nearest) -> np.ndarray:
             metric="cosine",
             random_state=SEED,
             n_jobs=1,
-            precomputed_knn=(nearest.indices.numpy(), nearest.distances.numpy()),
+            precomputed_knn=nearest_prototypes(prototypes),
         )
         try:
             return np.asarray(layout_of.fit_transform(points), np.float32)

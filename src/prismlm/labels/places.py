@@ -40,7 +40,7 @@ class Places(NamedTuple):
     size: np.ndarray
 
     def of(self, chosen: np.ndarray | slice) -> Places:
-        """Return some of them, by a bool for each or as a slice."""
+        """Return some of them, by a bool for each, by numbers or as a slice."""
         return Places(self.cell[chosen], self.position[chosen], self.document[chosen], self.size)
 
 
@@ -153,16 +153,9 @@ class Text:
 
 
 class Marked(NamedTuple):
-    """A place with the text around it, as a person reads it.
-
-    Attributes:
-        text: with the token that was read last as ``<<token>>``.
-        plain: the same without marks.
-        next: the token that came next.
-    """
+    """A place with the text around it: the token that was read last as ``<<token>>``, the next."""
 
     text: str
-    plain: str
     next: str
 
 
@@ -174,8 +167,7 @@ def marked(text: Text, places: Places, row: int, before: int, after: int) -> Mar
         text.spelled(part[part >= 0].tolist()).replace("<<", "‹‹").replace(">>", "››")
         for part in parts
     )
-    rest = following + right
-    return Marked(f"{left}<<{token}>>{rest}", left + token + rest, following)
+    return Marked(f"{left}<<{token}>>{following}{right}", following)
 
 
 def counts(cell: np.ndarray, word: np.ndarray, num_cells: int, words: int) -> sparse.csr_matrix:
@@ -188,13 +180,6 @@ def words_near(text: Text, places: Places) -> np.ndarray:
     """Return which word with content each token near places begins, −1 for none, [n, tokens]."""
     kinds, window = text.vocabulary, text.window(places, BEFORE, AFTER)
     return np.where((window >= 0) & kinds.content[window], kinds.word[window], -1)
-
-
-def whole_word(text: Text, places: Places, near: np.ndarray, word: int) -> str:
-    """Return how a word near places goes on most often: its first token may be half of it."""
-    row, column = (found[:SOME] for found in np.nonzero(near == word))
-    starts = places.position[row] + 1 - BEFORE + column
-    return most_common(text.end(position).strip().lower() for position in starts.tolist())
 
 
 def most_common(words: Iterable[str]) -> str:

@@ -46,16 +46,8 @@ class Scores(NamedTuple):
     shuffled_fuzzing: np.ndarray
 
 
-class Drawn(NamedTuple):
-    """What labels are scored on.
-
-    Attributes:
-        asked: rows of places that fire for each label, and as many that do not.
-        owner: whose label is the control of each.
-    """
-
-    asked: dict[int, tuple[list[int], list[int]]]
-    owner: dict[int, int]
+# Rows of places that fire for each label, and as many that do not.
+Asked = dict[int, tuple[list[int], list[int]]]
 
 
 def score_labels(
@@ -85,25 +77,27 @@ def score_labels(
     return Scores(*found)
 
 
-def draw_passages(labels: Sequence[Label | None], places: Places, seed: int = 0) -> Drawn:
-    """Draw what each label is scored on; fewer than ``LEAST`` places are too few."""
+def draw_passages(
+    labels: Sequence[Label | None], places: Places, seed: int = 0
+) -> tuple[Asked, dict[int, int]]:
+    """Draw what each label is scored on, and whose label is its control.
+
+    Fewer than ``LEAST`` places are too few.
+    """
     generator = np.random.default_rng(seed)
     first: list[int] = np.searchsorted(places.cell, np.arange(len(labels) + 1)).tolist()
-    enough = np.diff(first) >= LEAST
     named = np.array([label is not None for label in labels], dtype=bool)
-    scored = np.flatnonzero(enough & named)
-    asked: dict[int, tuple[list[int], list[int]]] = {}
+    scored = np.flatnonzero((np.diff(first) >= LEAST) & named)
+    asked: Asked = {}
     for cell in scored.tolist():
-        own = np.arange(first[cell], first[cell + 1])
-        firing = generator.permutation(own)[:MOST]
+        firing = generator.permutation(np.arange(first[cell], first[cell + 1]))[:MOST]
         # One draw too many for each that could be of the cell itself.
         drawn = generator.integers(len(places.cell), size=4 * len(firing))
         others = drawn[places.cell[drawn] != cell][: len(firing)]
         if len(others) == len(firing):
             asked[cell] = firing.tolist(), others.tolist()
     order = generator.permutation(len(scored))
-    owner = dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
-    return Drawn(asked, owner)
+    return asked, dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
 
 
 def bare(name: str) -> str:
@@ -117,23 +111,19 @@ def words_of(text: str) -> list[str]:
 
 
 def _passages(
-    text: Text, places: Places, asked: dict[int, tuple[list[int], list[int]]]
+    text: Text, places: Places, asked: Asked
 ) -> tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]]:
     """Return the words of every passage that is asked about, and of its marked place."""
     rows = sorted({row for pair in asked.values() for kind in pair for row in kind})
-    chosen = np.zeros(len(places.cell), dtype=bool)
-    chosen[rows] = True
-    some = places.of(chosen)
+    some = places.of(np.array(rows, dtype=np.int64))
     texts = np.array([*text.vocabulary.texts, ""], dtype=object)
-    whole: dict[int, frozenset[str]] = {}
-    marked: dict[int, frozenset[str]] = {}
-    for row, window, position in zip(
-        rows, text.window(some, PASSAGE, 1), some.position.tolist(), strict=True
-    ):
-        whole[row] = frozenset(words_of("".join(texts[window])))
-        place = f"{text.beginning(position)} {text.end(position + 1)}"
-        marked[row] = frozenset(words_of(place))
-    return whole, marked
+    windows = text.window(some, PASSAGE, 1)
+    whole = [frozenset(words_of("".join(texts[window]))) for window in windows]
+    marked = [
+        frozenset(words_of(f"{text.beginning(position)} {text.end(position + 1)}"))
+        for position in some.position.tolist()
+    ]
+    return dict(zip(rows, whole, strict=True)), dict(zip(rows, marked, strict=True))
 
 
 def _rarity(passages: Sequence[frozenset[str]]) -> dict[str, float]:

@@ -31,19 +31,16 @@ SENTENCE_SIGNS = frozenset(".,;:!?'\"’”“‘()-–—")
 
 
 class Vocabulary:
-    """The tokens of a tokenizer as text, by kind.
+    """The tokens of a tokenizer as text, by kind, bool [V].
 
     Attributes:
         texts: what each token writes, with the space before it, [V].
         words: the distinct words and pieces of words, in lower case and without spaces.
         word: the number of the word of each token, int64 [V].
-        goes_on: tokens that begin with a letter and no space, bool [V], as all kinds.
-        open: that end with a letter, after which a word may go on.
-        digit, line: that write digits, that end a line.
-        sign: without letters or digits, ends of lines aside.
-        markup: signs that are not those of a sentence.
-        capital: words that begin with a capital.
-        content: that begin a word that says what a text is about.
+        goes_on, open: begin with a letter and no space; end with one, so that a word may go on.
+        digit, line, capital: write digits, end a line, begin with a space and a capital.
+        sign, markup: no letters or digits; signs that are not those of a sentence.
+        content: begin a word that says what a text is about.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, size: int) -> None:

@@ -32,12 +32,9 @@ PLACES, HELD_OUT, SEED = 256, 0.2, 0
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A mean balanced accuracy over prototypes, beside that of shuffled names.
+    """A mean balanced accuracy over prototypes, beside that of each with the name of another.
 
-    Attributes:
-        mean: 0.5 says nothing.
-        shuffled: of each prototype with the name of another.
-        low, high: 95 % of a bootstrap of the difference over prototypes.
+    ½ says nothing; ``low`` and ``high`` are 95 % of a bootstrap of the difference over prototypes.
     """
 
     mean: float
@@ -58,8 +55,7 @@ class Labelling:
         detection: whether passages of the prototype can be told from others by its name.
         fuzzing: whether marked places can.
         categories: prototypes of each category.
-        documents: that named prototypes.
-        held_out: documents that scored the names.
+        documents, held_out: that named prototypes, and that scored the names.
         asked: what a labeller did, and how its names score beside the embedded ones of the same
             prototypes; None where there was none.
     """
@@ -81,14 +77,10 @@ class Labelling:
 
 
 class Made(NamedTuple):
-    """Labels, and what they are to be scored on.
+    """Labels, None for a prototype without any place, and what they are to be scored on.
 
-    Attributes:
-        labels: of every prototype, None for one without any place.
-        text: of the corpus.
-        places: that may name them: of documents that score none.
-        held_out: places of documents that named nothing.
-        documents: how many named something, and how many did not.
+    ``places`` may name them, ``held_out`` are of documents that name nothing; ``documents`` counts
+    both kinds.
     """
 
     labels: list[Label | None]
@@ -154,11 +146,18 @@ def label_lens(
             few = (made.places.size < MIN_PLACES).tolist()
             labels = [None if small else one for one, small in zip(labels, few, strict=True)]
         scores = score_labels(labels, made.text, made.held_out, SEED, progress)
-        found = _labelling(made._replace(labels=labels), scores)
-        if labeller is not None:
-            source = labeller.source if better else EMBEDDED
-            asked = {"named": len(better), **labeller.report(), "scores": _compared(made, better)}
-            found = replace(found, source=source, asked=asked)
+        seen = Counter(label.category for label in labels if label is not None)
+        found = Labelling(
+            source=labeller.source if labeller and better else EMBEDDED,
+            prototypes=len(labels),
+            named=seen.total(),
+            scored=int(np.isfinite(scores.detection).sum()),
+            **accuracies(scores),
+            categories={name: seen[name] for name in CATEGORIES},
+            documents=made.documents[0],
+            held_out=made.documents[1],
+            asked=None if labeller is None else _asked(labeller, made, better),
+        )
         _write(lens, labels, dict.fromkeys(better, found.source), scores, found)
     return found
 
@@ -190,37 +189,26 @@ def make_labels(
     return Made(labels, text, shown, places.of(held), documents)
 
 
-def _labelling(made: Made, scores: Scores) -> Labelling:
-    seen = Counter(label.category for label in made.labels if label is not None)
-    kinds = accuracies(scores)
-    return Labelling(
-        source=EMBEDDED,
-        prototypes=len(made.labels),
-        named=seen.total(),
-        scored=int(np.isfinite(scores.detection).sum()),
-        detection=kinds["detection"],
-        fuzzing=kinds["fuzzing"],
-        categories={name: seen[name] for name in CATEGORIES},
-        documents=made.documents[0],
-        held_out=made.documents[1],
-    )
-
-
 def accuracies(scores: Scores) -> dict[str, Accuracy | None]:
     """Return those of detection and of fuzzing; None where nothing is scored."""
-    scored = np.isfinite(scores.detection)
-    pairs = {
-        "detection": (scores.detection, scores.shuffled_detection),
-        "fuzzing": (scores.fuzzing, scores.shuffled_fuzzing),
-    }
     return {
-        kind: accuracy(own[scored], other[scored]) if scored.any() else None
-        for kind, (own, other) in pairs.items()
+        "detection": accuracy(scores.detection, scores.shuffled_detection),
+        "fuzzing": accuracy(scores.fuzzing, scores.shuffled_fuzzing),
     }
 
 
-def _compared(made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
-    """Return how labels score by words, beside the embedded ones of the same prototypes."""
+def accuracy(own: np.ndarray, shuffled: np.ndarray) -> Accuracy | None:
+    """Return the mean of scores beside that of the control, pair by pair; nan is not scored."""
+    scored = np.isfinite(own)
+    own, shuffled = own[scored], shuffled[scored]
+    if not len(own):
+        return None
+    (difference,) = mean_intervals((own - shuffled)[:, None], seed=SEED)
+    return Accuracy(float(own.mean()), float(shuffled.mean()), difference.low, difference.high)
+
+
+def _asked(labeller: Labeller, made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
+    """Return what a labeller did, and its scores beside the embedded ones of the same."""
     found: dict[str, Any] = {}
     own = [better.get(cell) for cell in range(len(made.labels))]
     embedded = [label if cell in better else None for cell, label in enumerate(made.labels)]
@@ -229,13 +217,7 @@ def _compared(made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
         kinds = accuracies(scores).items()
         found[name] = {kind: None if one is None else asdict(one) for kind, one in kinds}
         found["scored"] = int(np.isfinite(scores.detection).sum())
-    return found
-
-
-def accuracy(own: np.ndarray, shuffled: np.ndarray) -> Accuracy:
-    """Return the mean of scores beside that of the control, pair by pair."""
-    (difference,) = mean_intervals((own - shuffled)[:, None], seed=SEED)
-    return Accuracy(float(own.mean()), float(shuffled.mean()), difference.low, difference.high)
+    return {"named": len(better), **labeller.report(), "scores": found}
 
 
 def _write(
@@ -248,12 +230,13 @@ def _write(
     """Replace the labels of ``prototypes.parquet``, then say so in ``meta.json``."""
     # Beside the names of a labeller, those of signatures would look like more of them.
     names = [""] * len(labels) if sources else lens.names
-    named = zip(labels, names, strict=True)
     columns: dict[str, Any] = {
         column: [None if label is None else getattr(label, column) for label in labels]
         for column in ("description", "category", "role", "tags")
     }
-    columns["name"] = [old if label is None else label.name for label, old in named]
+    columns["name"] = [
+        old if label is None else label.name for label, old in zip(labels, names, strict=True)
+    ]
     columns["label_source"] = [
         SIGNATURE if label is None else sources.get(cell, EMBEDDED)
         for cell, label in enumerate(labels)

@@ -26,7 +26,7 @@ from prismlm.index.build import IndexOptions, build_index, check_index
 from prismlm.index.codes import CodeName
 from prismlm.index.layout import read_meta
 from prismlm.index.lens import Lens
-from prismlm.index.positions import probabilities, screening_weight
+from prismlm.index.positions import probabilities
 from prismlm.index.states import (
     META_FILE,
     HiddenStates,
@@ -578,11 +578,10 @@ def _time_indexing(model: Any, head: PrototypeHead, states: HiddenStates) -> flo
     """Return the seconds that a position takes in the index when its state is there."""
     rows = torch.arange(min(512, len(states))).numpy()
     z, tokens = states.states(rows).to(model.device), states.tokens(rows).to(model.device)
-    low = screening_weight(model)
 
     def position() -> None:
         head.nearest(z)
-        probabilities(model, z.to(model.dtype), tokens, low)
+        probabilities(model, z.to(model.dtype), tokens)
 
     return seconds_of(position, 1) / len(rows)
 

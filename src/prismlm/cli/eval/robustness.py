@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli import options as opt
-from prismlm.cli.options import option
-from prismlm.cli.output import print_json, show_rows, write_json, wrote
-from prismlm.instruments.results import Row
+from prismlm.cli.options import Json, Model, Overwrite, number, option
+from prismlm.cli.output import console_for_reading, print_json
+from prismlm.cli.printing.tables import show
+from prismlm.files import json_text
+from prismlm.instruments.results import Row, Table
 from prismlm.instruments.results import as_json as as_values
-from prismlm.outputs import check_outputs
+from prismlm.outputs import check_outputs, write_text
 
 if TYPE_CHECKING:
     from prismlm.eval.robustness import OpenedModel, Pair
 
-Models = Annotated[
-    list[Path], typer.Argument(metavar="MODEL...", help="Model directories to compare.")
-]
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
 Limit = Annotated[int | None, option("N", "Pairs of each slice, drawn by the seed.")]
-Entropy = Annotated[
-    float | None,
-    option("E", "Nats that mean entropies are matched to (default: the models' lowest).", least=0),
-]
-Sources = Annotated[
-    Path | None, option("DIR", "Holds wikitext2, dailydialog and ag_news (default: from the hub).")
-]
-Similarity = Annotated[
-    float, option("C", "The least cosine of a pair, by all-MiniLM-L6-v2.", least=-1, most=1)
-]
+Seed = Annotated[int, option("S", "Of what is drawn.")]
+Out = Annotated[Path | None, option("FILE", "Write the figures as JSON.")]
 
 
 def robustness(
-    models: Models,
+    models: Annotated[
+        list[Path], typer.Argument(metavar="MODEL...", help="Model directories to compare.")
+    ],
     pairs: Pairs,
-    entropy: Entropy = None,
+    entropy: Annotated[
+        float | None,
+        number(
+            "E", "Nats that mean entropies are matched to (default: the lowest of the models')."
+        ),
+    ] = None,
     limit: Limit = None,
-    seed: opt.Seed = 0,
-    out: opt.OutJson = None,
-    overwrite: opt.Overwrite = False,
-    as_json: opt.Json = False,
+    seed: Seed = 0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Compare predictions after texts and their variants: Jensen-Shannon divergence and ranks."""
     check_outputs(out, inputs=(*models, pairs), overwrite=overwrite)
@@ -52,22 +49,21 @@ def robustness(
     from prismlm.run_state import orderly_end
 
     with orderly_end():
-        drawn, how = _drawn(pairs, limit, seed), {"entropy": entropy, "seed": seed}
-        found = measure_robustness(_opened(models), drawn, **how, progress=ConsoleReporter())
-    value = {"pairs": str(pairs), "limit": limit} | as_values(found)
-    if out is not None:
-        write_json(out, value)
-    print_json(value) if as_json else _print_robustness(found)
+        drawn = _drawn(pairs, limit, seed)
+        found = measure_robustness(
+            _opened(models), drawn, entropy=entropy, seed=seed, progress=ConsoleReporter()
+        )
+    _show(found, print_robustness, {"pairs": str(pairs), "limit": limit}, out, as_json)
 
 
 def clamping(
-    model: opt.Model,
+    model: Model,
     pairs: Pairs,
     limit: Limit = None,
-    seed: opt.Seed = 0,
-    out: opt.OutJson = None,
-    overwrite: opt.Overwrite = False,
-    as_json: opt.Json = False,
+    seed: Seed = 0,
+    out: Out = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Read variants with the routing of their originals: does it bring predictions back?"""
     check_outputs(out, inputs=(model, pairs), overwrite=overwrite)
@@ -79,20 +75,22 @@ def clamping(
         drawn = _drawn(pairs, limit, seed)
         (opened,) = _opened([model])
         found = measure_clamping(opened, drawn, seed=seed, progress=ConsoleReporter())
-    value = {"pairs": str(pairs), "limit": limit} | as_values(found)
-    if out is not None:
-        write_json(out, value)
-    print_json(value) if as_json else _print_clamping(found)
+    _show(found, print_clamping, {"pairs": str(pairs), "limit": limit}, out, as_json)
 
 
 def pairs(
     out: Annotated[Path, option("DIR", "Where the two files of pairs go.")],
-    data: Sources = None,
-    per_slice: Annotated[int, option("N", "Pairs of each slice.", least=1)] = 500,
-    seed: Annotated[int, option("S", "Random seed.", least=0)] = 0,
-    similarity: Similarity = 0.75,
-    overwrite: opt.Overwrite = False,
-    as_json: opt.Json = False,
+    data: Annotated[
+        Path | None,
+        option("DIR", "Holds wikitext2, dailydialog and ag_news (default: from the hub)."),
+    ] = None,
+    per_slice: Annotated[int, number("N", "Pairs of each slice.", 1)] = 500,
+    seed: Annotated[int, number("S", "Of what is drawn.")] = 0,
+    similarity: Annotated[
+        float, number("C", "The least cosine of a pair, by all-MiniLM-L6-v2.", -1, 1)
+    ] = 0.75,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
 ) -> None:
     """Make pairs of sentences that mean the same, and of sentences that do not.
 
@@ -102,20 +100,13 @@ def pairs(
     from prismlm.eval.perturbations.generate import FILES, PairOptions, write_pairs
     from prismlm.run_state import orderly_end
 
-    files = [out / name for name in FILES]
-    check_outputs(*files, inputs=(data,), overwrite=overwrite)
+    check_outputs(*(out / name for name in FILES), inputs=(data,), overwrite=overwrite)
     options = PairOptions(per_slice=per_slice, seed=seed, similarity=similarity)
     with orderly_end():
         result = write_pairs(out, data, options, ConsoleReporter())
-    wrote(*files)
-    if as_json:
-        print_json(result)
-        return
-    parts = {name for row in result["slices"] for name in (*row["sources"], *row["left_out"])}
-    columns = {"slice": "", "pairs": ",", "similarity": ".3f", "distance": ".2f"}
-    columns |= dict.fromkeys(("candidates", *sorted(parts)), ",")
-    rows = [row | row["sources"] | row["left_out"] for row in result["slices"]]
-    show_rows("Pairs", columns, rows)
+    for name in FILES:
+        typer.echo(f"wrote {out / name}", err=True)
+    print_json(result) if as_json else print_pairs(result)
 
 
 def _drawn(path: Path, limit: int | None, seed: int) -> list[Pair]:
@@ -137,15 +128,27 @@ def _opened(paths: Sequence[Path]) -> Iterator[OpenedModel]:
         yield OpenedModel(unique, model.float(), tokenizer)
 
 
-def _print_robustness(found: Row) -> None:
+def _show(
+    found: Row, print_it: Callable[[Row], None], head: Row, out: Path | None, as_json: bool
+) -> None:
+    """Write figures as JSON where that is asked for, and print them."""
+    value = head | as_values(found)
+    if out is not None:
+        write_text(out, json_text(value, indent=2) + "\n")
+        typer.echo(f"wrote {out}", err=True)
+    print_json(value) if as_json else print_it(found)
+
+
+def print_robustness(found: Row) -> None:
     """Print each slice and model with intervals, then differences to the first model."""
-    facts: dict[str, Any] = {
+    console = console_for_reading()
+    facts = {
         "mean entropy matched to": found["target"],
         "pairs empty or too long for a model": found["left_out"],
         "JS comparable, over one vocabulary": found["comparable"],
     }
     named = {"name": "", "entropy": ".3f", "temperature": ".3f"}
-    show_rows("Models", named, found["models"], **facts)
+    show(console, Table("Models", named, tuple(found["models"]), facts))
     first = found["models"][0]["name"]
     rows = [
         {"slice": part["name"], "pairs": part["pairs"], "model": name} | figures
@@ -155,24 +158,36 @@ def _print_robustness(found: Row) -> None:
             *((f"first − {d['of'][1]}", d) for d in part["differences"] if d["of"][0] == first),
         ]
     ]
-    figures = ("js", "js_matched", "overlap.value", "spearman.value", "same_top.value")
-    columns: dict[str, str] = {"slice": "", "pairs": "", "model": ""}
-    columns |= dict.fromkeys(figures, ".3f")
+    columns: dict[str, str] = dict.fromkeys(["slice", "pairs", "model"], "")
+    columns |= {"js": ".3f", "js_matched": ".3f"}
+    columns |= dict.fromkeys(["overlap.value", "spearman.value", "same_top.value"], ".3f")
     title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
-    show_rows(title, columns, rows)
+    show(console, Table(title, columns, tuple(rows)))
 
 
-def _print_clamping(found: Row) -> None:
+def print_clamping(found: Row) -> None:
     """Print PMR of each slice with the original's routing and with a random text's."""
     rows = [
         {"slice": part["name"], "routing_of": of} | (part[key] or {"pairs": 0})
         for part in found["slices"]
         for of, key in (("original", "clamped"), ("random text", "control"))
     ]
-    columns = {"slice": "", "routing_of": "", "mean": "+.3f", "deviation": ".3f"}
-    columns |= {"share_positive": ".3f", "pooled.value": "+.3f", "base.value": ".4f"}
-    columns |= {"js.value": ".4f", "pairs": "", "unmoved": ""}
-    show_rows(f"PMR: {found['name']}, {found['routing']} clamped", columns, rows)
-    columns = dict.fromkeys(("name", "of_equal_length", "unaligned", "below_floor"), "")
+    columns = {"slice": "", "routing_of": "", "mean": "+.3f", "deviation": ".3f",
+               "share_positive": ".3f", "pooled.value": "+.3f", "base.value": ".4f",
+               "js.value": ".4f", "pairs": "", "unmoved": ""}  # fmt: skip
+    console = console_for_reading()
+    title = f"PMR: {found['name']}, {found['routing']} clamped"
+    show(console, Table(title, columns, tuple(rows)))
+    columns = {"name": "", "of_equal_length": "", "unaligned": "", "below_floor": "",
+               "gain": "+.3f"}  # fmt: skip
     title = "Pairs left out; gain: JS with random routing minus the original's"
-    show_rows(title, columns | {"gain": "+.3f"}, found["slices"])
+    show(console, Table(title, columns, tuple(found["slices"])))
+
+
+def print_pairs(result: dict[str, Any]) -> None:
+    """Print of each slice how alike its pairs are, where they come from and what was filtered."""
+    parts = {name: "" for row in result["slices"] for name in (*row["sources"], *row["left_out"])}
+    columns = {"slice": "", "pairs": ",", "similarity": ".3f", "distance": ".2f",
+               "candidates": ","} | dict.fromkeys(sorted(parts), ",")  # fmt: skip
+    rows = tuple(row | row["sources"] | row["left_out"] for row in result["slices"])
+    show(console_for_reading(), Table("Pairs", columns, rows))

@@ -2,50 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from prismlm.cli import options as opt
-from prismlm.cli.options import flag, option
-from prismlm.cli.output import print_json, say, show, show_rows, token_text, wrote
+from prismlm.cli.options import Json, Model, Overwrite, flag, number, option
+from prismlm.cli.output import console_for_reading, fit, plain, print_json, table_of
 from prismlm.errors import InputError
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
-    from prismlm.explain.attention_maps import AttentionMap
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from prismlm.explain.attention_maps import AttentionMap, Head, Link
+
+TOKEN_WIDTH = 12
 Roles = Annotated[
-    bool, flag("--roles", "Which heads look for subject, object, determiners or verbs.")
+    bool,
+    flag(
+        "--roles", "In place of a text: which heads look for subject, object, determiners or verbs."
+    ),
 ]
 CasesFile = Annotated[
     Path | None,
     option("FILE", "Sentences for --roles, JSON lines with marked words (default: bundled)."),
 ]
-Draws = Annotated[int | None, option("N", "Of random words, for --roles.", least=1)]
+Draws = Annotated[
+    int | None,
+    number("N", "Of random words, for --roles (default: as many as p needs).", 1),
+]
 Untrained = Annotated[
-    bool, flag("--untrained/--no-untrained", "With --roles: search random weights too.")
+    bool,
+    flag(
+        "--untrained/--no-untrained", "With --roles, search the same model with random weights too."
+    ),
 ]
 
 
 def attention(
-    model: opt.Model,
+    model: Model,
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="Of at least two tokens.")
     ] = None,
-    layer: opt.Layer = None,
+    layer: Annotated[int | None, option("N", "Only this layer.")] = None,
     head: Annotated[int | None, option("H", "Only this head of a layer, or of --group.")] = None,
     group: Annotated[str | None, option("GROUP", "Only signal or only noise heads.")] = None,
-    top: Annotated[int, option("K", "Strongest weights shown of a head.", least=0)] = 3,
+    top: Annotated[int, number("K", "Strongest weights shown of a head.")] = 3,
     out: Annotated[Path | None, option("FILE", "Write a PNG; needs the extra plot.")] = None,
-    overwrite: opt.Overwrite = False,
+    overwrite: Overwrite = False,
     roles: Roles = False,
     cases: CasesFile = None,
     draws: Draws = None,
-    seed: opt.Seed = 0,
-    untrained: Untrained = True,
-    as_json: opt.Json = False,
+    seed: Annotated[int, option("S", "Of the draws.")] = 0,
+    beside_untrained: Untrained = True,
+    as_json: Json = False,
 ) -> None:
     """Show what attention heads look at along a text, or which of them look for a role.
 
@@ -53,7 +66,8 @@ def attention(
     """
     if (text is None) != roles:
         raise InputError(
-            f"expected either a text or --roles, got {'both' if roles else 'neither'}."
+            f"expected either a text or --roles, got {'both' if roles else 'neither'}: prismlm "
+            'inspect attention MODEL "text", or prismlm inspect attention MODEL --roles.'
         )
     if roles and out is not None:
         raise InputError("--out is a picture of one text: give a text in place of --roles.")
@@ -70,8 +84,7 @@ def attention(
     opened, tokenizer = read_checkpoint(model)
     heads = heads_of(opened, layer=layer, head=head, group=group)
     if text is None:
-        read = (opened, tokenizer, heads)
-        value = _roles(*read, cases, draws, seed, untrained=untrained, as_json=as_json)
+        value = _roles(opened, tokenizer, heads, cases, draws, seed, beside_untrained, as_json)
     else:
         maps = read_maps(opened, tokenizer, text, heads)
         value = {"text": text, "maps": [_map(one, top) for one in maps]}
@@ -79,11 +92,9 @@ def attention(
             from prismlm.pages.attention_plots import save_maps
 
             save_maps(maps, out)
-            wrote(out)
+            typer.echo(f"wrote {out}", err=True)
         if not as_json:
-            say(text + "\n")
-            columns = {"head": "", "itself": ".2f", "strongest on others: from → to": ""}
-            show_rows("", columns, [_row(one, top) for one in maps])
+            print_maps(maps, top)
     if as_json:
         print_json({"model": str(model), **value})
 
@@ -93,45 +104,62 @@ def _map(one: AttentionMap, top: int) -> dict[str, Any]:
     return one.to_dict() | {"on_itself": one.on_itself(), "strongest": strongest}
 
 
-def _row(one: AttentionMap, top: int) -> dict[str, Any]:
-    """Return the strongest weights of a head on other tokens, and the mean weight on itself."""
-    links = [
-        f"{token_text(one.tokens[link.source])} → {token_text(one.tokens[link.target])} "
-        f"{link.weight:.2f}"
-        for link in one.strongest(top)
-    ]
-    return {
-        "head": one.head.title,
-        "itself": one.on_itself(),
-        "strongest on others: from → to": "   ".join(links),
-    }
-
-
 def _roles(
-    model: Any,
-    tokenizer: Any,
-    heads: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    heads: tuple[Head, ...],
     path: Path | None,
     draws: int | None,
     seed: int,
-    *,
-    untrained: bool,
+    beside_untrained: bool,
     as_json: bool,
 ) -> dict[str, Any]:
+    from prismlm.cli.printing.tables import show
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.heads import roles
+    from prismlm.instruments.heads.roles import (
+        best_of_roles,
+        load_role_cases,
+        search_roles,
+        untrained,
+    )
 
-    cases = roles.load_role_cases(path)
+    cases = load_role_cases(path)
     options: dict[str, Any] = {"draws": draws, "seed": seed, "progress": ConsoleReporter()}
-    found = roles.search_roles(model, tokenizer, cases, heads, **options)
+    found = search_roles(model, tokenizer, cases, heads, **options)
     other = None
-    if untrained:
-        random = roles.untrained(model, seed)
-        other = roles.search_roles(random, tokenizer, cases, heads, **options)["roles"]
+    if beside_untrained:
+        other = search_roles(untrained(model, seed), tokenizer, cases, heads, **options)
     if not as_json:
-        table = roles.best_of_roles(found)
+        shown = best_of_roles(found)
         if other is not None:
-            table.facts["with_random_weights"] = other
-        show(table)
+            shown.facts["with_random_weights"] = other["roles"]
+        show(console_for_reading(), shown)
     source = None if path is None else str(path)
-    return {"cases": source, **found.to_dict(), "untrained": other}
+    return {"cases": source, **found.to_dict(), "untrained": other and other["roles"]}
+
+
+def print_maps(maps: Sequence[AttentionMap], top: int) -> None:
+    """Print the strongest weights of each head on other tokens, and the mean weight on itself."""
+    from prismlm.corpus.words import DITTO
+
+    console = console_for_reading()
+    tokens = maps[0].tokens
+    text = "".join(plain(token) for token in tokens if token != DITTO)
+    console.print(text, soft_wrap=True)
+    console.print()
+    table = table_of("head", "*itself")
+    table.add_column("strongest on others: from → to")
+    for one in maps:
+        links = Text("   ").join(_link(link, one.tokens) for link in one.strongest(top))
+        table.add_row(one.head.title, f"{one.on_itself():.2f}", links)
+    console.print(table)
+
+
+def _link(link: Link, tokens: Sequence[str]) -> Text:
+    from prismlm.pages.trace_data import visible
+
+    source, target = (
+        fit(plain(visible(tokens[place])).strip("·") or "·", TOKEN_WIDTH)
+        for place in (link.source, link.target)
+    )
+    return Text(f"{source} → {target} ").append(f"{link.weight:.2f}", "bold")

@@ -9,9 +9,12 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
-from prismlm.cli.output import fit_ends, plain, token_text
+from prismlm.cli.output import fit_ends, plain
+from prismlm.corpus.chat import text_of
+from prismlm.pages.trace_data import visible
 
 if TYPE_CHECKING:
+    from prismlm.corpus.chat import Messages
     from prismlm.explain.steps import Step
     from prismlm.explain.trace import Trace
 
@@ -22,7 +25,11 @@ LONGEST_WORD = 24
 
 
 class Writer:
-    """Writes words as they come and breaks lines between them."""
+    """Writes words as they come and breaks lines between them.
+
+    Args:
+        console: that is written to.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console, self._column, self._waiting = console, 0, ""
@@ -36,10 +43,15 @@ class Writer:
         for word in words:
             self._put(word, style)
 
-    def end(self, style: str = "") -> None:
-        """Write the last word, and end its line."""
-        self._put(self._waiting.rstrip(), style)
+    def flush(self, style: str = "") -> None:
+        """Write what waits for the rest of its word."""
+        self._put(self._waiting, style)
         self._waiting = ""
+
+    def end(self) -> None:
+        """Write the last word, and end its line."""
+        self._waiting = self._waiting.rstrip()
+        self.flush()
         if self._column:
             self._out("\n")
 
@@ -50,7 +62,8 @@ class Writer:
         for part in chop_cells(body, width):
             self._out(part, style)
         blank = word[len(body) :]
-        self._out("\n" * blank.count("\n") or blank[: max(0, width - self._column)])
+        lines = blank.count("\n")
+        self._out("\n" * lines or blank[: max(0, width - self._column)])
 
     def _out(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style), end="", soft_wrap=True)
@@ -62,39 +75,51 @@ class AnswerPrinter:
 
     Args:
         console: that is written to.
-        question: a text, or a chat's last message of the user.
+        text: what is explained: a text, or the messages of a chat.
     """
 
-    def __init__(self, console: Console, question: str) -> None:
-        self._console, self._writer, self._question = console, Writer(console), question
+    def __init__(self, console: Console, text: str | Messages) -> None:
+        self._console, self._writer, self._text = console, Writer(console), text
         self._begun = False
 
-    def follow(self, step: Step) -> None:
-        """Print the target of one step, if the model wrote it."""
-        shown = step.pieces[1].shown if step.target_from == "generated" else ""
-        if shown := shown if self._begun else shown.lstrip():
-            self._begin()
-            self._writer.write(shown)
+    @property
+    def question(self) -> str:
+        """The text, or the last message of the user."""
+        if isinstance(self._text, str):
+            return self._text
+        said = [text_of(one.get("content")) for one in self._text if one["role"] == "user"]
+        return said[-1] if said else ""
+
+    def follow(self, step: Step, special: bool) -> None:
+        """Print the target of one step, if the model wrote it and it is no mark of a chat."""
+        if step.target_from == "generated" and not special:
+            shown = step.pieces[1].shown
+            if shown := shown if self._begun else shown.lstrip():
+                self._begin()
+                self._writer.write(shown)
 
     def pause(self) -> None:
         """End the line of what was written so far."""
         if self._begun:
             self._writer.end()
 
-    def finish(self, trace: Trace, is_text: bool) -> None:
+    def finish(self, trace: Trace) -> None:
         """Print what was not printed yet, and what must be said of the answer."""
-        answers = trace.written or trace.first
-        if not answers:
-            self._writer.write(self._question if is_text else trace.answer)
+        whole = self._text if isinstance(self._text, str) else trace.answer
+        if not trace.written and not trace.first:
+            self._writer.write(whole)
         elif not self._begun:
             self._begin()
             self._writer.write(trace.answer.strip())
-        if not trace.written and is_text:
-            self._writer.write(f" → {token_text(trace.steps[-1].pieces[1].label)}")
+        self._writer.flush()
+        if not trace.written and isinstance(self._text, str):
+            following = visible(plain(trace.steps[-1].pieces[1].label))
+            self._writer.write(f" → {following}", "dim italic")
+            self._writer.flush("dim italic")
         self._writer.end()
         if trace.written and not trace.answer.strip():
             self._console.print("The model wrote nothing: it ended the text at once.", style="bold")
-        elif answers and repeats(self._question, trace.answer):
+        elif (trace.written or trace.first) and repeats(self.question, trace.answer):
             self._console.print(
                 "The answer repeats the question, so what follows is about the question's words.",
                 style="yellow",
@@ -102,10 +127,14 @@ class AnswerPrinter:
         self._console.print()
 
     def _begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            shown = fit_ends(self._question, PROMPT_LINES * self._console.width)
-            self._console.print(shown, style="dim", end="\n\n")
+        if self._begun:
+            return
+        self._begun = True
+        shown = fit_ends(self.question, PROMPT_LINES * self._console.width)
+        self._writer.write(shown, "dim")
+        self._writer.flush("dim")
+        self._writer.end()
+        self._console.print()
 
 
 def repeats(question: str, answer: str) -> bool:

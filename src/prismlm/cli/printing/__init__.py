@@ -1,0 +1,1 @@
+"""Printing results on a terminal."""
