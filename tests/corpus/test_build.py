@@ -216,22 +216,6 @@ def test_only_one_build_writes_an_output(build: Callable[..., Corpus]) -> None:
     assert _bytes_of(corpus.path) == before
 
 
-def test_what_a_killed_build_left_is_cleaned_up(build: Callable[..., Corpus]) -> None:
-    corpus = build(["first"])
-    names = (corpus.path.name, "other")
-    left, other = (corpus.path.parent / f".{name}.0a1b2c3d.tmp" for name in names)
-    for directory in (left, other):
-        directory.mkdir()
-        (directory / "tokens-00000.bin").write_bytes(b"half")
-    mine = corpus.path.parent / f".{corpus.path.name}.notes.tmp"
-    mine.write_text("mine")
-    source = write_jsonl(corpus.path.parent / "t.jsonl", [{"text": "second"}])
-    build_corpus(source, corpus.path, vocab_size=300, overwrite=True)
-    assert not left.exists()
-    assert other.exists()
-    assert mine.read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

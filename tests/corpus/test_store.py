@@ -162,15 +162,14 @@ def copy(corpus: Corpus, tmp_path: Path) -> Path:
     ],
 )
 def test_incomplete_directories_name_what_is_missing(copy: Path, name: str) -> None:
+    cut = copy / "tokens-00000.bin"
+    whole = cut.read_bytes()
+    cut.write_bytes(whole[:-2])
+    with pytest.raises(FormatError, match=r"tokens-00000\.bin has \d+ bytes, expected"):
+        Corpus.open(copy)
+    cut.write_bytes(whole)
     (copy / name).unlink()
     with pytest.raises(FormatError, match=name):
-        Corpus.open(copy)
-
-
-def test_cut_tokens_are_noticed(copy: Path) -> None:
-    path = copy / "tokens-00000.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(FormatError, match=r"tokens-00000\.bin has \d+ bytes, expected"):
         Corpus.open(copy)
 
 
@@ -201,37 +200,26 @@ def test_spans_refuse_tokens_that_are_not_the_texts(copy: Path) -> None:
         Corpus.open(copy).spans(0)
 
 
-def test_a_value_that_was_changed_is_noticed(copy: Path) -> None:
-    meta = read_json(copy / "corpus.json")
-    meta["heldout"]["documents"] += 1
-    write_json(copy / "corpus.json", meta)
-    with pytest.raises(FormatError, match=r"corpus\.json was changed since"):
-        Corpus.open(copy)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         (("dtype",), "float32"),
-        (("dtype",), None),
-        (("tokenizer", "eos_token_id"), "0"),
-        (("split", "heldout_fraction"), []),
         (("counts",), "many"),
-        (("counts", "tokens"), 1),
         (("counts", "documents"), 2**70),
-        (("shards",), {"a": None}),
+        (("heldout", "documents"), 99),
         (("shards", 0, "files"), ["x"]),
-        (("shards", 0, "documents"), True),
     ],
 )
-def test_values_of_another_type(copy: Path, key: tuple[str | int, ...], value: object) -> None:
+def test_a_value_that_was_changed_is_noticed(
+    copy: Path, key: tuple[str | int, ...], value: object
+) -> None:
     meta = read_json(copy / "corpus.json")
     holder = meta
     for name in key[:-1]:
         holder = holder[name]
     holder[key[-1]] = value
     write_json(copy / "corpus.json", meta)
-    with pytest.raises(FormatError, match=r"corpus\.json"):
+    with pytest.raises(FormatError, match=r"corpus\.json was changed since"):
         Corpus.open(copy)
 
 

@@ -118,12 +118,7 @@ def existing_corpus(
     columns: Columns | None = None,
     heldout_fraction: float = 0.05,
 ) -> Corpus | None:
-    """Return the corpus that :func:`build_corpus` with ``reuse`` would open, or None.
-
-    Raises:
-        InputError: ``out`` is a corpus of something else.
-        FormatError: the corpus is damaged.
-    """
+    """Return the corpus that :func:`build_corpus` with ``reuse`` would open, or None."""
     if not layout.is_corpus(Path(out)):
         return None
     corpus = Corpus.open(out)

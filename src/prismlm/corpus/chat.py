@@ -101,9 +101,6 @@ def chat_text(
         tokenizer: its template.
         messages: each with ``role`` and ``content``; after one of the assistant none begins.
         goes_on: leave the last message open, where it is the assistant's, to be continued.
-
-    Raises:
-        InputError: no template, something else than messages, or what the template refuses.
     """
     return _rendered(tokenizer, messages, goes_on)[0]
 
@@ -114,9 +111,6 @@ def encode_chat(
     """Return the tokens of :func:`chat_text`, which begins as the template has it begin.
 
     They are those of ``apply_chat_template``, but marks of the template in a message are text.
-
-    Raises:
-        InputError: as :func:`chat_text`, or the tokenizer is not a fast one.
     """
     from prismlm.corpus.encode import encoder_of
 
@@ -237,26 +231,24 @@ def check_messages(messages: Messages, where: str = "the messages") -> None:
                 'content, such as {"role": "user", "content": "What is malaria?"}.'
             )
         check_text(f"{where}: the role of number {number}", given["role"])
-        for call in (calls if isinstance(calls, (list, tuple)) else [calls]) if calls else ():
-            function = call.get("function") if isinstance(call, Mapping) else None
-            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-                raise InputError(
-                    f"{where}: the tool_calls of number {number} hold {shown(call)}, expected "
-                    'records such as {"type": "function", "function": {"name": "get_weather", '
-                    '"arguments": {}}}.'
-                )
-        if not calls or content is not None:
-            _check_content(content, f"{where}: the content of number {number}")
-
-
-def _check_content(content: Any, where: str) -> None:
-    if not is_messages(content):
-        check_text(where, content)
-        return
-    for part in content:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        if calls and not all(map(_is_call, calls if isinstance(calls, (list, tuple)) else [calls])):
             raise InputError(
-                f"{where} holds {shown(part)}, expected parts of text, such as "
-                '{"type": "text", "text": "What is malaria?"}.'
+                f"{where}: the tool_calls of number {number} are {shown(calls)}, expected records "
+                'such as {"type": "function", "function": {"name": "get_weather", '
+                '"arguments": {}}}.'
             )
-        check_text(where, part["text"])
+        if calls and content is None:
+            continue
+        for part in content if is_messages(content) else [{"text": content}]:
+            text = part.get("text") if isinstance(part, Mapping) else part
+            if is_messages(content) and not isinstance(text, str):
+                raise InputError(
+                    f"{where}: the content of number {number} holds {shown(part)}, expected parts "
+                    'of text, such as {"type": "text", "text": "What is malaria?"}.'
+                )
+            check_text(f"{where}: the content of number {number}", text)
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)

@@ -40,11 +40,7 @@ class HubDataset:
         config: str | None = None,
         data_files: tuple[str, ...] = (),
     ) -> HubDataset:
-        """Read ``NAME[:CONFIG]``; what exists as a path is a name.
-
-        Raises:
-            InputError: a configuration is named twice.
-        """
+        """Read ``NAME[:CONFIG]``; what exists as a path is a name."""
         name, colon, named = check_text("the dataset", text).rpartition(":")
         if not colon or Path(text).exists():
             return cls(text, config, split, data_files)
@@ -83,10 +79,6 @@ class DatasetReader(DocumentReader):
 
     Rows come one by one from the network or from mapped files: memory does not grow with them.
     ``total`` is None where neither the split nor its card says how many rows it has.
-
-    Raises:
-        InputError: ``datasets`` is not installed, there is no such dataset, configuration or
-            split; while iterating: what DocumentReader raises, or the network failed.
     """
 
     unit = "rows"
@@ -136,10 +128,9 @@ def _open(dataset: HubDataset) -> Any:
             f"{saved} is a file: expected the name of a dataset on the Hugging Face Hub or a "
             "directory. Files are read by the command itself, without --dataset."
         )
-    silent = None if files or saved.is_dir() else silence()
-    if silent is not None:
-        raise _unreachable(dataset, silent)
     try:
+        if not files and not saved.is_dir() and (silent := silence()):
+            raise ConnectionError(silent)
         if (saved / "state.json").is_file() or (saved / "dataset_dict.json").is_file():
             loaded = datasets.load_from_disk(str(saved))
             return loaded[dataset.split] if isinstance(loaded, datasets.DatasetDict) else loaded
@@ -150,19 +141,13 @@ def _open(dataset: HubDataset) -> Any:
         raise _unreadable(dataset, error) from error
 
 
-def _unreachable(dataset: HubDataset, reason: str) -> InputError:
-    return InputError(
-        f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}). Run the same "
-        "command once it can be, or name a local directory or files."
-    )
-
-
 def _unreadable(dataset: HubDataset, error: Exception) -> InputError:
     reason = first_line(error)
     if isinstance(error, ConnectionError) or "Offline" in reason:
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        why = "HF_HUB_OFFLINE is set" if offline else "is there a network?"
-        return _unreachable(dataset, f"{reason}; {why}")
+        return InputError(
+            f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}). Run the "
+            "same command once it can be, or name a local directory or files."
+        )
     return InputError(
         f"the split {dataset.split!r} of the dataset {dataset} cannot be read ({reason}). Expected "
         "a name on the Hugging Face Hub, with :CONFIG if it has several, or a local directory."

@@ -52,11 +52,7 @@ class Document:
 
     @property
     def part(self) -> str | None:
-        """The part of a corpus that its ``split`` names, ``train`` or ``heldout``; None without.
-
-        Raises:
-            InputError: its ``split`` is no name of a part.
-        """
+        """The part of a corpus that its ``split`` names, ``train`` or ``heldout``; None without."""
         if self.split is None:
             return None
         part = PARTS.get(self.split.strip().lower())
@@ -98,9 +94,6 @@ class Columns:
         Args:
             available: the columns of a table, or the keys of a record.
             where: the file, or file and line, to name in the error.
-
-        Raises:
-            InputError: the text column, or another one that was named, is not available.
         """
         found: dict[str, str] = {}
         for role in ROLES:
@@ -126,9 +119,6 @@ def as_metadata(value: Any, where: str, column: str) -> str | None:
 
     A number is given as it was written: 1503.00990 in JSON keeps its last digit. A binary number of
     a table is given in the fewest digits that mean it, a whole number without a fraction.
-
-    Raises:
-        InputError: the value is neither text nor a number, or text that is not valid Unicode.
     """
     if value is None or value == "":
         return None

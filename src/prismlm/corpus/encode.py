@@ -50,9 +50,6 @@ def encode_text(
         tokenizer: of the model that is to read it.
         text: plain text; for a chat see :func:`prismlm.corpus.chat.encode_chat`.
         start, end: whether what the tokenizer puts before and after a text goes around it.
-
-    Raises:
-        InputError: the tokenizer is not a fast one.
     """
     return encode_spans(tokenizer, text, start=start, end=end)[0]
 
@@ -195,11 +192,7 @@ ENCODERS: WeakKeyDictionary[Any, tuple[Any, Encoder]] = WeakKeyDictionary()
 
 
 def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
-    """Return the encoder of a tokenizer, which is kept while that stays as it is.
-
-    Raises:
-        InputError: the tokenizer is not a fast one.
-    """
+    """Return the encoder of a tokenizer, which is kept while that stays as it is."""
     state = len(tokenizer), tokenizer.eos_token
     known, encoder = ENCODERS.get(tokenizer, (None, None))
     if encoder is None or known != state:

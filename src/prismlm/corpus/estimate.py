@@ -47,11 +47,7 @@ class Sample:
 
 
 def draw(reader: DocumentReader) -> Sample:
-    """Read for some seconds and keep documents evenly; small inputs are read whole and counted.
-
-    Raises:
-        InputError: what reading the inputs would raise, as far as it shows in what is read.
-    """
+    """Read for some seconds and keep documents evenly; small inputs are read whole and counted."""
     documents, step, size = list[Document](), 1, 0
     seen = characters = 0
     began, share = time.perf_counter(), 1.0
@@ -106,9 +102,6 @@ def estimate_build(
 
     The figures are ``documents``, ``tokens``, ``sampled_documents``, ``tokens_per_second`` and
     ``bytes_per_token``.
-
-    Raises:
-        InputError: what the build would refuse, as far as it shows in what is read.
     """
     check_build(Path(out), tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
     chosen = None if tokenizer is None else load_tokenizer(tokenizer)
@@ -120,10 +113,7 @@ def cost_of(
 ) -> Cost:
     """Return what a corpus would cost of all that a sample was drawn from.
 
-    Args:
-        sample: the documents.
-        tokenizer: None: one of ``vocab_size`` is trained.
-        vocab_size: see ``tokenizer``.
+    Without a tokenizer one of ``vocab_size`` is trained.
     """
     scale, reads, training = sample.scale, 1 if tokenizer else 2, 0.0
     began = time.perf_counter()

@@ -58,10 +58,7 @@ def extension(path: Path) -> str | None:
 def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
     """Yield the rows of one file in order, reading one batch of rows at a time.
 
-    Raises:
-        BadRow: nothing of the file can be used: not UTF-8, or not valid JSON.
-        InputError: the file is damaged, lacks a column, or is a CSV that is not UTF-8; holds a text
-            or line of more than 128 MiB; or unpacks to a hundred times its size.
+    Raises BadRow where nothing of the file can be used: not UTF-8, or not valid JSON.
     """
     readers = {".json": _json, ".csv": _csv, ".parquet": _parquet, ".arrow": _arrow}
     readers |= dict.fromkeys(WHOLE_FILES, _whole)

@@ -48,14 +48,9 @@ def is_corpus(path: Path) -> bool:
 
 
 def is_held_out(doc_id: str, heldout_fraction: float, stated: str | None = None) -> bool:
-    """Say whether a document is held out: as it says itself, or by its id alone.
+    """Say whether a document is held out: as ``stated``, ``train`` or ``heldout``, or by its id.
 
     Adding documents thus moves none.
-
-    Args:
-        doc_id: its id.
-        heldout_fraction: the share of documents to hold out.
-        stated: ``train`` or ``heldout``, where it says so itself.
     """
     return stated == "heldout" if stated is not None else split_key(doc_id) < heldout_fraction
 
@@ -66,12 +61,7 @@ def split_key(doc_id: str) -> float:
 
 
 def held_out(documents: pa.Table, split: dict[str, Any]) -> np.ndarray:
-    """Say of each document of a table whether it is held out: bool [n].
-
-    Args:
-        documents: with ``doc_id``, and with ``split`` where documents have stated their part.
-        split: what ``corpus.json`` says of it.
-    """
+    """Say of each document of a table whether it is held out, by ``corpus.json``: bool [n]."""
     ids = documents["doc_id"].to_pylist()
     stated = documents["split"].to_pylist() if split.get("stated") else [None] * len(ids)
     fraction = split["heldout_fraction"]
@@ -80,11 +70,7 @@ def held_out(documents: pa.Table, split: dict[str, Any]) -> np.ndarray:
 
 
 def check_complete(directory: Path, meta: Any) -> None:
-    """Check ``corpus.json`` by its digest, and the files by the sizes that it lists.
-
-    Raises:
-        FormatError: names what is of another version, missing or damaged.
-    """
+    """Raise FormatError unless ``corpus.json`` has its digest, and files the sizes in it."""
     where = directory / META_FILE
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise FormatError(f"{where} does not describe a corpus.")

@@ -35,9 +35,6 @@ def pack(
         length: tokens of a row, at least 2.
         seed: decides the order of the rows and which rests share one.
         share_rows: whether a row may hold pieces of several documents.
-
-    Raises:
-        InputError: ``length`` is below 2, or there is nothing to train on.
     """
     prefix = len(corpus.prefix)
     if length < prefix + 2:

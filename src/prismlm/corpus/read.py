@@ -56,9 +56,6 @@ def read_documents(paths: Paths, columns: Columns | None = None) -> Iterator[Doc
     Text and Markdown files (one document each), JSON, JSON lines (plain, ``.gz``, ``.zst``), CSV,
     Parquet and what ``datasets`` saves to disk are read as a stream; a file once, however often it
     is named. Documents without text are left out.
-
-    Raises:
-        InputError: see :class:`DocumentReader`.
     """
     return iter(DocumentReader(paths, columns))
 
@@ -83,10 +80,6 @@ class DocumentReader:
             at once; None: so too, and the message names no option.
         answered_chats: leave out chats without an answer of the assistant; ``"last"``: those that
             do not end in one.
-
-    Raises:
-        InputError: a path does not exist or has an unknown extension, a directory holds nothing to
-            read; while iterating: bad rows, a damaged file, a missing column, or no document.
     """
 
     unit = "bytes"
@@ -133,7 +126,7 @@ class DocumentReader:
 
     def manifest(self) -> dict[str, Any]:
         """Return what ``corpus.json`` says was read, after a pass over all documents."""
-        read = [
+        listed = [
             {
                 "name": file.name,
                 "bytes": file.path.stat().st_size,
@@ -141,8 +134,8 @@ class DocumentReader:
             }
             for file in self.files
         ]
-        unread = dict(sorted(self.unread.items()))
-        return {"files": read, "named_again": self.again, "not_read": unread}
+        not_read = dict(sorted(self.unread.items()))
+        return {"files": listed, "named_again": self.again, "not_read": not_read}
 
     def __iter__(self) -> Iterator[Document]:
         self.done = 0
@@ -201,44 +194,33 @@ class DocumentReader:
         if hash(document.doc_id) in seen:
             return BadRow(
                 f"{place}: another document has the id {document.doc_id!r} too. Ids must be "
-                f"unique: {self._how_to_tell_apart(document.doc_id)}",
+                "unique: change one, name another column with --id-column, or, where they are "
+                "made of a file's name, name the directory above the files in place of them.",
                 "id used before",
             )
         seen.add(hash(document.doc_id))
         return None
 
-    def _how_to_tell_apart(self, doc_id: str) -> str:
-        alike = [file for file in self.files if file.name in (doc_id, doc_id.rpartition(":")[0])]
-        if len(alike) < 2:
-            return "change one, or name another column with --id-column."
-        above = os.path.commonpath([file.path.parent for file in alike]) or os.curdir
-        return (
-            f"these are made of the file's name, which is the same in several directories. Name "
-            f"the directory above them in place of them, {above}: then ids begin with what is "
-            "below it."
-        )
-
     def _refusal(self, first: BadRow, placed: Iterator[Placed], seen: set[int]) -> InputError:
         """Return the error that names all bad rows: the first, and others found behind it."""
         bad, until, partial = [first], time.monotonic() + SEARCH_SECONDS, ""
         for document, place in placed:
-            found = self._problem(document, place, seen)
-            bad += [found] if isinstance(found, BadRow) else []
+            problem = self._problem(document, place, seen)
+            bad += [problem] if isinstance(problem, BadRow) else []
             if time.monotonic() > until:
                 partial = f", in {SEARCH_SECONDS:.0f} s of reading"
                 break
         way_out = "Fix the row" if len(bad) == 1 else "Fix them"
         if self._skip_bad_rows is not None:
-            option = "--skip-bad-rows (in Python: skip_bad_rows=True)"
-            way_out += f", or leave out such rows with {option}"
+            way_out += ", or leave out such rows with --skip-bad-rows (in Python: skip_bad_rows)"
         if len(bad) == 1:
             return InputError(f"{first} {way_out}.")
-        lines = [str(one) for one in bad[:BAD_ROWS_LISTED]]
-        if len(bad) > BAD_ROWS_LISTED:
-            lines.append(f"… and {len(bad) - BAD_ROWS_LISTED:,} more")
         reasons = counted(Counter(one.reason for one in bad))
-        listed = "\n  ".join([f"{len(bad):,} rows cannot be used ({reasons}){partial}:", *lines])
-        return InputError(f"{listed}\n{way_out}.")
+        lines = [
+            f"{len(bad):,} rows cannot be used ({reasons}){partial}:",
+            *map(str, bad[:BAD_ROWS_LISTED]),
+        ]
+        return InputError("\n  ".join(lines) + f"\n{way_out}.")
 
 
 def document_or_bad(
@@ -248,22 +230,18 @@ def document_or_bad(
     own_source: str,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Document | BadRow:
-    """Make a document of a record's values by role, or say why that cannot be done.
-
-    Raises:
-        InputError: messages without a chat template to make a text of them.
-    """
+    """Make a document of a record's values by role, or say why that cannot be done."""
     text, messages = values.get("text"), None
-    reason = ""
+    # A column that is named for its texts may hold chats as well.
+    is_chat = MESSAGES in values or is_messages(text)
+    template = _with_template(tokenizer, place) if is_chat else None
+    reason = "not a chat"
     try:
-        # A column that is named for its texts may hold chats as well.
-        if MESSAGES in values or is_messages(text):
+        if template is not None:
             messages = as_messages(values.get(MESSAGES, text))
-            reader = _with_template(tokenizer, place)
-            reason = "not a chat"
             check_messages(messages, place)
             reason = "chat that the template refuses"
-            text = chat_text(reader, messages)
+            text = chat_text(template, messages)
         if not isinstance(text, str):
             kind = KINDS.get(type(text), type(text).__name__)
             reason = f"text is a {kind}"
@@ -274,8 +252,6 @@ def document_or_bad(
         metadata = {role: as_metadata(values.get(role), place, role) for role in METADATA}
         doc_id = as_metadata(values.get("id"), place, "id") or own_id
     except InputError as error:
-        if not reason:
-            raise
         said = str(error)
         return BadRow(said if said.startswith(place) else f"{place}: {said}", reason)
     metadata["source"] = metadata["source"] or own_source
@@ -307,35 +283,33 @@ def in_words(unread: Mapping[str, int]) -> str:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _expand(path: Path, unread: Counter[str]) -> list[InputFile]:
-    known = ", ".join(EXTENSIONS)
+    known = f"Expected one of: {', '.join(EXTENSIONS)}."
     if not path.exists():
         raise InputError(f"{path} does not exist: expected a file or directory to read.")
     if path.is_file():
         if extension(path) is None:
-            raise InputError(f"{path} has no extension that can be read. Expected one of: {known}.")
+            raise InputError(f"{path} has no extension that can be read. {known}")
         return [InputFile(path, path.name)]
-    found: list[InputFile] = []
+    readable: list[InputFile] = []
     for file in _below(path):
         if extension(file) is None:
             unread[file.suffix.lower() or "without extension"] += 1
         elif file.is_file():
-            found.append(InputFile(file, file.relative_to(path).as_posix()))
+            readable.append(InputFile(file, file.relative_to(path).as_posix()))
         else:
             raise InputError(
                 f"{file} is no file that can be read, or a link to one that is not there: remove "
                 "or fix it."
             )
-    if not found:
+    if not readable:
         others = f" It has {in_words(unread)}." if unread else ""
-        raise InputError(
-            f"{path} holds no file that can be read. Expected one of: {known}.{others}"
-        )
-    return sorted(found, key=lambda file: file.name)
+        raise InputError(f"{path} holds no file that can be read. {known}{others}")
+    return sorted(readable, key=lambda file: file.name)
 
 
 def _below(path: Path) -> Iterator[Path]:

@@ -37,9 +37,6 @@ class Sequences:
         split: which documents.
         length: the most tokens of a sequence; the last of a document may be shorter.
         max_tokens: after which to stop, or None for all.
-
-    Raises:
-        InputError: an unknown split, or a length or a number of tokens below 1.
     """
 
     corpus: Corpus
@@ -65,12 +62,7 @@ class Sequences:
         return CorpusPart(str(corpus.path), corpus.name, self.split, self.length, positions)
 
     def batches(self) -> Iterator[WindowBatch]:
-        """Yield the sequences in batches, each a function of its block alone.
-
-        Raises:
-            InputError: the split has no documents.
-            FormatError: the corpus is damaged.
-        """
+        """Yield the sequences in batches, each a function of its block alone."""
         order, read, length = BlockOrder.of(self.corpus.num_tokens), 0, self.length
         for slot in range(order.count):
             number = order.block(slot)

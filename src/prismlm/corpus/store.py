@@ -67,12 +67,7 @@ class Corpus:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Corpus:
-        """Open a corpus directory; only ``corpus.json`` and the file sizes are read.
-
-        Raises:
-            InputError: there is no such directory.
-            FormatError: it is not a corpus, of another version, incomplete or damaged.
-        """
+        """Open a corpus directory; only ``corpus.json`` and the file sizes are read."""
         directory = check_path("the corpus", path)
         if not directory.is_dir():
             # A file is probably text that a corpus is to be built of.
@@ -109,21 +104,17 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The tokenizer, for generating and decoding; see :meth:`spans` for offsets.
-
-        Raises:
-            FormatError: it puts other tokens around a text than documents have.
-        """
+        """The tokenizer, for generating and decoding; see :meth:`spans` for offsets."""
         from prismlm.corpus.tokenizer import load_tokenizer
 
-        found = load_tokenizer(self.path / layout.TOKENIZER_DIRECTORY)
-        prefix, suffix = around_text(found)
+        loaded = load_tokenizer(self.path / layout.TOKENIZER_DIRECTORY)
+        prefix, suffix = around_text(loaded)
         if prefix != self.prefix or suffix not in (self.suffix, [*self.suffix, self.eos_token_id]):
             raise FormatError(
-                f"{self.path}: its tokenizer puts {found.convert_ids_to_tokens(prefix + suffix)} "
+                f"{self.path}: its tokenizer puts {loaded.convert_ids_to_tokens(prefix + suffix)} "
                 "around a text, and its documents were built without. Build the corpus again."
             )
-        return found
+        return loaded
 
     @property
     def num_tokens(self) -> int:
@@ -245,9 +236,6 @@ class Corpus:
         and what else the tokenizer puts around a text are empty spans there and at the start.
         The bytes of a character that takes several tokens all have that character's span, so
         ``text[spans[a, 0]:spans[b - 1, 1]]`` holds every character that tokens a to b touch.
-
-        Raises:
-            FormatError: the stored tokens do not spell the text, nor does the tokenizer give them.
         """
         text, row = self.text(index), self.documents
         ids = self.read_tokens(row.value(index, "start"), row.value(index, "length"))[:-1]
@@ -275,11 +263,7 @@ class Corpus:
         return self._encoder.chat_spans(text, ids.tolist())
 
     def excerpt(self, start: int, length: int) -> str:
-        """Return the characters that ``length`` tokens from a global position on touch.
-
-        Raises:
-            InputError: the range is empty, outside of the corpus or not within one document.
-        """
+        """Return the characters that ``length`` tokens of one document from a position on touch."""
         start, length = self._check_range(start, length)
         index = self.document_at(start)
         first = start - int(self.starts[index])
@@ -323,11 +307,7 @@ class Corpus:
 class ShardedTable:
     """A Parquet file of each shard as one table, by document; some row groups are kept.
 
-    Args:
-        directory: of the corpus.
-        file_name: of a shard's file, with a place for the shard's number.
-        schema: the columns.
-        documents: how many documents each shard has.
+    ``file_name`` has a place for the number of a shard, which has ``documents[number]`` of them.
     """
 
     def __init__(

@@ -30,9 +30,6 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenize
     All 256 bytes are tokens, so that every text comes back exactly. ``<|endoftext|>`` ends a
     document and is the padding token too; there is no token for the beginning. Little text gives
     fewer than ``vocab_size`` tokens.
-
-    Raises:
-        InputError: ``vocab_size`` is below 257.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -71,11 +68,7 @@ def check_vocab_size(vocab_size: int) -> None:
 
 
 def load_tokenizer(path_or_name: str | os.PathLike[str]) -> PreTrainedTokenizerFast:
-    """Load a tokenizer from a directory or by its Hugging Face name.
-
-    Raises:
-        InputError: there is none, it is not a fast tokenizer, or it has no end-of-text token.
-    """
+    """Load a fast tokenizer that can end a document, from a directory or by its name."""
     from transformers import AutoTokenizer
 
     name = os.fspath(path_or_name)

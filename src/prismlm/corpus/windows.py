@@ -104,9 +104,6 @@ def document_windows(
         starts, lengths: of every document of the corpus, int64.
         window, stride: the most tokens of a window, and those between two windows' starts.
         prefix: what the tokenizer puts before a text.
-
-    Raises:
-        InputError: ``window`` or ``stride`` is out of range.
     """
     if window <= len(prefix):
         raise InputError(f"A window of {window} tokens: expected at least {len(prefix) + 1}.")
@@ -151,9 +148,6 @@ def window_batches(
     A batch of windows padded to T has always max(1, tokens_per_batch // T) rows, the last filled
     up with rows of padding. The shape that a window is computed in thus depends on its own length
     alone, and so do the last bits of its hidden states.
-
-    Raises:
-        InputError: ``tokens_per_batch`` is below 1.
     """
     if tokens_per_batch < 1:
         raise InputError(f"Batches of {tokens_per_batch} tokens: expected at least 1.")
@@ -244,12 +238,7 @@ class Block:
 def read_block(
     corpus: Corpus, order: BlockOrder, number: int, split: Split, window: int, stride: int
 ) -> Block:
-    """Read which documents of a split a block holds, and lay windows over them.
-
-    Raises:
-        InputError: the window or stride is out of range.
-        FormatError: the corpus is damaged.
-    """
+    """Read which documents of a split a block holds, and lay windows over them."""
     first, last = np.searchsorted(corpus.starts, [number * order.size, (number + 1) * order.size])
     numbers = np.arange(first, last)
     table = corpus.documents.take(numbers)

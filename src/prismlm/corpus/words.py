@@ -74,11 +74,7 @@ def worded(text: str, spans: Int64[np.ndarray, "T 2"]) -> WordedText:
 def encode(
     tokenizer: PreTrainedTokenizerBase, text: str
 ) -> tuple[list[int], Int64[np.ndarray, "T 2"]]:
-    """Return :func:`prismlm.corpus.encode.encode_spans` of a text that is not empty.
-
-    Raises:
-        InputError: the text is empty, or the tokenizer is not a fast one.
-    """
+    """Return :func:`prismlm.corpus.encode.encode_spans` of a text that is not empty."""
     ids, spans = encode_spans(tokenizer, text)
     if len(ids) == len(encode_text(tokenizer, "")):
         raise InputError("the text is empty: give at least one token to read.")

@@ -126,11 +126,7 @@ class CorpusWriter:
             self.add(document, ids[document.doc_id])
 
     def add(self, document: Document, ids: list[int]) -> None:
-        """Append one document; ``ids`` are its tokens without the end of text.
-
-        Raises:
-            InputError: its ``split`` is no name of a part.
-        """
+        """Append one document; ``ids`` are its tokens without the end of text."""
         document = replace(document, split=document.part)
         length = len(ids) + 1
         if self._shard is not None and self._shard.tokens + length > self._shard_tokens:
@@ -142,12 +138,7 @@ class CorpusWriter:
         self._count(document, tokens, length)
 
     def resume(self, shards: list[dict[str, Any]], documents: Iterator[Document]) -> None:
-        """Take shards that an earlier writer closed, and from ``documents`` those that they hold.
-
-        Raises:
-            InputError: the documents are others.
-            FormatError: a file is missing, cut off or damaged.
-        """
+        """Take shards that an earlier writer closed, and their part of ``documents``."""
         layout.check_files(self._directory, shards)
         for number, shard in enumerate(shards):
             tables = (layout.DOCUMENTS.format(number), layout.TEXTS.format(number))

@@ -94,7 +94,11 @@ class OwnDecoder(PreTrainedModel):
 
 
 class OwnModel(OwnDecoder):
-    """Embeddings, blocks and the last norm; each family says what a block is and what it is given.
+    """Embeddings, blocks and the last norm.
+
+    A family has ``block_of(config, layer)``, a block that returns hidden states and evidence;
+    ``norm_of(config)``; and ``_of_blocks``, which says of a call whether evidence is asked for,
+    and what every block is given.
 
     Attributes:
         options: what a call may ask for beside the usual, such as evidence.
@@ -104,33 +108,13 @@ class OwnModel(OwnDecoder):
     options: tuple[str, ...] = ()
     evidence: str
 
-    if TYPE_CHECKING:
-
-        def block_of(self, config: Any, layer: int) -> nn.Module:
-            """Return a block: ``block(hidden_states, past_key_values, …)``, a pair."""
-            ...
-
-        def norm_of(self, config: Any) -> nn.Module:
-            """Return the last norm."""
-            ...
-
-        def _of_blocks(
-            self,
-            embedded: Tensor,
-            attention_mask: Tensor | None,
-            position_ids: Tensor | None,
-            cache: Any,
-            options: dict[str, Any],
-        ) -> tuple[bool, dict[str, Any]]:
-            """Say whether evidence is asked for, and return what every block is given."""
-            ...
-
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        family: Any = self
         layers = range(config.num_hidden_layers)
-        self.layers = nn.ModuleList(self.block_of(config, layer) for layer in layers)
-        self.norm = self.norm_of(config)
+        self.layers = nn.ModuleList(family.block_of(config, layer) for layer in layers)
+        self.norm: nn.Module = family.norm_of(config)
         self.gradient_checkpointing = False
 
     @can_return_tuple
@@ -148,7 +132,8 @@ class OwnModel(OwnDecoder):
         """Run the decoder; see the language model's forward."""
         embedded = self._embedded(input_ids, inputs_embeds)
         cache = self._cache_of_call(past_key_values, use_cache, embedded.shape[0])
-        asked, given = self._of_blocks(embedded, attention_mask, position_ids, cache, kwargs)
+        family: Any = self
+        asked, given = family._of_blocks(embedded, attention_mask, position_ids, cache, kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = F.dropout(embedded, self.config.dropout, self.training)

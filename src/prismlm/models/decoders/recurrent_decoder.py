@@ -8,7 +8,7 @@ what is before it: documents packed into one training row stay apart.
 """
 
 # No postponed annotations: huggingface_hub checks settings by the types themselves.
-from typing import TYPE_CHECKING, Any, ClassVar, no_type_check
+from typing import Any, ClassVar, no_type_check
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -134,16 +134,13 @@ class RecurrentPreTrainedModel(OwnDecoder):
 
 
 class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
-    """Embeddings, blocks and the last norm; each family says what mixer a layer has."""
+    """Embeddings, blocks and the last norm.
+
+    A family has ``mixer_of(config, layer)``: ``mixer(x, state, mask, starts, return_evidence)``.
+    """
 
     options = ("output_gates",)
     evidence = "gates"
-
-    if TYPE_CHECKING:
-
-        def mixer_of(self, config: Any, layer: int) -> nn.Module:
-            """Return a layer's mixer: ``mixer(x, state, mask, starts, return_evidence)``."""
-            ...
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -151,7 +148,8 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
 
     def block_of(self, config: Any, layer: int) -> RecurrentBlock:
         """Return a block with a layer's mixer."""
-        return RecurrentBlock(config, self.mixer_of(config, layer), layer)
+        family: Any = self
+        return RecurrentBlock(config, family.mixer_of(config, layer), layer)
 
     def norm_of(self, config: Any) -> nn.RMSNorm:
         """Return the last norm."""

@@ -76,7 +76,7 @@ class CallReader:
                 "from embeddings alone: give the ids, or detach it."
             )
         cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
-        text = _not_padding(ids, given.get(f"{prefix}attention_mask"), cache)
+        text = _not_padding(ids, given.get(f"{prefix}attention_mask"))
         for token in self.placeholders:
             text = text & (ids != token)
         starts = _starts(ids, given.get("position_ids"))
@@ -93,23 +93,16 @@ def _starts(ids: Tensor, positions: Any) -> Bool[Tensor, "B T"] | None:
     return starts
 
 
-def _not_padding(ids: Tensor, mask: Any, cache: Any) -> Bool[Tensor, "B T"]:
+def _not_padding(ids: Tensor, mask: Any) -> Bool[Tensor, "B T"]:
     """Return which new tokens are no padding."""
-    new = ids.shape[1]
-    if isinstance(mask, dict):
-        # One of each kind of layer, which agree on what is padding.
-        masks: dict[str, Any] = mask
-        mask = masks.get("full_attention", next(iter(masks.values()), None))
-    if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] >= new:
-        return mask[:, -new:].bool()
-    if isinstance(mask, Tensor) and mask.ndim == 4 and mask.shape[2] == new > 1:
-        # Generation with a static cache gives what each token may look at, [B, h, T, S]: any but
-        # padding may look at itself. Places that are still empty stand after the new tokens.
-        seen = 0 if cache is None else int(cache.get_seq_length())
-        own = mask[:, 0, :, seen : seen + new].diagonal(dim1=-2, dim2=-1)
-        if own.shape[1] == new:
-            return (own if mask.dtype == torch.bool else own == 0).expand(ids.shape)
-    return torch.ones_like(ids, dtype=torch.bool)
+    if mask is None:
+        return torch.ones_like(ids, dtype=torch.bool)
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] < ids.shape[1]:
+        raise InputError(
+            "the attention mask is none over tokens, [B, T], as with a static cache: uncertainty "
+            "feedback takes no other. Leave cache_implementation out."
+        )
+    return mask[:, -ids.shape[1] :].bool()
 
 
 def logits_of_last(logits: Tensor, call: Call) -> Tensor | None:

@@ -188,7 +188,7 @@ class UncertaintyFeedback:
                 "uncertainty feedback."
             )
         output[CODES] = codes
-        self._carry(call, codes, output)
+        self._carry(call, output)
         return output
 
     def _fed(
@@ -236,8 +236,8 @@ class UncertaintyFeedback:
             logits: Tensor = self._fed(forward, codes, own).logits
         return entropy_codes(logits, self.levels)
 
-    def _carry(self, call: Call, codes: Int64[Tensor, "B T"], output: Any) -> None:
-        """Put the codes, and that of the next token, to the cache of an output, if it has one."""
+    def _carry(self, call: Call, output: Any) -> None:
+        """Put the code of the next token to the cache of an output, if it has one."""
         # Some models write into the cache that they were given and do not return it.
         cache = next((output[name] for name in CACHES if output.get(name) is not None), call.cache)
         if cache is None:
@@ -255,8 +255,7 @@ class UncertaintyFeedback:
                 "the code of the next token: have it among logits_to_keep, or set use_cache=False."
             )
         following = entropy_codes(row, self.levels, first_position=last)
-        following = torch.where(call.text[:, -1:], following, NO_CODE)
-        carry(cache, codes, following, self.levels)
+        carry(cache, torch.where(call.text[:, -1:], following, NO_CODE), self.levels)
 
     def _enter(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

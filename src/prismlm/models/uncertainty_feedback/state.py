@@ -50,36 +50,21 @@ class Threads(threading.local):
 
 @dataclass(eq=False)
 class CachedCodes:
-    """The codes that were fed to the positions of a cache, and that of the next one.
+    """What a cache carries: the code of the position that comes next.
 
     Attributes:
-        used: of each position, oldest first.
-        following: of the position after them.
+        following: that code.
         levels: of the codes.
-        length: of the cache when they were added; None where it does not tell.
+        length: of the cache when it was added; None where it does not tell.
     """
 
-    used: Int64[Tensor, "B S"]
     following: Int64[Tensor, "B 1"]
     levels: int
     length: int | None
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows, in this order."""
-        rows = rows.to(self.used.device)
-        self.used, self.following = self.used[rows], self.following[rows]
-
-    def crop(self, length: int) -> CachedCodes | None:
-        """Return those of the first positions; the next gets what it was fed when it was there.
-
-        None where that is not known: positions from before there was feedback have no codes.
-        """
-        kept = self.used.shape[1] - ((self.length or self.used.shape[1]) - length)
-        if kept < 0:
-            return None
-        following = self.used[:, kept : kept + 1]
-        following = following if following.shape[1] else self.following
-        return CachedCodes(self.used[:, :kept], following, self.levels, length)
+        self.following = self.following[rows.to(self.following.device)]
 
     def check(self, rows: int, levels: int, length: int | None) -> None:
         """Raise InputError for a call of other rows or levels, or a cache of another length."""
@@ -89,9 +74,9 @@ class CachedCodes:
             if None not in (number, now[name]) and number != now[name]:
                 raise InputError(
                     f"the cache carries codes of {number} {name}, and this call has {now[name]}: "
-                    "a cache goes on with the same feedback, and its rows and positions are "
+                    "a cache goes on with the same feedback, is not cropped, and its rows are "
                     "chosen by its own methods alone (batch_select_indices, "
-                    "batch_repeat_interleave, reorder_cache, crop). Begin anew without it."
+                    "batch_repeat_interleave, reorder_cache). Begin anew without it."
                 )
 
 
@@ -102,43 +87,28 @@ class CarriesCodes:
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Choose rows, as beam search does."""
-        super().reorder_cache(beam_idx)  # pyright: ignore[reportAttributeAccessIssue]
-        if self.prismlm_codes is not None:
-            self.prismlm_codes.select(beam_idx)
+        self._change("reorder_cache", beam_idx, beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Choose rows."""
-        super().batch_select_indices(indices)  # pyright: ignore[reportAttributeAccessIssue]
-        if self.prismlm_codes is not None:
-            self.prismlm_codes.select(indices)
+        self._change("batch_select_indices", indices, indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
-        super().batch_repeat_interleave(repeats)  # pyright: ignore[reportAttributeAccessIssue]
-        if self.prismlm_codes is not None:
-            rows = torch.arange(len(self.prismlm_codes.used)).repeat_interleave(repeats)
-            self.prismlm_codes.select(rows)
-
-    def crop(self, *args: Any, **kwargs: Any) -> None:
-        """Take positions from the end."""
-        cache: Any = super()
-        cache.crop(*args, **kwargs)
-        if self.prismlm_codes is not None:
-            self.prismlm_codes = self.prismlm_codes.crop(int(cache.get_seq_length()))
+        count = 0 if self.prismlm_codes is None else len(self.prismlm_codes.following)
+        rows = torch.arange(count).repeat_interleave(repeats)
+        self._change("batch_repeat_interleave", repeats, rows)
 
     def reset(self) -> None:
         """Forget everything."""
-        super().reset()  # pyright: ignore[reportAttributeAccessIssue]
+        cache: Any = super()
+        cache.reset()
         self.prismlm_codes = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Its class is made at run time, so that pickle would not find it.
-        return _remade, (type(self).__bases__[1],), self.__dict__
-
-
-def _remade(kind: type) -> Any:
-    made: Any = _carrying(kind)
-    return made.__new__(made)
+    def _change(self, method: str, given: Any, rows: Tensor) -> None:
+        getattr(super(), method)(given)
+        if self.prismlm_codes is not None:
+            self.prismlm_codes.select(rows)
 
 
 @lru_cache
@@ -147,19 +117,15 @@ def _carrying(kind: type) -> type:
 
 
 def codes_of(cache: Any) -> CachedCodes | None:
-    """Return the codes of a cache, or None if it has none yet."""
+    """Return what a cache carries, or None if that is nothing yet."""
     return getattr(cache, "prismlm_codes", None)
 
 
-def carry(
-    cache: Any, used: Int64[Tensor, "B T"], following: Int64[Tensor, "B 1"], levels: int
-) -> None:
-    """Add the codes of new positions to a cache, which carries them from now on."""
+def carry(cache: Any, following: Int64[Tensor, "B 1"], levels: int) -> None:
+    """Let a cache carry the code of the position that comes next."""
     if not isinstance(cache, CarriesCodes):
         cache.__class__ = _carrying(type(cache))
-    held: CachedCodes | None = cache.prismlm_codes
-    used = used if held is None else torch.cat([held.used, used], 1)
-    cache.prismlm_codes = CachedCodes(used, following, levels, length_of(cache))
+    cache.prismlm_codes = CachedCodes(following, levels, length_of(cache))
 
 
 def length_of(cache: Any) -> int | None:
