@@ -6,11 +6,9 @@ import pytest
 import torch
 from peft import (
     IA3Config,
-    LoHaConfig,
     LoraConfig,
     OFTConfig,
     PeftModel,
-    VeraConfig,
     get_peft_model,
 )
 
@@ -21,23 +19,15 @@ from tests.helpers.mixer_models import make_model
 VOCAB = 50
 KINDS = {
     "LoRA": lambda targets: LoraConfig(r=3, target_modules=targets, init_lora_weights=False),
-    "rank-stabilised LoRA": lambda targets: LoraConfig(
-        r=3, target_modules=targets, init_lora_weights=False, use_rslora=True
-    ),
     "DoRA": lambda targets: LoraConfig(
         r=3, target_modules=targets, init_lora_weights=False, use_dora=True
     ),
     "IA3": lambda targets: IA3Config(
         target_modules=targets, feedforward_modules=[], init_ia3_weights=False
     ),
-    "IA3 on inputs": lambda targets: IA3Config(
-        target_modules=targets, feedforward_modules=targets, init_ia3_weights=False
-    ),
-    "LoHa": lambda targets: LoHaConfig(r=3, target_modules=targets, init_weights=False),
     "OFT": lambda targets: OFTConfig(
         r=0, oft_block_size=4, target_modules=targets, init_weights=False
     ),
-    "VeRA": lambda targets: VeraConfig(r=3, target_modules=targets, init_weights=False),
 }
 
 

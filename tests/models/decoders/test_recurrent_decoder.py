@@ -1,96 +1,85 @@
-"""Own recurrent decoders as Hugging Face models: caches, padding, generation, checkpoints, seam."""
+"""What a recurrent decoder has of its own: states, masks, evidence, digits."""
 
 import copy
 
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM
 
 from prismlm.errors import InputError
-from prismlm.models.seam import LogitMap, capture, verify_logit_map
+from prismlm.models.decoders.caches import RecurrentCache
 from prismlm.ops.delta_rule import naive as naive_rule
 from prismlm.ops.prototype_mixer import naive as naive_mean
-from prismlm.training.backbone import supports_packed_documents
-from prismlm.training.parallel import recompute_activations
-from tests.helpers import forked
-from tests.helpers.recurrent_models import FAMILIES, recurrent_model, tokens
+from tests.helpers.own_models import RECURRENT, own_model, tokens
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=RECURRENT)
 def model(request):
-    return recurrent_model(request.param)
+    return own_model(request.param)
+
+
+def greedy(model, ids, steps, mask=None):
+    """Continue without a cache and without generate."""
+    for _ in range(steps):
+        with torch.no_grad():
+            logits = model(ids, attention_mask=mask, use_cache=False).logits[:, -1]
+        ids = torch.cat([ids, logits.argmax(-1)[:, None]], 1)
+        mask = None if mask is None else torch.cat([mask, mask[:, -1:]], 1)
+    return ids
+
+
+def test_generation_in_pieces_and_from_a_cache_equals_the_uncached_loop(model):
+    ids = tokens(1, 11)
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    whole = model.generate(ids, prefill_chunk_size=4, max_new_tokens=8, **options)
+    assert torch.equal(whole, greedy(model, ids, 8))
+    cache = RecurrentCache(model.config.num_hidden_layers)
+    first = model.generate(ids, past_key_values=cache, max_new_tokens=3, **options)
+    more = torch.cat([first, tokens(1, 4, seed=5)], 1)
+    # Without a mask, generate takes every token that is the padding's for padding.
+    going_on = {"past_key_values": cache, "attention_mask": torch.ones_like(more)}
+    found = model.generate(more, max_new_tokens=8, **going_on, **options)
+    assert torch.equal(found, greedy(model, more, 8))
 
 
 @torch.no_grad()
-def test_no_position_sees_what_comes_after_it(model):
-    ids = tokens(1, 30)
-    changed = ids.clone()
-    changed[0, 20:] = tokens(10, seed=1)
-    before, after = model(ids).logits[0], model(changed).logits[0]
-    torch.testing.assert_close(before[:20], after[:20], rtol=0, atol=0)
-    assert (before[20:] - after[20:]).abs().amax(-1).min() > 1e-3
+def test_a_mask_is_over_what_comes_or_over_the_cache_too(model):
+    ids = tokens(2, 9)
+    whole = model(ids).logits
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    empty = RecurrentCache(model.config.num_hidden_layers)
+    for wrong in (8, 10):
+        with pytest.raises(InputError, match=rf"is \[2, {wrong}\]: expected \[2, 9\]"):
+            model(ids, attention_mask=mask[:, :wrong], past_key_values=empty)
+    cache = model(ids[:, :6], attention_mask=mask[:, :6], past_key_values=empty).past_key_values
+    for wrong in (1, 6, 10):
+        with pytest.raises(InputError, match=r"expected \[2, 3\], or \[2, 9\] with what is in the"):
+            model(ids[:, 6:], attention_mask=mask[:, :wrong], past_key_values=cache)
+    for width in (3, 9):
+        rest = {"attention_mask": mask[:, :width], "past_key_values": copy.deepcopy(cache)}
+        torch.testing.assert_close(model(ids[:, 6:], **rest).logits, whole[:, 6:], **CLOSE)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("side", ["left", "right", "middle"])
-def test_padding_changes_no_logits(model, side):
-    ids = tokens(2, 24)
-    short = {"left": slice(9, 24), "right": slice(0, 15), "middle": [0, 3, *range(10, 23)]}[side]
-    mask = torch.ones(2, 24, dtype=torch.int64)
-    mask[1] = 0
-    mask[1, short] = 1
-    together = model(ids, attention_mask=mask)
-    alone = model(ids[1:, short])
-    torch.testing.assert_close(together.logits[1:, short], alone.logits, **CLOSE)
-    torch.testing.assert_close(together.logits[:1], model(ids[:1]).logits, **CLOSE)
-    # What follows sees the same, whether the padding is in its past or not.
-    following = tokens(2, 3, seed=3)
-    longer = torch.cat([mask, torch.ones(2, 3, dtype=torch.int64)], 1)
-    cached = model(following, attention_mask=longer, past_key_values=together.past_key_values)
-    plain = model(following[1:], past_key_values=alone.past_key_values)
-    torch.testing.assert_close(cached.logits[1:], plain.logits, **CLOSE)
+def test_a_mask_of_any_numbers_is_one(model):
+    ids = tokens(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]])
+    expected = model(ids, attention_mask=mask.bool()).logits
+    for dtype in (torch.int64, torch.float32):
+        assert torch.equal(model(ids, attention_mask=mask.to(dtype)).logits, expected)
 
 
-@torch.no_grad()
-def test_documents_packed_into_one_row_stay_apart(model):
-    assert supports_packed_documents(model)
-    pieces = [tokens(1, n, seed=n) for n in (7, 1, 30, 12)]
-    position_ids = torch.cat([torch.arange(p.shape[1]) for p in pieces])[None]
-    empty = type(model(pieces[0], use_cache=True).past_key_values)(model.config.num_hidden_layers)
-    for caching in ({"use_cache": False}, {"use_cache": True}, {"past_key_values": empty}):
-        packed = model(torch.cat(pieces, 1), position_ids=position_ids, **caching).logits
-        of_each = packed.split([p.shape[1] for p in pieces], 1)
-        for piece, logits in zip(pieces, of_each, strict=True):
-            torch.testing.assert_close(logits, model(piece).logits, **CLOSE)
-
-
-def options(**changes):
-    fixed = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    return fixed | changes
-
-
-def test_a_checkpoint_comes_back_as_it_was(model, tmp_path):
-    model.save_pretrained(tmp_path)
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(loaded) is type(model)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    state = model.state_dict()
-    assert loaded.state_dict().keys() == state.keys()
-    for name, value in loaded.state_dict().items():
-        assert torch.equal(value, state[name]), name
-    tied = model.config.tie_word_embeddings
-    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
-    ids = tokens(1, 9)
-    assert torch.equal(loaded.eval()(ids).logits, model(ids).logits)
-    assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
-    bare = AutoModel.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(
-        bare(ids).last_hidden_state @ loaded.lm_head.weight.T, model(ids).logits
-    )
+def test_masks_over_pairs_and_positions_that_do_not_fit(model):
+    ids = tokens(2, 6)
+    with pytest.raises(InputError, match="no mask over pairs"):
+        model(ids, attention_mask=torch.ones(2, 1, 6, 6))
+    with pytest.raises(InputError, match=r"position_ids are \[6\]: expected \[2, 6\], or \[1, 6\]"):
+        model(ids, position_ids=torch.arange(6))
+    with pytest.raises(InputError, match="cannot be taken back"):
+        model(ids, use_cache=True).past_key_values.crop(2)
 
 
 def test_half_precision_checkpoints_load_and_run(model, tmp_path):
@@ -132,35 +121,6 @@ def test_a_float64_model_has_the_digits_of_float64(model, monkeypatch):
         assert (fast[name] - gradient).norm() <= 1e-12 * gradient.norm(), name
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(model):
-    model = copy.deepcopy(model).train()
-    ids = tokens(2, 20)
-    plain = gradients(model, input_ids=ids, labels=ids)
-    assert all(g is not None and g.abs().max() > 0 for g in plain.values())
-    recompute_activations(model)
-    runs = 0
-
-    def count(*_):
-        nonlocal runs
-        runs += 1
-
-    model.model.layers[0].mlp.register_forward_pre_hook(count)
-    again = gradients(model, input_ids=ids, labels=ids)
-    assert runs == 2
-    for name, gradient in plain.items():
-        torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
-
-
-def test_gradient_checkpointing_has_no_cache_and_takes_none(model):
-    model, ids = copy.deepcopy(model), tokens(2, 6)
-    cache = model(ids, use_cache=True).past_key_values
-    recompute_activations(model.train())
-    assert model(ids, use_cache=True).past_key_values is None
-    assert model(ids).past_key_values is None
-    with pytest.raises(InputError, match=r"holds positions, .* give whole sequences, or call"):
-        model(ids, past_key_values=cache)
-
-
 def test_the_loss_is_the_mean_over_labels_or_over_a_given_count(model):
     ids = tokens(2, 10)
     labels = ids.clone()
@@ -183,24 +143,6 @@ def test_dropout_acts_in_training_alone(model):
 
 
 @torch.no_grad()
-def test_the_head_sees_the_state_before_the_output_embedding(model):
-    assert LogitMap.of(model) == LogitMap()
-    assert verify_logit_map(model, LogitMap()) < 1e-6
-    ids = tokens(2, 9)
-    with capture(model) as seen:
-        output = model(ids, output_hidden_states=True)
-    assert torch.equal(seen.z, output.hidden_states[-1])
-    assert len(output.hidden_states) == model.config.num_hidden_layers + 1
-    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, output.logits[:, -2:])
-    torch.testing.assert_close(
-        model(ids, logits_to_keep=torch.tensor([1, 4])).logits, output.logits[:, [1, 4]]
-    )
-    torch.testing.assert_close(
-        model(inputs_embeds=model.get_input_embeddings()(ids)).logits, output.logits
-    )
-
-
-@torch.no_grad()
 def test_evidence_comes_layer_by_layer_when_asked_for(model):
     ids = tokens(2, 9)
     mask = torch.ones_like(ids)
@@ -217,59 +159,3 @@ def test_evidence_comes_layer_by_layer_when_asked_for(model):
             torch.testing.assert_close(parts, mask.float()[..., None].expand_as(parts))
         shared = layer in model.config.shared_gate_layers
         assert torch.equal(gates.write, gates.read) == shared
-
-
-def test_wrong_input_says_what_is_wrong(model):
-    ids = tokens(2, 6)
-    cache = model(ids, use_cache=True).past_key_values
-    for given, words in (
-        ({}, "and not both"),
-        ({"input_ids": ids, "past_key_values": DynamicCache()}, "take the RecurrentCache"),
-        ({"input_ids": ids, "attention_mask": torch.ones(2, 1, 6, 6)}, "no mask over pairs"),
-        ({"input_ids": ids, "attention_mask": torch.ones(2, 4)}, r"is \[2, 4\]: expected \[2, 6\]"),
-        ({"input_ids": ids[:, :0]}, "at least one row of at least one token"),
-        ({"input_ids": ids[:0]}, "at least one row of at least one token"),
-        ({"input_ids": ids[0]}, r"input is \[6\]: expected \[B, T\]"),
-        ({"inputs_embeds": torch.zeros(6, 24)}, r"input is \[6\]: expected \[B, T\]"),
-        ({"input_ids": ids, "position_ids": torch.arange(6)}, r"are \[6\]: expected \[2, 6\], or"),
-        ({"input_ids": ids[:1], "past_key_values": cache}, "2 rows, and .* its input 1 rows"),
-    ):
-        with pytest.raises(InputError, match=words):
-            model(**given)
-    with pytest.raises(InputError, match="one form only"):
-        model.generate(ids, cache_implementation="static", **options())
-    with pytest.raises(InputError, match="cannot be taken back"):
-        cache.crop(2)
-
-
-@torch.no_grad()
-def test_a_mask_of_any_numbers_is_one(model):
-    ids = tokens(2, 6)
-    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]])
-    expected = model(ids, attention_mask=mask.bool()).logits
-    for dtype in (torch.int64, torch.float32):
-        assert torch.equal(model(ids, attention_mask=mask.to(dtype)).logits, expected)
-
-
-def test_importing_the_models_registers_them():
-    # In a process that has imported transformers, and nothing of prismlm as far as it can tell.
-    code = """
-import sys
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-for registered in (CONFIG_MAPPING, AutoModel._model_mapping, AutoModelForCausalLM._model_mapping):
-    registered._extra_content.clear()
-for name in [name for name in sys.modules if name.partition(".")[0] == "prismlm"]:
-    del sys.modules[name]
-try:
-    AutoConfig.for_model("prismlm_protot")
-except ValueError:
-    print("unknown")
-import prismlm.models
-for name in ("prismlm_deltanet", "prismlm_protot"):
-    config = AutoConfig.for_model(name, vocab_size=7, hidden_size=8, num_hidden_layers=1)
-    print(type(AutoModelForCausalLM.from_config(config)).__name__)
-"""
-    done = forked.run(code=code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["unknown", "DeltaNetForCausalLM", "ProtoTForCausalLM"]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from prismlm.errors import InputError
 from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.models.presets import build_config, build_model
-from tests.helpers.recurrent_models import END, VOCABULARY, tokens
+from tests.helpers.own_models import END, VOCABULARY, tokens
 
 WRONG = {
     "temperature_mode": ("multipy", None),

@@ -3,36 +3,26 @@
 import copy
 import math
 import shutil
-from itertools import pairwise
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM
 
-import prismlm.models
 from prismlm.errors import FormatError, InputError
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.models.decoders.caches import ProjectionCache
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from prismlm.models.presets import build_config
+from tests.helpers.own_models import SIGNAL_NOISE
 
 VOCAB = 50
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-FAMILIES = {
-    "source": {},
-    "untied": {"tied_output": False, "bias": True, "frequency_scaling": "angle"},
-    "R = 4": {"expansion": 4, "frequency_ratio": 2.0, "tie_word_embeddings": False},
-    "sparse coding": {"mlp": "sparse_coding"},
-    "complete dictionary": {"mlp": "sparse_coding", "sparse_coding_form": "complete"},
-    "experts": {"mlp": "experts", "num_local_experts": 4, "bias": True},
-}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=SIGNAL_NOISE)
 def model(request):
-    return build(**FAMILIES[request.param])
+    return build(**SIGNAL_NOISE[request.param])
 
 
 def build(**settings):
@@ -51,18 +41,6 @@ def options(**more):
     return {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, **more}
 
 
-def test_cached_logits_equal_uncached_in_any_pieces(model):
-    ids = tokens(2, 11)
-    whole = model(ids, use_cache=False).logits
-    for cuts in ([0, 5, 11], [0, 1, 2, 3, 11], list(range(12))):
-        cache, parts = None, []
-        for first, last in pairwise(cuts):
-            output = model(ids[:, first:last], past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            parts.append(output.logits)
-        torch.testing.assert_close(torch.cat(parts, 1), whole, **CLOSE)
-
-
 def test_a_cache_holds_one_unrotated_tensor_per_head(model):
     ids = tokens(2, 11)
     cache = model(ids, use_cache=True).past_key_values
@@ -72,58 +50,6 @@ def test_a_cache_holds_one_unrotated_tensor_per_head(model):
     z = model.model.layers[0].attention_norm(model.model.embed_tokens(ids))
     expected = (z @ attention.projection.weight.T).unflatten(2, (-1, 6)).transpose(1, 2)
     torch.testing.assert_close(held, expected)
-
-
-def test_no_position_sees_what_comes_after_it(model):
-    ids = tokens(1, 12)
-    changed = ids.clone()
-    changed[:, 8:] = (changed[:, 8:] + 1) % VOCAB
-    before, after = model(ids).logits, model(changed).logits
-    torch.testing.assert_close(before[:, :8], after[:, :8])
-    assert not torch.allclose(before[:, 8:], after[:, 8:])
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_no_logits(model, side):
-    ids = tokens(2, 7)
-    alone = model(ids).logits
-    pad = torch.zeros(2, 3, dtype=torch.int64)
-    kept, none = torch.ones_like(ids), torch.zeros_like(pad)
-    order = (pad, ids) if side == "left" else (ids, pad)
-    mask = torch.cat((none, kept) if side == "left" else (kept, none), 1)
-    padded = model(torch.cat(order, 1), attention_mask=mask).logits
-    own = padded[:, 3:] if side == "left" else padded[:, :7]
-    torch.testing.assert_close(own, alone, **CLOSE)
-
-
-@pytest.mark.parametrize("use_cache", [False, None])
-def test_documents_packed_into_one_row_stay_apart(model, use_cache):
-    ids = tokens(1, 12)
-    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    packed = model(ids, position_ids=positions, use_cache=use_cache).logits
-    torch.testing.assert_close(packed[:, :5], model(ids[:, :5]).logits, **CLOSE)
-    torch.testing.assert_close(packed[:, 5:], model(ids[:, 5:]).logits, **CLOSE)
-
-
-@pytest.mark.parametrize("way", [{}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True}])
-def test_generation_with_a_cache_equals_generation_without(model, way):
-    ids = tokens(2, 6)
-    found = []
-    for use_cache in (True, False):
-        torch.manual_seed(3)
-        found.append(model.generate(ids, **options(**way, use_cache=use_cache)))
-    assert torch.equal(*found)
-
-
-def test_left_padded_batches_generate_what_each_row_generates_alone(model):
-    rows = [tokens(1, 4, 1), tokens(1, 7, 2)]
-    alone = [model.generate(row, **options())[0, row.shape[1] :] for row in rows]
-    ids = torch.zeros(2, 7, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for i, row in enumerate(rows):
-        ids[i, -row.shape[1] :], mask[i, -row.shape[1] :] = row[0], 1
-    together = model.generate(ids, attention_mask=mask, **options())[:, 7:]
-    assert torch.equal(together, torch.stack(alone))
 
 
 def test_assisted_generation_gives_the_same(model):
@@ -226,37 +152,6 @@ def test_attention_weights_are_not_among_the_outputs():
         model.generate(ids, **asked)
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(model):
-    ids = tokens(2, 8)
-    model.train()
-    gradients = []
-    for on in (False, True):
-        model.gradient_checkpointing_enable() if on else model.gradient_checkpointing_disable()
-        model.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    model.gradient_checkpointing_disable()
-    model.eval()
-    for a, e in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, e)
-
-
-def test_gradient_checkpointing_has_no_cache_and_takes_none():
-    """As in Hugging Face's decoders, but for a cache whose context would be lost."""
-    model, ids = build(), tokens(2, 8)
-    cache = model(ids, use_cache=True).past_key_values
-    model.train().gradient_checkpointing_enable()
-    plain = model(ids, use_cache=False)
-    for asked in ({}, {"use_cache": True}, {"past_key_values": ProjectionCache(2)}):
-        output = model(ids, **asked)
-        assert output.past_key_values is None
-        assert torch.equal(output.logits, plain.logits)
-    with pytest.raises(InputError, match=r"holds positions, .* give whole sequences, or call"):
-        model(ids, past_key_values=cache)
-    # Without gradients to keep it goes on from it.
-    assert model.eval()(ids, past_key_values=cache).past_key_values.get_seq_length() == 16
-
-
 def test_sizes():
     """Equal to a block of 4 d² tied at R = 4 and untied at R = 2."""
     counts = {
@@ -273,16 +168,7 @@ def test_sizes():
     assert counts[2, True] == 2 * 24**2
 
 
-def test_wrong_input_says_what_is_wrong(model):
-    ids = tokens(2, 6)
-    cache = model(ids, use_cache=True).past_key_values
-    for given, words in (
-        ({"input_ids": ids, "past_key_values": DynamicCache()}, "take the ProjectionCache"),
-        ({"input_ids": ids, "past_key_values": ProjectionCache(5)}, "has 5 layers"),
-        ({"input_ids": ids[:1], "past_key_values": cache}, "2 rows, and .* its input 1 rows"),
-    ):
-        with pytest.raises(InputError, match=words):
-            model(**given)
+def test_noise_weights_that_cannot_be_set(model):
     before = model.model.noise_weight.clone()
     for weight in (-0.1, 1.1, math.nan, torch.tensor(-1.0), torch.tensor([0.1, 0.2])):
         with pytest.raises(InputError, match=r"λ is .* one number from 0 to 1"):
@@ -328,9 +214,3 @@ def test_sizes_that_do_not_go_together_say_what_would(settings, words):
 @pytest.mark.parametrize("settings", [{"dropout": 0.999}, {"noise_weight": 0}, {"noise_weight": 1}])
 def test_settings_at_the_end_of_their_range_are_taken(settings):
     assert build(**settings, num_hidden_layers=1)(tokens(1, 3)).logits.isfinite().all()
-
-
-def test_importing_the_models_registers_it():
-    assert prismlm.models is not None
-    config = SignalNoiseConfig(vocab_size=7, hidden_size=8, head_size=2, num_hidden_layers=1)
-    assert type(AutoModelForCausalLM.from_config(config)) is SignalNoiseForCausalLM

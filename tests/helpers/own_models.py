@@ -1,4 +1,4 @@
-"""Small random recurrent decoders of each family and under each switch."""
+"""Small random decoders of our own, of each family and under each switch."""
 
 import torch
 
@@ -6,7 +6,7 @@ from prismlm.models.presets import build_config, build_model
 
 VOCABULARY = 50
 END = 0
-FAMILIES = {
+RECURRENT = {
     "deltanet": {"model_type": "prismlm_deltanet", "num_heads": 3, "num_hidden_layers": 2},
     "protot": {"model_type": "prismlm_protot", "num_channels": 6, "num_hidden_layers": 3},
     "protot-off": {
@@ -31,9 +31,25 @@ FAMILIES = {
 }
 
 
-def recurrent_model(family):
+SIGNAL_NOISE = {
+    "source": {},
+    "untied": {"tied_output": False, "bias": True, "frequency_scaling": "angle"},
+    "R = 4": {"expansion": 4, "frequency_ratio": 2.0, "tie_word_embeddings": False},
+    "sparse coding": {"mlp": "sparse_coding"},
+    "complete dictionary": {"mlp": "sparse_coding", "sparse_coding_form": "complete"},
+    "experts": {"mlp": "experts", "num_local_experts": 4, "bias": True},
+}
+FAMILIES = RECURRENT | {
+    name: {"model_type": "prismlm_signal_noise", "head_size": 6, "num_hidden_layers": 2} | settings
+    for name, settings in SIGNAL_NOISE.items()
+}
+
+
+def own_model(family):
     torch.manual_seed(0)
     settings = FAMILIES[family] | {"hidden_size": 24, "initializer_range": 0.3}
+    if "head_size" in settings:
+        settings["noise_weight"] = 0.1
     model = build_model(build_config(settings, VOCABULARY, END)).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("decay_map"):

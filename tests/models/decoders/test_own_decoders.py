@@ -1,0 +1,234 @@
+"""Our own decoders as Hugging Face models: caches, padding, packing, generation, checkpoints."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+
+from prismlm.errors import InputError
+from prismlm.models.seam import LogitMap, capture, verify_logit_map
+from prismlm.training.backbone import supports_packed_documents
+from prismlm.training.parallel import recompute_activations
+from tests.helpers import forked
+from tests.helpers.own_models import FAMILIES, own_model, tokens
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return own_model(request.param)
+
+
+def options(**changes):
+    fixed = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    return fixed | changes
+
+
+@torch.no_grad()
+def test_cached_logits_equal_uncached_in_any_pieces(model):
+    ids = tokens(2, 40)
+    whole = model(ids, use_cache=False)
+    assert whole.past_key_values is None
+    for sizes in ([1] * 40, [17, 1, 1, 21], [40]):
+        cache, parts = None, []
+        for piece in ids.split(sizes, dim=1):
+            output = model(piece, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            parts.append(output.logits)
+        torch.testing.assert_close(torch.cat(parts, 1), whole.logits, **CLOSE)
+        assert cache.get_seq_length() == 40
+
+
+@torch.no_grad()
+def test_no_position_sees_what_comes_after_it(model):
+    ids = tokens(1, 30)
+    changed = ids.clone()
+    changed[0, 20:] = tokens(10, seed=1)
+    before, after = model(ids).logits[0], model(changed).logits[0]
+    torch.testing.assert_close(before[:20], after[:20], rtol=0, atol=0)
+    assert (before[20:] - after[20:]).abs().amax(-1).min() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right", "middle"])
+def test_padding_changes_no_logits(model, side):
+    ids = tokens(2, 24)
+    short = {"left": slice(9, 24), "right": slice(0, 15), "middle": [0, 3, *range(10, 23)]}[side]
+    mask = torch.ones(2, 24, dtype=torch.int64)
+    mask[1] = 0
+    mask[1, short] = 1
+    together = model(ids, attention_mask=mask)
+    alone = model(ids[1:, short])
+    torch.testing.assert_close(together.logits[1:, short], alone.logits, **CLOSE)
+    torch.testing.assert_close(together.logits[:1], model(ids[:1]).logits, **CLOSE)
+    # What follows sees the same, whether the padding is in its past or not.
+    following = tokens(2, 3, seed=3)
+    longer = torch.cat([mask, torch.ones(2, 3, dtype=torch.int64)], 1)
+    cached = model(following, attention_mask=longer, past_key_values=together.past_key_values)
+    plain = model(following[1:], past_key_values=alone.past_key_values)
+    torch.testing.assert_close(cached.logits[1:], plain.logits, **CLOSE)
+
+
+@torch.no_grad()
+def test_documents_packed_into_one_row_stay_apart(model):
+    assert supports_packed_documents(model)
+    pieces = [tokens(1, n, seed=n) for n in (7, 1, 30, 12)]
+    position_ids = torch.cat([torch.arange(p.shape[1]) for p in pieces])[None]
+    empty = type(model(pieces[0], use_cache=True).past_key_values)(model.config.num_hidden_layers)
+    for caching in ({"use_cache": False}, {"use_cache": True}, {"past_key_values": empty}):
+        packed = model(torch.cat(pieces, 1), position_ids=position_ids, **caching).logits
+        of_each = packed.split([p.shape[1] for p in pieces], 1)
+        for piece, logits in zip(pieces, of_each, strict=True):
+            torch.testing.assert_close(logits, model(piece).logits, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"num_beams": 4, "num_return_sequences": 2}, {"do_sample": True, "num_beams": 2}],
+    ids=["greedy", "beams", "sampled"],
+)
+def test_generation_with_a_cache_equals_generation_without(model, way):
+    ids = tokens(2, 9)
+    written = []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        written.append(model.generate(ids, **options(**way, use_cache=use_cache)))
+    assert torch.equal(*written)
+
+
+def test_left_padded_batches_generate_what_each_row_generates_alone(model):
+    ids = tokens(3, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    mask[1, :1] = 0
+    out = model.generate(ids, attention_mask=mask, **options())
+    for row, first in enumerate((7, 1, 0)):
+        alone = model.generate(ids[row : row + 1, first:], **options())
+        assert torch.equal(out[row, 12:], alone[0, 12 - first :])
+
+
+def test_a_checkpoint_comes_back_as_it_was(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is type(model)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    state = model.state_dict()
+    assert loaded.state_dict().keys() == state.keys()
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    tied = model.config.tie_word_embeddings
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
+    ids = tokens(1, 9)
+    assert torch.equal(loaded.eval()(ids).logits, model(ids).logits)
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == loaded.config.to_dict()
+    bare = AutoModel.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(
+        bare(ids).last_hidden_state @ loaded.lm_head.weight.T, model(ids).logits
+    )
+
+
+def gradients(model, **inputs):
+    model.zero_grad()
+    torch.manual_seed(4)
+    model(**inputs).loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(model):
+    model = copy.deepcopy(model).train()
+    ids = tokens(2, 20)
+    plain = gradients(model, input_ids=ids, labels=ids)
+    assert all(g is not None and g.abs().max() > 0 for g in plain.values())
+    recompute_activations(model)
+    runs = 0
+
+    def count(*_):
+        nonlocal runs
+        runs += 1
+
+    model.model.layers[0].mlp.register_forward_pre_hook(count)
+    again = gradients(model, input_ids=ids, labels=ids)
+    assert runs == 2
+    for name, gradient in plain.items():
+        torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_gradient_checkpointing_has_no_cache_and_takes_none(model):
+    model, ids = copy.deepcopy(model), tokens(2, 6)
+    cache = model(ids, use_cache=True).past_key_values
+    recompute_activations(model.train())
+    assert model(ids, use_cache=True).past_key_values is None
+    assert model(ids).past_key_values is None
+    with pytest.raises(InputError, match=r"holds positions, .* give whole sequences, or call"):
+        model(ids, past_key_values=cache)
+
+
+@torch.no_grad()
+def test_the_head_sees_the_state_before_the_output_embedding(model):
+    assert LogitMap.of(model) == LogitMap()
+    assert verify_logit_map(model, LogitMap()) < 1e-6
+    ids = tokens(2, 9)
+    with capture(model) as seen:
+        output = model(ids, output_hidden_states=True)
+    assert torch.equal(seen.z, output.hidden_states[-1])
+    assert len(output.hidden_states) == model.config.num_hidden_layers + 1
+    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, output.logits[:, -2:])
+    torch.testing.assert_close(
+        model(ids, logits_to_keep=torch.tensor([1, 4])).logits, output.logits[:, [1, 4]]
+    )
+    torch.testing.assert_close(
+        model(inputs_embeds=model.get_input_embeddings()(ids)).logits, output.logits
+    )
+
+
+def test_wrong_input_says_what_is_wrong(model):
+    ids = tokens(2, 6)
+    cache = model(ids, use_cache=True).past_key_values
+    for given, words in (
+        ({}, "and not both"),
+        ({"input_ids": ids, "past_key_values": DynamicCache()}, "Cache that they return"),
+        ({"input_ids": ids, "past_key_values": type(cache)(5)}, "has 5 layers and no rows"),
+        ({"input_ids": ids[:1], "past_key_values": cache}, "2 rows, and .* its input 1 rows"),
+        ({"input_ids": ids[:, :0]}, "at least one row of at least one token"),
+        ({"input_ids": ids[:0]}, "at least one row of at least one token"),
+        ({"input_ids": ids[0]}, r"input is \[6\]: expected \[B, T\]"),
+        ({"inputs_embeds": torch.zeros(6, 24)}, r"input is \[6\]: expected \[B, T\]"),
+    ):
+        with pytest.raises(InputError, match=words):
+            model(**given)
+    with pytest.raises(InputError, match="one form only"):
+        model.generate(ids, cache_implementation="static", **options())
+    cache.reset()
+    assert cache.get_seq_length() == 0
+
+
+def test_importing_the_models_registers_them():
+    # In a process that has imported transformers, and nothing of prismlm as far as it can tell.
+    code = """
+import sys
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+for registered in (CONFIG_MAPPING, AutoModel._model_mapping, AutoModelForCausalLM._model_mapping):
+    registered._extra_content.clear()
+for name in [name for name in sys.modules if name.partition(".")[0] == "prismlm"]:
+    del sys.modules[name]
+try:
+    AutoConfig.for_model("prismlm_protot")
+except ValueError:
+    print("unknown")
+import prismlm.models
+for name in ("prismlm_deltanet", "prismlm_protot", "prismlm_signal_noise"):
+    config = AutoConfig.for_model(name, vocab_size=7, hidden_size=64, num_hidden_layers=1)
+    print(type(AutoModelForCausalLM.from_config(config)).__name__)
+"""
+    done = forked.run(code=code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [
+        "unknown",
+        "DeltaNetForCausalLM",
+        "ProtoTForCausalLM",
+        "SignalNoiseForCausalLM",
+    ]
