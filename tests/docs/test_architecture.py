@@ -77,7 +77,7 @@ def entered_by(run):
 
 
 def test_the_way_of_explain_is_entered_station_by_station(tiny_model, capsys):
-    stations = stations_of("The way of explain")
+    stations = stations_of("How explain runs")
     assert 5 <= len(stations) <= 10
     # Once before, so that no module is imported on the way.
     explain(tiny_model, "Once upon a time")
@@ -87,7 +87,7 @@ def test_the_way_of_explain_is_entered_station_by_station(tiny_model, capsys):
 
 
 def test_the_way_of_train_is_entered_station_by_station(tiny_corpus, tmp_path, capsys):
-    stations = stations_of("The way of train")
+    stations = stations_of("How train runs")
     assert 5 <= len(stations) <= 10
     settings = {
         "corpus": str(tiny_corpus),
