@@ -51,7 +51,7 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
         (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
         (None, ("--positions", "2"), "--positions is 2"),
         (None, ("--epochs", "-1"), "epochs is -1"),
-        (None, ("--weights", "equal"), "expected 'cosine' or 'fitted'"),
+        (None, ("--weights", "equal"), "is not one of 'cosine', 'fitted'"),
     ],
 )
 def test_what_cannot_be_attached(prism, tiny_model, tiny_corpus, tmp_path, model, options, said):

@@ -46,7 +46,7 @@ def test_json_is_the_result_that_is_kept(prism, tiny_model, data, tmp_path):
     again = prism("eval", tiny_model, *PICK, "--data", data, "--out", out)
     assert again.returncode == 0, again.stderr
     assert "WinoGrande: " not in again.stderr
-    for words in ("ARC-Easy", "prototypes only", "residual only", "mean", "0-shot"):
+    for words in ("ARC-Easy", "prototype only", "residual only", "mean", "0-shot"):
         assert words in again.stdout
     refusal = prism("eval", tiny_model, *PICK, "--data", data, "--out", out, "--seed", 1)
     assert refusal.returncode == 2

@@ -78,7 +78,7 @@ def test_lines_of_a_file_are_continued_without_a_judge(prism, tiny_model, tmp_pa
             "are two judges: give one",
         ),
         (["m", "--prompts", "f", "--by", "typical"], "name it by --judge DIR"),
-        (["m", "--prompts", "f", "--prompts-count", "1"], "expected at least 2"),
+        (["m", "--prompts", "f", "--prompts-count", "1"], "'--prompts-count'"),
         (["m", "m", "--prompts", __file__], "is given twice"),
     ],
 )

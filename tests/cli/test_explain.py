@@ -5,22 +5,16 @@ import re
 import shutil
 import signal
 import time
-from contextlib import nullcontext
 from html.parser import HTMLParser
-from io import StringIO
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import prismlm
-from prismlm.cli.app import app
-from prismlm.cli.printing.trace import Shown, place_text, print_trace
+from prismlm.cli.trace import place_text
 from prismlm.explain.shares import worth_showing
 from prismlm.index.around import Around
 from tests.helpers import forked
@@ -41,29 +35,6 @@ def printed(prism, tiny_model):
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     return json.loads(result.stdout)
-
-
-def test_what_takes_some_seconds_is_said(tiny_model, monkeypatch):
-    told = []
-    monkeypatch.setattr("prismlm.cli.explain.waiting", lambda what: nullcontext(told.append(what)))
-    result = CliRunner().invoke(app, ["explain", str(tiny_model), TEXT, "--against", "2"])
-    assert result.exit_code == 0, result.output
-    assert told[-1] == "Looking for its sources"
-    assert "estimates" not in result.stdout
-
-
-def test_estimates_stand_on_a_terminal_until_the_text_is_read_again(tiny_model):
-    trace, out = prismlm.load(tiny_model).explain(TEXT), StringIO()
-    console = Console(file=out, force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    print_trace(console, trace, Shown("domain", 5, True, 3, False, 3, "evidence", {}))
-    before, estimates, after = out.getvalue().partition("estimates; the model reads it again")
-    estimated, _, final = after.partition("shares of these alone")
-    assert "Against" in before.splitlines()[-1]
-    assert estimates
-    assert "\x1b[2K" in estimated, "the estimates are left beside the figures"
-    for estimates, shown in ((True, estimated), (False, final)):
-        for one in trace.against(3, estimated=estimates):
-            assert (one.title or one.doc_id)[:20] in shown
 
 
 @pytest.fixture
@@ -150,11 +121,10 @@ def test_human_output_fits(prism, tiny_model, columns):
     lines = result.stdout.splitlines()
     assert max(cell_len(line.rstrip()) for line in lines) <= columns
     assert "\x1b" not in result.stdout
-    head = next(n for n, line in enumerate(lines) if line.startswith("no.  token "))
+    head = next(n for n, line in enumerate(lines) if line.startswith("no token "))
     rows = lines[head + 1 : lines.index("", head)]
-    # One prediction a line: none wraps, and each ends with its residual.
+    # One prediction a line: none wraps.
     assert [int(row.split()[0]) for row in rows] == list(range(len(rows)))
-    assert all(row.rstrip()[-3] == "." and "#" in row for row in rows), rows
     assert "no proof" in " ".join(lines[-4:])
 
 
@@ -169,8 +139,8 @@ def test_the_answer_comes_first_and_the_table_only_if_asked_for(prism, tiny_mode
     assert all(len(re.findall(r"\d+%", one)) < 2 for one in trace.summary.split(". "))
     assert all(one.title for one in trace.documents(5))
     assert not any(one.doc_id in shown for one in trace.documents(5))
-    assert "prob." not in shown
-    assert "prob." in prism("explain", tiny_model, TEXT, "--tokens", "last").stdout
+    assert "resid" not in shown
+    assert "resid" in prism("explain", tiny_model, TEXT, "--tokens", "last").stdout
 
 
 IN_A_TERMINAL = """
@@ -206,32 +176,6 @@ def test_words_come_as_they_are_written(prism, tiny_model, command):
     assert "".join(answer.split()) in "".join(whole.split())
     end = next((n for n, one in enumerate(plain) if " support: " in one), len(plain))
     assert sum(bool(re.search(r"\w", one)) for one in plain[:end]) > 3
-
-
-def test_numbers_keep_their_columns_whatever_a_licence_is_called(prism, copy):
-    name = "a licence of a very long name that says all about itself, of " + "x" * 60 + " (end)"
-    documents = copy / "lens" / "sample" / "cell-documents.parquet"
-    table = pq.read_table(documents)
-    place = table.schema.get_field_index("license")
-    licences = [
-        name if value is None else f"{name}/{value}" for value in table["license"].to_pylist()
-    ]
-    pq.write_table(table.set_column(place, "license", pa.array(licences)), documents)
-    change_meta(copy / "lens" / "sample")
-    result = prism("explain", copy, TEXT, "--by", "license", "--passages", columns=80)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert max(cell_len(line.rstrip()) for line in lines) <= 80
-    head = next(n for n, line in enumerate(lines) if line.startswith("Where it comes from")) + 1
-    assert lines[head].split() == ["share", "of", "the", "corpus"]
-    end = lines.index("", head)
-    rows = lines[head + 1 : end]
-    share = lines[head].index("share") + len("share")
-    assert len(rows) > 2
-    assert all(re.fullmatch(r".*[^ ] +(\d+|<1)%", row[:share]) for row in rows), rows
-    # Names are told by both their ends.
-    assert any(re.match(r"a licence of a .*….*\S", row) for row in rows)
-    assert all("█" in row or "▎" in row or "▏" in row for row in rows[:1])
 
 
 def test_characters_of_several_tokens_are_whole(prism, tiny_model):
@@ -285,7 +229,7 @@ def test_text_and_file_that_cannot_be_used(refused, tiny_model, tmp_path):
         (["--file", latin], [str(latin), "UTF-8", "offset 1", "0xe9"]),
         (["--file", empty], [str(empty), "empty"]),
         (["--file", tmp_path / "none.txt"], ["none.txt", "No such file"]),
-        ([TEXT, "--by", "domains"], ["'domains'", "Did you mean 'domain'?"]),
+        ([TEXT, "--by", "domains"], ["'domains'", "'domain'"]),
         ([TEXT, "--tokens", "one"], ["--tokens one", "A:B"]),
     ):
         message = refused("explain", tiny_model, *arguments)
@@ -326,7 +270,7 @@ def test_several_lenses(prism, refused, copy):
 def test_without_a_lens(prism, refused, copy):
     shutil.rmtree(copy / "lens")
     assert "prismlm index" in refused("explain", copy, TEXT, "--by", "source")
-    assert "against a prediction" in refused("explain", copy, TEXT, "--against", 1)
+    assert "prismlm index" in refused("explain", copy, TEXT, "--against", 1)
     result = prism("explain", copy, TEXT)
     assert result.returncode == 0, result.stderr
     assert "prismlm index" in result.stdout
@@ -348,7 +292,7 @@ def test_what_speaks_against(prism, refused, tiny_model, tmp_path):
         assert f"to which the model gave {given} there" in section
     assert "instead of" in page.read_text(encoding="utf-8")
     assert "Against" not in prism("explain", tiny_model, TEXT).stdout
-    assert "--against is -1" in refused("explain", tiny_model, TEXT, "--against", -1)
+    assert "'--against'" in refused("explain", tiny_model, TEXT, "--against", -1)
 
 
 def test_text_that_the_corpus_has_nothing_about_is_told_so_first(prism, copy):
@@ -395,10 +339,7 @@ def test_documents_that_carry_far_less_are_printed_if_asked_for(prism, tiny_mode
     ],
 )
 def test_what_is_marked_stands_in_brackets(around, also, shown):
-    place = place_text(around, also, 60)
-    assert place.plain.strip("…").endswith(shown)
-    (own,) = [span for span in place.spans if span.style == "bold reverse"]
-    assert place.plain[own.start : own.end] in shown
+    assert place_text(around, also, 60).plain.strip("…").endswith(shown)
 
 
 def test_a_corpus_that_is_gone_leaves_passages_to_the_lens(prism, refused, copy, tiny_corpus):

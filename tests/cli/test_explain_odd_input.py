@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.cli.explain import _explain
-from prismlm.cli.printing.answer import repeats
-from prismlm.cli.printing.trace import Shown
+from prismlm.cli.answer import repeats
+from prismlm.cli.explain import explain_and_print
+from prismlm.cli.trace import Shown
 from prismlm.corpus import build_corpus
 from prismlm.corpus.chat import asked
 from prismlm.index.build import IndexOptions, build_index
@@ -20,7 +20,6 @@ from tests.helpers.tiny import ROW
 
 TEXT = "The patient was given a dose of the drug"
 SUPPORT = re.compile(r"^(Strong|Weak|No) support: .*\.$", re.MULTILINE)
-SHOWN = Shown("domain", 5, False, 0, False, 3, "evidence", {})
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_an_empty_answer(model, capsys):
         weight = output.weight.clone()
         weight[end] = 100 * state / state.norm()
     output.weight = torch.nn.Parameter(weight)
-    trace = _explain(lm, asked(QUESTION), {"generate": 5}, (None, None), SHOWN)
+    trace = explain_and_print(lm, asked(QUESTION), Shown("domain"), generate=5)
     assert (trace.written, trace.answer) == (1, "")
     shown = capsys.readouterr().out
     assert shown.startswith(f"{QUESTION}\n\nThe model wrote nothing: it ended the text at once.\n")

@@ -86,7 +86,7 @@ def test_dry_runs_write_nothing_and_say_what_they_cannot_know(prism, bare, folde
     # What is held out goes by ids, and by what documents say themselves.
     assert found["tokens"] == pytest.approx(0.95 * read, rel=0.05)
     assert found["seconds"] == pytest.approx(found["tokens"] / found["tokens_per_second"])
-    assert "speed" in prism(*index).stdout
+    assert "tokens per second" in prism(*index).stdout
     columns = ["--text-column", "body", "--id-column", "key"]
     build = ["corpus", "build", "--dataset", folder, *columns, "--out", tmp_path / "corpus"]
     built = json.loads(prism(*build, "--tokenizer", bare, "--dry-run", "--json").stdout)

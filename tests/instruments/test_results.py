@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from prismlm.cli.printing.tables import show
+from prismlm.cli.output import show
 from prismlm.errors import InputError
 from prismlm.instruments.results import Table, finding, text_of
 from prismlm.statistics import Interval
@@ -47,7 +47,7 @@ def test_figures_stay_whole_on_a_narrow_terminal():
     rows = ({"name": "a\x1b[31m long name of it", "mean_of_all": Interval(0.5, 0.25, 1.0)},)
     console = Console(width=30, markup=False, highlight=False)
     with console.capture() as seen:
-        show(console, Table("T", {"name": "", "mean_of_all": ".2f", "gone": ""}, rows))
+        show(Table("T", {"name": "", "mean_of_all": ".2f", "gone": ""}, rows), console)
     shown = seen.get()
     assert "0.50 [0.25, 1.00]" in shown
     assert "\x1b" not in shown.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")

@@ -53,6 +53,12 @@ EXTRAS = {
     "faiss": "pq",
     "peft": "lora",
 }
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def _fail(message: str) -> typer.Exit:
+    typer.echo(marks_shown(f"error: {message}"), err=True)
+    return typer.Exit(BAD_INPUT)
 
 
 class ErrorsAsMessages(TyperGroup):
@@ -79,20 +85,24 @@ class ErrorsAsMessages(TyperGroup):
                 return super().invoke(ctx)
         except PrismError as error:
             # Bad input is the same in every process; what fails later may be in one alone.
-            if is_first_process() or not isinstance(error, InputError):
-                typer.echo(marks_shown(f"error: {error}"), err=True)
-            raise typer.Exit(BAD_INPUT) from None
+            if isinstance(error, InputError) and not is_first_process():
+                raise typer.Exit(BAD_INPUT) from None
+            raise _fail(str(error)) from None
+        except UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                raise
+            help_command = f"Try {error.ctx.command_path} --help." if error.ctx else ""  # pyright: ignore
+            message = error.format_message().replace("Value error, ", "").rstrip(".")  # pyright: ignore
+            raise _fail(f"{message}. {help_command}") from None
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
                 raise
             extra = EXTRAS[package]
-            typer.echo(
-                f"error: this command needs {package}, which is not installed. "
-                f"Install prismlm with its extra {extra}: pip install 'prismlm[{extra}]'",
-                err=True,
-            )
-            raise typer.Exit(BAD_INPUT) from None
+            raise _fail(
+                f"this command needs {package}, which is not installed. "
+                f"Install prismlm with its extra {extra}: pip install 'prismlm[{extra}]'"
+            ) from None
         except KeyboardInterrupt as stop:
             if is_first_process():
                 # CPython too writes into an interrupt: one in a codec says which codec failed.
@@ -194,8 +204,6 @@ def main() -> None:
 
 def _refused(error: OSError) -> int:
     """Say what the system refuses, as to read a path or to write to a full disk; return a code."""
-    with suppress(OSError):
-        sys.stdout.flush()
     with suppress(OSError):
         # What could not be printed is dropped: the interpreter would try again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,25 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import (
-    TEXT_KINDS,
-    By,
-    DryRun,
-    Json,
-    Lens,
-    Method,
-    Model,
-    MovedCorpus,
-    Overwrite,
-    Page,
-    SkipBadRows,
-    Stride,
-    Where,
-    Window,
-    number,
-    option,
-)
-from prismlm.cli.output import console_for_reading, print_cost, print_json
+from prismlm.cli import options as opt
+from prismlm.cli.options import TEXT_KINDS, option
+from prismlm.cli.output import console_for_reading, print_cost, print_json, say, wrote
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
@@ -33,34 +17,33 @@ if TYPE_CHECKING:
     from prismlm.explain.audit import Audit
 
 LeastShare = Annotated[
-    float, number("S", "A row names every document with at least this share.", most=1)
+    float, option("S", "A row names every document with at least this share.", least=0, most=1)
 ]
+Output = Annotated[Path | None, option("FILE", "Write one row per text.")]
 
 
 def audit(
-    model: Model,
+    model: opt.Model,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")],
-    lens: Lens = None,
-    corpus: MovedCorpus = None,
-    where: Where = None,
-    by: By = None,
-    method: Method = "evidence",
-    documents: Annotated[int, number("N", "Documents shown.")] = 10,
+    lens: opt.Lens = None,
+    corpus: opt.MovedCorpus = None,
+    where: opt.Where = None,
+    by: opt.By = None,
+    method: opt.Method = "evidence",
+    documents: Annotated[int, option("N", "Documents shown.", least=0)] = 10,
     least_share: LeastShare = 0.01,
-    window: Window = None,
-    stride: Stride = None,
+    window: opt.Window = None,
+    stride: opt.Stride = None,
     text_column: Annotated[str, option("NAME", "Of the texts.")] = "text",
-    id_column: Annotated[
-        str | None, option("NAME", "Of their ids (default: file and row).")
-    ] = None,
-    skip_bad_rows: SkipBadRows = False,
-    parquet: Annotated[Path | None, option("FILE", "Write one row per text.")] = None,
-    jsonl: Annotated[Path | None, option("FILE", "The same rows as JSON lines.")] = None,
+    id_column: Annotated[str | None, option("NAME", "Of their ids (default: file, row).")] = None,
+    skip_bad_rows: opt.SkipBadRows = False,
+    parquet: Output = None,
+    jsonl: Output = None,
     csv: Annotated[Path | None, option("FILE", "The largest shares, for a spreadsheet.")] = None,
-    html: Page = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    html: opt.Html = None,
+    overwrite: opt.Overwrite = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show what a model's predictions over many texts rely on, and write reports."""
     from prismlm.corpus.documents import Columns
@@ -82,17 +65,18 @@ def audit(
     reader = DocumentReader(list(files), columns, **how)
     lm = load(model, lens=lens, corpus=corpus)
     reader.tokenizer = lm.tokenizer
-    options = text_options([lm], window, stride, method)  # pyright: ignore[reportArgumentType]
-    found = Audit(lm, options, conditions, least_share)
+    audited = Audit(lm, text_options([lm], window, stride, method), conditions, least_share)
     with orderly_end():
         if dry_run:
-            print_cost(estimate_audit(found, reader), as_json=as_json)
+            print_cost(estimate_audit(audited, reader), as_json=as_json)
             return
         rows = [path for path in (parquet, jsonl, csv) if path is not None]
-        summary = _run(found, reader, rows, html)
-    for path in (*rows, *([] if html is None else [html])):
-        typer.echo(f"wrote {path}", err=True)
-    print_json(summary) if as_json else _print(found, summary, by or found.lens.telling, documents)
+        summary = _run(audited, reader, rows, html)
+    wrote(*rows, html)
+    if as_json:
+        print_json(summary)
+    else:
+        _print(audited, summary, by or audited.lens.telling, documents)
 
 
 def _run(
@@ -123,26 +107,23 @@ def _run(
 
 
 def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
-    from prismlm.cli.printing.trace import print_documents, print_shares
+    from prismlm.cli.trace import print_documents, print_shares
     from prismlm.corpus.read import counted
     from prismlm.explain.support import levels_in_words
     from prismlm.pages.trace import CAVEAT
 
-    console = console_for_reading()
     ce, explained = summary["ce"], summary["explained_share"]
-    console.print(
-        f"{summary['texts']:,} texts · {summary['predictions']:,} predictions"
-        + (f" · cross-entropy {ce:.3f}" if ce is not None else "")
-        + (f" · explained share {explained:.2f}" if explained is not None else "")
-        + (f" · left out: {counted(summary['left_out'])}" if summary["left_out"] else "")
-    )
-    for note in summary["notes"]:
-        console.print(note, style="bold", soft_wrap=True)
+    facts = [f"{summary['texts']:,} texts", f"{summary['predictions']:,} predictions"]
+    facts += [] if ce is None else [f"cross-entropy {ce:.3f}"]
+    facts += [] if explained is None else [f"explained share {explained:.2f}"]
+    facts += [f"left out: {counted(summary['left_out'])}"] if summary["left_out"] else []
+    say(" · ".join(facts))
+    say(*summary["notes"], style="bold")
     if summary["support"] is not None:
-        console.print(f"Support: {levels_in_words(summary['support']['levels'])}")
-    console.print()
-    whole = audit.attribution()
-    print_shares(console, whole.sources(by, dict(audit.where)))
+        say(f"Support: {levels_in_words(summary['support']['levels'])}")
+    say("")
+    whole, where = audit.attribution(), dict(audit.where)
+    print_shares(whole.sources(by, where))
     if documents:
-        print_documents(console, whole.documents(documents, dict(audit.where)))
-    console.print(CAVEAT, style="dim")
+        print_documents(console_for_reading(), whole.documents(documents, where))
+    say(CAVEAT, style="dim")

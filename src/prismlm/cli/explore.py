@@ -6,11 +6,12 @@ import secrets
 import socket
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Lens, Model, MovedCorpus, flag, number, option
+from prismlm.cli import options as opt
+from prismlm.cli.options import flag
 from prismlm.errors import InputError
 
 PORT = 8321
@@ -19,15 +20,13 @@ EVERYWHERE = ("0.0.0.0", "::")
 # Seconds that an answer that is being written may take to end when the server stops.
 PATIENCE = 3
 
-Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0.0.0.0.")]
-
 
 def explore(
-    model: Model,
-    lens: Lens = None,
-    corpus: MovedCorpus = None,
-    port: Annotated[int, number("N", "Port to serve at; 0 takes a free one.", most=65535)] = PORT,
-    host: Host = HOST,
+    model: opt.Model,
+    lens: opt.Lens = None,
+    corpus: opt.MovedCorpus = None,
+    port: opt.Port = PORT,
+    host: opt.Host = HOST,
     browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
 ) -> None:
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
@@ -45,8 +44,6 @@ def serve(
     browser: bool,
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
-    import uvicorn
-
     from prismlm.demo.prompts import PROMPTS, QUESTIONS
     from prismlm.demo.texts import holds_pairs
     from prismlm.explain.language_model import load
@@ -62,18 +59,24 @@ def serve(
     app = create_app(
         lm,
         token=token,
-        hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
+        hosts=frozenset(f"{bracketed(name)}:{port}" for name in names),
         prompts=PROMPTS,
         questions=QUESTIONS if cells and holds_pairs(cells.documents) else {},
     )
-    shown = HOST if host in EVERYWHERE else _bracketed(host)
+    shown = HOST if host in EVERYWHERE else bracketed(host)
     address = f"http://{shown}:{port}/?token={token}"
     typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=PATIENCE
-    )
     if browser:
         typer.launch(address)
+    run_server(app, listener)
+
+
+def run_server(app: Any, listener: socket.socket) -> None:
+    """Serve an application until Ctrl-C."""
+    import uvicorn
+
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False}
+    config = uvicorn.Config(app, **quiet, timeout_graceful_shutdown=PATIENCE)
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
@@ -81,11 +84,7 @@ def serve(
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, before anything is loaded.
-
-    Raises:
-        InputError: the port is taken, or the address is none of this machine's.
-    """
+    """Return a socket that listens, before anything is loaded; InputError if it cannot."""
     if not host.strip():
         raise InputError("--host is empty, which would be every address: give one, or 0.0.0.0.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -105,5 +104,6 @@ def listening(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _bracketed(host: str) -> str:
+def bracketed(host: str) -> str:
+    """Return a host as addresses have it."""
     return f"[{host}]" if ":" in host else host

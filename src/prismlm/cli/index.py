@@ -5,34 +5,21 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from prismlm.cli import corpus as data
+from prismlm.cli import options as opt
+from prismlm.cli.corpus import DataFiles, Dataset, dataset_of
 from prismlm.cli.format import count, duration
-from prismlm.cli.options import (
-    Device,
-    DryRun,
-    Json,
-    Model,
-    Precision,
-    SkipBadRows,
-    Split,
-    Stride,
-    flag,
-    is_first_process,
-    number,
-    option,
-)
-from prismlm.cli.output import print_cost, print_json, print_rows
+from prismlm.cli.options import flag, is_first_process, option
+from prismlm.cli.output import print_cost, print_facts, print_json
 from prismlm.errors import InputError, check_choice
 
 if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus, HubDataset
-    from prismlm.corpus.store import Split as SplitName
     from prismlm.cost import Cost
     from prismlm.index.build import IndexOptions, Shard
     from prismlm.models.checkpoint import Checkpoint
@@ -45,54 +32,43 @@ LONGEST_DEFAULT_WINDOW = 1024
 
 ReadOrWritten = Annotated[
     Path | None,
-    option(
-        "DIR",
-        "The corpus to read, or to write from --dataset (default: MODEL/corpora/NAME).",
-        "--corpus",
-    ),
+    option("DIR", "Corpus to read, or write from --dataset (default: MODEL/corpora/NAME)."),
 ]
 NewLens = Annotated[
-    str | None, option("NAME|DIR", "Write MODEL/lens/NAME (default: the corpus's name).", "--lens")
+    str | None, option("NAME|DIR", "Write MODEL/lens/NAME (default: the corpus's name).")
 ]
 ColumnNames = Annotated[
     list[str] | None,
     option("ROLE=NAME", "Column of the dataset, such as text=body; may be repeated."),
 ]
-Contexts = Annotated[int, number("L", "Places kept per prototype.", 1)]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).")]
 WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
 Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
-PositionShare = Annotated[
-    float, option("SHARE", "Positions kept for passages: 1 keeps all, 0.1 a tenth.")
-]
-CodesOfStates = Annotated[
-    str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")
-]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, or one that was begun otherwise.")]
 
 
 def index(
-    model: Model,
+    model: opt.Model,
     corpus: ReadOrWritten = None,
     lens: NewLens = None,
-    dataset: data.Dataset = None,
-    dataset_split: Annotated[str, typer.Option(help="The dataset's split to read.")] = "train",
-    data_files: data.DataFiles = None,
+    dataset: Dataset = None,
+    dataset_split: Annotated[str, option("NAME", "The dataset's split to read.")] = "train",
+    data_files: DataFiles = None,
     column: ColumnNames = None,
-    skip_bad_rows: SkipBadRows = False,
-    contexts: Contexts = 64,
+    skip_bad_rows: opt.SkipBadRows = False,
+    contexts: opt.Contexts = 64,
     window: Window = None,
-    stride: Stride = None,
-    split: Split = "train",
+    stride: opt.Stride = None,
+    split: opt.Split = "train",
     text: WithText = True,
-    positions: PositionShare = 1.0,
-    codes: CodesOfStates = "int8",
+    positions: opt.PositionShare = 1.0,
+    codes: opt.Codes = "int8",
     shard: Part = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
+    device: opt.Device = "auto",
+    precision: opt.Precision = "auto",
     overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    dry_run: opt.DryRun = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Find the text each prototype stands for, so that explain can point to it.
 
@@ -101,23 +77,25 @@ def index(
     """
     from prismlm.index.build import IndexOptions, check_lens
     from prismlm.index.codes import check_codes
+    from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
 
-    found = data.dataset_of(dataset, None, dataset_split, data_files)
-    source = _source(model, corpus, found, column or [], skip_bad_rows)
+    streamed = dataset_of(dataset, None, dataset_split, data_files)
+    source = _source(model, corpus, streamed, column or [], skip_bad_rows)
     out = _out(model, lens or source.name)
-    where = _own_device(device_named(device))
     part = _shard(shard)
+    where = _own_device(device_named(device))
     options = IndexOptions(
         contexts=contexts,
-        split=cast("SplitName", split),
+        split=split,
         with_text=text,
         positions=positions,
         codes=check_codes(codes),
         bf16=uses_bf16(precision, where),
     )
     check_lens(out, overwrite=overwrite)
-    checkpoint, options = _opened(model, where, options, window, stride)
+    checkpoint = load_checkpoint(model, device=where)
+    options = _with_windows(model, checkpoint, options, window, stride)
     if dry_run:
         print_cost(_cost(model, source, checkpoint, options), as_json=as_json)
         return
@@ -169,27 +147,29 @@ def _columns(named: list[str]) -> Columns:
         role, equals, name = pair.partition("=")
         if not equals:
             raise InputError(f"--column {pair}: expected ROLE=NAME, for example text=body.")
-        check_choice("--column", role, list(Columns.__dataclass_fields__))
+        check_choice("--column", role, [field.name for field in fields(Columns)])
         given[role] = name
     return Columns(**given)
 
 
-def _opened(
-    path: Path, device: str, options: IndexOptions, window: int | None, stride: int | None
-) -> tuple[Checkpoint, IndexOptions]:
-    """Return the model, and how it reads: windows as in training, or what it reads at most."""
+def _with_windows(
+    path: Path,
+    checkpoint: Checkpoint,
+    options: IndexOptions,
+    window: int | None,
+    stride: int | None,
+) -> IndexOptions:
+    """Return the options with windows as in training, or of what the model reads at most."""
     from prismlm.index.build import check_options
     from prismlm.index.training_corpus import trained_length
-    from prismlm.models.checkpoint import load_checkpoint
 
-    checkpoint = load_checkpoint(path, device=device)
     longest = getattr(checkpoint.model.config, "max_position_embeddings", None)
     longest = min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
     width = (trained_length(path) or longest) if window is None else window
     step = max(1, width * 3 // 4) if stride is None else stride
     options = replace(options, window=width, stride=step)
     check_options(checkpoint.model, options)
-    return checkpoint, options
+    return options
 
 
 def _run(
@@ -210,8 +190,9 @@ def _run(
     from prismlm.progress import SILENT
 
     reporter = ConsoleReporter() if is_first_process() else SILENT
-    wait = part.count > 1
-    corpus = _streamed(model, source, wait, reporter) if isinstance(source, _Dataset) else source
+    corpus = source
+    if isinstance(corpus, _Dataset):
+        corpus = _streamed(model, corpus, part.count > 1, reporter)
     began = time.monotonic()
     written = build_index(
         checkpoint.model,
@@ -292,9 +273,10 @@ def _shard(shard: str | None) -> Shard:
 
 
 def _out(model: Path, lens: str) -> Path:
-    if Path(lens).name.startswith(".") or not Path(lens).name:
+    name = Path(lens).name
+    if name.startswith(".") or not name:
         raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
-    return model / "lens" / lens if Path(lens).name == lens else Path(lens)
+    return model / "lens" / lens if name == lens else Path(lens)
 
 
 def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
@@ -313,26 +295,23 @@ def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
     if as_json:
         print_json({"lens": None, "shards": part.count, "done": done, "left": left})
         return
+    numbers = ", ".join(map(str, left)) or "none"
     typer.echo(
-        f"Part {part.number + 1} of {part.count} is done; left: "
-        f"{', '.join(map(str, left)) or 'none'}. The last one writes the lens."
+        f"Part {part.number + 1} of {part.count} is done; left: {numbers}. "
+        "The last one writes the lens."
     )
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
-    from prismlm.index.scan import LARGEST_GROUPS
-
-    prototypes = summary["prototypes"]
-    rows = [
-        ("tokens", count(summary["tokens"])),
-        ("documents", count(summary["documents"])),
-        ("prototypes", f"{prototypes:,}"),
-        ("with contexts", f"{summary['with_contexts']:,}"),
-        ("in use", f"{summary['in_use']:,} ({summary['in_use'] / max(1, prototypes):.1%})"),
-        ("positions kept", count(summary["positions"])),
-        ("time", duration(summary["seconds"])),
-    ]
+    facts = {name: count(summary[name]) for name in ("tokens", "documents")}
     if summary["summed_share"]:
-        share = f"{summary['summed_share']:.1%} of uses"
-        rows.insert(2, ("sources summed", f"{share}, as (other): more than {LARGEST_GROUPS:,}"))
-    print_rows(rows, last=summary["lens"])
+        facts["sources summed as (other)"] = f"{summary['summed_share']:.1%} of uses"
+    used = summary["in_use"] / max(1, summary["prototypes"])
+    facts |= {
+        "prototypes": f"{summary['prototypes']:,}",
+        "with contexts": f"{summary['with_contexts']:,}",
+        "in use": f"{summary['in_use']:,} ({used:.1%})",
+        "positions kept": count(summary["positions"]),
+        "time": duration(summary["seconds"]),
+    }
+    print_facts(facts, summary["lens"])

@@ -5,21 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from prismlm.cli.options import Json, Lens, Model, flag, load_with_lens, needs, option
-from prismlm.cli.output import print_json
+from prismlm.cli import options as opt
+from prismlm.cli.options import flag, load_with_lens, needs, option
+from prismlm.cli.output import print_json, say, wrote
 from prismlm.outputs import check_ending, check_outputs
 
 
 def map_prototypes(
-    model: Model,
-    lens: Lens = None,
+    model: opt.Model,
+    lens: opt.Lens = None,
     html: Annotated[Path | None, option("FILE", "Write a page to look around in.")] = None,
-    overwrite: Annotated[
-        bool, flag("--overwrite", "Make the map anew, and replace the page.")
-    ] = False,
-    as_json: Json = False,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace the map and the page.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
     from prismlm.cli.progress import ConsoleReporter
@@ -30,19 +27,18 @@ def map_prototypes(
 
     check_outputs(html, inputs=[model], overwrite=overwrite)
     check_ending(html, ".html")
-    found = find_lens(Path(model), lens)
-    if overwrite or found is None or read_meta(found).map is None:
+    place = find_lens(Path(model), lens)
+    if overwrite or place is None or read_meta(place).map is None:
         needs("umap")
     lm, opened = load_with_lens(model, lens)
     if opened.meta.map is None or overwrite:
         map_lens(opened, lm.head, progress=ConsoleReporter())
     if html is not None:
         write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
+        wrote(html)
     made, named = opened.meta.map or {}, [region._asdict() for region in regions(opened)]
     if as_json:
         print_json({"model": str(model), "lens": str(opened.path), **made, "regions": named})
         return
-    typer.echo(f"{opened.num_prototypes:,} prototypes laid out by {made['method']}")
-    typer.echo("Regions: " + ("; ".join(one["name"] for one in named) or "none that can be named"))
-    if html is not None:
-        typer.echo(str(html))
+    say(f"{opened.num_prototypes:,} prototypes laid out by {made['method']}")
+    say("Regions: " + ("; ".join(one["name"] for one in named) or "none that can be named"))

@@ -1,19 +1,18 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how an option is made."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from prismlm.errors import InputError, check_choice, shown
+from prismlm.errors import InputError, shown
 
 if TYPE_CHECKING:
     from prismlm.corpus.chat import Messages
@@ -21,9 +20,16 @@ if TYPE_CHECKING:
     from prismlm.index.lens import Lens as OpenedLens
 
 
-def option(metavar: str, help: str, *names: str) -> Any:
-    """Return an option that takes what its parameter is annotated as."""
-    return typer.Option(*names, metavar=metavar, help=help)
+def option(
+    metavar: str | None,
+    help: str,
+    *names: str,
+    least: float | None = None,
+    most: float | None = None,
+) -> Any:
+    """Return an option that takes what its parameter is annotated as, within bounds."""
+    bounds = {"min": least, "max": most, "callback": _check_finite}
+    return typer.Option(*names, metavar=metavar, help=help, **bounds)
 
 
 def flag(name: str, help: str) -> Any:
@@ -31,103 +37,87 @@ def flag(name: str, help: str) -> Any:
     return typer.Option(name, help=help)
 
 
-def number(
-    metavar: str, help: str, least: float | None = 0, most: float | None = None, **options: Any
-) -> Any:
-    """Return an option that takes a finite number within bounds; None is no bound."""
-
-    def checked(parameter: typer.CallbackParam, value: float | None) -> float | None:
-        small = value is not None and least is not None and value < least
-        large = value is not None and most is not None and value > most
-        if value is None or (math.isfinite(value) and not small and not large):
-            return value
-        bounds = (("at least", least), ("at most", most))
-        span = " and ".join(f"{words} {bound:g}" for words, bound in bounds if bound is not None)
-        span = span if math.isfinite(value) else "a finite number"
-        raise InputError(f"{parameter.opts[0]} is {value:g}: expected {span}.")
-
-    return typer.Option(metavar=metavar, help=help, callback=checked, **options)
+def _check_finite(parameter: typer.CallbackParam, value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{parameter.opts[0]} is {value:g}: expected a finite number.")
+    return value
 
 
-def choice(metavar: str, help: str, choices: Sequence[str], *names: str) -> Any:
-    """Return an option that takes one of some words."""
-
-    def checked(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None:
-            check_choice(parameter.opts[0], value, choices)
-        return value
-
-    return typer.Option(*names, metavar=metavar, help=help, callback=checked)
-
-
-SHARES_BY = (
-    "Shares by document, source, domain or license (default: domain, or source where all have one)."
-)
-BY = ("document", "source", "domain", "license")
-METHODS = ("evidence", "source")
-SPLITS = ("train", "heldout", "all")
+TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
 SkipBadRows = Annotated[
-    bool,
-    flag("--skip-bad-rows", "Leave out rows that cannot be used, and count them by reason."),
+    bool, flag("--skip-bad-rows", "Leave out rows that cannot be used, and count them by reason.")
 ]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")]
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
 ]
 Device = Annotated[str, option("NAME", "Where the model runs: auto, cpu or cuda.")]
-Precision = Annotated[
-    str,
-    choice("NAME", "Of the model's passes: auto, float32 or bf16.", ("auto", "float32", "bf16")),
-]
-Lens = Annotated[str | None, option("NAME|DIR", "The lens, where there are several.")]
+Precision = Annotated[Literal["auto", "float32", "bf16"], option(None, "Of the forward passes.")]
+Lens = Annotated[str | None, option("NAME|DIR", "The lens, if there are several.")]
 MovedCorpus = Annotated[
     Path | None, option("DIR", "Where the lens's corpus is now, if it was moved.", "--corpus")
 ]
-TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
-TextFiles = Annotated[
-    list[Path] | None,
-    option("FILE", f"Texts to read; may be repeated: {TEXT_KINDS}.", "--file"),
+CorpusToRead = Annotated[
+    Path | None, option("DIR", "The corpus to read (default: what the model was trained on).")
 ]
-Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist.")]
-By = Annotated[str | None, choice("COLUMN", SHARES_BY, BY)]
-Method = Annotated[str, choice("METHOD", "evidence, or source: PRISM's A = Σ α μ.", METHODS)]
-Split = Annotated[str, choice("SPLIT", "Documents to read: train, heldout or all.", SPLITS)]
-Temperature = Annotated[float, number("T", "0 takes the top token.")]
-SamplingSeed = Annotated[int, option("S", "Of the sampling.")]
+TextFiles = Annotated[
+    list[Path] | None, option("FILE", f"Texts to read; may be repeated: {TEXT_KINDS}.", "--file")
+]
+By = Annotated[
+    Literal["document", "source", "domain", "license"] | None,
+    option(None, "What shares are by (default: domain, or source if all share one domain)."),
+]
+Method = Annotated[
+    Literal["evidence", "source"], option(None, "evidence, or source: PRISM's A = Σ α μ.")
+]
+Split = Annotated[Literal["train", "heldout", "all"], option(None, "Documents to read.")]
+Layer = Annotated[int | None, option("N", "Only this layer.")]
+Temperature = Annotated[float, option("T", "0 takes the top token.", least=0)]
+Seed = Annotated[int, option("S", "Random seed.")]
 Chat = Annotated[bool, flag("--chat", "Send the text as a user message through the chat template.")]
 System = Annotated[str | None, option("WORDS", "System prompt (with --chat).")]
-Page = Annotated[Path | None, option("FILE", "Write a self-contained page.")]
+Html = Annotated[Path | None, option("FILE", "Write a self-contained page.")]
+OutDir = Annotated[Path | None, option("DIR", "Write results into this directory.")]
+OutJson = Annotated[Path | None, option("FILE", "Write the figures as JSON.")]
 Where = Annotated[
     list[str] | None,
     option("COLUMN=VALUE", "Only text that matches, such as license=CC0; may be repeated."),
 ]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: all, up to 1,024).")]
 Stride = Annotated[int | None, option("N", "Tokens between windows (default: 3/4 of one).")]
+Contexts = Annotated[int, option("L", "Places kept per prototype.", least=1)]
+PositionShare = Annotated[float, option("SHARE", "Positions kept for passages: 1 keeps all.")]
+Codes = Annotated[str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")]
+Endpoint = Annotated[
+    str | None,
+    option("URL", "Ask a language model at an OpenAI-compatible endpoint; key: OPENAI_API_KEY."),
+]
+EndpointModel = Annotated[str | None, option("NAME", "The model's name at the endpoint.")]
+Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0.0.0.0.")]
+Port = Annotated[int, option("N", "Port to serve at; 0 takes a free one.", least=0, most=65535)]
 
 
 def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple[int, int]]:
-    """Return what was given as ``LAYER:INNER``, such as 6:2.
-
-    Raises:
-        InputError: something else was given.
-    """
-    found: list[tuple[int, int]] = []
+    """Return what was given as ``LAYER:INNER``, such as 6:2."""
+    places: list[tuple[int, int]] = []
     for text in given or []:
         place = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
         if place is None:
             raise InputError(f"{option} is {shown(text)}: expected LAYER:{inner}, such as 1:14.")
-        found.append((int(place[1]), int(place[2])))
-    return found
+        places.append((int(place[1]), int(place[2])))
+    return places
 
 
-def put(text: str, chat: bool, system: str | None) -> str | Messages:
-    """Return what a model is asked: a text, or with ``--chat`` the messages of a question.
+def split_names(text: str | None) -> list[str] | None:
+    """Return the names of a list with commas."""
+    return None if text is None else [name.strip() for name in text.split(",")]
 
-    Raises:
-        InputError: words before a question, and none.
-    """
+
+def prompt_of(text: str, chat: bool, system: str | None) -> str | Messages:
+    """Return what a model is asked: a text, or with ``--chat`` the messages of a question."""
     if system is not None and not chat:
         raise InputError("--system is a system prompt: add --chat, or leave it out.")
     from prismlm.corpus.chat import asked
@@ -159,12 +149,15 @@ def needs(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
-def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:
-    """Open a model with its lens.
+def check_endpoint(url: str | None, model: str | None) -> bool:
+    """Say whether an endpoint was named; InputError where only half of it was."""
+    if (url is None) != (model is None):
+        raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
+    return url is not None
 
-    Raises:
-        InputError: as :func:`prismlm.load`, or it has none.
-    """
+
+def load_with_lens(model: Path, lens: str | None) -> tuple[PrismLM, OpenedLens]:
+    """Open a model with its lens; InputError if it has none."""
     from prismlm.explain.language_model import load
 
     lm = load(model, lens=lens)

@@ -1,83 +1,53 @@
-"""What several commands print with: JSON, rows of a table, text that cannot drive a terminal."""
+"""How every command prints: JSON, tables, facts, and text that cannot drive a terminal."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from prismlm.cli.format import count, duration, size
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
+from prismlm.instruments.results import FINDINGS, Report, Table, as_json, figure_at, text_of
+from prismlm.outputs import write_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prismlm.cost import Cost
     from prismlm.explain.quality import HeadQuality
 
-WIDTH_WHERE_PIPED = 100
+PIPE_WIDTH = 100
 TOKEN_WIDTH = 14
-NARROW_TOKEN_WIDTH = 10
 # Line ends and tabs, and what joins the parts of one sign, as in emoji and Persian.
 KEPT = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def print_json(value: dict[str, Any]) -> None:
+def print_json(value: Any) -> None:
     """Print one JSON document."""
     typer.echo(json_text(value, indent=2))
 
 
-def print_rows(rows: list[tuple[str, str]], last: str) -> None:
-    """Print names and amounts, and a last line."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column(justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console = console_for_reading()
-    console.print(table)
-    console.print(last, style="dim", soft_wrap=True)
+def write_json(path: Path, value: Any) -> None:
+    """Write one JSON document, and say so."""
+    write_text(path, json_text(value, indent=2) + "\n")
+    wrote(path)
 
 
-def quality_rows(quality: HeadQuality) -> list[tuple[str, str]]:
-    """Return what prototypes alone say, and where a figure cannot be a working head's, so."""
-    from prismlm.explain.summary import fits
-
-    worse = quality.prototype_only_ce / quality.ce - 1
-    recovered, explained = quality.recovered, f"{quality.explained_share:.3f}"
-    if recovered is None:
-        beyond = "nothing to recover: the states say no more than their mean"
-    elif fits(recovered):
-        beyond = f"{recovered:.1%} of what the states say beyond their mean"
-    else:
-        beyond = f"{recovered:,.1%}, no figure of a trained model, where 0% to 100% can be"
-    if not fits(quality.explained_share):
-        explained += ", no figure of a working head, where 0 to 1 can be"
-    return [
-        ("CE of the prototypes alone", f"{quality.prototype_only_ce:.3f}, {worse:+.1%}"),
-        ("recovered", beyond),
-        ("explained share", explained),
-        ("FVU", f"{quality.fvu:.3f}"),
-        ("agreement", f"{quality.agreement:.1%}"),
-        ("in use", f"{quality.in_use:.1%}"),
-    ]
-
-
-def table_of(*headings: str, gap: int = 2, widths: Iterable[int] = ()) -> Table:
-    """Return a table without lines; columns whose heading starts with * are of numbers."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, gap, 0, 0))
-    for heading, width in zip_longest(headings, widths):
-        name, justify = heading.lstrip("*"), "right" if heading.startswith("*") else "left"
-        least = len(name) if width is None else None
-        table.add_column(name, justify=justify, no_wrap=True, min_width=least, width=width)
-    return table
+def wrote(*paths: Path | None) -> None:
+    """Say on stderr which files were written; None is passed over."""
+    for path in paths:
+        if path is not None:
+            typer.echo(f"wrote {path}", err=True)
 
 
 def console_for_reading() -> Console:
@@ -87,8 +57,15 @@ def console_for_reading() -> Console:
     """
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDTH_WHERE_PIPED
+        console.width = PIPE_WIDTH
     return console
+
+
+def say(*lines: str, style: str = "") -> None:
+    """Print lines on stdout that a terminal wraps at words."""
+    console = console_for_reading()
+    for line in lines:
+        console.print(plain(line), style=style)
 
 
 def plain(text: str) -> str:
@@ -97,11 +74,11 @@ def plain(text: str) -> str:
     return "".join(one if one in KEPT or one.isprintable() else "�" for one in letters)
 
 
-def print_head(console: Console, name: str, *facts: str | Text) -> None:
-    """Print a name and what is said of it in one line, and a blank one."""
-    parts = [Text(plain(name), style="bold")]
-    parts += [Text(fact) if isinstance(fact, str) else fact for fact in facts]
-    console.print(Text(" · ", style="dim").join(parts), end="\n\n")
+def token_text(token: str, width: int = TOKEN_WIDTH) -> str:
+    """Return a token with its blanks made visible, cut to so many columns."""
+    from prismlm.pages.trace_data import visible
+
+    return fit(visible(plain(token)), width)
 
 
 def fit(text: str, width: int = TOKEN_WIDTH) -> str:
@@ -110,7 +87,8 @@ def fit(text: str, width: int = TOKEN_WIDTH) -> str:
 
 
 def fit_ends(text: str, width: int) -> str:
-    """Return a name of at most so many columns, cut in the middle: it is told by both its ends."""
+    """Return a name of at most so many columns, cut in the middle: both ends tell it apart."""
+    text = " ".join(plain(text).split())
     if cell_len(text) <= width:
         return text
     left = max(width, 2) // 2
@@ -118,95 +96,133 @@ def fit_ends(text: str, width: int) -> str:
     return f"{set_cell_size(text, left).rstrip()}…{end.lstrip()}"
 
 
-def fit_name(name: str, width: int) -> str:
-    """Return a prototype's name of at most so many columns: whole words, some of either side.
-
-    What the text around is about goes first, then the last word of the longer side; a name of a
-    word a side is cut in the middle. Names are *read, … → next, …* or the words raised, *a · b*.
-    """
-    if cell_len(name) > width and not name.startswith("("):
-        name = name.partition(" (")[0]
-    between = " · " if " · " in name else ", "
-    sides = [side.split(between) for side in name.split(" → ")]
-    while cell_len(shown := " → ".join(_side(side, between) for side in sides)) > width:
-        longest = max(sides, key=lambda side: (len(side) > 1, cell_len(between.join(side))))
-        if len(longest) == 1:
-            break
-        longest.pop()
-    return fit_ends(shown, width)
-
-
-def _side(words: Sequence[str], between: str) -> str:
-    joined = between.join(words)
-    return f"{joined})" if joined.startswith("(") and not joined.endswith(")") else joined
-
-
 def bar(share: float, width: int) -> str:
-    """Return a bar of ``share`` of so many columns, padded with spaces."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
+    """Return a bar of ``share`` of so many columns."""
+    full, rest = divmod(round(min(max(share, 0.0), 1.0) * width * 8), 8)
+    return "█" * full + (EIGHTHS[rest] if rest else "")
+
+
+def show(table: Table, console: Console | None = None, *, cut: str = "") -> None:
+    """Print a table under its title, without columns that hold nothing, and its facts.
+
+    Headings are as narrow as the figures below them; texts wrap where there is no room.
+
+    Args:
+        table: its cells may be rich's ``Text`` as well.
+        console: where to; stdout by default.
+        cut: the last column, whose texts are cut where there is no room.
+    """
+    console = console or console_for_reading()
+    if table.title:
+        console.print(plain(table.title), style="bold")
+    grid = Grid(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    cells: list[list[Text]] = []
+    room = console.width
+    for name, form in table.columns.items():
+        values = [figure_at(row, name) for row in table.rows]
+        if all(value is None for value in values):
+            continue
+        texts = [v if isinstance(v, Text) else Text(plain(text_of(v, form))) for v in values]
+        is_text = all(isinstance(value, (str, Text, type(None))) for value in values)
+        widest = max(text.cell_len for text in texts)
+        heading = name.removesuffix(".value").replace("_", " ").replace(".", " ")
+        if not is_text:
+            heading = "\n".join(wrap(heading, widest, break_long_words=False))
+        justify = "left" if is_text else "right"
+        grid.add_column(heading, justify=justify, no_wrap=not is_text, overflow="fold")
+        cells.append(texts)
+        if name == cut:
+            column = grid.columns[-1]
+            column.no_wrap, column.overflow, column.width = True, "ellipsis", max(12, room)
+        room -= max(widest, *map(cell_len, heading.split("\n"))) + 1
+    for row in zip(*cells, strict=True):
+        grid.add_row(*row)
+    console.print(grid)
+    if table.facts:
+        console.print(facts_line(table.facts), style="dim")
+    console.print()
+
+
+def show_rows(title: str, columns: Mapping[str, str], rows: Sequence[Any], **facts: Any) -> None:
+    """Print rows under named columns with their number formats, as :func:`show`."""
+    show(Table(title, columns, tuple(rows), facts))
+
+
+def print_report(report: Report) -> None:
+    """Print what was read, every table, what the tables amount to, and what was left out."""
+    say(report.model, style="bold")
+    say(facts_line(report.facts) + "\n", style="dim")
+    for table in report.tables.values():
+        show(table)
+    if report.findings:
+        show(Table("Findings", FINDINGS, report.findings))
+    say(*(f"No {name}: {reason}" for name, reason in report.left_out.items()))
+
+
+def print_facts(facts: Mapping[str, Any], last: str = "") -> None:
+    """Print figures one below the other, and a last line."""
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(style="dim")
+    for name, value in facts.items():
+        grid.add_row(plain(name.replace("_", " ")), Text(_fact(name, value)))
+    console = console_for_reading()
+    console.print(grid)
+    if last:
+        console.print(plain(last), style="dim", soft_wrap=True)
+
+
+def facts_line(facts: Mapping[str, Any]) -> str:
+    """Return figures in one line: ``texts 64 · tokens 13.7 k``; without long lists of them."""
+    return " · ".join(
+        f"{name.replace('_', ' ')} {_fact(name, value)}"
+        for name, value in facts.items()
+        if not isinstance(value, (list, tuple)) or all(isinstance(x, (int, str)) for x in value)
+    )
+
+
+def _fact(name: str, value: Any) -> str:
+    """Return a figure as people read it; the end of its name may say in which unit it is."""
+    value = as_json(value)
+    if isinstance(value, Mapping):
+        value = {key: one for key, one in value.items() if one not in (None, [], "")}
+        inner = (f"{key.replace('_', ' ')} {_fact(key, one)}" for key, one in value.items())
+        return f"({', '.join(inner)})"
+    if isinstance(value, list):
+        return ", ".join(_fact("", one) for one in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (int, float)):
+        return plain(str(value or "none"))
+    if name.endswith("bytes"):
+        return size(value)
+    if name.endswith("seconds"):
+        return duration(value)
+    return count(value) if isinstance(value, int) else text_of(value, ".4g")
 
 
 def print_cost(cost: Cost, *, as_json: bool) -> None:
     """Print what a dry run expects, what it cannot know, and that nothing was written."""
+    value = cost.to_dict()
     if as_json:
-        print_json(cost.to_dict())
+        print_json(value)
         return
-    rows = [
-        (label, value)
-        for name, found in cost.figures.items()
-        for label, value in [_figure(name, found)]
-        if label
-    ]
-    about = "at most" if cost.seconds is None else "about"
-    seconds, disk = cost.seconds, cost.disk_bytes
-    rows += [
-        ("time", "not known" if seconds is None else f"about {duration(seconds)}"),
-        ("memory", f"about {size(cost.memory_bytes)}"),
-        ("disk", "not known" if disk is None else f"{about} {size(disk)}"),
-    ]
-    if cost.parts:
-        console_for_reading().print(_parts(cost))
-    unknown = [f"Not known: {sentence}\n" for sentence in cost.unknown]
-    print_rows(rows, f"{''.join(unknown)}{cost.basis} Nothing was written.".lstrip())
+    basis, unknown = value.pop("basis", ""), value.pop("unknown", [])
+    said = [*(f"Not known: {one}" for one in unknown), basis, "Nothing was written."]
+    print_facts(value, "\n".join(filter(None, said)))
 
 
-def _figure(name: str, value: Any) -> tuple[str, str]:
-    """Return a figure of a cost as people read it: what it is called says in which unit it is."""
-    words = name.replace("_", " ")
-    if isinstance(value, bool) or ("seconds" in name and value == 0):
-        return "", ""
-    if value is None:
-        return words, "not known"
-    if isinstance(value, (list, tuple)):
-        return words, ", ".join(value) or "none"
-    if name.endswith("_per_second"):
-        return "speed", f"{count(value)} {words.removesuffix(' per second')}/s"
-    if name == "seconds_per_step":
-        return "time per step", f"{value * 1000:.0f} ms"
-    if name == "bytes_per_token":
-        return "disk per million tokens", size(1_000_000 * value)
-    if name.endswith("_bytes"):
-        return f"size of {words.removesuffix(' bytes')}", size(value)
-    if "seconds" in name:
-        return words.replace("seconds", "time"), f"about {duration(value)}"
-    if isinstance(value, float) and value < 1000:
-        return words, f"{value:.3g}"
-    return words, value if isinstance(value, str) else count(value)
-
-
-def _parts(cost: Cost) -> Table:
-    table = table_of("", "", "*time", "*memory", "*disk")
-    for part in cost.parts:
-        there = "there" if part.figures.get("there") else part.basis
-        shown = (
-            "not known" if value is None else form(value) if value else "–"
-            for value, form in (
-                (part.seconds, duration),
-                (part.memory_bytes, size),
-                (part.disk_bytes, size),
-            )
-        )
-        table.add_row(plain(part.name), there, *shown)
-    return table
+def quality_facts(quality: HeadQuality) -> dict[str, str]:
+    """Return what prototypes alone say."""
+    worse = quality.prototype_only_ce / quality.ce - 1
+    recovered = "nothing to recover: the states say no more than their mean"
+    if quality.recovered is not None:
+        recovered = f"{quality.recovered:,.1%} of what the states say beyond their mean"
+    return {
+        "CE of the prototypes alone": f"{quality.prototype_only_ce:.3f}, {worse:+.1%}",
+        "recovered": recovered,
+        "explained share": f"{quality.explained_share:.3f}",
+        "FVU": f"{quality.fvu:.3f}",
+        "agreement": f"{quality.agreement:.1%}",
+        "in use": f"{quality.in_use:.1%}",
+        "measured on": f"{count(quality.tokens)} held-out tokens",
+    }

@@ -15,7 +15,7 @@ from prismlm import progress
 from prismlm.cli.format import amount, duration
 
 SECONDS_BETWEEN_LINES = 10.0
-_FIGURES_WIDTH = 68  # of the description and the figures on a terminal
+FIGURES_WIDTH = 68  # of the description and the figures on a terminal
 
 
 def waiting(what: str) -> AbstractContextManager[object]:
@@ -34,15 +34,22 @@ class ConsoleReporter:
         self, description: str, total: int | None = None, unit: str = "tokens"
     ) -> Iterator[progress.Task]:
         """Open a task of ``total`` units (None: unknown), as a context manager."""
-        if self._console.is_terminal:
-            with _bars(self._console) as bars:
-                bar = _Bar(bars, description, total, unit)
-                yield bar
-                bar.finish()
-        else:
+        if not self._console.is_terminal:
             lines = _Lines(description, total, unit)
             yield lines
             lines.finish()
+            return
+        width = max(8, min(30, self._console.width - FIGURES_WIDTH))
+        columns = (
+            SpinnerColumn(finished_text="[green]✓[/]"),
+            TextColumn("{task.description:<22}", markup=False),
+            BarColumn(width, complete_style="cyan", finished_style="green"),
+            _Figures(),
+        )
+        with Progress(*columns, console=self._console) as bars:
+            bar = _Bar(bars, description, total, unit)
+            yield bar
+            bar.finish()
 
 
 class _Bar:
@@ -57,11 +64,18 @@ class _Bar:
         self._bars.update(self._task, note=text)
 
     def finish(self) -> None:
-        done = self._bars.tasks[self._task].completed
-        # Work of unknown size is complete now; work that counted nothing shows its time alone.
-        self._bars.update(self._task, total=done or 1, completed=done or 1)
-        if not done:
-            self._bars.update(self._task, unit=None)
+        # Work of unknown size, or that counted nothing, is complete now.
+        done = self._bars.tasks[self._task].completed or 1
+        self._bars.update(self._task, total=done, completed=done)
+
+
+class _Figures(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        elapsed = (task.finished_time if task.finished else task.elapsed) or 0.0
+        total = None if task.total is None else int(task.total)
+        figures = _figures(int(task.completed), total, task.fields["unit"], elapsed)
+        note = task.fields["note"]
+        return Text(f"{figures}\n{note}" if note else figures, style="dim", no_wrap=True)
 
 
 class _Lines:
@@ -72,47 +86,21 @@ class _Lines:
 
     def advance(self, amount: int = 1) -> None:
         self._done += amount
-        if time.monotonic() - self._printed >= SECONDS_BETWEEN_LINES:
-            self._printed = time.monotonic()
-            figures = _figures(self._done, self._total, self._unit, self._elapsed())
+        now = time.monotonic()
+        if now - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = now
+            figures = _figures(self._done, self._total, self._unit, now - self._began)
             self._print(f"{figures} · {self._note}" if self._note else figures)
 
     def note(self, text: str) -> None:
         self._note = text
 
     def finish(self) -> None:
-        took = f"done in {duration(self._elapsed())}"
         done = f"{amount(self._done, self._unit)}, " if self._done else ""
-        self._print(done + took)
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._began
+        self._print(f"{done}done in {duration(time.monotonic() - self._began)}")
 
     def _print(self, text: str) -> None:
         typer.echo(f"{self._description}: {text}", err=True)
-
-
-def _bars(console: Console) -> Progress:
-    width = max(8, min(30, console.width - _FIGURES_WIDTH))
-    return Progress(
-        SpinnerColumn(finished_text="[green]✓[/]"),
-        TextColumn("{task.description:<22}", markup=False),
-        BarColumn(width, complete_style="cyan", finished_style="green"),
-        _Figures(),
-        console=console,
-    )
-
-
-class _Figures(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        unit: str | None = task.fields["unit"]
-        elapsed = (task.finished_time if task.finished else task.elapsed) or 0.0
-        if unit is None:
-            return Text(duration(elapsed), style="dim", no_wrap=True)
-        total = None if task.total is None else int(task.total)
-        figures = _figures(int(task.completed), total, unit, elapsed)
-        note = task.fields["note"]
-        return Text(f"{figures}\n{note}" if note else figures, style="dim", no_wrap=True)
 
 
 def _figures(done: int, total: int | None, unit: str, elapsed: float) -> str:

@@ -166,7 +166,7 @@ def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_pa
     there = ("--corpus", corpus.path, "--split", "all")
     for arguments, words in (
         ((*HEADS, directory, "--layer", 2, *ALL), ["no layer 2", "0 to 1"]),
-        ((*HEADS, directory, "--split", "test"), ["--split is 'test'"]),
+        ((*HEADS, directory, "--split", "test"), ["'--split'", "'test'"]),
         ((*HEADS, directory, "--tokens", -1), ["--tokens"]),
         ((*HEADS, directory, "--length", 1, *ALL), ["windows of 1 tokens", "sees 16 tokens"]),
         ((*HEADS, directory, "--out", tmp_path / "x.png"), [".csv"]),

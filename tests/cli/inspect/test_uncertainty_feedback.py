@@ -141,16 +141,15 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
         *COMMAND, gpt2, "--text", "The river carries stones. " * 40, "--tokens", 200
     )
     assert "give one of them" in refused(*COMMAND, gpt2, "--text", "a", "--corpus", corpus.path)
-    assert "expected 'passes' or 'recursion'" in refused(*COMMAND, gpt2, "--signal", "magic")
+    assert "not one of 'passes', 'recursion'" in refused(*COMMAND, gpt2, "--signal", "magic")
     assert "passes is 0" in refused(*COMMAND, gpt2, "--passes", 0)
     assert "the seed is -1: expected a whole number from 0 on" in refused(
         *COMMAND, gpt2, "--seed", -1
     )
     for temperature in ("nan", "inf", -0.1):
-        assert f"the temperature is {temperature}: expected 0 or more" in refused(
-            *COMMAND, gpt2, "--temperature", temperature
-        )
-    assert "--split is 'some'" in refused(*COMMAND, gpt2, "--split", "some")
+        message = refused(*COMMAND, gpt2, "--temperature", temperature)
+        assert f"temperature is {temperature}: expected" in message
+    assert "'some'" in refused(*COMMAND, gpt2, "--split", "some")
     assert "expected 1 to 9" in refused(
         *COMMAND, gpt2, *FAST, "--split", "all", "--check", "hedging", "--steps", 10
     )

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
+from prismlm.cli import options as opt
 from prismlm.cli.format import count
-from prismlm.cli.label import ModelThere, Url
-from prismlm.cli.options import Json, Temperature, choice, number, option
-from prismlm.cli.output import console_for_reading, plain, print_json
-from prismlm.cli.printing.tables import show
+from prismlm.cli.options import option
+from prismlm.cli.output import print_json, say, show_rows, wrote
 from prismlm.errors import InputError
-from prismlm.instruments.results import Table
 from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
@@ -24,36 +21,34 @@ Models = Annotated[
     list[Path] | None,
     typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
 ]
-By = Annotated[
-    str,
-    choice(
-        "HOW",
-        "How --judge judges: asked; or not asked, by what it finds probable: the more the better "
+JudgeBy = Annotated[
+    Literal["asked", "likelihood", "typical"],
+    option(
+        None,
+        "How --judge judges: asked; or by what it finds probable: the more the better "
         "(likelihood), or the nearer to the text that is continued (typical).",
-        ("asked", "likelihood", "typical"),
     ),
 ]
 Out = Annotated[
     Path | None, option("DIR", "Where all is kept (default: eval/judge of the first model).")
 ]
-NOT_TO_BE_READ = "Ratings, not to be read since the judge is unusable"
 
 
 def judge(
     models: Models = None,
     corpus: Annotated[Path | None, option("DIR", "Continue its held-out documents.")] = None,
     prompts: Annotated[Path | None, option("FILE", "Or continue the lines of a text.")] = None,
-    prompts_count: Annotated[int, number("N", "Texts, of a corpus drawn by the seed.", 2)] = 100,
-    prompt_words: Annotated[int, number("N", "Words of a text that are given.", 1)] = 64,
-    new_tokens: Annotated[int, number("N", "Tokens that each model writes, at most.", 1)] = 50,
-    temperature: Temperature = 0.0,
+    prompts_count: Annotated[int, option("N", "Texts, drawn by the seed.", least=2)] = 100,
+    prompt_words: Annotated[int, option("N", "Words of a text that are given.", least=1)] = 64,
+    new_tokens: Annotated[int, option("N", "Tokens each model writes, at most.", least=1)] = 50,
+    temperature: opt.Temperature = 0.0,
     judge: Annotated[Path | None, option("DIR", "A model directory that judges.")] = None,
-    by: By = "asked",
-    endpoint: Url = None,
-    endpoint_model: ModelThere = None,
-    seed: Annotated[int, number("S", "Of all that is drawn.")] = 0,
+    by: JudgeBy = "asked",
+    endpoint: opt.Endpoint = None,
+    endpoint_model: opt.EndpointModel = None,
+    seed: Annotated[int, option("S", "Random seed.", least=0)] = 0,
     out: Out = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Have models continue the same texts; compare them by BLEU, and by a judge that is examined.
 
@@ -62,6 +57,7 @@ def judge(
     ratings by one that fails are not to be read. What is made is kept: run the same command
     again to resume, or with more models.
     """
+    from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.store import Corpus
     from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
     from prismlm.eval.judging.judges import judge_opener
@@ -83,11 +79,19 @@ def judge(
         texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, how)
     study = Study(named(given), texts, how, place, opened)
     with orderly_end():
-        from prismlm.cli.progress import ConsoleReporter
-
         result = run_judging(study, ConsoleReporter(), _announce)
-    typer.echo(f"wrote {place / RESULT_FILE}", err=True)
-    print_json(result) if as_json else print_judging(result)
+    wrote(place / RESULT_FILE)
+    if as_json:
+        print_json(result)
+        return
+    for name, printed in (
+        ("judge", _print_judge),
+        ("ratings", _print_ratings),
+        ("bleu", _print_bleu),
+    ):
+        if result[name] is not None:
+            printed(result[name])
+    say(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:
@@ -99,66 +103,52 @@ def _announce(what: str, questions: int, tokens: int) -> None:
         )
 
 
-def print_judging(result: dict[str, Any]) -> None:
-    """Print what a study found; the judge's own examination first."""
-    console = console_for_reading()
-    for printed, name in (
-        (_print_judge, "judge"),
-        (_print_ratings, "ratings"),
-        (_print_bleu, "bleu"),
-    ):
-        if result[name] is not None:
-            printed(console, result[name])
-    console.print(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
-
-
-def _print_judge(console: Console, judge: dict[str, Any]) -> None:
-    name, order = plain(judge["source"]), judge["order"]
-    reasons = "; ".join(judge["reasons"])
-    said = "usable." if judge["usable"] else f"unusable: {reasons}."
-    console.print(f"The judge {name} is {said}", style="bold" if judge["usable"] else "bold red")
+def _print_judge(judge: dict[str, Any]) -> None:
+    """Print the judge's own examination."""
+    preferred, order = judge["preferred"], judge["order"]
+    verdict = "usable" if judge["usable"] else f"unusable: {'; '.join(judge['reasons'])}"
+    say(f"The judge {judge['source']} is {verdict}.", style="bold" if judge["usable"] else "red")
     shares = {
-        "prefers real text to its words shuffled": judge["preferred"]["shuffled"],
-        "prefers real text to that of another prompt": judge["preferred"]["elsewhere"],
-        "prefers real text to the prompt's last words repeated": judge["preferred"]["repeated"],
+        "prefers real text to its words shuffled": preferred["shuffled"],
+        "prefers real text to that of another prompt": preferred["elsewhere"],
+        "prefers real text to the prompt's last words repeated": preferred["repeated"],
         "changes its mind with the order": order["changed"],
         "prefers the same place in both orders": order["by_position"],
         "says A, of A and B": order["first"],
     }
-    rows = tuple({"judge": label, "share": _interval(one)} for label, one in shares.items())
+    rows = [{"judge": label, "share": _interval(one)} for label, one in shares.items()]
     facts = {"pairs, in both orders": order["pairs"], "without an answer": order["failed"]}
     title = "A judge that does not look at the texts has 50 %"
-    show(console, Table(title, {"judge": "", "share": ".0%"}, rows, facts))
+    show_rows(title, {"judge": "", "share": ".0%"}, rows, **facts)
 
 
-def _print_ratings(console: Console, ratings: dict[str, Any]) -> None:
+def _print_ratings(ratings: dict[str, Any]) -> None:
     ranked = sorted(ratings["models"], key=lambda one: -one["bradley_terry"]["value"])
-    rows = tuple(
+    rows = [
         {"model": one["model"]} | {name: _interval(one[name]) for name in ("elo", "bradley_terry")}
         for one in ranked
-    )
+    ]
     order = ratings["order"]
     facts = {name: order[name] for name in ("pairs", "ties", "failed")}
     facts["change with the order"] = order["changed"]["value"]
-    title = "Ratings" if ratings["readable"] else NOT_TO_BE_READ
-    columns = {"model": "", "elo": ".0f", "bradley_terry": ".0f"}
-    show(console, Table(title, columns, rows, facts))
+    title = "Ratings"
+    if not ratings["readable"]:
+        title = "Ratings, not to be read since the judge is unusable"
+    show_rows(title, {"model": "", "elo": ".0f", "bradley_terry": ".0f"}, rows, **facts)
 
 
-def _print_bleu(console: Console, bleu: dict[str, Any]) -> None:
+def _print_bleu(bleu: dict[str, Any]) -> None:
     columns = {"model": "", "mean": ".2f", "other_prompt": ".2f", "difference": "+.2f"}
-    rows = tuple(
+    rows = [
         {"model": name} | {key: _interval(one[key]) for key in list(columns)[1:]}
         for name, one in bleu["models"].items()
-    )
-    show(console, Table("BLEU, and against another prompt's text", columns, rows))
+    ]
+    show_rows("BLEU, and against another prompt's text", columns, rows)
     for sample in bleu["samples"]:
-        console.print(f"Best of {plain(sample['best'])}", style="bold")
         texts = {"prompt": sample["text"], "reference": sample["reference"]}
         texts |= {f"{one['model']} ({one['bleu']:.1f})": one["text"] for one in sample["texts"]}
-        for label, text in texts.items():
-            console.print(plain(f"{label}: {' '.join(text.split())}"))
-        console.print()
+        say(f"Best of {sample['best']}", style="bold")
+        say(*(f"{label}: {' '.join(text.split())}" for label, text in texts.items()), "")
 
 
 def _interval(found: dict[str, Any]) -> Interval:

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prismlm.cli.options import Json, Model, Overwrite, number, option
-from prismlm.cli.output import console_for_reading, print_json
-from prismlm.cli.printing.tables import show
-from prismlm.files import json_text
-from prismlm.instruments.results import Row, Table
+from prismlm.cli import options as opt
+from prismlm.cli.options import option
+from prismlm.cli.output import print_json, show_rows, write_json, wrote
+from prismlm.instruments.results import Row
 from prismlm.instruments.results import as_json as as_values
-from prismlm.outputs import check_outputs, write_text
+from prismlm.outputs import check_outputs
 
 if TYPE_CHECKING:
     from prismlm.eval.robustness import OpenedModel, Pair
 
+Models = Annotated[
+    list[Path], typer.Argument(metavar="MODEL...", help="Model directories to compare.")
+]
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
 Limit = Annotated[int | None, option("N", "Pairs of each slice, drawn by the seed.")]
-Seed = Annotated[int, option("S", "Of what is drawn.")]
-Out = Annotated[Path | None, option("FILE", "Write the figures as JSON.")]
+Entropy = Annotated[
+    float | None,
+    option("E", "Nats that mean entropies are matched to (default: the models' lowest).", least=0),
+]
+Sources = Annotated[
+    Path | None, option("DIR", "Holds wikitext2, dailydialog and ag_news (default: from the hub).")
+]
+Similarity = Annotated[
+    float, option("C", "The least cosine of a pair, by all-MiniLM-L6-v2.", least=-1, most=1)
+]
 
 
 def robustness(
-    models: Annotated[
-        list[Path], typer.Argument(metavar="MODEL...", help="Model directories to compare.")
-    ],
+    models: Models,
     pairs: Pairs,
-    entropy: Annotated[
-        float | None,
-        number(
-            "E", "Nats that mean entropies are matched to (default: the lowest of the models')."
-        ),
-    ] = None,
+    entropy: Entropy = None,
     limit: Limit = None,
-    seed: Seed = 0,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    seed: opt.Seed = 0,
+    out: opt.OutJson = None,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Compare predictions after texts and their variants: Jensen-Shannon divergence and ranks."""
     check_outputs(out, inputs=(*models, pairs), overwrite=overwrite)
@@ -49,21 +52,22 @@ def robustness(
     from prismlm.run_state import orderly_end
 
     with orderly_end():
-        drawn = _drawn(pairs, limit, seed)
-        found = measure_robustness(
-            _opened(models), drawn, entropy=entropy, seed=seed, progress=ConsoleReporter()
-        )
-    _show(found, print_robustness, {"pairs": str(pairs), "limit": limit}, out, as_json)
+        drawn, how = _drawn(pairs, limit, seed), {"entropy": entropy, "seed": seed}
+        found = measure_robustness(_opened(models), drawn, **how, progress=ConsoleReporter())
+    value = {"pairs": str(pairs), "limit": limit} | as_values(found)
+    if out is not None:
+        write_json(out, value)
+    print_json(value) if as_json else _print_robustness(found)
 
 
 def clamping(
-    model: Model,
+    model: opt.Model,
     pairs: Pairs,
     limit: Limit = None,
-    seed: Seed = 0,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    seed: opt.Seed = 0,
+    out: opt.OutJson = None,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Read variants with the routing of their originals: does it bring predictions back?"""
     check_outputs(out, inputs=(model, pairs), overwrite=overwrite)
@@ -75,22 +79,20 @@ def clamping(
         drawn = _drawn(pairs, limit, seed)
         (opened,) = _opened([model])
         found = measure_clamping(opened, drawn, seed=seed, progress=ConsoleReporter())
-    _show(found, print_clamping, {"pairs": str(pairs), "limit": limit}, out, as_json)
+    value = {"pairs": str(pairs), "limit": limit} | as_values(found)
+    if out is not None:
+        write_json(out, value)
+    print_json(value) if as_json else _print_clamping(found)
 
 
 def pairs(
     out: Annotated[Path, option("DIR", "Where the two files of pairs go.")],
-    data: Annotated[
-        Path | None,
-        option("DIR", "Holds wikitext2, dailydialog and ag_news (default: from the hub)."),
-    ] = None,
-    per_slice: Annotated[int, number("N", "Pairs of each slice.", 1)] = 500,
-    seed: Annotated[int, number("S", "Of what is drawn.")] = 0,
-    similarity: Annotated[
-        float, number("C", "The least cosine of a pair, by all-MiniLM-L6-v2.", -1, 1)
-    ] = 0.75,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    data: Sources = None,
+    per_slice: Annotated[int, option("N", "Pairs of each slice.", least=1)] = 500,
+    seed: Annotated[int, option("S", "Random seed.", least=0)] = 0,
+    similarity: Similarity = 0.75,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Make pairs of sentences that mean the same, and of sentences that do not.
 
@@ -100,13 +102,20 @@ def pairs(
     from prismlm.eval.perturbations.generate import FILES, PairOptions, write_pairs
     from prismlm.run_state import orderly_end
 
-    check_outputs(*(out / name for name in FILES), inputs=(data,), overwrite=overwrite)
+    files = [out / name for name in FILES]
+    check_outputs(*files, inputs=(data,), overwrite=overwrite)
     options = PairOptions(per_slice=per_slice, seed=seed, similarity=similarity)
     with orderly_end():
         result = write_pairs(out, data, options, ConsoleReporter())
-    for name in FILES:
-        typer.echo(f"wrote {out / name}", err=True)
-    print_json(result) if as_json else print_pairs(result)
+    wrote(*files)
+    if as_json:
+        print_json(result)
+        return
+    parts = {name for row in result["slices"] for name in (*row["sources"], *row["left_out"])}
+    columns = {"slice": "", "pairs": ",", "similarity": ".3f", "distance": ".2f"}
+    columns |= dict.fromkeys(("candidates", *sorted(parts)), ",")
+    rows = [row | row["sources"] | row["left_out"] for row in result["slices"]]
+    show_rows("Pairs", columns, rows)
 
 
 def _drawn(path: Path, limit: int | None, seed: int) -> list[Pair]:
@@ -128,27 +137,15 @@ def _opened(paths: Sequence[Path]) -> Iterator[OpenedModel]:
         yield OpenedModel(unique, model.float(), tokenizer)
 
 
-def _show(
-    found: Row, print_it: Callable[[Row], None], head: Row, out: Path | None, as_json: bool
-) -> None:
-    """Write figures as JSON where that is asked for, and print them."""
-    value = head | as_values(found)
-    if out is not None:
-        write_text(out, json_text(value, indent=2) + "\n")
-        typer.echo(f"wrote {out}", err=True)
-    print_json(value) if as_json else print_it(found)
-
-
-def print_robustness(found: Row) -> None:
+def _print_robustness(found: Row) -> None:
     """Print each slice and model with intervals, then differences to the first model."""
-    console = console_for_reading()
-    facts = {
+    facts: dict[str, Any] = {
         "mean entropy matched to": found["target"],
         "pairs empty or too long for a model": found["left_out"],
         "JS comparable, over one vocabulary": found["comparable"],
     }
     named = {"name": "", "entropy": ".3f", "temperature": ".3f"}
-    show(console, Table("Models", named, tuple(found["models"]), facts))
+    show_rows("Models", named, found["models"], **facts)
     first = found["models"][0]["name"]
     rows = [
         {"slice": part["name"], "pairs": part["pairs"], "model": name} | figures
@@ -158,36 +155,24 @@ def print_robustness(found: Row) -> None:
             *((f"first − {d['of'][1]}", d) for d in part["differences"] if d["of"][0] == first),
         ]
     ]
-    columns: dict[str, str] = dict.fromkeys(["slice", "pairs", "model"], "")
-    columns |= {"js": ".3f", "js_matched": ".3f"}
-    columns |= dict.fromkeys(["overlap.value", "spearman.value", "same_top.value"], ".3f")
+    figures = ("js", "js_matched", "overlap.value", "spearman.value", "same_top.value")
+    columns: dict[str, str] = {"slice": "", "pairs": "", "model": ""}
+    columns |= dict.fromkeys(figures, ".3f")
     title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
-    show(console, Table(title, columns, tuple(rows)))
+    show_rows(title, columns, rows)
 
 
-def print_clamping(found: Row) -> None:
+def _print_clamping(found: Row) -> None:
     """Print PMR of each slice with the original's routing and with a random text's."""
     rows = [
         {"slice": part["name"], "routing_of": of} | (part[key] or {"pairs": 0})
         for part in found["slices"]
         for of, key in (("original", "clamped"), ("random text", "control"))
     ]
-    columns = {"slice": "", "routing_of": "", "mean": "+.3f", "deviation": ".3f",
-               "share_positive": ".3f", "pooled.value": "+.3f", "base.value": ".4f",
-               "js.value": ".4f", "pairs": "", "unmoved": ""}  # fmt: skip
-    console = console_for_reading()
-    title = f"PMR: {found['name']}, {found['routing']} clamped"
-    show(console, Table(title, columns, tuple(rows)))
-    columns = {"name": "", "of_equal_length": "", "unaligned": "", "below_floor": "",
-               "gain": "+.3f"}  # fmt: skip
+    columns = {"slice": "", "routing_of": "", "mean": "+.3f", "deviation": ".3f"}
+    columns |= {"share_positive": ".3f", "pooled.value": "+.3f", "base.value": ".4f"}
+    columns |= {"js.value": ".4f", "pairs": "", "unmoved": ""}
+    show_rows(f"PMR: {found['name']}, {found['routing']} clamped", columns, rows)
+    columns = dict.fromkeys(("name", "of_equal_length", "unaligned", "below_floor"), "")
     title = "Pairs left out; gain: JS with random routing minus the original's"
-    show(console, Table(title, columns, tuple(found["slices"])))
-
-
-def print_pairs(result: dict[str, Any]) -> None:
-    """Print of each slice how alike its pairs are, where they come from and what was filtered."""
-    parts = {name: "" for row in result["slices"] for name in (*row["sources"], *row["left_out"])}
-    columns = {"slice": "", "pairs": ",", "similarity": ".3f", "distance": ".2f",
-               "candidates": ","} | dict.fromkeys(sorted(parts), ",")  # fmt: skip
-    rows = tuple(row | row["sources"] | row["left_out"] for row in result["slices"])
-    show(console_for_reading(), Table("Pairs", columns, rows))
+    show_rows(title, columns | {"gain": "+.3f"}, found["slices"])

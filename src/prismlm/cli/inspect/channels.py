@@ -2,57 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from prismlm.cli.inspect.corpus_to_read import corpus_of
-from prismlm.cli.options import Json, Model, Overwrite, Page, Split, choice, number, option
-from prismlm.cli.output import print_json
+from prismlm.cli import options as opt
+from prismlm.cli.format import count
+from prismlm.cli.inspect.corpus_to_read import Tokens, corpus_of
+from prismlm.cli.options import option
+from prismlm.cli.output import plain, print_json, say, show, show_rows, token_text, wrote
 from prismlm.errors import InputError
 from prismlm.outputs import check_ending, check_outputs, output_file
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from prismlm.instruments.channels.curves import WordedCurves
+    from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport
+    from prismlm.instruments.channels.top_sequences import ChannelSequence, Passage
+    from prismlm.instruments.results import Row
 
-    from prismlm.corpus.sequences import Sequences
-    from prismlm.corpus.store import Split as SplitName
-    from prismlm.instruments.channels.report import ChannelReport
-
-FORMATS = ("svg", "png")
 DOTS_PER_INCH = 160
-CorpusToRead = Annotated[
-    Path | None,
-    option(
-        "DIR", "The corpus to read (default: what the model was trained on, or none with --text)."
-    ),
-]
-SecondModel = Annotated[
-    Path | None,
-    option("MODEL", "Metrics of a second model on the same text."),
-]
+CHANNELS_SHOWN, TOKENS_SHOWN, LAYERS_OF_A_TEXT = 8, 3, 4
+WORDS_AROUND, WORDS_IN_FULL = 2, 14
+SecondModel = Annotated[Path | None, option("MODEL", "Metrics of a second model beside it.")]
+ImageFormat = Annotated[Literal["svg", "png"], option(None, "Of the plots.", "--format")]
 
 
 def channels(
-    model: Model,
-    corpus: CorpusToRead = None,
-    split: Split = "heldout",
-    max_tokens: Annotated[
-        int, number("N", "Tokens to read, from all over the corpus; 0 for all.")
-    ] = 100_000,
-    layer: Annotated[int | None, option("N", "Only this layer.")] = None,
+    model: opt.Model,
+    corpus: opt.CorpusToRead = None,
+    split: opt.Split = "heldout",
+    max_tokens: Tokens = 100_000,
+    layer: opt.Layer = None,
     channel: Annotated[int | None, option("K", "Only this channel of --layer, in full.")] = None,
     text: Annotated[str | None, option("TEXT", "Show what this text writes and reads.")] = None,
     top: Annotated[int, option("N", "Sequences kept of each channel.")] = 10,
     beside: SecondModel = None,
     out: Annotated[Path | None, option("DIR", "Write plots; needs the extra plot.")] = None,
-    image: Annotated[
-        str, choice("FORMAT", "Of the plots: svg or png.", FORMATS, "--format")
-    ] = "svg",
-    html: Page = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    image: ImageFormat = "svg",
+    html: opt.Html = None,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show what the channels of prototype mixers carry: figures, half-lives, tokens, sequences.
 
@@ -66,6 +55,7 @@ def channels(
     if out is not None:
         # Said before minutes of reading, not after.
         import prismlm.pages.channel_plots  # noqa: F401
+    from prismlm.corpus.sequences import Sequences
     from prismlm.models.checkpoint import read_checkpoint
 
     opened, tokenizer = read_checkpoint(model)
@@ -73,30 +63,29 @@ def channels(
         _check_mixers(opened, layer, channel)
     sequences = None
     if corpus is not None or text is None or beside is not None:
-        from prismlm.corpus.sequences import Sequences
-
-        read, part = corpus_of(model, corpus), cast("SplitName", split)
-        sequences = Sequences(read, part, max_tokens=max_tokens or None)
+        sequences = Sequences(corpus_of(model, corpus), split, max_tokens=max_tokens or None)
     layers = None if layer is None else (layer,)
     report = _report(model, opened, tokenizer, sequences, text, layers=layers, kept=top)
     other = None
     if beside is not None:
         # Of another depth it has other layers.
-        other = _report(beside, *read_checkpoint(beside), sequences, kept=top)
+        other = _report(beside, *read_checkpoint(beside), sequences, None, kept=top)
     if html is not None:
-        _write_page(report, opened, sequences, html)
+        from prismlm.pages.channels import channel_page
+        from prismlm.pages.frame import write_page
+
+        write_page(channel_page(report, opened, sequences.corpus if sequences else None), html)
+        wrote(html)
     if out is not None:
         curve = None if layer is None or channel is None else (layer, channel)
         _draw(report, other, curve, out, image)
     if as_json:
         print_json(_value(report, other, channel))
-        return
-    from prismlm.cli.printing.channels import print_report
-
-    print_report(report, other, layer=layer, channel=channel)
+    else:
+        _print(report, other, layer, channel)
 
 
-def _check_mixers(model: PreTrainedModel, layer: int | None, channel: int | None) -> None:
+def _check_mixers(model: Any, layer: int | None, channel: int | None) -> None:
     from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
 
     mixers = mixers_of(model)
@@ -106,35 +95,14 @@ def _check_mixers(model: PreTrainedModel, layer: int | None, channel: int | None
 
 
 def _report(
-    path: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    sequences: Sequences | None,
-    text: str | None = None,
-    **options: Any,
+    path: Path, model: Any, tokenizer: Any, sequences: Any, text: str | None, **options: Any
 ) -> ChannelReport:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.channels import ReportOptions, channel_report
 
-    return channel_report(
-        model,
-        tokenizer,
-        sequences,
-        text=text,
-        name=path.resolve().name,
-        options=ReportOptions(**options),
-        progress=ConsoleReporter(),
-    )
-
-
-def _write_page(
-    report: ChannelReport, model: PreTrainedModel, sequences: Sequences | None, html: Path
-) -> None:
-    from prismlm.pages.channels import channel_page
-    from prismlm.pages.frame import write_page
-
-    write_page(channel_page(report, model, sequences.corpus if sequences else None), html)
-    typer.echo(f"wrote {html}", err=True)
+    how: dict[str, Any] = {"options": ReportOptions(**options), "progress": ConsoleReporter()}
+    name = path.resolve().name
+    return channel_report(model, tokenizer, sequences, text=text, name=name, **how)
 
 
 def _draw(
@@ -152,7 +120,7 @@ def _draw(
             # No date in it: the same report is the same file but for ids.
             metadata: dict[str, Any] = {"Date": None} if image == "svg" else {}
             figure.savefig(temporary, format=image, dpi=DOTS_PER_INCH, metadata=metadata)
-        typer.echo(f"wrote {path}", err=True)
+        wrote(path)
 
 
 def _value(
@@ -164,10 +132,140 @@ def _value(
             layer["channels"] = [c for c in layer["channels"] if c["channel"] == channel]
     value["beside"] = None
     if beside is not None:
-        other = beside.to_dict()
-        layers = [
-            {key: layer[key] for key in ("layer", "shared_gates", "metrics")}
-            for layer in other["layers"]
-        ]
+        other, keys = beside.to_dict(), ("layer", "shared_gates", "metrics")
+        layers = [{key: layer[key] for key in keys} for layer in other["layers"]]
         value["beside"] = {"model": other["model"], "of": other["of"], "layers": layers}
     return value
+
+
+def _print(
+    report: ChannelReport, beside: ChannelReport | None, layer: int | None, channel: int | None
+) -> None:
+    """Print a report; all channels of a layer that was asked for, all of one channel."""
+    say(report.model + "\n", style="bold")
+    if report.of == "heads":
+        say("No prototype mixers, so there are no channels: these are norms of value heads.\n")
+    if report.corpus is not None:
+        read = report.corpus
+        say(f"{count(read.positions)} tokens of {read.name}, {read.split}\n", style="dim")
+        for one in (report, beside):
+            if one is not None:
+                show(one.metrics)
+        for table in report.tables[1:] if channel is None else ():
+            show(table)
+    for one in report.layers:
+        if channel is not None:
+            _print_channel(one, one.channels[channel], report)
+        elif one.channels:
+            _print_channels(one, report, all_shown=layer is not None)
+    if report.text is not None:
+        _print_text(report.text) if channel is None else _print_curve(report.text, channel)
+
+
+def _print_channels(layer: LayerReport, report: ChannelReport, *, all_shown: bool) -> None:
+    chosen = layer.channels if all_shown else _spread(layer.channels)
+    rows: list[Row] = []
+    for channel in chosen:
+        row: Row = {name: getattr(channel, name) for name in ("channel", "half_life", "repetition")}
+        row["lag"] = _lag(layer, channel.channel)
+        if channel.sequences:
+            first = channel.sequences[0]
+            tokens = [token_text(token.text) for token in channel.tokens[:TOKENS_SHOWN]]
+            row["writes_most"] = "  ".join(tokens)
+            row["first_sequence"] = _excerpt(first, report.passages[first.start], WORDS_AROUND)
+        rows.append(row)
+    columns = {"channel": "", "half_life": ".2f", "repetition": ".2f", "lag": "+d"}
+    columns |= {"writes_most": "", "first_sequence": ""}
+    facts = {"channels": len(layer.channels), "shown by half-life": len(chosen)}
+    show_rows(f"Layer {layer.layer}; all channels with --layer", columns, rows, **facts)
+
+
+def _spread(channels: Sequence[Channel]) -> list[Channel]:
+    """Return channels spread evenly over the half-lives, both ends included."""
+    ordered = sorted(channels, key=lambda channel: channel.half_life or 0.0)
+    if len(ordered) <= CHANNELS_SHOWN:
+        return ordered
+    step = (len(ordered) - 1) / (CHANNELS_SHOWN - 1)
+    return [ordered[round(step * i)] for i in range(CHANNELS_SHOWN)]
+
+
+def _lag(layer: LayerReport, channel: int) -> int | None:
+    """Return the lag of the peak; None with shared gates or a gate that never varies."""
+    if layer.lags is None or layer.shared_gates or layer.lags.p[channel].isnan():
+        return None
+    return int(layer.lags.peak[channel].item())
+
+
+def _print_channel(layer: LayerReport, channel: Channel, report: ChannelReport) -> None:
+    number = channel.channel
+    facts: Row = {"half-life": channel.half_life, "β": channel.decay}
+    facts["repetition"] = channel.repetition
+    for curves in () if report.text is None else report.text.curves:
+        if channel.half_life is None and curves.layer == layer.layer:
+            facts["half-life over the text"] = curves.half_life[number].item()
+    if (lag := _lag(layer, number)) is not None and layer.lags is not None:
+        facts["read and write correlate most at lag"] = lag
+        facts["correlation"] = layer.lags.correlation[number].max().item()
+        facts["p"] = layer.lags.p[number].item()
+    rows = [
+        {"writes most": token_text(token.text), "times": token.count, "gate": token.gate}
+        for token in channel.tokens
+    ]
+    columns = {"writes most": "", "times": "", "gate": ".2f"}
+    facts = {name: value for name, value in facts.items() if value is not None}
+    show_rows(f"Layer {layer.layer}, channel {number}", columns, rows, **facts)
+    sequences = []
+    for sequence in channel.sequences:
+        passage = report.passages[sequence.start]
+        words = _excerpt(sequence, passage, WORDS_IN_FULL)
+        document = passage.document.title or passage.document.doc_id
+        sequences.append({"writes": sequence.total, "text": words, "document": document})
+    show_rows("Sequences", {"writes": ".2f", "text": "", "document": ""}, sequences)
+
+
+def _excerpt(sequence: ChannelSequence, passage: Passage, around: int) -> str:
+    """Return the words around the one that writes most, kept ones in brackets."""
+    words = passage.text
+    marked = {words.word_of[token.position - sequence.start] for token in sequence.tokens}
+    middle = words.word_of[sequence.tokens[0].position - sequence.start]
+    first = max(0, middle - around)
+    pieces = ["…"] if first else []
+    for number, word in enumerate(words.words[first : middle + around + 1], first):
+        blank = " " if not word or word[0].isspace() else ""
+        inner = " ".join(plain(word).split()) or token_text(word)
+        pieces.append(f"{blank}[{inner}]" if number in marked else f"{blank}{inner}")
+    return "".join(pieces)
+
+
+def _print_text(text: WordedCurves) -> None:
+    """Print the channel that each token writes and reads most, with its share of the gate."""
+    rows: list[Row] = [{"token": token_text(token)} for token in text.text.tokens]
+    for curves in text.curves[-LAYERS_OF_A_TEXT:]:
+        for what, gate in (("writes", curves.write), ("reads", curves.read)):
+            best = gate.max(-1)
+            for row, value, number in zip(rows, *(x.tolist() for x in best), strict=True):
+                row[f"layer {curves.layer} {what}"] = f"#{number:<3} {value:.2f}"
+    show_rows(
+        "The text: the channel each token writes and reads most", dict.fromkeys(rows[0], ""), rows
+    )
+
+
+def _print_curve(text: WordedCurves, channel: int) -> None:
+    """Print what each token writes and reads, and what the channel then holds."""
+    curves = text.curves[0]
+    memory, tokens = curves.memory(channel), [token_text(token) for token in text.text.tokens]
+    rows: list[Row] = []
+    for i, token in enumerate(tokens):
+        strongest = int(memory[i].argmax())
+        share = memory[i, strongest].item()
+        rows.append(
+            {
+                "token": token,
+                "write": curves.write[i, channel].item(),
+                "read": curves.read[i, channel].item(),
+                "still_held": curves.mass[i, channel].item(),
+                "holds_most_of": f"{tokens[strongest]} {share:.0%}" if share > 0 else None,
+            }
+        )
+    columns = {"token": "", "write": ".3f", "read": ".3f", "still_held": ".2f"}
+    show_rows("The text", columns | {"holds_most_of": ""}, rows)

@@ -1,9 +1,9 @@
-"""Options that say which text a model is inspected on, and the opening of both."""
+"""Which text a model is inspected on, and the opening of both."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from prismlm.cli.options import option
 
@@ -12,17 +12,15 @@ if TYPE_CHECKING:
 
     from prismlm.corpus import Corpus
     from prismlm.corpus.sequences import Sequences
-
+    from prismlm.corpus.store import Split
 
 # Of a model whose training rows are not known.
 LENGTH = 256
-CorpusToRead = Annotated[
-    Path | None,
-    option("DIR", "The corpus to read (default: what the model was trained on)."),
-]
 Length = Annotated[
-    int | None,
-    option("T", "Tokens of a window (default: of a training row, or 256)."),
+    int | None, option("T", "Tokens of a window (default: of a training row, or 256).")
+]
+Tokens = Annotated[
+    int, option("N", "Tokens to read, from all over the corpus; 0 for all.", least=0)
 ]
 
 
@@ -35,11 +33,10 @@ def corpus_of(model: Path, corpus: Path | None) -> Corpus:
 
 
 def open_both(
-    path: Path, corpus: Path | None, split: str, tokens: int, length: int | None
+    path: Path, corpus: Path | None, split: Split, tokens: int, length: int | None
 ) -> tuple[PreTrainedModel, Sequences]:
     """Open a model and say what is to be read of which corpus."""
     from prismlm.corpus.sequences import Sequences
-    from prismlm.corpus.store import Split
     from prismlm.corpus.tokenizer import check_tokenizer_of
     from prismlm.index.training_corpus import trained_length
     from prismlm.models.checkpoint import read_checkpoint
@@ -48,4 +45,4 @@ def open_both(
     opened = corpus_of(path, corpus)
     check_tokenizer_of(opened, tokenizer, path.resolve().name)
     row = trained_length(path) or LENGTH if length is None else length
-    return model, Sequences(opened, cast("Split", split), row, tokens or None)
+    return model, Sequences(opened, split, row, tokens or None)

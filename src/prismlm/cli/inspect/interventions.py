@@ -3,55 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
-from prismlm.cli.options import Json, Models, Overwrite, choice, flag, number, option, parse_places
-from prismlm.cli.output import console_for_reading, plain, print_json
+from prismlm.cli import options as opt
+from prismlm.cli.options import flag, option, parse_places
+from prismlm.cli.output import print_json, say, show, write_json, wrote
 from prismlm.errors import InputError
-from prismlm.files import json_text
 from prismlm.outputs import check_outputs, write_text
 
 if TYPE_CHECKING:
     from prismlm.instruments.channels.concepts import ConceptInModel
-    from prismlm.instruments.channels.effects import By, ControlFrom
 
-UNITS = ("relative", "points")
+    By = Literal["relative", "points"]
+
 CasesFile = Annotated[
     str,
-    option(
-        "NAME|FILE",
-        "covid, men, mental_health, new_zealand or women; or JSON lines of one's own.",
-        "--cases",
-    ),
+    option("NAME|FILE", "covid, men, mental_health, new_zealand or women; or JSON lines."),
 ]
-Places = Annotated[list[str] | None, option("L:K", "Channel K of layer L; may be repeated.")]
-ControlFromWhere = Annotated[
-    str, choice("WHERE", "Drawn from the same layer, or the whole model.", ("layer", "model"))
-]
+ControlFrom = Annotated[Literal["layer", "model"], option(None, "Where controls are drawn from.")]
+Unit = Annotated[Literal["relative", "points"], option(None, "Changes: in %, or in points.")]
 FirstToken = Annotated[bool, flag("--first-token", "Of a target of several tokens, the first.")]
+Reinitialisations = Annotated[int, option("N", "Random prototypes drawn for each channel.")]
 
 
 def interventions(
-    models: Models,
+    models: opt.Models,
     cases: CasesFile,
-    channel: Places = None,
+    channel: Annotated[list[str] | None, option("L:K", "Channel K of layer L; repeatable.")] = None,
     find: Annotated[bool, flag("--find", "Find it, by what writes at the cases' targets.")] = False,
     corpus: Annotated[Path | None, option("DIR", "The corpus that --find reads.")] = None,
-    max_tokens: Annotated[
-        int, number("N", "Tokens that --find reads of a split; 0 for all.")
-    ] = 500_000,
+    max_tokens: Annotated[int, option("N", "Tokens that --find reads; 0: all.", least=0)] = 500_000,
     controls: Annotated[int, option("N", "Control channels drawn beside each channel.")] = 5,
-    control_from: ControlFromWhere = "layer",
-    by: Annotated[str, choice("UNIT", "Changes: relative, in %, or points.", UNITS)] = "relative",
+    control_from: ControlFrom = "layer",
+    by: Unit = "relative",
     minimum: Annotated[float, option("P", "Leave out cases whose target is less probable.")] = 0.01,
-    reinitialisations: Annotated[int, option("N", "Random prototypes drawn for each channel.")] = 3,
+    reinitialisations: Reinitialisations = 3,
     first_token: FirstToken = False,
-    seed: Annotated[int, option("S", "Of controls and random prototypes.")] = 0,
+    seed: opt.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write JSON, Markdown and Parquet.")] = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
     chosen = parse_places("--channel", "CHANNEL", channel)
@@ -69,7 +60,7 @@ def interventions(
 
     options = TableOptions(
         controls=controls,
-        control_from=cast("ControlFrom", control_from),
+        control_from=control_from,
         reinitialisations=reinitialisations,
         minimum_probability=minimum,
         first_token=first_token,
@@ -81,39 +72,36 @@ def interventions(
     found = [concept_in_model(*read_checkpoint(m), read, name=str(m), **asked) for m in models]
     value = {"cases": cases, "models": [item.to_dict() for item in found]}
     if out is not None:
-        _write(out, found, value, cast("By", by))
-    print_json(value) if as_json else _print(found, cast("By", by))
+        _write(out, found, value, by)
+    print_json(value) if as_json else _print(found, by)
 
 
 def _write(out: Path, found: list[ConceptInModel], value: dict[str, Any], by: By) -> None:
     from prismlm.instruments.results import markdown_of
 
-    write_text(out / "interventions.json", json_text(value, indent=2) + "\n")
+    write_json(out / "interventions.json", value)
     for place, item in enumerate(found):
         stem = f"{place}-{Path(item.name).resolve().name}"
         item.table.to_parquet(out / f"{stem}.parquet")
         tables = [item.table.summary(), *(item.table.cases(c, by) for c in item.table.channels)]
         write_text(out / f"{stem}.md", "\n".join(map(markdown_of, tables)))
-    typer.echo(f"wrote {out}", err=True)
+        wrote(out / f"{stem}.md")
 
 
 def _print(found: list[ConceptInModel], by: By) -> None:
     """Print every model's channel and tables, and how many models have such a channel."""
-    from prismlm.cli.printing.tables import show
-
-    console = console_for_reading()
     for item in found:
-        console.print(plain(item.name), style="bold")
+        say(item.name, style="bold")
         if item.found is not None:
-            show(console, item.found)
+            show(item.found)
         if item.heldout_difference is not None:
-            console.print(
+            say(
                 f"the same channel on held-out text: {item.heldout_difference:+.2f}, "
                 f"{item.heldout_count:,} occurrences\n"
             )
         for place in item.table.channels:
-            show(console, item.table.cases(place, by))
-        show(console, item.table.summary())
+            show(item.table.cases(place, by))
+        show(item.table.summary())
     emerged = [item.emerges for item in found if item.emerges is not None]
     if len(emerged) > 1:
-        console.print(f"p below 0.05 in {sum(emerged)} of {len(emerged)} models")
+        say(f"p below 0.05 in {sum(emerged)} of {len(emerged)} models")

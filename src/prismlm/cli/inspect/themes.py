@@ -4,44 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from prismlm.cli import options as opt
 from prismlm.cli.format import count
-from prismlm.cli.inspect.corpus_to_read import CorpusToRead, open_both
-from prismlm.cli.label import ModelThere, Url
-from prismlm.cli.options import Json, Lens, Model, Split, choice, load_with_lens, number
-from prismlm.cli.output import print_json
+from prismlm.cli.inspect.corpus_to_read import Tokens, open_both
+from prismlm.cli.options import check_endpoint, load_with_lens, option
+from prismlm.cli.output import facts_line, print_json, print_report, say
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.corpus.store import Split as SplitName
-    from prismlm.instruments.results import Report
     from prismlm.instruments.theme_judges import EndpointJudge
 
-KINDS = ("prototypes", "channels", "heads")
 ANSWERS = ".themes.answers.jsonl"
 SHOWN = 40
+Units = Annotated[
+    Literal["prototypes", "channels", "heads"],
+    option(None, "Prototypes of a lens, channels of mixers, or attention heads."),
+]
 
 
 def themes(
-    model: Model,
-    of: Annotated[
-        str, choice("UNITS", "prototypes of a lens, channels of mixers, or attention heads.", KINDS)
-    ] = "prototypes",
-    lens: Lens = None,
-    corpus: CorpusToRead = None,
-    split: Split = "heldout",
-    tokens: Annotated[int, number("N", "Tokens to read for channels and heads; 0 for all.")] = (
-        100_000
-    ),
-    layer: Annotated[int | None, number("N", "Only this layer's channels or heads.")] = None,
-    units: Annotated[int, number("N", "Units, drawn by seed.", 1)] = 100,
-    seed: Annotated[int, number("S", "Of the units and of random sequences.")] = 0,
-    endpoint: Url = None,
-    endpoint_model: ModelThere = None,
-    as_json: Json = False,
+    model: opt.Model,
+    of: Units = "prototypes",
+    lens: opt.Lens = None,
+    corpus: opt.CorpusToRead = None,
+    split: opt.Split = "heldout",
+    tokens: Tokens = 100_000,
+    layer: Annotated[int | None, option("N", "Only this layer's units.", least=0)] = None,
+    units: Annotated[int, option("N", "Units, drawn by seed.", least=1)] = 100,
+    seed: Annotated[int, option("S", "Random seed.", least=0)] = 0,
+    endpoint: opt.Endpoint = None,
+    endpoint_model: opt.EndpointModel = None,
+    as_json: opt.Json = False,
 ) -> None:
     """Show the themes of a model's units, from the ten sequences that activate each most.
 
@@ -54,87 +51,47 @@ def themes(
     if of != "prototypes" and lens is not None:
         raise InputError("--lens is for prototypes: channels and heads are read from --corpus.")
     judge = _judge(endpoint, endpoint_model, model)
-    report = read_report(
-        model,
-        of,
-        lens=lens,
-        corpus=corpus,
-        split=split,
-        tokens=tokens,
-        layer=layer,
-        units=units,
-        seed=seed,
-        judge=judge,
-    )
-    told = None if judge is None else judge.session.asked()
-    if as_json:
-        print_json({**report.to_dict(), "asked": told})
-        return
-    from prismlm.cli.printing.tables import print_report
+    from prismlm.cli.progress import ConsoleReporter
+    from prismlm.instruments.themes import channels_or_heads, theme_report
+    from prismlm.instruments.themes import prototypes as prototype_units
 
+    given: dict[str, Any] = {"name": model.resolve().name, "of": of, "judge": judge, "seed": seed}
+    given["progress"] = ConsoleReporter()
+    if of == "prototypes":
+        lm, opened = load_with_lens(model, lens)
+        found = prototype_units(opened, lm.head.prototypes, units, seed)
+        assert opened.corpus is not None
+        given["split"] = opened.meta.split
+        report = theme_report(found, opened.corpus, **given)
+    else:
+        checkpoint, sequences = open_both(model, corpus, split, tokens, None)
+        kind = "channel" if of == "channels" else "head"
+        found = channels_or_heads(checkpoint, sequences, kind, layer, units, seed)
+        report = theme_report(found, sequences.corpus, split=sequences.split, **given)
+    asked = None if judge is None else judge.session.asked()
+    if as_json:
+        print_json({**report.to_dict(), "asked": asked})
+        return
     tables = {name: report[name] for name in ("figures", "units")}
     tables["units"] = replace(tables["units"], rows=tables["units"].rows[:SHOWN])
     print_report(replace(report, tables=tables))
-    if told is not None:
-        typer.echo(
-            f"{told['requests']:,} answers, {told['tokens_in']:,} tokens in, "
-            f"{told['tokens_out']:,} out; {sum(told['failures'].values()):,} without an answer"
-        )
+    if asked is not None:
+        say(facts_line(asked))
 
 
 def _judge(url: str | None, name: str | None, model: Path) -> EndpointJudge | None:
-    if (url is None) != (name is None):
-        raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
-    if url is None or name is None:
+    if not check_endpoint(url, name):
         return None
     from prismlm.instruments.theme_judges import EndpointJudge
     from prismlm.labels.endpoint import Endpoint
 
+    def announce(questions: int, characters: int) -> None:
+        typer.echo(
+            f"{questions:,} questions of {count(characters)} characters in all, some four to a "
+            f"token; answers are kept in the model's {ANSWERS}.",
+            err=True,
+        )
+
     if not model.is_dir():
         raise InputError(f"there is no model directory {model}.")
-    return EndpointJudge(Endpoint(url, name), model / ANSWERS, _announce)
-
-
-def _announce(questions: int, characters: int) -> None:
-    typer.echo(
-        f"{questions:,} questions of {count(characters)} characters in all, some four to a token; "
-        f"answers are kept in the model's {ANSWERS}.",
-        err=True,
-    )
-
-
-def read_report(
-    path: Path,
-    of: str,
-    *,
-    lens: str | None = None,
-    corpus: Path | None = None,
-    split: str = "heldout",
-    tokens: int = 100_000,
-    layer: int | None = None,
-    units: int = 100,
-    seed: int = 0,
-    judge: EndpointJudge | None = None,
-) -> Report:
-    """Return the themes of a model's units, as the command has them."""
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.themes import Kind, channels_or_heads, prototypes, theme_report
-
-    given: dict[str, Any] = {
-        "name": path.resolve().name,
-        "of": cast("Kind", of),
-        "judge": judge,
-        "seed": seed,
-        "progress": ConsoleReporter(),
-    }
-    if of == "prototypes":
-        lm, opened = load_with_lens(path, lens)
-        found = prototypes(opened, lm.head.prototypes, units, seed)
-        assert opened.corpus is not None
-        return theme_report(
-            found, opened.corpus, split=cast("SplitName", opened.meta.split), **given
-        )
-    model, sequences = open_both(path, corpus, split, tokens, None)
-    kind = "channel" if of == "channels" else "head"
-    found = channels_or_heads(model, sequences, kind, layer, units, seed)
-    return theme_report(found, sequences.corpus, split=sequences.split, **given)
+    return EndpointJudge(Endpoint(url or "", name or ""), model / ANSWERS, announce)

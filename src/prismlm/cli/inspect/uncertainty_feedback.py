@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prismlm.cli.inspect.corpus_to_read import LENGTH, CorpusToRead, corpus_of
-from prismlm.cli.options import TEXT_KINDS, Json, Model, Split, choice, option
-from prismlm.cli.output import print_json
+from prismlm.cli import options as opt
+from prismlm.cli.inspect.corpus_to_read import LENGTH, corpus_of
+from prismlm.cli.options import TEXT_KINDS, option
+from prismlm.cli.output import print_json, print_report
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from prismlm.instruments.uncertainty_feedback import Sample
 
-    from prismlm.corpus.store import Split as SplitName
-    from prismlm.instruments.uncertainty_feedback import Sample, Signal
-
-TEXTS = 64
-SIGNALS = ("passes", "recursion")
 Files = Annotated[
     list[Path] | None,
     typer.Argument(metavar="FILE...", help=f"Texts in place of a corpus: {TEXT_KINDS}."),
@@ -28,34 +24,29 @@ Checks = Annotated[
     list[str] | None,
     option(
         "CHECK",
-        "ablation, prefill, attention, hedging, mistakes or probe; may be repeated "
-        "(default: all that model and texts allow).",
+        "ablation, prefill, attention, hedging, mistakes or probe; may be repeated (default: all).",
     ),
 ]
-Tokens = Annotated[
-    int | None,
-    option("T", "Tokens of each (default: of a training row, or 256)."),
-]
+Tokens = Annotated[int | None, option("T", "Tokens of each (default: of a training row, or 256).")]
 SignalFrom = Annotated[
-    str,
-    choice("HOW", "The model's own codes: by passes, or by recursion, the true ones.", SIGNALS),
+    Literal["passes", "recursion"],
+    option(None, "The model's own codes: by passes, or by recursion, the true ones."),
 ]
 Passes = Annotated[
-    int | None,
-    option("N", "Of --signal passes (default: the model's, at least 2)."),
+    int | None, option("N", "Of --signal passes (default: the model's, at least 2).")
 ]
-Temperature = Annotated[float, option("T", "Of what is written; 0 for the likeliest token.")]
+Temperature = Annotated[float, option("T", "Of what is written; 0 takes the top token.")]
 
 
 def uncertainty_feedback(
-    model: Model,
+    model: opt.Model,
     files: Files = None,
-    corpus: CorpusToRead = None,
-    split: Split = "heldout",
+    corpus: opt.CorpusToRead = None,
+    split: opt.Split = "heldout",
     text: Annotated[list[str] | None, option("TEXT", "A text to read; may be repeated.")] = None,
     text_column: Annotated[str, option("NAME", "Of texts in files.")] = "text",
     check: Checks = None,
-    texts: Annotated[int, option("N", "Texts to read.")] = TEXTS,
+    texts: Annotated[int, option("N", "Texts to read.")] = 64,
     tokens: Tokens = None,
     signal: SignalFrom = "passes",
     passes: Passes = None,
@@ -63,8 +54,8 @@ def uncertainty_feedback(
     write: Annotated[int, option("N", "Tokens to write after each text, for hedging.")] = 48,
     temperature: Temperature = 1.0,
     steps: Annotated[int, option("K", "Tokens looked at after a step or a mistake.")] = 8,
-    seed: Annotated[int, option("S", "Of all that is drawn.")] = 0,
-    as_json: Json = False,
+    seed: opt.Seed = 0,
+    as_json: opt.Json = False,
 ) -> None:
     """Show whether a model uses the uncertainty that is fed back to it.
 
@@ -72,14 +63,18 @@ def uncertainty_feedback(
     trained on, or of another, or files, or single texts.
     """
     from prismlm.cli.progress import ConsoleReporter
+    from prismlm.index.training_corpus import trained_length
     from prismlm.instruments import uncertainty_feedback as instrument
     from prismlm.models.checkpoint import read_checkpoint
+    from prismlm.models.positions import learned_positions
 
     if sum(map(bool, (files, text, corpus))) > 1:
         raise InputError("texts come from FILE..., --text or --corpus: give one of them.")
     opened, tokenizer = read_checkpoint(model)
+    # One pass has the same code everywhere, which says nothing.
+    own = max(2, instrument.feedback_of(opened).passes)
     options = instrument.InspectOptions(
-        signal=_signal(opened, signal, passes),
+        signal=instrument.Signal(signal, own if passes is None else passes),
         permutations=permutations,
         tokens=write,
         window=steps,
@@ -87,56 +82,36 @@ def uncertainty_feedback(
         temperature=temperature,
         seed=seed,
     )
-    where = (corpus, split, files or [], text or [], text_column)
-    length = _length(model, opened) if tokens is None else tokens
-    sample = _sample(model, tokenizer, where, texts=texts, tokens=length, seed=seed)
-    checks = check or []
+    row = trained_length(model) or LENGTH
+    if tokens is None:
+        tokens = min(row, learned_positions(opened) or row)
+    drawn = {"texts": texts, "tokens": tokens, "seed": seed}
+    if files or text:
+        sample = _given(files or [], text or [], text_column, tokenizer, drawn)
+    else:
+        from prismlm.corpus.tokenizer import check_tokenizer_of
+
+        read = corpus_of(model, corpus)
+        check_tokenizer_of(read, tokenizer, model.resolve().name)
+        sample = instrument.corpus_sample(read, split, **drawn)
     name, progress = model.resolve().name, ConsoleReporter()
     report = instrument.inspect_uncertainty_feedback(
-        opened, tokenizer, sample, checks, name=name, options=options, progress=progress
+        opened, tokenizer, sample, check or [], name=name, options=options, progress=progress
     )
-    from prismlm.cli.printing.tables import print_report
-
     print_json(report.to_dict()) if as_json else print_report(report)
 
 
-def _sample(
-    model: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    where: tuple[Path | None, str, list[Path], list[str], str],
-    **drawn: int,
+def _given(
+    files: list[Path], texts: list[str], column: str, tokenizer: Any, drawn: dict[str, int]
 ) -> Sample:
-    """Return texts of a corpus and split, of files, or given, as tokens of the model."""
+    """Return texts of files, or of the command line, as tokens of the model."""
     from prismlm.corpus.documents import Columns, Document
     from prismlm.corpus.read import DocumentReader
-    from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.instruments.uncertainty_feedback import corpus_sample, document_sample
+    from prismlm.instruments.uncertainty_feedback import document_sample
 
-    corpus, split, files, texts, column = where
     if files:
         name = files[0].name + (" …" if len(files) > 1 else "")
         documents = DocumentReader(files, Columns(text=column))
         return document_sample(documents, tokenizer, name=name, **drawn)
-    if texts:
-        given = [Document(str(number), text) for number, text in enumerate(texts)]
-        return document_sample(given, tokenizer, name="--text", **drawn)
-    found = corpus_of(model, corpus)
-    check_tokenizer_of(found, tokenizer, model.resolve().name)
-    return corpus_sample(found, cast("SplitName", split), **drawn)
-
-
-def _length(path: Path, model: PreTrainedModel) -> int:
-    """Return the tokens of a training row, or fewer where the model has no positions for them."""
-    from prismlm.index.training_corpus import trained_length
-    from prismlm.models.positions import learned_positions
-
-    row = trained_length(path) or LENGTH
-    return min(row, learned_positions(model) or row)
-
-
-def _signal(model: PreTrainedModel, kind: str, passes: int | None) -> Signal:
-    from prismlm.instruments.uncertainty_feedback import Signal, feedback_of
-
-    # One pass has the same code everywhere, which says nothing.
-    own = max(2, feedback_of(model).passes)
-    return Signal(cast("Any", kind), own if passes is None else passes)
+    given = [Document(str(number), text) for number, text in enumerate(texts)]
+    return document_sample(given, tokenizer, name="--text", **drawn)

@@ -9,12 +9,9 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
-from prismlm.cli.output import fit_ends, plain
-from prismlm.corpus.chat import text_of
-from prismlm.pages.trace_data import visible
+from prismlm.cli.output import fit_ends, plain, token_text
 
 if TYPE_CHECKING:
-    from prismlm.corpus.chat import Messages
     from prismlm.explain.steps import Step
     from prismlm.explain.trace import Trace
 
@@ -25,11 +22,7 @@ LONGEST_WORD = 24
 
 
 class Writer:
-    """Writes words as they come and breaks lines between them.
-
-    Args:
-        console: that is written to.
-    """
+    """Writes words as they come and breaks lines between them."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._column, self._waiting = console, 0, ""
@@ -43,15 +36,10 @@ class Writer:
         for word in words:
             self._put(word, style)
 
-    def flush(self, style: str = "") -> None:
-        """Write what waits for the rest of its word."""
-        self._put(self._waiting, style)
-        self._waiting = ""
-
-    def end(self) -> None:
+    def end(self, style: str = "") -> None:
         """Write the last word, and end its line."""
-        self._waiting = self._waiting.rstrip()
-        self.flush()
+        self._put(self._waiting.rstrip(), style)
+        self._waiting = ""
         if self._column:
             self._out("\n")
 
@@ -62,8 +50,7 @@ class Writer:
         for part in chop_cells(body, width):
             self._out(part, style)
         blank = word[len(body) :]
-        lines = blank.count("\n")
-        self._out("\n" * lines or blank[: max(0, width - self._column)])
+        self._out("\n" * blank.count("\n") or blank[: max(0, width - self._column)])
 
     def _out(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style), end="", soft_wrap=True)
@@ -75,51 +62,39 @@ class AnswerPrinter:
 
     Args:
         console: that is written to.
-        text: what is explained: a text, or the messages of a chat.
+        question: a text, or a chat's last message of the user.
     """
 
-    def __init__(self, console: Console, text: str | Messages) -> None:
-        self._console, self._writer, self._text = console, Writer(console), text
+    def __init__(self, console: Console, question: str) -> None:
+        self._console, self._writer, self._question = console, Writer(console), question
         self._begun = False
 
-    @property
-    def question(self) -> str:
-        """The text, or the last message of the user."""
-        if isinstance(self._text, str):
-            return self._text
-        said = [text_of(one.get("content")) for one in self._text if one["role"] == "user"]
-        return said[-1] if said else ""
-
-    def follow(self, step: Step, special: bool) -> None:
-        """Print the target of one step, if the model wrote it and it is no mark of a chat."""
-        if step.target_from == "generated" and not special:
-            shown = step.pieces[1].shown
-            if shown := shown if self._begun else shown.lstrip():
-                self._begin()
-                self._writer.write(shown)
+    def follow(self, step: Step) -> None:
+        """Print the target of one step, if the model wrote it."""
+        shown = step.pieces[1].shown if step.target_from == "generated" else ""
+        if shown := shown if self._begun else shown.lstrip():
+            self._begin()
+            self._writer.write(shown)
 
     def pause(self) -> None:
         """End the line of what was written so far."""
         if self._begun:
             self._writer.end()
 
-    def finish(self, trace: Trace) -> None:
+    def finish(self, trace: Trace, is_text: bool) -> None:
         """Print what was not printed yet, and what must be said of the answer."""
-        whole = self._text if isinstance(self._text, str) else trace.answer
-        if not trace.written and not trace.first:
-            self._writer.write(whole)
+        answers = trace.written or trace.first
+        if not answers:
+            self._writer.write(self._question if is_text else trace.answer)
         elif not self._begun:
             self._begin()
             self._writer.write(trace.answer.strip())
-        self._writer.flush()
-        if not trace.written and isinstance(self._text, str):
-            following = visible(plain(trace.steps[-1].pieces[1].label))
-            self._writer.write(f" → {following}", "dim italic")
-            self._writer.flush("dim italic")
+        if not trace.written and is_text:
+            self._writer.write(f" → {token_text(trace.steps[-1].pieces[1].label)}")
         self._writer.end()
         if trace.written and not trace.answer.strip():
             self._console.print("The model wrote nothing: it ended the text at once.", style="bold")
-        elif (trace.written or trace.first) and repeats(self.question, trace.answer):
+        elif answers and repeats(self._question, trace.answer):
             self._console.print(
                 "The answer repeats the question, so what follows is about the question's words.",
                 style="yellow",
@@ -127,14 +102,10 @@ class AnswerPrinter:
         self._console.print()
 
     def _begin(self) -> None:
-        if self._begun:
-            return
-        self._begun = True
-        shown = fit_ends(self.question, PROMPT_LINES * self._console.width)
-        self._writer.write(shown, "dim")
-        self._writer.flush("dim")
-        self._writer.end()
-        self._console.print()
+        if not self._begun:
+            self._begun = True
+            shown = fit_ends(self._question, PROMPT_LINES * self._console.width)
+            self._console.print(shown, style="dim", end="\n\n")
 
 
 def repeats(question: str, answer: str) -> bool:

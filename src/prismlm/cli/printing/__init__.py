@@ -1,1 +1,0 @@
-"""Printing results on a terminal."""

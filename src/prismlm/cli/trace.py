@@ -1,0 +1,356 @@
+"""A trace on a terminal: support, documents with passages, shares, a table of predictions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from prismlm.cli.format import count
+from prismlm.cli.output import (
+    bar,
+    console_for_reading,
+    fit_ends,
+    plain,
+    show,
+    show_rows,
+    token_text,
+)
+from prismlm.explain.passages import Passage
+from prismlm.explain.shares import DocumentShare, Method, Sources, worth_showing
+from prismlm.explain.steps import Step
+from prismlm.explain.summary import LEAST_SAID, doubts
+from prismlm.explain.trace import Trace
+from prismlm.explain.verbatim import Quote
+from prismlm.index.around import Around, joined
+from prismlm.index.lens import Lens
+from prismlm.index.where import UNKNOWN, Where
+from prismlm.instruments.results import Row, Table
+from prismlm.pages.colours import colour
+from prismlm.pages.trace import CAVEAT
+
+SHARES_SHOWN = 6
+# Passages that those of the documents are looked for among.
+PASSAGES_READ = 50
+QUOTES_SHOWN = 3
+INDENT = 7
+BAR_WIDTH, KEY_WIDTH = 24, 40
+PLACE_WIDTH = 320
+REBUILD = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
+STYLES = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is printed of a trace.
+
+    Attributes:
+        by: what shares are by.
+        documents: how many documents, each with its passages.
+        passages: whether documents are printed, too, that carry little, or of an answer that the
+            corpus has nothing about.
+        against: how many passages where another token came next.
+        table: whether the table of predictions is printed.
+        top: prototypes shown in it for each.
+        method, where: as of :meth:`Trace.sources`.
+    """
+
+    by: str
+    documents: int = 5
+    passages: bool = False
+    against: int = 0
+    table: bool = False
+    top: int = 3
+    method: Method = "evidence"
+    where: Where = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What stands behind a trace, found before any of it is printed."""
+
+    sources: Sources
+    documents: Sequence[DocumentShare]
+    near: Mapping[str, Passage]
+    quotes: Sequence[Quote]
+    against: Sequence[Passage]
+
+
+def find_sources(trace: Trace, shown: Shown) -> Found | None:
+    """Return what will be printed, which takes time and may be refused; None without a lens."""
+    lens = trace.lens
+    if lens is None:
+        return None
+    how: dict[str, Any] = {"method": shown.method, "where": shown.where}
+    documents = trace.documents(shown.documents, **how) if shown.documents else []
+    near: dict[str, Passage] = {}
+    if documents and shown.method == "evidence" and lens.cells is not None:
+        for passage in trace.passages(PASSAGES_READ, where=shown.where):
+            near.setdefault(passage.doc_id, passage)
+    quotes = trace.verbatim(QUOTES_SHOWN) if documents and lens.suffixes is not None else []
+    against = trace.against(shown.against, where=shown.where) if shown.against else []
+    return Found(trace.sources(shown.by, **how), documents, near, quotes, against)
+
+
+def print_trace(trace: Trace, found: Found | None, shown: Shown) -> None:
+    """Print what stands below an answer: support, documents, shares, and the table if asked for."""
+    console = console_for_reading()
+    for note in trace.notes:
+        console.print(plain(note), style="yellow")
+    if found is None:
+        console.print("No lens, so no training text: build one with prismlm index.", style="dim")
+    elif not trace.written or trace.answer.strip() or shown.passages:
+        _print_found(console, trace, found, shown)
+    if shown.table:
+        print_predictions(trace.steps, shown.top)
+    if trace.lens is not None:
+        console.print(_about(trace.lens), style="dim")
+        table = "" if shown.table else "--tokens all explains every token. "
+        more = "--json prints every figure, with document ids for prismlm sources."
+        console.print(table + more, style="dim")
+
+
+def _print_found(console: Console, trace: Trace, found: Found, shown: Shown) -> None:
+    support = trace.support
+    absent = support is not None and support.level == "none"
+    if support is not None:
+        console.print(support.sentence, style=STYLES[support.level])
+    assert trace.lens is not None
+    for note in _missing(trace, trace.lens):
+        console.print(note, style="yellow")
+    # It is of all text by evidence: beside shares of another kind it would not fit these.
+    if shown.method == "evidence" and not shown.where and not absent:
+        console.print(plain(trace.summary or ""))
+    console.print()
+    if absent and not shown.passages:
+        console.print("--passages shows the text that comes nearest, all the same.\n", style="dim")
+    else:
+        documents = found.documents if shown.passages else worth_showing(list(found.documents))
+        print_documents(console, documents, found.near)
+        if len(documents) < len(found.documents):
+            note = "All others carry far less: --passages shows them.\n"
+            console.print(note, style="dim")
+        print_shares(found.sources)
+        if documents:
+            _print_quotes(console, found.quotes)
+    if shown.against:
+        _print_against(console, found.against)
+
+
+def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
+    """Yield what a lens lacks: cells, a scale of support, or the corpus itself."""
+    if lens.cells is None:
+        yield (
+            "This lens has no cells, so it names documents by their kept contexts and knows no "
+            f"passages, base rates or support. To add them: {REBUILD}"
+        )
+        return
+    # Where states are zero, that has been said.
+    if trace.support is None and not doubts(trace.table):
+        yield (
+            "How well the corpus supports the answer is unknown: this lens has no support scale. "
+            f"To measure one, of a few dozen documents or more: {REBUILD}"
+        )
+    if lens.corpus is None:
+        own = lens.readable is not None
+        given = "are decoded from the lens's own tokens" if own else "have no text"
+        yield (
+            f"The corpus {lens.meta.corpus_name} is not where it was, or has changed since it was "
+            f"indexed, so passages {given}. --corpus DIR says where it is."
+        )
+
+
+def _about(lens: Lens) -> str:
+    """Return what corpus this is, and what a share does not mean."""
+    meta = lens.meta
+    texts = "1 document" if meta.documents == 1 else f"{count(meta.documents)} documents"
+    about = [f"Lens {lens.name}: {count(meta.tokens)} tokens of {texts}."]
+    if meta.trained_on is False:
+        about.append("The model was not trained on this corpus.")
+    elif meta.trained_on and meta.split == "heldout":
+        about.append("These documents were held out when the model was trained.")
+    elif meta.trained_on == "fine-tuned":
+        about.append("This corpus is the fine-tuning data; the pre-training data is not indexed.")
+    return " ".join([*about, CAVEAT])
+
+
+def print_predictions(steps: Sequence[Step], top: int) -> None:
+    """Print a row for each prediction, and what led to it through channels where there are any."""
+    rows = [
+        {
+            "no": step.position,
+            "token": token_text(step.pieces[0].label),
+            "target": Text(token_text(step.pieces[1].label), "bold"),
+            "prob": percent(step.probability),
+            "explained": Text(f"{bar(step.explained_share, 4):<4} {step.explained_share:>4.0%}"),
+            "fed_back": step.uncertainty,
+            "resid": step.residual,
+            "logits of prototypes": _prototypes(step, top),
+        }
+        for step in steps
+    ]
+    columns = dict.fromkeys(rows[0], "") | {"fed_back": ".0%", "resid": "+.2f"}
+    show(Table("", columns, tuple(rows)), cut="logits of prototypes")
+    chained = [row for step in steps for row in _chain(step)]
+    if chained:
+        columns = {"target": "", "prototype": "", "channels": "+.1%", "the largest ← tokens": ""}
+        title = "Through channels: share of the leading prototype's activation, direct path only"
+        show(Table(title, columns, tuple(chained)), cut="the largest ← tokens")
+
+
+def _prototypes(step: Step, top: int) -> Text:
+    shown = Text()
+    for use in step.prototypes[:top]:
+        shown.append(f"{use.contribution:+.2f} ")
+        shown.append(fit_ends(use.name or "prototype", 24), colour(use.category))
+        shown.append(f" #{use.id}  ", "dim")
+    beside = len(step.prototypes) - top
+    return shown.append(f"and {beside}" if beside > 0 else "", "dim")
+
+
+def _chain(step: Step) -> Iterator[Row]:
+    """Yield what the leading prototype had directly through channels, if it had any."""
+    for chain in (step.chains or ())[:1]:
+        leading = "nothing was written before"
+        if chain.channels:
+            use = chain.channels[0]
+            tokens = (
+                f'"{token_text(source.token)}" {source.part / chain.activation:+.1%}'
+                for source in use.tokens
+            )
+            leading = f"L{use.layer} channel {use.channel} (half-life {use.half_life:.1f}) "
+            leading += f"{use.share:+.1%} ← {', '.join(tokens)}"
+        yield {
+            "target": Text(token_text(step.pieces[1].label), "bold"),
+            "prototype": f"#{chain.prototype}",
+            "channels": sum(chain.mixers) / chain.activation,
+            "the largest ← tokens": leading,
+        }
+
+
+def print_shares(sources: Sources) -> None:
+    """Print shares as bars, beside those that the corpus has of each."""
+    shown = [item for item in sources.items[:SHARES_SHOWN] if item.share >= LEAST_SAID]
+    others = sources.items[len(shown) :]
+    rows = [(item.key, item.share, item.base_rate, "cyan") for item in shown]
+    if others:
+        rows.append((f"others: {len(others)}", sum(item.share for item in others), None, "blue"))
+    if sources.where:
+        rows.append(("elsewhere", sources.elsewhere, None, "blue"))
+    rows.append(("not traced to the corpus", sources.unattributed, None, "bright_black"))
+    widest = max([share for _, share, _, _ in rows] + [1e-9])
+    cells = [
+        {
+            sources.by: fit_ends(key, KEY_WIDTH),
+            "share": Text(f"{percent(share):>5}"),
+            "of the corpus": Text("" if rate is None else f"{percent(rate):>13}", "dim"),
+            "": Text(bar(share / widest, BAR_WIDTH), style),
+        }
+        for key, share, rate, style in rows
+    ]
+    show_rows("Where it comes from", dict.fromkeys(cells[0], ""), cells)
+
+
+def print_documents(
+    console: Console,
+    documents: Sequence[DocumentShare],
+    near: Mapping[str, Passage] | None = None,
+) -> None:
+    """Print documents and their shares, each with the passage that carries most, by its id."""
+    if not documents:
+        return
+    console.print("Documents behind it", style="bold")
+    for document in documents:
+        _print_document(console, document, (near or {}).get(document.doc_id, document))
+    console.print()
+
+
+def _print_document(console: Console, document: DocumentShare, place: DocumentShare) -> None:
+    head = Text(f"{percent(document.share):>5}  ", style="bold")
+    head.append(fit_ends(document.title or document.doc_id, console.width - head.cell_len))
+    facts = (document.source, document.license or f"licence {UNKNOWN}")
+    rest = fit_ends(" · ".join(filter(None, facts)), max(8, console.width - head.cell_len - 2))
+    head.append(f"  {rest}", "dim")
+    console.print(head, no_wrap=True, overflow="ellipsis")
+    if place.around is not None:
+        also = place.also if isinstance(place, Passage) else []
+        print_place(console, place.around, also)
+
+
+def print_place(console: Console, around: Around, also: Sequence[tuple[int, int]] = ()) -> None:
+    """Print the sentence around a place, below a document."""
+    text = place_text(around, also, console.width - INDENT)
+    for line in text.wrap(console, console.width - INDENT):
+        line.rstrip()
+        console.print(Text(" " * INDENT).append_text(line))
+
+
+def place_text(around: Around, also: Sequence[tuple[int, int]], width: int) -> Text:
+    """Return the sentence around a place, in brackets what is marked: there may be no colour."""
+    text, begin, end = str(around), len(around.before), len(around.before + around.token)
+    if around.token.strip():
+        begin = end - len(around.token.lstrip())
+    stretches = sorted([*also, (begin, end)])
+    shown, done, at = Text(), 0, 0
+    for first, last in joined(text, stretches) if around.token.strip() else stretches:
+        shown.append(_flat(text[done:first]))
+        if first <= begin < last:
+            at = len(shown)
+        marked = text[first:last]
+        inner = _flat(marked) if marked.strip() else token_text(marked)
+        shown.append(f"[{inner}]", "bold")
+        done = last
+    shown.append(_flat(text[done:]))
+    side = max(10, min(PLACE_WIDTH, 2 * width) // 2)
+    left, right = max(0, at - side), min(len(shown), at + side)
+    # A word that is cut goes, if there is a blank near it.
+    if left and (blank := shown.plain.find(" ", left, at)) >= 0:
+        left = blank + 1
+    if right < len(shown) and (blank := shown.plain.rfind(" ", at, right)) >= 0:
+        right = blank
+    cut = shown[left:right]
+    cut.rstrip()
+    return Text("…" * (left > 0)).append_text(cut).append("…" * (right < len(shown)))
+
+
+def _print_against(console: Console, passages: Sequence[Passage]) -> None:
+    """Print what speaks against the predictions."""
+    console.print(
+        "Against: text where another token came next; shares of these alone", style="bold"
+    )
+    for passage in passages:
+        _print_document(console, passage, passage)
+        assert passage.predicted is not None
+        assert passage.probability is not None
+        given = f", to which the model gave {percent(passage.probability)} there"
+        line = f"instead of {token_text(passage.predicted, 24)}{given}"
+        console.print(" " * INDENT + line, style="dim", no_wrap=True, overflow="ellipsis")
+    console.print("" if passages else "none was found\n")
+
+
+def _print_quotes(console: Console, quotes: Sequence[Quote]) -> None:
+    """Print what stands in the corpus word for word: that is no evidence of where it is from."""
+    if not quotes:
+        return
+    console.print("Word for word in the corpus", style="bold")
+    for quote in quotes:
+        first = quote.places[0]
+        name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
+        more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
+        half = console.width // 2 - INDENT
+        text = fit_ends(quote.text.strip(), half)
+        console.print(f"{' ' * INDENT}“{text}”  {fit_ends(name, half)}{more}", soft_wrap=True)
+    console.print()
+
+
+def _flat(text: str | None) -> str:
+    return re.sub(r"[ \t]*\n\s*", " ↵ ", plain(text or "")).replace("\t", " ")
+
+
+def percent(share: float) -> str:
+    """Return a share without decimals."""
+    return f"{share:.0%}" if share >= LEAST_SAID else "<1%"
