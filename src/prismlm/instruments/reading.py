@@ -53,21 +53,18 @@ def collect(
         for collector in collectors:
             stack.enter_context(collector.listening())
         for batch in batches:
+            check_window(model, batch.input_ids.shape[1])
             for collector in collectors:
                 collector.begin(batch)
-            _forward(model, batch)
+            if uncertainty_of(model) is None:
+                run_decoder(model, batch.input_ids, batch.attention_mask)
+            else:
+                # The codes that are fed back come from the whole model's logits.
+                ids = batch.input_ids.to(model.device)
+                mask = batch.attention_mask.to(model.device).long()
+                with capture(model, logits=False):
+                    model(input_ids=ids, attention_mask=mask, use_cache=False)
             task.advance(int(batch.owned.sum()))
-
-
-def _forward(model: PreTrainedModel, batch: WindowBatch) -> None:
-    """Run a batch through the decoder without logits; with feedback, the whole model."""
-    check_window(model, batch.input_ids.shape[1])
-    if uncertainty_of(model) is None:
-        run_decoder(model, batch.input_ids, batch.attention_mask)
-        return
-    ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device).long()
-    with capture(model, logits=False):
-        model(input_ids=ids, attention_mask=mask, use_cache=False)
 
 
 def gates_along(
@@ -82,16 +79,13 @@ def gates_along(
     """Yield each batch with the gates of prototype mixers by layer, on the CPU.
 
     One pass a batch, in evaluation mode, without logits.
-
-    Raises:
-        InputError: no prototype mixer, an unknown layer, or a gate that is not finite.
     """
     chosen = chosen_layers(len(mixers_of(model)), layers)
     with progress.task(title, total) as task:
         for batch in batches:
             with evaluating(model):
-                found = gates_of(model, batch.input_ids, batch.attention_mask)
-            gates = {layer: MixerEvidence(*(x.cpu() for x in found[layer])) for layer in chosen}
+                by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
+            gates = {layer: MixerEvidence(*(x.cpu() for x in by_layer[layer])) for layer in chosen}
             check_finite("gates", *(gate for evidence in gates.values() for gate in evidence))
             yield batch, gates
             task.advance(int(batch.owned.sum()))
@@ -107,11 +101,7 @@ def target_losses(
 
 
 def documents_of(corpus: Corpus, split: Split, least: int = 0) -> np.ndarray:
-    """Return the numbers of a split's documents of at least ``least`` tokens, ascending.
-
-    Raises:
-        InputError: there are none.
-    """
+    """Return the numbers of a split's documents of at least ``least`` tokens, ascending."""
     numbers = corpus.split(split)
     if not len(numbers):
         raise InputError(
@@ -125,10 +115,6 @@ def documents_of(corpus: Corpus, split: Split, least: int = 0) -> np.ndarray:
             f"{int(lengths.max()):,}. Take a shorter window, or a corpus of longer documents."
         )
     return numbers[lengths >= least]
-
-
-LEAST_TOKENS = 2
-TOKENS = "the number of tokens of a text, of which the first is not predicted,"
 
 
 @dataclass(frozen=True)
@@ -154,13 +140,8 @@ class Sample:
 def corpus_sample(
     corpus: Corpus, split: Split, *, texts: int, tokens: int, seed: int = 0
 ) -> Sample:
-    """Return the first ``tokens`` tokens of documents drawn from a split.
-
-    Raises:
-        InputError: a split without documents, or none of two tokens.
-    """
-    check_whole("the number of texts", texts, 1)
-    check_whole(TOKENS, tokens, LEAST_TOKENS)
+    """Return the first ``tokens`` tokens of documents drawn from a split."""
+    _check_size(texts, tokens)
     drawn = np.random.default_rng(seed).permutation(documents_of(corpus, split))[:texts]
     lengths = np.minimum(corpus.lengths[drawn], tokens).tolist()
     rows = [
@@ -179,15 +160,10 @@ def document_sample(
     seed: int = 0,
     name: str = "texts",
 ) -> Sample:
-    """Return the first ``tokens`` tokens of texts drawn from all ``documents``.
-
-    Raises:
-        InputError: no text, none of two tokens, or a tokenizer that is not a fast one.
-    """
+    """Return the first ``tokens`` tokens of texts drawn from all ``documents``."""
     from prismlm.corpus.words import encode
 
-    check_whole("the number of texts", texts, 1)
-    check_whole(TOKENS, tokens, LEAST_TOKENS)
+    _check_size(texts, tokens)
     rng, drawn = np.random.default_rng(seed), list[str]()
     for number, document in enumerate(documents):
         if number < texts:
@@ -197,12 +173,17 @@ def document_sample(
     return _sample(name, [torch.tensor(encode(tokenizer, text)[0][:tokens]) for text in drawn])
 
 
+def _check_size(texts: int, tokens: int) -> None:
+    check_whole("the number of texts", texts, 1)
+    check_whole("the number of tokens of a text, of which the first is not predicted,", tokens, 2)
+
+
 def _sample(name: str, rows: list[Tensor]) -> Sample:
-    kept = tuple(row for row in rows if len(row) >= LEAST_TOKENS)
+    kept = tuple(row for row in rows if len(row) > 1)
     if not kept:
         raise InputError(
-            f"none of {len(rows)} texts of {name} has {LEAST_TOKENS} tokens: nothing is predicted "
-            "in a text of one token. Give longer ones."
+            f"none of {len(rows)} texts of {name} has 2 tokens: nothing is predicted in a text of "
+            "one token. Give longer ones."
         )
     return Sample(name, kept, len(rows) - len(kept))
 

@@ -1,4 +1,4 @@
-"""The result of every instrument: a table of figures.
+"""The result of every instrument: a table of figures, each beside its control.
 
 ``prismlm inspect`` prints tables and gives them as JSON. What a figure means is documented where
 the instrument is, not in the result.
@@ -45,7 +45,7 @@ class Table:
         return self.facts[name]
 
     def row(self, **wanted: Any) -> Row:
-        """Return the first row with these figures; InputError if there is none."""
+        """Return the first row with these figures."""
         for row in self.rows:
             if all(row[name] == value for name, value in wanted.items()):
                 return row
@@ -89,13 +89,9 @@ class Report:
 
 
 def finding(name: str, value: Interval | None, control: Any = None, *, clear: bool = True) -> Row:
-    """Return a row of :data:`FINDINGS`: a difference, its control, and its effect.
+    """Return a row of :data:`FINDINGS`: the difference ``name``, its control, and its effect.
 
-    Args:
-        name: what was compared.
-        value: the difference.
-        control: a figure of the control, or None.
-        clear: whether every other condition of the check holds.
+    ``clear`` says whether every other condition of the check holds.
     """
     effect = "may be chance"
     if value is None or math.isnan(value.value):

@@ -20,7 +20,7 @@ import torch
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.words import worded
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError
 from prismlm.instruments.channels.top_sequences import rank_activations, rank_sequences
 from prismlm.instruments.results import Report, Row, Table
 from prismlm.instruments.theme_judges import (
@@ -72,16 +72,9 @@ class Unit(NamedTuple):
 def prototypes(
     lens: Lens, vectors: Tensor, count: int | None = None, seed: int = 0
 ) -> tuple[list[Unit], int]:
-    """Return prototypes of a lens, and how many were drawn that have fewer than ten sequences.
+    """Return prototypes ``vectors`` of a lens, and how many have fewer than ten sequences.
 
-    Args:
-        lens: with its corpus, and with cells unless it keeps ten contexts of each.
-        vectors: the prototypes, [K, d].
-        count: how many, drawn by seed from those that have a context; None for all.
-        seed: of the draw.
-
-    Raises:
-        InputError: the corpus of the lens is gone.
+    ``count`` are drawn by seed from those that have a context; None for all.
     """
     corpus = lens.corpus
     if corpus is None:
@@ -95,10 +88,12 @@ def prototypes(
     for number in drawn:
         spans: list[Span] = []
         for position in _places(lens, number, directions[number]):
-            span = _around(corpus, position)
-            end = span.start + span.length
-            if all(end <= o.start or o.start + o.length <= span.start for o in spans):
-                spans.append(span)
+            document = corpus.document_at(position)
+            begin = int(corpus.starts[document])
+            end = begin + int(corpus.lengths[document]) - 1
+            first, last = max(begin, position - SIDE), min(end, position + SIDE + 1)
+            if all(last <= o.start or o.start + o.length <= first for o in spans):
+                spans.append(Span(document, first, last - first, (position,)))
             if len(spans) == SEQUENCES:
                 units.append(Unit(f"prototype {number}", tuple(spans)))
                 break
@@ -118,14 +113,6 @@ def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
     return list(dict.fromkeys(places))
 
 
-def _around(corpus: Corpus, position: int) -> Span:
-    document = corpus.document_at(position)
-    begin = int(corpus.starts[document])
-    first = max(begin, position - SIDE)
-    last = min(begin + int(corpus.lengths[document]) - 1, position + SIDE + 1)
-    return Span(document, first, last - first, (position,))
-
-
 def channels_or_heads(
     model: PreTrainedModel,
     sequences: Sequences,
@@ -134,12 +121,7 @@ def channels_or_heads(
     count: int | None = None,
     seed: int = 0,
 ) -> tuple[list[Unit], int]:
-    """Return channels of prototype mixers, or attention heads, as :func:`prototypes`.
-
-    Raises:
-        InputError: no prototype mixer, no attention, heads that cannot be told apart, an unknown
-            layer, or no text.
-    """
+    """Return channels of prototype mixers, or attention heads, as :func:`prototypes`."""
     layers = None if layer is None else (layer,)
 
     def read(batch: WindowBatch) -> dict[int, Tensor]:
@@ -164,7 +146,7 @@ def channels_or_heads(
 
 
 def _draw(every: list[T], count: int | None, seed: int) -> list[T]:
-    if count is None or check_whole("the units", count, 1) >= len(every):
+    if count is None or count >= len(every):
         return every
     chosen = np.random.default_rng(seed).choice(len(every), count, replace=False)
     return [every[i] for i in sorted(chosen.tolist())]
@@ -183,24 +165,14 @@ def theme_report(
 ) -> Report:
     """Judge units, and as many of random sequences that are as long and have as many marks.
 
-    Args:
-        found: units, and how many were left out that have fewer than ten sequences.
-        corpus, split: the documents that the units' sequences are of.
-        name: of the model.
-        of: what the units are.
-        judge: None for words alone.
-        seed: of the random sequences.
-        progress: shows how far it is.
+    ``found`` are units of the documents of a corpus and split, and how many were left out that
+    have fewer than ten sequences. Without a judge there are words alone.
 
     Returns:
         The table ``figures``, of :func:`theme_figures`; ``units``, with the main theme of each,
         its figures, and how many ``documents`` its ten sequences are of: those of one are alike
         anyway; and ``random``, of as many units of random sequences. What an endpoint gave no
         answer for has no figures.
-
-    Raises:
-        InputError: there are no units, or as the judge says.
-        FormatError: the corpus is damaged.
     """
     units, left_out = found
     if not units:
@@ -245,16 +217,15 @@ def theme_figures(own: Judged, random: Judged) -> Table:
         pairs = zip(own, random, strict=True)
         found = [[np.nan if x is None else getattr(x, figure) for x in pair] for pair in pairs]
         values = np.array(found, dtype=np.float64)
-        there = [column[np.isfinite(column)] for column in values.T]
-        means = [float(column.mean()) if len(column) else None for column in there]
-        counts = [
-            np.bincount(column.astype(np.int64), minlength=SEQUENCES + 1)[1:].tolist()
-            for column in there
-        ]
+        row: Row = {"figure": figure}
+        for name, column in zip(("", "random_"), values.T, strict=True):
+            judged = column[np.isfinite(column)]
+            counts = np.bincount(judged.astype(np.int64), minlength=SEQUENCES + 1)[1:]
+            row[f"{name}mean"] = float(judged.mean()) if len(judged) else None
+            row[f"{name}histogram"] = counts.tolist()
         # Random ones are as many, so that one draw of rows serves both.
-        apart = bootstrap(np.nan_to_num(values), np.isfinite(values), (1, -1))
-        row = {"figure": figure, "mean": means[0], "random_mean": means[1], "difference": apart}
-        rows.append(row | {"histogram": counts[0], "random_histogram": counts[1]})
+        row["difference"] = bootstrap(np.nan_to_num(values), np.isfinite(values), (1, -1))
+        rows.append(row)
     columns = {"figure": "", "mean": ".1f", "random_mean": ".1f", "difference": "+.1f",
                "histogram": "", "random_histogram": ""}  # fmt: skip
     return Table("Themes, values 1 to 10, beside ten random sequences", columns, tuple(rows))
@@ -295,11 +266,10 @@ def read_spans(corpus: Corpus, spans: Iterable[Span]) -> dict[Span, Passage]:
     by_document: dict[int, set[Span]] = {}
     for span in spans:
         by_document.setdefault(span.document, set()).add(span)
-    numbers = sorted(by_document)
     found: dict[Span, Passage] = {}
-    for number, places in zip(numbers, map(corpus.spans, numbers), strict=True):
-        text, first = corpus.text(number), int(corpus.starts[number])
-        for span in by_document[number]:
+    for number, own in sorted(by_document.items()):
+        text, places, first = corpus.text(number), corpus.spans(number), int(corpus.starts[number])
+        for span in own:
             offset = span.start - first
             words = worded(text, places[offset : offset + span.length])
             marked = dict.fromkeys(words.word_of[place - span.start] for place in span.marked)

@@ -37,36 +37,23 @@ def test_a_file_of_ones_own(tmp_path):
     assert load_cases(path) == (Case(**apart),)
 
 
-GOOD = '{"concept": "a", "context": "b", "target": "c"}'
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"concept": "a", "context": "b"}', "line 2: there is no 'target'; expected concept"),
+        ('{"concept": "a", "context": "b"}', "line 2: expected a JSON object with concept"),
         ('{"concept": "a", "context": " ", "target": "c"}', "line 2: 'context' is ' '"),
-        ('{"concept": "a", "context": 3, "target": "c"}', "line 2: 'context' is 3"),
-        ('{"concept": "a", "context": "b", "target": "c", "x": 1}', "line 2: 'x' is not one of"),
         ('{"concept": "a", "context": "\\ud800", "target": "c"}', "'context' holds half of a"),
-        ("[1]", "line 2: a list, expected a JSON object"),
+        ("[1]", "found a list"),
         ("concept", "line 2: not a JSON object"),
     ],
 )
 def test_a_line_that_is_no_case_is_named(tmp_path, line, message):
     path = tmp_path / "own.jsonl"
-    path.write_text(f"{GOOD}\n{line}\n")
+    path.write_text('{"concept": "a", "context": "b", "target": "c"}\n' + f"{line}\n")
     with pytest.raises(InputError, match=message):
         load_cases(path)
-
-
-def test_files_that_are_not_there(tmp_path):
     with pytest.raises(InputError, match=r"bundled sets covid, men.*Did you mean 'women'"):
         load_cases("woman")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(InputError, match="holds no cases"):
-        load_cases(tmp_path / "empty.jsonl")
-    with pytest.raises(InputError, match="is neither a file"):
-        load_cases(tmp_path)
 
 
 def test_targets_in_tokens(tokenizer):
@@ -89,12 +76,3 @@ def test_targets_in_tokens(tokenizer):
     shown = pieces[0].strip() or "␣"
     assert (first.target, first.measured) == ("zebras", shown)
     assert first.label == f"{shown}… of zebras"
-    assert "lower" not in str(error.value)
-
-
-def test_a_target_that_is_one_token_in_lower_case_only(tokenizer):
-    words = ("river", "maps", "letters", "birds", "stones", "town", "winter")
-    one = next(w for w in words if len(tokenizer(f" {w}")["input_ids"]) == 1)
-    with pytest.raises(InputError, match=f"In lower case, '{one}', it is one"):
-        probe_of(tokenizer, Case("c", "The old", one.upper()))
-    assert probe_of(tokenizer, Case("c", "The old", one)).label == one

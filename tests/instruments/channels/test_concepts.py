@@ -144,8 +144,6 @@ def test_a_word_ends_where_no_letter_follows():
     assert forms.ends(ids, mask)["girl"].tolist() == expected
     with pytest.raises(InputError, match="'boy' is no word"):
         WordForms.of(letters, ["boy"])
-    with pytest.raises(InputError, match="no words to look for"):
-        WordForms.of(letters, [])
 
 
 def test_an_occurrence_of_two_spellings_counts_once(corpus, model, sequences):

@@ -54,7 +54,7 @@ def test_mass_is_that_of_the_mixer():
     generator = torch.Generator().manual_seed(0)
     write = torch.rand(2, 15, 4, generator=generator).softmax(-1)
     decay = torch.tensor([0.01, 0.5, 0.9, 0.999])
-    mass = discounted_mass(write, decay)
+    mass = torch.stack([discounted_mass(one, decay) for one in write])
     for channel in range(4):
         read = torch.zeros_like(write)
         read[..., channel] = 1
@@ -150,8 +150,6 @@ def test_what_cannot_be_read_is_refused(model):
         read_channels(model, tokens(4), [LAYERS])
     with pytest.raises(InputError, match=r"expected \[T\]"):
         read_channels(model, tokens(1, 4))
-    with pytest.raises(InputError, match=r"expected \[T\]"):
-        read_channels(model, tokens(0))
     with pytest.raises(InputError, match="no channel 6 in layer 2"):
         read_channels(model, tokens(4))[2].memory(CHANNELS)
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):

@@ -2,21 +2,19 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
 
 from prismlm.corpus import build_corpus
 from prismlm.corpus.sequences import Sequences
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.files import finite
 from prismlm.index.training_corpus import training_corpus
 from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.metrics import measure_layers, quartiles, repetition
 from prismlm.instruments.channels.report import ReportOptions, channel_report
 from prismlm.instruments.channels.top_sequences import rank_sequences
-from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.statistics import spearman
 from tests.helpers.lags import read_write_lags
@@ -222,15 +220,6 @@ def test_a_corpus_of_another_tokenizer_is_refused(corpus, model, tmp_path):
         channel_report(model, corpus.tokenizer, Sequences(other, "all"), name="tiny")
 
 
-def test_a_plain_checkpoint_says_what_it_was_trained_on(corpus, model, tmp_path):
-    directory = save_model(model, corpus, tmp_path / "model")
-    assert training_corpus(directory).fingerprint == corpus.fingerprint
-    loaded, tokenizer = read_checkpoint(directory)
-    assert not loaded.training
-    ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
-    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
-
-
 def test_a_directory_that_does_not_say_or_says_otherwise(corpus, model, tmp_path):
     directory = save_model(model, corpus, tmp_path / "model", trained_on=False)
     with pytest.raises(InputError, match=r"does not say which corpus.*--corpus"):
@@ -247,14 +236,3 @@ def test_a_directory_that_does_not_say_or_says_otherwise(corpus, model, tmp_path
     provenance = {"recipe": {"corpus": str(corpus.path)}, "corpus": {}}
     (directory / "prismlm.json").write_text(json.dumps({"provenance": provenance}))
     assert training_corpus(directory).name == corpus.name
-
-
-def test_what_is_no_checkpoint_is_refused(corpus, model, tmp_path):
-    with pytest.raises(InputError, match="not a directory"):
-        read_checkpoint(tmp_path / "none")
-    with pytest.raises(FormatError, match="cannot be read"):
-        read_checkpoint(tmp_path)
-    directory = save_model(model, corpus, tmp_path / "model")
-    shutil.copy(directory / "config.json", directory / "model.safetensors")
-    with pytest.raises(FormatError, match="cannot be read"):
-        read_checkpoint(directory)

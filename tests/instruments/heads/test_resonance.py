@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from prismlm.errors import InputError
 from prismlm.instruments.heads import own_cross_terms
 from prismlm.instruments.heads.resonance import (
     ORDER,
@@ -117,28 +116,6 @@ def test_exact_resonances_are_not_rounding():
     assert (value, n, m) == (0, 7, 22)
 
 
-def test_the_table_of_a_model_with_scaled_angles():
-    found = cross_terms(states_of(frequency_scaling="angle", frequency_ratio=2.0), length=50).rows
-    assert (found[0]["value"], found[0]["scaling"]) == (2.0, "angle")
-    same = next(one for one in found[1:] if (one["ratio"], one["scaling"]) == ("2", "angle"))
-    assert same["layers"] == found[0]["layers"]
-
-
 def test_heads_of_one_pair_have_no_later_one():
     found = cross_terms(states_of(head_size=2), length=50).rows
     assert all(one["later_denominator"] is None for one in found)
-
-
-def test_wrong_input_says_what_is_wrong():
-    states = states_of()
-    with pytest.raises(InputError, match="no layers"):
-        cross_terms([], length=50)
-    with pytest.raises(InputError, match="no layers"):
-        own_cross_terms([], length=50)
-    with pytest.raises(InputError, match="the number of positions of a mean is 0"):
-        cross_terms(states, length=0)
-    with pytest.raises(InputError, match="the order of denominators is 0"):
-        cross_terms(states, length=50, order=0)
-    states[0].dictionary[0, 0, 0] = math.nan
-    with pytest.raises(InputError, match="layer 0 are not finite"):
-        cross_terms(states, length=50)

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from prismlm.errors import InputError
 from prismlm.instruments.heads.resonance import (
     content_amplitudes,
     position_term,
@@ -61,11 +60,3 @@ def test_small_denominators():
     )
     assert value == pytest.approx(least, abs=1e-6)
     assert min(abs(n * w - m * math.pi) for w in (1, 10)) == pytest.approx(value, abs=1e-6)
-
-
-def test_wrong_input_says_what_is_wrong():
-    one = torch.ones(1)
-    with pytest.raises(InputError, match="of a mean is 0: expected a whole number from 1 on"):
-        position_term(one, one, 0)
-    with pytest.raises(InputError, match="order of denominators is 0: expected a whole number"):
-        smallest_denominator(one, one, 0)

@@ -12,7 +12,6 @@ from prismlm.instruments.heads.use import (
     FIGURES,
     AttentionTally,
     distance_bins,
-    figures_of,
     head_uses,
 )
 from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM
@@ -33,7 +32,7 @@ def figures(weights, least=2):
     tally = AttentionTally(1)
     visible = torch.arange(1, length + 1)[None]
     tally.add(weights[None, None], visible >= least, visible)
-    return figures_of(tally, 0, distance_bins(length))
+    return tally.figures(0, distance_bins(length))
 
 
 def test_bins():

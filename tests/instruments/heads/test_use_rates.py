@@ -5,14 +5,10 @@ import math
 import pytest
 import torch
 
-from prismlm.corpus import Corpus
-from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.heads import (
-    SpectraOptions,
     layer_rates,
     read_states_and_heads,
-    spectra_report,
 )
 from prismlm.instruments.heads.states import AttentionStates, _hashed, rates_of, read_states
 from prismlm.instruments.heads.use import head_uses
@@ -194,35 +190,6 @@ def test_the_distortion_counts_and_the_seed_only_for_controls():
     other = layer_rates(states, seed=1).rows[0]
     assert all(other[name] == first[name] for name in ("before", "after", "scaled"))
     assert other["shuffled"] != first["shuffled"]
-
-
-def test_over_a_corpus(tiny_corpus):
-    corpus = Corpus.open(tiny_corpus)
-    model = make_signal_noise(len(corpus.tokenizer), dropout=0.5).train()
-    sequences = Sequences(corpus, length=48, max_tokens=600)
-    calls = []
-    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
-    inner = model.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    for options, words in (
-        ({"distortion": 0.0}, "distortion"),
-        ({"order": 0}, "the order of denominators is 0"),
-        ({"seed": -1}, "the seed is -1"),
-        ({"context": 0}, "the number of tokens of a window is 0"),
-        ({"context": 1}, "the number of tokens of a window is 1"),
-        ({"documents": 0}, "the number of documents of the loss is 0"),
-    ):
-        for loss_only in (False, True):
-            with pytest.raises(InputError, match=words):
-                spectra_report(
-                    model, sequences, options=SpectraOptions(**options), loss_only=loss_only
-                )
-    assert not calls, "refused before anything is read"
-    handle.remove()
-    inner.remove()
-    states = read_states(model, sequences.batches(), positions=300)
-    assert model.training
-    assert len(states[0].positions) == 300
-    assert all(math.isfinite(rates["gain"]) for rates in layer_rates(states).rows)
 
 
 def test_what_cannot_be_read_is_refused():

@@ -21,19 +21,12 @@ from prismlm.files import read_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-KEYS = ("concept", "context", "target")
 BUNDLED = Path(__file__).parent / "cases"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A context with the word whose probability is measured after it.
-
-    Attributes:
-        concept: what the word belongs to.
-        context: without the space at its end.
-        target: the word, without the space before it.
-    """
+    """A context with the word whose probability is measured after it, without the space between."""
 
     concept: str
     context: str
@@ -73,11 +66,7 @@ def case_sets() -> tuple[str, ...]:
 
 
 def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
-    """Read cases from a file, or a bundled set by its name.
-
-    Raises:
-        InputError: no such set or file, or a line that is not a case, by its number.
-    """
+    """Read cases from a file, or a bundled set by its name."""
     names = list(case_sets())
     path = BUNDLED / f"{source}.jsonl" if str(source) in names else Path(source)
     if not path.is_file():
@@ -85,7 +74,8 @@ def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
             f"{str(source)!r} is neither a file of cases nor one of the bundled sets "
             f"{', '.join(names)}.{suggest(str(source), names)}"
         )
-    return tuple(Case(**row) for row in read_rows(path, KEYS).values())
+    rows = read_rows(path, ("concept", "context", "target"))
+    return tuple(Case(**row) for row in rows.values())
 
 
 def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
@@ -93,9 +83,24 @@ def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
     rows: dict[str, dict[str, str]] = {}
     # Texts may hold other line ends, such as U+2028.
     for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            place = f"{path}, line {number}"
-            rows[place] = _row(line, place, keys)
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            row: Any = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{place}: not a JSON object ({error}).") from error
+        if not isinstance(row, dict) or set(row) != set(keys):
+            found = ", ".join(row) if isinstance(row, dict) else f"a {type(row).__name__}"
+            raise InputError(
+                f"{place}: expected a JSON object with {', '.join(keys)} and nothing else, found "
+                f"{found or 'nothing'}."
+            )
+        for key, text in row.items():
+            if not isinstance(text, str) or not text.strip():
+                raise InputError(f"{place}: {key!r} is {text!r}, expected some text.")
+            check_text(f"{place}: {key!r}", text)
+        rows[place] = row
     if not rows:
         raise InputError(
             f"{path} holds no cases: expected a JSON object in each line, with {', '.join(keys)}."
@@ -103,45 +108,15 @@ def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
     return rows
 
 
-def _row(line: str, place: str, keys: Sequence[str]) -> dict[str, str]:
-    try:
-        value: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{place}: not a JSON object ({error}).") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: a {type(value).__name__}, expected a JSON object.")
-    if missing := [key for key in keys if key not in value]:
-        raise InputError(
-            f"{place}: there is no {missing[0]!r}; expected {', '.join(keys)} and nothing else, "
-            f"found {', '.join(value) or 'nothing'}."
-        )
-    for key, text in value.items():
-        if key not in keys:
-            raise InputError(f"{place}: {key!r} is not one of {', '.join(keys)}.")
-        if not isinstance(text, str) or not text.strip():
-            raise InputError(f"{place}: {key!r} is {text!r}, expected some text.")
-        check_text(f"{place}: {key!r}", text)
-    return value
-
-
 def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: bool = False) -> Probe:
     """Return a case as tokens: context and target are encoded together, then taken apart.
 
-    Args:
-        tokenizer: the model's.
-        case: the case.
-        first_token: measure the first token of a target of several.
-
-    Raises:
-        InputError: the target is several tokens, or changes the context's tokens.
+    Of a target of several tokens ``first_token`` measures the first; else it is an error.
     """
-
-    def encoded(text: str) -> list[int]:
-        return encode_text(tokenizer, text, end=False)
-
     context, target = case.context.rstrip(), case.target.strip()
     end = context if len(context) <= 30 else f"…{context[-30:]}"
-    before, whole = encoded(context), encoded(f"{context} {target}")
+    before = encode_text(tokenizer, context, end=False)
+    whole = encode_text(tokenizer, f"{context} {target}", end=False)
     ids = whole[len(before) :]
     if not before or whole[: len(before)] != before or not ids:
         raise InputError(
@@ -150,13 +125,10 @@ def probe_of(tokenizer: PreTrainedTokenizerBase, case: Case, *, first_token: boo
         )
     tokens = [piece.label for piece in pieces_of(tokenizer, ids)]
     if len(ids) > 1 and not first_token:
-        lower, hint = target.lower(), ""
-        if lower != target and len(encoded(f"{context} {lower}")) == len(before) + 1:
-            hint = f" In lower case, {lower!r}, it is one."
         raise InputError(
             f"the target {target!r} after {end!r} is {len(ids)} tokens, "
-            f"{', '.join(map(repr, tokens))}: expected one.{hint} Choose another "
-            "target, or measure the first of them alone (first_token, --first-token)."
+            f"{', '.join(map(repr, tokens))}: expected one. Choose another target, or measure the "
+            "first of them alone (first_token, --first-token)."
         )
     first = tokens[0].strip() or "␣" if len(ids) > 1 else None
     return Probe(case.concept, context, target, tuple(before), ids[0], first=first)

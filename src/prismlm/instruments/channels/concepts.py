@@ -26,16 +26,9 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError, check_whole
 from prismlm.instruments.channels.case_files import Case, probe_of, words_of
-from prismlm.instruments.channels.effects import (
-    Channel,
-    EffectTable,
-    TableOptions,
-    check_controls,
-    effects_on,
-)
+from prismlm.instruments.channels.effects import Channel, EffectTable, TableOptions, effects_on
 from prismlm.instruments.reading import gates_along
 from prismlm.instruments.results import Row, Table, as_json
-from prismlm.labels.vocabulary import Vocabulary
 from prismlm.models.decoders.mixers import mixers_of
 from prismlm.progress import SILENT, Reporter
 
@@ -79,8 +72,6 @@ class WordForms:
             if own := tuple(form for form in forms if form not in taken):
                 found[bare] = own
                 taken.update(own)
-        if not found:
-            raise InputError("there are no words to look for: give at least one.")
         return cls(found, continuing(tokenizer))
 
     @property
@@ -92,11 +83,16 @@ class WordForms:
         """Return where each word ends, bool [B, T]; "girl" is not in "girls"."""
         following = torch.zeros_like(mask)
         following[:, :-1] = self.continues[ids[:, 1:]] & mask[:, 1:]
-        return {
-            word: sum((_ends_of(form, ids, mask) for form in forms), torch.zeros_like(mask))
-            & ~following
-            for word, forms in self.forms.items()
-        }
+        ends = {word: torch.zeros_like(mask) for word in self.forms}
+        for word, forms in self.forms.items():
+            for form in forms:
+                last = len(form) - 1
+                match = mask[:, last:].clone()
+                for offset, token in enumerate(form):
+                    match &= ids[:, offset : offset + match.shape[1]] == token
+                ends[word][:, last:] |= match
+            ends[word] &= ~following
+        return ends
 
 
 def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, ...]:
@@ -107,25 +103,18 @@ def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, 
     return alone if alone and decode_token(tokenizer, alone[0])[:1] == " " else after
 
 
-def _ends_of(form: tuple[int, ...], ids: Tensor, mask: Tensor) -> Tensor:
-    hits, width = torch.zeros_like(mask), ids.shape[1] - len(form) + 1
-    if width > 0:
-        match = mask[:, len(form) - 1 :].clone()
-        for offset, token in enumerate(form):
-            match &= ids[:, offset : offset + width] == token
-        hits[:, len(form) - 1 :] = match
-    return hits
+def _texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [decode_token(tokenizer, token) for token in range(len(tokenizer))]
 
 
 def continuing(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     """Return which tokens continue a word: those whose text begins with a letter or a digit."""
-    texts = Vocabulary(tokenizer, len(tokenizer)).texts
-    return torch.tensor([text[:1].isalnum() for text in texts])
+    return torch.tensor([text[:1].isalnum() for text in _texts(tokenizer)])
 
 
 def whole_words(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     """Return which tokens are a space and then letters alone, at least three."""
-    texts = Vocabulary(tokenizer, len(tokenizer)).texts
+    texts = _texts(tokenizer)
     return torch.tensor([t[:1] == " " and len(t) > 3 and t[1:].isalpha() for t in texts])
 
 
@@ -195,23 +184,22 @@ def token_gates(
     def zeros(*shape: int) -> tuple[Tensor, ...]:
         return tuple(torch.zeros(*shape, r, dtype=torch.float64) for r in channels)
 
-    forms = {} if words is None else words.forms
-    by_word = {word: WordSums(0, zeros()) for word in forms}
+    by_word = {word: WordSums(0, zeros()) for word in (() if words is None else words.forms)}
     gates = TokenGates(torch.zeros(size, dtype=torch.int64), zeros(size), zeros(), by_word)
     reading = {"title": "Reading write gates", "total": sequences.tokens, "progress": progress}
     for batch, read in gates_along(model, sequences.batches(), **reading):
-        layers = [read[layer].write[batch.owned].double() for layer in range(len(channels))]
         tokens = batch.input_ids[batch.owned]
         gates.count.index_add_(0, tokens, torch.ones_like(tokens))
-        for layer, write in enumerate(layers):
+        ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
+        here = {word: hits[batch.owned] for word, hits in ends.items()}
+        for word, hits in here.items():
+            by_word[word].count += int(hits.sum())
+        for layer in range(len(channels)):
+            write = read[layer].write[batch.owned].double()
             gates.sums[layer].index_add_(0, tokens, write)
             gates.squares[layer].add_(write.square().sum(0))
-        ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
-        for word, hits in ends.items():
-            here, own = hits[batch.owned], by_word[word]
-            own.count += int(here.sum())
-            for sums, write in zip(own.sums, layers, strict=True):
-                sums.add_(write[here].sum(0))
+            for word, hits in here.items():
+                by_word[word].sums[layer].add_(write[hits].sum(0))
     return gates
 
 
@@ -226,20 +214,11 @@ def find_channels(
 ) -> Table:
     """Rank all channels by the standardised difference of their write gate at words.
 
-    Args:
-        model: with prototype mixers.
-        tokenizer: its tokenizer.
-        words: of the concept, or cases whose targets they are.
-        sequences: the text that is read, batch by batch.
-        progress: is shown the tokens read.
-        settings: of :func:`rank_channels`.
-
-    Raises:
-        InputError: no prototype mixer, too few occurrences, or nothing to draw the control from.
+    ``words`` are of the concept, or cases whose targets they are; ``settings`` are of
+    :func:`rank_channels`.
     """
-    listed = list(words)
-    texts = words_of(w for w in listed if isinstance(w, Case))
-    forms = WordForms.of(tokenizer, (*texts, *(w for w in listed if isinstance(w, str))))
+    listed = [word.target if isinstance(word, Case) else word for word in words]
+    forms = WordForms.of(tokenizer, dict.fromkeys(word.strip() for word in listed))
     gates = token_gates(model, sequences, forms, progress=progress)
     return rank_channels(gates, tokenizer, forms, **settings)
 
@@ -269,12 +248,10 @@ def rank_channels(
         Rows of the best channels: ``layer``, ``channel``, ``difference`` d, and the mean write gate
         ``at_words`` and over all, ``mean``. Facts: ``words`` with their occurrences; ``positions``
         read; ``difference`` of every channel, by layer; mean and deviation of d over all channels
-        but the best, ``others_mean`` and ``others_deviation``, and of the best d when every word is
-        replaced by a random word of like frequency, ``shuffled_mean`` and ``shuffled_deviation``;
-        ``p``, the share of shuffles and the original whose best d is at least as large.
+        but the best, ``others_…``, and of the best d when every word is replaced by a random word
+        of like frequency, ``shuffled_…``; ``p``, the share of shuffles and the original whose best
+        d is at least as large.
     """
-    check_whole("the number of channels kept", kept, 1)
-    check_whole("the number of occurrences of words", least, 1)
     check_whole("the number of shuffles", shuffles, 1)
     counts = {word: gates.words[word].count for word in forms.forms}
     if (count := sum(counts.values())) < least:
@@ -282,21 +259,22 @@ def rank_channels(
             f"{', '.join(counts)} occur {count} times in {gates.positions:,} tokens: expected at "
             f"least {least}. Read more text, or give other words."
         )
-    sums = [gates.at_words(layer)[0] for layer in range(len(gates.sums))]
-    difference = [gates.difference(layer, own, count) for layer, own in enumerate(sums)]
-    columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
-    rows: list[Row] = [
-        dict(zip(columns, (i, k, d, float(own[k] / count), float(gates.mean(i)[k])), strict=True))
-        for i, (layer, own) in enumerate(zip(difference, sums, strict=True))
-        for k, d in enumerate(layer.tolist())
-    ]
-    rows.sort(key=lambda row: (-row["difference"], row["layer"], row["channel"]))
+    differences: list[list[float]] = []
+    rows: list[Row] = []
+    for layer in range(len(gates.sums)):
+        own = gates.at_words(layer)[0]
+        differences.append(gates.difference(layer, own, count).tolist())
+        columns = differences[-1], (own / count).tolist(), gates.mean(layer).tolist()
+        for channel, (d, at_words, mean) in enumerate(zip(*columns, strict=True)):
+            rows.append({"layer": layer, "channel": channel, "difference": d,
+                         "at_words": at_words, "mean": mean})  # fmt: skip
+    rows.sort(key=lambda row: -row["difference"])
     others = torch.tensor([row["difference"] for row in rows[1:]], dtype=torch.float64)
     null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
     facts = {
         "words": counts,
         "positions": gates.positions,
-        "difference": [layer.tolist() for layer in difference],
+        "difference": differences,
         "others_mean": float(others.mean()),
         "others_deviation": float(others.std()),
         "shuffled_mean": float(null.mean()),
@@ -304,6 +282,7 @@ def rank_channels(
         "p": (1 + int((null >= rows[0]["difference"]).sum())) / (1 + shuffles),
         "shuffles": shuffles,
     }
+    columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
     return Table("Channels that are written most at the words", columns, tuple(rows[:kept]), facts)
 
 
@@ -365,10 +344,10 @@ class ConceptInModel:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, for JSON."""
-        found = self.found and self.found.to_dict()
-        value = {"model": self.name, "found": found, "emerges": self.emerges}
-        value |= {name: getattr(self, name) for name in ("heldout_difference", "heldout_count")}
-        return as_json(value | {"table": self.table.to_dict()})
+        value = {"model": self.name, "found": self.found and self.found.to_dict()}
+        value |= {"emerges": self.emerges, "heldout_difference": self.heldout_difference}
+        value |= {"heldout_count": self.heldout_count, "table": self.table.to_dict()}
+        return as_json(value)
 
 
 def concept_in_model(
@@ -385,23 +364,9 @@ def concept_in_model(
 ) -> ConceptInModel:
     """Intervene on the channels given, or on the one that writes most at the cases' targets.
 
-    The channel is found in one split of a corpus and checked in the other. Done for several models
-    this asks whether a channel for the concept emerges in each. Source: ProtoT, A.3.2.
-
-    Args:
-        model: with prototype mixers, in evaluation mode.
-        tokenizer: its tokenizer.
-        cases: contexts and targets.
-        name: of the model.
-        channels: (layer, channel) of each; none to find one.
-        corpus: text to find it in: the training split, and for ``heldout_difference`` the other.
-        max_tokens: of each split, or None for all.
-        options: of the table.
-        progress: is shown what is under way.
-
-    Raises:
-        InputError: neither channels nor a corpus, a corpus of another tokenizer, or as
-            :func:`find_channels`, :func:`probe_of` and :func:`effects_on`.
+    The channel is found in the training split of a corpus, of which at most ``max_tokens`` are
+    read, and checked in the held-out one. Done for several models this asks whether a channel for
+    the concept emerges in each. Source: ProtoT, A.3.2.
     """
     if not channels and corpus is None:
         raise InputError("give channels, or a corpus to find one in.")
@@ -409,8 +374,6 @@ def concept_in_model(
     probes = [probe_of(tokenizer, case, first_token=by.first_token) for case in cases]
     found, difference, count = None, None, 0
     if not channels and corpus is not None:
-        # Before a corpus is read, not after.
-        check_controls(model, by)
         check_tokenizer_of(corpus, tokenizer, name)
         train = Sequences(corpus, "train", max_tokens=max_tokens)
         found = find_channels(model, tokenizer, cases, train, progress=progress)

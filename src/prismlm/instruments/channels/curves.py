@@ -81,24 +81,20 @@ class WordedCurves:
 
 
 def discounted_mass(
-    write: Float[Tensor, "... T R"], decay: Float[Tensor, " R"] | Float[Tensor, "... T R"]
-) -> Float[Tensor, "... T R"]:
+    write: Float[Tensor, "T R"], decay: Float[Tensor, " R"] | Float[Tensor, "T R"]
+) -> Float[Tensor, "T R"]:
     """Return M_i = β_(i−1) ⊙ (M_{i−1} + write_{i−1}), M_0 = 0, in float64."""
     beta = decay.double().expand(write.shape)
-    mass = torch.zeros(write.shape, dtype=torch.float64, device=write.device)
-    for i in range(1, write.shape[-2]):
-        mass[..., i, :] = beta[..., i - 1, :] * (mass[..., i - 1, :] + write[..., i - 1, :])
+    mass = torch.zeros(write.shape, dtype=torch.float64)
+    for i in range(1, len(write)):
+        mass[i] = beta[i - 1] * (mass[i - 1] + write[i - 1])
     return mass
 
 
 def read_channels(
     model: PreTrainedModel, input_ids: Int64[Tensor, " T"], layers: Iterable[int] | None = None
 ) -> tuple[LayerCurves, ...]:
-    """Return gates and memory of one sequence (ProtoT, §5.1 and Fig. 3), interventions included.
-
-    Raises:
-        InputError: no prototype mixer, an unknown layer, or not one sequence of tokens.
-    """
+    """Return gates and memory of one sequence (ProtoT, §5.1 and Fig. 3), interventions included."""
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), layers)
     check_sequence(input_ids)

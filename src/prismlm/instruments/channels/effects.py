@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -52,13 +52,6 @@ SIGNIFICANT = 0.05
 TOKENS_PER_BATCH = 4096
 LOGIT_ROWS = 64
 CASE = ("concept", "context", "target", "measured")
-_SCHEMA = pa.schema(
-    [(name, pa.string()) for name in CASE]
-    + [(name, pa.int64()) for name in ("layer", "channel")]
-    + [("intervention", pa.string())]
-    + [(n, pa.float64()) for n in ("baseline", "probability", "relative", "points", "deviation")]
-    + [(name, pa.int64()) for name in ("control_of_layer", "control_of_channel")]
-)
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,6 @@ class TableOptions:
     def __post_init__(self) -> None:
         for name in self.interventions:
             check_choice("an intervention", name, INTERVENTIONS)
-        check_whole("the number of interventions", len(self.interventions), 1)
         check_whole("the number of random prototypes", self.reinitialisations, 1)
         check_whole("the seed", self.seed)
         check_choice("control_from", self.control_from, ("layer", "model"))
@@ -125,49 +117,34 @@ class EffectTable:
 
     def changes(self, place: Channel, intervention: str, by: By = "relative") -> list[float]:
         """Return the change of every case, in % or in percentage points."""
-        check_choice("the unit of a change", by, ("relative", "points"))
-        if (place, intervention) not in self.measured:
-            raise InputError(
-                f"{intervention!r} of channel {place[1]} in layer {place[0]} was not measured."
-            )
         difference = self.measured[place, intervention].probability - self.baseline
         return (100 * (difference / self.baseline if by == "relative" else difference)).tolist()
 
     def rows(self) -> list[Row]:
         """Return every cell, a control once for each channel that it is drawn for.
 
-        Keys: ``concept``, ``context`` and ``target`` of the case; ``measured``, the text whose
-        probability this is; ``layer`` and ``channel`` that were intervened on; ``control_of``, the
-        channel that it is a control of, or None; ``intervention``; ``baseline`` p and
-        ``probability`` p′; ``relative`` 100 (p′ / p − 1), %; ``points`` 100 (p′ − p); and
-        ``deviation`` of p′ over random prototypes, or None.
+        ``measured`` is the text whose probability this is; ``control_of`` the channel that the row
+        is a control of, or None; ``baseline`` p, ``probability`` p′, ``relative`` 100 (p′ / p − 1)
+        %, ``points`` 100 (p′ − p), and ``deviation`` of p′ over random prototypes, or None.
         """
-        return [
-            row
-            for chosen in self.channels
-            for place in (chosen, *self.controls[chosen])
-            for name in self.options.interventions
-            for row in self._cells(place, name, None if place == chosen else chosen)
-        ]
-
-    def _cells(self, place: Channel, name: str, control_of: Channel | None) -> list[Row]:
-        probability, deviation = self.measured[place, name]
-        relative, points = (self.changes(place, name, by) for by in ("relative", "points"))
-        return [
-            {
-                **{key: getattr(probe, key) for key in CASE},
-                "layer": place[0],
-                "channel": place[1],
-                "control_of": control_of,
-                "intervention": name,
-                "baseline": float(self.baseline[i]),
-                "probability": float(probability[i]),
-                "relative": relative[i],
-                "points": points[i],
-                "deviation": None if deviation is None else float(deviation[i]),
-            }
-            for i, probe in enumerate(self.probes)
-        ]
+        rows: list[Row] = []
+        for chosen in self.channels:
+            places = {chosen: None} | dict.fromkeys(self.controls[chosen], chosen)
+            for (place, control_of), name in product(places.items(), self.options.interventions):
+                probability, deviation = self.measured[place, name]
+                columns = {
+                    "baseline": self.baseline.tolist(),
+                    "probability": probability.tolist(),
+                    "relative": self.changes(place, name),
+                    "points": self.changes(place, name, "points"),
+                    "deviation": repeat(None) if deviation is None else deviation.tolist(),
+                }
+                same = {"layer": place[0], "channel": place[1], "control_of": control_of}
+                same |= {"intervention": name}
+                for probe, *figures in zip(self.probes, *columns.values(), strict=False):
+                    case = {key: getattr(probe, key) for key in CASE}
+                    rows.append(case | same | dict(zip(columns, figures, strict=True)))
+        return rows
 
     def summary(self) -> Table:
         """Return what each channel and intervention come to over all cases, beside controls.
@@ -175,14 +152,9 @@ class EffectTable:
         Rows have the ``median_relative`` change, %, with a 95 % interval from ``low`` to ``high``
         if cases are independent; ``median_points``; ``lowered``, the share of cases whose
         probability fell; ``median_size``, of |relative change|; ``control_sizes``, the same of
-        every control, and the ``largest_control``; the channel's ``rank`` among these, 1 the
-        largest, ties against it.
-
-        ``p_size``, one-sided and exact: in each case the channel's |relative change| is ranked
-        among its controls', and the sum of ranks compared with that of ranks by chance
-        (:func:`rank_sum_p`). It says whether the difference holds over cases; whether it holds over
-        channels is the rank's to say, which is 1 by chance in one of N + 1 tables. ``p_lowered``:
-        likewise, that the probability falls more. ``beats_controls``: rank 1 and p_size < 0.05.
+        every control; the channel's ``rank`` among these, ties against it; ``p_size``, that of
+        :func:`rank_sum_p` by |relative change|, over cases and not over channels; ``p_lowered``,
+        likewise by the fall; and ``beats_controls``: rank 1 and p_size < 0.05.
         """
         rows = tuple(
             self._summary(place, name)
@@ -199,26 +171,25 @@ class EffectTable:
         changes = np.array([self.changes(p, name) for p in (place, *self.controls[place])])
         own, others = changes[0], changes[1:]
         median, *controls = np.median(abs(changes), axis=1).tolist()
-        by_size = [rank_among(abs(x), abs(c).tolist()) for x, c in zip(own, others.T, strict=True)]
-        by_fall = [rank_among(-x, (-c).tolist()) for x, c in zip(own, others.T, strict=True)]
         low, high = median_interval(own.tolist()) or (None, None)
-        rank, p_size = 1 + sum(c >= median for c in controls), rank_sum_p(by_size, len(others))
+        rank = 1 + sum(c >= median for c in controls)
+        p_size = rank_sum_p(ranks_among(abs(own), abs(others)), len(others))
         return {
             "layer": place[0],
             "channel": place[1],
             "intervention": name,
             "cases": len(own),
-            "median_relative": statistics.median(own.tolist()),
+            "median_relative": float(np.median(own)),
             "low": low,
             "high": high,
-            "median_points": statistics.median(self.changes(place, name, "points")),
+            "median_points": float(np.median(self.changes(place, name, "points"))),
             "lowered": float((own < 0).mean()),
             "median_size": median,
             "control_sizes": controls,
             "largest_control": max(controls),
             "rank": rank,
             "p_size": p_size,
-            "p_lowered": rank_sum_p(by_fall, len(others)),
+            "p_lowered": rank_sum_p(ranks_among(-own, -others), len(others)),
             "beats_controls": rank == 1 and p_size < SIGNIFICANT,
         }
 
@@ -228,7 +199,7 @@ class EffectTable:
         changes = {short: self.changes(place, name, by) for short, name in names.items()}
         rows = tuple(
             {"context": probe.context, "target": probe.label, "base": float(self.baseline[i])}
-            | {short: found[i] for short, found in changes.items()}
+            | {short: column[i] for short, column in changes.items()}
             for i, probe in enumerate(self.probes)
         )
         unit = "%" if by == "relative" else "percentage points"
@@ -247,8 +218,9 @@ class EffectTable:
         """Write the cells, one row each; ``control_of`` is two columns, null where it is none."""
         rows = self.rows()
         for row in rows:
-            row["control_of_layer"], row["control_of_channel"] = row["control_of"] or (None, None)
-        write_table(path, pa.Table.from_pylist(rows, schema=_SCHEMA))
+            chosen = row.pop("control_of") or (None, None)
+            row["control_of_layer"], row["control_of_channel"] = chosen
+        write_table(path, pa.Table.from_pylist(rows))
 
 
 def channel_name(place: Channel) -> str:
@@ -265,23 +237,13 @@ def effects_on(
     progress: Reporter = SILENT,
     **settings: Any,
 ) -> EffectTable:
-    """Measure what interventions on channels do to the targets of cases.
+    """Measure what interventions on channels, (layer, channel) each, do to the targets of cases.
 
         relative change = 100 (p′ / p − 1) %   (Table 6),   100 (p′ − p) points   (Table 7)
 
     p is the probability of the target after the context, p′ with the intervention, of random
-    prototypes the mean over several.
-
-    Args:
-        model: with prototype mixers, in evaluation mode.
-        probes: contexts and targets, as tokens.
-        channels: (layer, channel) of each.
-        options: how to measure; None for ``settings``, of :class:`TableOptions`.
-        progress: is shown every channel.
-
-    Raises:
-        InputError: an unknown channel or intervention, too few channels to draw controls from, or
-            no case that is probable enough.
+    prototypes the mean over several. Without ``options``, ``settings`` are of
+    :class:`TableOptions`. The model is in evaluation mode.
     """
     by = TableOptions(**settings) if options is None else options
     if not probes or not channels:
@@ -291,14 +253,15 @@ def effects_on(
     chosen = tuple(dict.fromkeys((int(layer), int(channel)) for layer, channel in channels))
     controls = {place: draw_controls(model, place, by, exclude=chosen) for place in chosen}
     baseline = target_probabilities(model, probes)
-    kept = (baseline >= by.minimum_probability).nonzero()[:, 0].tolist()
-    if not kept:
+    enough = baseline >= by.minimum_probability
+    if not enough.any():
         raise InputError(
             f"none of {len(baseline)} cases has a target of probability {by.minimum_probability:g} "
             f"or more (the highest is {float(baseline.max()):.2g}): the model does not expect "
             "these words, so their change says nothing. Give other cases or a lower minimum."
         )
-    used = tuple(probes[i] for i in kept)
+    used = tuple(probe for probe, kept in zip(probes, enough, strict=True) if kept)
+    left = tuple(probe for probe, kept in zip(probes, enough, strict=True) if not kept)
     measured: dict[tuple[Channel, str], Measured] = {}
     places = list(dict.fromkeys([*chosen, *(c for row in controls.values() for c in row)]))
     with progress.task("Intervening", len(places), unit="channels") as task:
@@ -306,8 +269,7 @@ def effects_on(
             for name in by.interventions:
                 measured[place, name] = _measured(model, used, place, name, by)
             task.advance()
-    left = tuple(probe for i, probe in enumerate(probes) if i not in set(kept))
-    return EffectTable(used, left, baseline[kept], chosen, controls, measured, by)
+    return EffectTable(used, left, baseline[enough], chosen, controls, measured, by)
 
 
 def _measured(
@@ -332,25 +294,14 @@ def draw_controls(
     layers = (layer,) if by.control_from == "layer" else range(len(mixers))
     places = [(i, k) for i in layers for k in range(mixers[i].channels)]
     free = [candidate for candidate in places if candidate not in {place, *exclude}]
-    _check_controls(by, len(free), f"channel {channel} of layer {layer}")
+    if not 1 <= by.controls <= len(free):
+        raise InputError(
+            f"{by.controls} control channels for channel {channel} of layer {layer}: expected 1 to "
+            f"{len(free)}, the channels of the {by.control_from} that are not measured themselves."
+        )
     generator = np.random.default_rng([by.seed, layer, channel])
     picked = generator.choice(len(free), by.controls, replace=False)
     return tuple(free[i] for i in sorted(picked.tolist()))
-
-
-def check_controls(model: PreTrainedModel, by: TableOptions) -> None:
-    """Raise InputError where no channel of a model has so many controls, before one is known."""
-    sizes = [mixer.channels for mixer in mixers_of(model)]
-    others = (max(sizes) if by.control_from == "layer" else sum(sizes)) - 1
-    _check_controls(by, others, "one channel")
-
-
-def _check_controls(by: TableOptions, free: int, of: str) -> None:
-    if not 1 <= by.controls <= free:
-        raise InputError(
-            f"{by.controls} control channels for {of}: expected 1 to {free}, the channels of the "
-            f"{by.control_from} that are not measured themselves."
-        )
 
 
 @torch.no_grad()
@@ -383,9 +334,9 @@ def probabilities_at(
     return torch.cat(parts)
 
 
-def rank_among(value: float, others: Sequence[float]) -> float:
-    """Return how many of ``others`` a value exceeds, ties counting half: 0 to their number."""
-    return sum((value > other) + (value == other) / 2 for other in others)
+def ranks_among(values: np.ndarray, others: np.ndarray) -> list[float]:
+    """Return how many of ``others`` [N, n] each of n values exceeds, ties counting half."""
+    return ((values > others) + (values == others) / 2).sum(0).tolist()
 
 
 def rank_sum_p(ranks: Sequence[float], others: int) -> float:

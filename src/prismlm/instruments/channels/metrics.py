@@ -62,7 +62,7 @@ def entropy(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
 def _magnitudes(activations: Tensor) -> Tensor:
     magnitudes = activations.detach().double().abs()
     check_finite("activations", magnitudes)
-    if magnitudes.shape[-1] == 0 or not bool((magnitudes.sum(-1) > 0).all()):
+    if not bool((magnitudes.sum(-1) > 0).all()):
         raise InputError(
             "a position has no activation at all, so it has no distribution over channels: leave "
             "padding out, and do not mask every channel."
@@ -112,7 +112,7 @@ class UseTally:
         self._use = self._use + parts.sum(0)
 
     def result(self) -> GateUse:
-        """Return the figures so far; InputError without a token."""
+        """Return the figures so far."""
         if not self.tokens:
             raise InputError("no tokens were read, so there are no gates to measure.")
         use = self._use / self.tokens
@@ -159,35 +159,20 @@ def value_norms(
     return tuple(norms[module] for module in widths)
 
 
-def activations(
-    model: PreTrainedModel, batch: WindowBatch, kind: Kind = "write"
-) -> tuple[Float[Tensor, "N P"], ...]:
-    """Return gates or value norms of each layer at a batch's N owned positions; float32, CPU."""
-    check_choice("the kind of activations", kind, get_args(Kind))
-    ids, mask = batch.input_ids, batch.attention_mask
-    if kind == "values":
-        layers = value_norms(model, ids, mask)
-    else:
-        layers = tuple(getattr(evidence, kind) for evidence in gates_of(model, ids, mask))
-    owned = batch.owned.to(model.device)
-    return tuple(a[owned].float().cpu() for a in layers)
-
-
 class LayerTally:
-    """Sums behind one layer's figures, over batches.
+    """Sums behind one layer's figures, over batches; see :func:`measure_layers`.
 
-    The first ``sample`` positions are kept and determine the ``bins`` of each channel's activation;
-    afterwards only counts and sums are.
+    The first ``sample`` positions are kept and determine the ``bins`` of each channel's activation,
+    which hold equally many of them; afterwards only counts of token and bin are. The source leaves
+    the bins open.
     """
 
     def __init__(self, vocabulary: int, bins: int = 8, sample: int = 8192, groups: int = 1) -> None:
-        check_whole("the number of bins", bins, 2)
-        check_whole("the number of positions that bins are laid by", sample, 1)
         self.vocabulary, self.bins, self.sample, self.groups = vocabulary, bins, sample, groups
         self.positions = self.width = 0
         self._sums = torch.zeros(3, dtype=torch.float64)
         self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._counts: TokenCounts | None = None
+        self._edges = self._counts = torch.empty(0)
 
     def add(self, tokens: Int64[Tensor, " N"], activations: Float[Tensor, "N P"]) -> None:
         """Add N positions."""
@@ -197,21 +182,21 @@ class LayerTally:
         self.positions += len(tokens)
         self.width = parts.shape[-1]
         self._waiting.append((tokens, activations.abs()))
-        if self._counts is not None or self.positions >= self.sample:
+        if len(self._edges) or self.positions >= self.sample:
             self._count()
 
-    def _count(self) -> TokenCounts:
-        if self._counts is None:
-            edges = equal_bins(torch.cat([found for _, found in self._waiting]), self.bins)
-            self._counts = TokenCounts.empty(edges, self.vocabulary)
-        for tokens, found in self._waiting:
-            self._counts.add(tokens, found)
+    def _count(self) -> None:
+        if not len(self._edges):
+            self._edges = equal_bins(torch.cat([found for _, found in self._waiting]), self.bins)
+            shape = (self.vocabulary, len(self._edges), self.bins)
+            self._counts = torch.zeros(shape, dtype=torch.int64)
+        for tokens, activations in self._waiting:
+            count_bins(self._counts, self._edges, tokens, activations)
         self._waiting = []
-        return self._counts
 
     def metrics(self, layer: int) -> Row:
-        """Return the figures so far, as :func:`measure_layers` does."""
-        counts = self._count()
+        """Return the figures so far."""
+        self._count()
         ratio, inequality, spread = (self._sums / self.positions).tolist()
         return {
             "layer": layer,
@@ -221,8 +206,8 @@ class LayerTally:
             "gini": inequality,
             "entropy": spread,
             "entropy_share": spread / math.log(self.width) if self.width > 1 else math.nan,
-            "mutual_information": counts.information().mean().item(),
-            "mutual_information_corrected": counts.information(corrected=True).mean().item(),
+            "mutual_information": information(self._counts).mean().item(),
+            "mutual_information_corrected": information(self._counts, True).mean().item(),
         }
 
 
@@ -244,22 +229,25 @@ def measure_layers(
         mean; ``gini``; ``entropy`` in nats and ``entropy_share`` of ln P, NaN for P = 1;
         ``mutual_information`` with the token read, nats, biased upwards by few positions, and
         ``mutual_information_corrected`` after Miller and Madow, the means over channels.
-
-    Raises:
-        InputError: activations that the model does not have, or no text.
     """
+    check_choice("the kind of activations", kind, get_args(Kind))
     tallies: list[LayerTally] = []
     with progress.task("Measuring layers", sequences.tokens) as task:
         for batch in sequences.batches():
-            tokens, layers = batch.input_ids[batch.owned], activations(model, batch, kind)
+            ids, mask = batch.input_ids, batch.attention_mask
+            if kind == "values":
+                layers = value_norms(model, ids, mask)
+            else:
+                layers = tuple(getattr(evidence, kind) for evidence in gates_of(model, ids, mask))
             if not tallies:
                 # The heads of attention are one group.
                 groups = [1] * len(layers)
                 groups = groups if kind == "values" else [m.groups for m in mixers_of(model)]
                 tallies = [LayerTally(model.config.vocab_size, bins, sample, g) for g in groups]
+            owned = batch.owned.to(model.device)
             for tally, layer in zip(tallies, layers, strict=True):
-                tally.add(tokens, layer)
-            task.advance(len(tokens))
+                tally.add(ids[batch.owned], layer[owned].float().cpu())
+            task.advance(int(batch.owned.sum()))
     return tuple(tally.metrics(layer) for layer, tally in enumerate(tallies))
 
 
@@ -270,51 +258,33 @@ def equal_bins(sample: Float[Tensor, "N P"], bins: int) -> Float[Tensor, "P bins
     return sample.double().sort(0).values[places].T.contiguous()
 
 
-@dataclass(frozen=True)
-class TokenCounts:
-    """How often each token came with each bin of each channel.
+def count_bins(
+    counts: Int64[Tensor, "V P bins"],
+    edges: Float[Tensor, "P bins-1"],
+    tokens: Int64[Tensor, " N"],
+    activations: Float[Tensor, "N P"],
+) -> None:
+    """Add to ``counts`` how often each token came with each bin of each channel."""
+    _, channels, bins = counts.shape
+    found = torch.searchsorted(edges, activations.double().T.contiguous()).T
+    cells = ((tokens[:, None] * channels + torch.arange(channels)) * bins + found).flatten()
+    counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
 
-        I(T; ã_p) = H(T) + H(ã_p) − H(T, ã_p),   in nats
 
-    ã_p is the bin of channel p's activation. The source leaves the bins open; here each holds
-    equally many activations of a sample. From few positions the plain figure is too high, which the
-    Miller–Madow correction takes off; it can fall below zero. Source: ProtoT, A.8, Eq. 6.
+def information(counts: Int64[Tensor, "V P bins"], corrected: bool = False) -> Float[Tensor, " P"]:
+    """Return I(T; ã_p) = H(T) + H(ã_p) − H(T, ã_p) of each channel, nats; float64.
 
-    Attributes:
-        edges: between bins, ascending, [P, bins − 1].
-        counts: int64 [V, P, bins].
-    """
-
-    edges: Float[Tensor, "P bins-1"]
-    counts: Int64[Tensor, "V P bins"]
-
-    @classmethod
-    def empty(cls, edges: Float[Tensor, "P bins-1"], vocabulary: int) -> TokenCounts:
-        """Return counts of nothing."""
-        channels, inner = edges.shape
-        counts = torch.zeros(vocabulary, channels, inner + 1, dtype=torch.int64)
-        return cls(edges.double().contiguous(), counts)
-
-    def add(self, tokens: Int64[Tensor, " N"], activations: Float[Tensor, "N P"]) -> None:
-        """Count N positions; InputError for a token beyond the vocabulary."""
-        vocabulary, channels, bins = self.counts.shape
-        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
-            raise InputError(f"a token is not one of the {vocabulary} counted: give all tokens.")
-        found = torch.searchsorted(self.edges, activations.double().T.contiguous()).T
-        cells = ((tokens[:, None] * channels + torch.arange(channels)) * bins + found).flatten()
-        self.counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
-
-    def information(self, *, corrected: bool = False) -> Float[Tensor, " P"]:
-        """Return I(T; ã_p) of each channel, in nats; float64.
+    ã_p is the bin of channel p's activation (ProtoT, A.8, Eq. 6). From few positions this is too
+    high, which the Miller–Madow correction takes off; it can fall below zero:
 
         corrected:  I + (K_T + K_B − K_TB − 1) / 2n,   K: how many values or pairs were seen
-        """
-        pairs, tokens, bins = self.counts, self.counts.sum(2), self.counts.sum(0)
-        information = _entropy(tokens, 0) + _entropy(bins, 1) - _entropy(pairs, (0, 2))
-        if corrected:
-            seen = (tokens > 0).sum(0) + (bins > 0).sum(1) - (pairs > 0).sum((0, 2)) - 1
-            information = information + seen / (2 * tokens[:, 0].sum().item())
-        return information
+    """
+    tokens, bins = counts.sum(2), counts.sum(0)
+    found = _entropy(tokens, 0) + _entropy(bins, 1) - _entropy(counts, (0, 2))
+    if corrected:
+        seen = (tokens > 0).sum(0) + (bins > 0).sum(1) - (counts > 0).sum((0, 2)) - 1
+        found = found + seen / (2 * tokens[:, 0].sum().item())
+    return found
 
 
 def _entropy(counts: Tensor, over: int | tuple[int, ...]) -> Tensor:
@@ -327,12 +297,8 @@ def repetition(tokens: Int64[Tensor, "R L W"]) -> Float[Tensor, " R"]:
     0 if no token comes twice. The source takes how often the most written tokens repeat as a proxy
     for locality, without saying how it counts (ProtoT, A.8, Table 21).
     """
-    scores: list[float] = []
-    for row in tokens.flatten(1):
-        kept = row[row >= 0]
-        if not kept.numel():
-            raise InputError("a channel has no kept tokens: rank sequences of a corpus first.")
-        scores.append(1 - kept.unique().numel() / kept.numel())
+    kept = [row[row >= 0] for row in tokens.flatten(1)]
+    scores = [1 - row.unique().numel() / row.numel() for row in kept]
     return torch.tensor(scores, dtype=torch.float64)
 
 
@@ -398,9 +364,7 @@ class LagTally:
     """Sums of the cross-correlation, sequence by sequence, with ``shuffles`` of each."""
 
     def __init__(self, channels: int, max_lag: int = 4, shuffles: int = 99, seed: int = 0) -> None:
-        check_whole("the largest lag", max_lag, 1)
-        check_whole("the number of shuffles", shuffles, 2)
-        self.max_lag = max_lag
+        self.max_lag = check_whole("the largest lag", max_lag, 1)
         self._generator = torch.Generator().manual_seed(seed)
         # The first is the original order.
         self._products = torch.zeros(shuffles + 1, channels, 2 * max_lag + 1, dtype=torch.float64)

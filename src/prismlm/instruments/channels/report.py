@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -30,13 +30,7 @@ from prismlm.instruments.channels.top_sequences import (
 from prismlm.instruments.reading import gates_along
 from prismlm.instruments.results import Row, Table, as_json
 from prismlm.layers import PrototypeMixer
-from prismlm.models.decoders.mixers import (
-    check_layer,
-    chosen_layers,
-    half_life,
-    has_mixers,
-    mixers_of,
-)
+from prismlm.models.decoders.mixers import chosen_layers, half_life, has_mixers, mixers_of
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import spearman
 
@@ -162,52 +156,43 @@ class ChannelReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; non-finite numbers become None."""
-        return as_json(
-            {
-                "model": self.model,
-                "of": self.of,
-                "corpus": self.corpus,
-                "layers": [_layer_dict(layer, self.passages) for layer in self.layers],
-                "locality": self.locality and self.locality.to_dict(),
-                "text": self.text and _text_dict(self.text),
-            }
-        )
-
-
-def _layer_dict(layer: LayerReport, passages: Mapping[int, Passage]) -> Row:
-    def sequence(one: ChannelSequence) -> Row:
-        passage = passages[one.start]
-        tokens = [
-            asdict(token) | {"text": passage.text.tokens[token.position - one.start]}
-            for token in one.tokens
-        ]
-        return {
-            "total": one.total,
-            "position": one.start,
-            "length": one.length,
-            "doc_id": passage.document.doc_id,
-            "text": "".join(passage.text.words),
-            "tokens": tokens,
+        text = self.text
+        curves = ("layer", "half_life", "write", "read", "mass")
+        value = {
+            "model": self.model,
+            "of": self.of,
+            "corpus": self.corpus,
+            "layers": [self._layer_dict(layer) for layer in self.layers],
+            "locality": self.locality and self.locality.to_dict(),
+            "text": text
+            and {
+                "tokens": text.text.tokens,
+                "token_ids": text.token_ids,
+                "words": text.text.words,
+                "tokens_of_words": text.text.counts,
+                "layers": [{name: getattr(one, name) for name in curves} for one in text.curves],
+            },
         }
+        return as_json(value)
 
-    channels = [
-        asdict(channel) | {"sequences": list(map(sequence, channel.sequences))}
-        for channel in layer.channels
-    ]
-    return vars(layer) | {"lags": layer.lags and vars(layer.lags), "channels": channels}
+    def _layer_dict(self, layer: LayerReport) -> Row:
+        def sequence(one: ChannelSequence) -> Row:
+            passage = self.passages[one.start]
+            shown = passage.text.tokens
+            return {
+                "total": one.total,
+                "position": one.start,
+                "length": one.length,
+                "doc_id": passage.document.doc_id,
+                "text": "".join(passage.text.words),
+                "tokens": [vars(t) | {"text": shown[t.position - one.start]} for t in one.tokens],
+            }
 
-
-def _text_dict(read: WordedCurves) -> Row:
-    return {
-        "tokens": read.text.tokens,
-        "token_ids": read.token_ids,
-        "words": read.text.words,
-        "tokens_of_words": read.text.counts,
-        "layers": [
-            {name: getattr(one, name) for name in ("layer", "half_life", "write", "read", "mass")}
-            for one in read.curves
-        ],
-    }
+        channels = [
+            vars(channel) | {"sequences": list(map(sequence, channel.sequences))}
+            for channel in layer.channels
+        ]
+        return vars(layer) | {"lags": layer.lags and vars(layer.lags), "channels": channels}
 
 
 class ReportOptions(NamedTuple):
@@ -249,15 +234,6 @@ def channel_report(
     but with value heads, as LLaMA, has the figures of their norms, and no channels. Memory:
     128·V·R bytes a layer. Source: ProtoT, §5.1, A.8 and A.9.
 
-    Args:
-        model: in evaluation mode.
-        tokenizer: its tokenizer.
-        sequences: what to read of which corpus, or None.
-        text: to be read by itself, or None.
-        name: of the model, for the report.
-        options: how to read.
-        progress: shows the reading.
-
     Raises:
         InputError: a model with neither channels nor value heads, an unknown layer, a corpus of
             another tokenizer, no text, an empty text, or a text for a model without channels.
@@ -265,42 +241,25 @@ def channel_report(
     if sequences is not None:
         check_tokenizer_of(sequences.corpus, tokenizer, name)
     if not has_mixers(model) and sequences is not None and text is None:
-        return _report_of_heads(model, sequences, name, options, progress)
+        metrics = measure_layers(model, sequences, "values", progress=progress)
+        chosen = chosen_layers(len(metrics), options.layers)
+        heads = tuple(LayerReport(i, False, {"values": metrics[i]}, None, ()) for i in chosen)
+        part = sequences.part(metrics[0]["positions"])
+        return ChannelReport(name, "heads", part, heads, None, {}, None)
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
     curves = None if text is None else read_text(model, tokenizer, text, chosen)
-    surveys, ranked, passages = dict[int, _Survey](), dict[int, list[Any]](), dict[int, Passage]()
-    if sequences is not None:
-        surveys = _survey(model, sequences, options, progress)
-        ranked = {
-            layer: [own.best.sequences(k) for k in range(len(own.best))]
-            for layer, own in surveys.items()
-        }
-        kept = [s for channels in ranked.values() for channel in channels for s in channel]
-        passages = read_passages(sequences.corpus, kept)
-    layers = tuple(
-        _layer(layer, mixers[layer], surveys.get(layer), ranked.get(layer), passages)
-        for layer in chosen
+    if sequences is None:
+        layers = tuple(_layer(layer, mixers[layer]) for layer in chosen)
+        return ChannelReport(name, "channels", None, layers, None, {}, curves)
+    surveys = _survey(model, sequences, options, progress)
+    kept = (
+        s for own in surveys.values() for k in range(len(own.best)) for s in own.best.sequences(k)
     )
-    part = sequences and sequences.part(surveys[chosen[0]].write.positions if chosen else 0)
-    locality = locality_table(layers) if surveys else None
-    return ChannelReport(name, "channels", part, layers, locality, passages, curves)
-
-
-def _report_of_heads(
-    model: PreTrainedModel,
-    sequences: Sequences,
-    name: str,
-    options: ReportOptions,
-    progress: Reporter,
-) -> ChannelReport:
-    metrics = measure_layers(model, sequences, "values", progress=progress)
-    for layer in options.layers or ():
-        check_layer(len(metrics), layer)
-    chosen = [m for m in metrics if options.layers is None or m["layer"] in options.layers]
-    layers = tuple(LayerReport(m["layer"], False, {"values": m}, None, ()) for m in chosen)
-    part = sequences.part(chosen[0]["positions"] if chosen else 0)
-    return ChannelReport(name, "heads", part, layers, None, {}, None)
+    passages = read_passages(sequences.corpus, kept)
+    layers = tuple(_layer(layer, mixers[layer], surveys[layer], passages) for layer in chosen)
+    part = sequences.part(surveys[chosen[0]].write.positions if chosen else 0)
+    return ChannelReport(name, "channels", part, layers, locality_table(layers), passages, curves)
 
 
 def locality_table(layers: Iterable[LayerReport]) -> Table:
@@ -324,8 +283,8 @@ def locality_table(layers: Iterable[LayerReport]) -> Table:
         for name, values in (("half-life", lives), ("repetition", scores)):
             if len(values.unique()) < 2:
                 raise InputError(f"the {name} is one figure {len(values)} times: it has no ranks.")
-        found = spearman(lives.numpy(), scores.numpy())
-        facts |= {"rho": found.rho, "p": found.p}
+        correlation = spearman(lives.numpy(), scores.numpy())
+        facts |= {"rho": correlation.rho, "p": correlation.p}
     except InputError as error:
         facts["no_rho"] = str(error)
     try:
@@ -350,36 +309,45 @@ def _lags(lags: LagCorrelation) -> Row:
         "at_once": int((peaks == 0).sum()),
         "written_first": int((peaks < 0).sum()),
     }
-    place = int((lags.lags == 1).nonzero()[0])
-    columns = (lags.correlation, lags.null_mean, lags.null_deviation)
-    for name, column in zip(("at_lag_1", "shuffled", "deviation"), columns, strict=True):
-        row[name] = torch.median(column[known, place]).item() if known.any() else None
+    columns = {"at_lag_1": lags.correlation, "shuffled": lags.null_mean}
+    for name, column in (columns | {"deviation": lags.null_deviation}).items():
+        at_one = column[known][:, lags.lags == 1]
+        row[name] = torch.median(at_one).item() if len(at_one) else None
     return row
+
+
+class _Survey(NamedTuple):
+    """What is collected of one layer: figures of both gates, sequences, and lags."""
+
+    write: LayerTally
+    read: LayerTally
+    best: TopSequences
+    lags: LagTally
 
 
 def _layer(
     layer: int,
     mixer: PrototypeMixer,
-    survey: _Survey | None,
-    ranked: list[tuple[ChannelSequence, ...]] | None,
-    passages: Mapping[int, Passage],
+    survey: _Survey | None = None,
+    passages: Mapping[int, Passage] | None = None,
 ) -> LayerReport:
-    count, nothing = mixer.channels, [None] * mixer.channels
-    decays, lives = nothing, nothing
+    count = mixer.channels
+    decays = lives = scores = [None] * count
     if mixer.decay_map is None:
         decay = mixer.decay.detach().cpu()
         decays, lives = decay.tolist(), half_life(decay).tolist()
-    scores = nothing if survey is None else repetition(survey.best.tokens).tolist()
-    kept = [()] * count if ranked is None else ranked
-    channels = tuple(
-        Channel(k, decays[k], lives[k], scores[k], top_tokens(kept[k], passages), kept[k])
-        for k in range(count)
-    )
+    kept: list[tuple[ChannelSequence, ...]] = [()] * count
     metrics: dict[Kind, Row] = {}
     if survey is not None:
+        kept = [survey.best.sequences(k) for k in range(count)]
+        scores = repetition(survey.best.tokens).tolist()
         metrics = {"write": survey.write.metrics(layer), "read": survey.read.metrics(layer)}
-    lags = None if survey is None else survey.lags.result()
-    return LayerReport(layer, mixer.shared_gates, metrics, lags, channels)
+    tokens = [top_tokens(own, passages or {}) for own in kept]
+    columns = zip(range(count), decays, lives, scores, tokens, kept, strict=True)
+    channels = tuple(Channel(*row) for row in columns)
+    return LayerReport(
+        layer, mixer.shared_gates, metrics, survey and survey.lags.result(), channels
+    )
 
 
 def top_tokens(
@@ -399,15 +367,6 @@ def top_tokens(
         TopToken(token, texts[token][1], len(gates[token]), sum(gates[token]) / len(gates[token]))
         for token in order
     )
-
-
-class _Survey(NamedTuple):
-    """What is collected of one layer: figures of both gates, sequences, and lags."""
-
-    write: LayerTally
-    read: LayerTally
-    best: TopSequences
-    lags: LagTally
 
 
 def _survey(

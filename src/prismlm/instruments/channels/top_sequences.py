@@ -1,14 +1,13 @@
 """The sequences that activate each unit most, such as a channel, and the tokens that do so.
 
-Sequences rank by Σ_j a_j, of a channel Σ_j write_jk, and among equals by position in the corpus, so
-that batches merge to the same result in any order. Source: ProtoT, §5.1.
+Sequences rank by Σ_j a_j, of a channel Σ_j write_jk. Source: ProtoT, §5.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -72,7 +71,7 @@ class TopSequences:
         return self._columns[-1]
 
     def add(self, activations: Float[Tensor, "B T R"], batch: WindowBatch) -> None:
-        """Add the sequences of a batch; InputError where an activation is not finite."""
+        """Add the sequences of a batch."""
         check_finite("gates", activations)
         owned = batch.owned[:, :, None]
         total = torch.where(owned, activations, 0.0).sum(1).T
@@ -83,9 +82,9 @@ class TopSequences:
         gate, place = (x[:, : self.width].permute(2, 0, 1) for x in ordered)
         row, free = torch.arange(len(owned))[:, None], gate.isinf()
         tokens = (
-            torch.where(free, -1, batch.positions[row, place]),
-            torch.where(free, 0.0, gate),
-            torch.where(free, -1, batch.input_ids[row, place]),
+            batch.positions[row, place].masked_fill(free, -1),
+            gate.masked_fill(free, 0.0),
+            batch.input_ids[row, place].masked_fill(free, -1),
         )
         missing = (0, self.width - gate.shape[2])
         tokens = (F.pad(x, missing, value=v) for x, v in zip(tokens, (-1, 0, -1), strict=True))
@@ -107,23 +106,15 @@ class TopSequences:
     def sequences(self, unit: int, layer: int = 0) -> tuple[ChannelSequence, ...]:
         """Return one unit's sequences, best first; ``layer`` is for messages."""
         check_channel(len(self), layer, unit)
-        rows = zip(*(column[unit].tolist() for column in self._columns), strict=True)
-        return tuple(
-            ChannelSequence(
-                total,
-                start,
-                length,
-                document,
-                tuple(
-                    ChannelToken(p, t, g)
-                    for p, g, t in zip(position, gate, token, strict=True)
-                    if p >= 0
-                ),
-            )
-            for total, start, length, document, position, gate, token in rows
-            # Rows that only fill a batch start nowhere.
-            if start >= 0
-        )
+        found: list[ChannelSequence] = []
+        for *outer, position, gate, ids in zip(
+            *(column[unit].tolist() for column in self._columns), strict=True
+        ):
+            tokens = zip(position, ids, gate, strict=True)
+            kept = tuple(ChannelToken(*token) for token in tokens if token[0] >= 0)
+            found.append(ChannelSequence(*outer, kept))
+        # Rows that only fill a batch start nowhere.
+        return tuple(sequence for sequence in found if sequence.start >= 0)
 
 
 def rank_sequences(
@@ -154,16 +145,15 @@ def rank_activations(
 def _ranked(
     batches: Iterable[tuple[WindowBatch, Mapping[int, Tensor]]], kept: int, tokens: int
 ) -> dict[int, TopSequences]:
-    TopSequences(kept, tokens)
     best: dict[int, TopSequences] = {}
     for batch, layers in batches:
-        for layer, found in layers.items():
-            best.setdefault(layer, TopSequences(kept, tokens)).add(found.float().cpu(), batch)
+        for layer, activations in layers.items():
+            top = best.setdefault(layer, TopSequences(kept, tokens))
+            top.add(activations.float().cpu(), batch)
     return best
 
 
-@dataclass(frozen=True)
-class PassageOrigin:
+class PassageOrigin(NamedTuple):
     """The document of a passage; None is what the corpus does not know."""
 
     doc_id: str
@@ -176,14 +166,7 @@ class PassageOrigin:
 
 @dataclass(frozen=True)
 class Passage:
-    """A sequence of a corpus with its text.
-
-    Attributes:
-        start: corpus position of its first token.
-        offset: of its first token in its document.
-        document: that document.
-        text: its words and tokens.
-    """
+    """A sequence of a corpus, ``start`` there and ``offset`` in its document, with its text."""
 
     start: int
     offset: int
@@ -203,7 +186,7 @@ def read_passages(corpus: Corpus, sequences: Iterable[ChannelSequence]) -> dict[
     found: dict[int, Passage] = {}
     for number, row, spans in zip(numbers, rows, map(corpus.spans, numbers), strict=True):
         text = corpus.text(number)
-        document = PassageOrigin(**{name: row[name] for name in PassageOrigin.__dataclass_fields__})
+        document = PassageOrigin(*(row[name] for name in PassageOrigin._fields))
         for start, length in sorted(wanted[number]):
             offset = start - row["start"]
             words = worded(text, spans[offset : offset + length])

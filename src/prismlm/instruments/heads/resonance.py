@@ -33,14 +33,9 @@ EXACT = 1e-12
 def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = ORDER) -> Table:
     """Return the cross terms of a model's own rotations, then of each ratio and scaling.
 
-    E[C_u C_v] is measured on the model as it is; only the position term changes with the ratio.
-    What a model trained with that ratio would do is another matter.
-    Source: Prism, Eq. 9 to 12 and the conjecture of §2.3.
-
-    Args:
-        states: of :func:`read_states`; all layers have the same rotations.
-        length: T; the position term is a mean over τ = 0 … T − 1.
-        order: of the small denominators.
+    E[C_u C_v] is measured on the model as it is; only the position term, a mean over ``length``
+    positions, changes with the ratio. What a model trained with that ratio would do is another
+    matter. Source: Prism, Eq. 9 to 12 and the conjecture of §2.3.
 
     Returns:
         A row for each ``ratio``: ``own``, of the model's frequencies, or one of :data:`RATIOS`; its
@@ -51,9 +46,6 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
         the ``layers``, as means over these, and by ``position``, with E[C_u C_v] = 1.
         ``denominator`` and ``later_denominator`` are those of :func:`denominators`. The fact
         ``least_in_step`` names the ratios and scalings of the least ``normalised``.
-
-    Raises:
-        InputError: no layer, T or the order below 1, or weights that are not finite.
     """
     rows = tuple(_each_ratio(states, length, order))
     columns = {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
@@ -84,21 +76,19 @@ def denominators(
     """Return the least |n ω_S − m ω_N| of all pairs, and without each group's first pair.
 
     Its ``value`` is in radians a position, 0 where frequencies resonate exactly; ``n`` and ``m``
-    are from 1 to ``order``. Scaling of the base leaves the first pair at 1 radian a position.
-    Frequencies are float64 from the settings alone: float32 rounds exact resonances away.
-
-    Args:
-        size: p; with one pair alone there is no second figure.
-        base, ratio, scaling: as of :func:`group_frequencies`.
-        order: of n and m.
+    are from 1 to ``order``. Scaling of the base leaves the first pair at 1 radian a position; of
+    ``size`` p = 2 there is no other. Frequencies are float64 from the settings alone: float32
+    rounds exact resonances away.
     """
     signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
-
-    def least(first: Tensor, second: Tensor) -> Row:
-        found = smallest_denominator(first, second, order)
-        return dict(zip(("value", "n", "m"), found, strict=True))
-
-    return least(signal, noise), None if size == 2 else least(signal[1:], noise[1:])
+    least, later = (
+        dict(zip(("value", "n", "m"), smallest_denominator(*pair, order), strict=True))
+        if len(pair[0])
+        else None
+        for pair in ((signal, noise), (signal[1:], noise[1:]))
+    )
+    assert least is not None
+    return least, later
 
 
 def pair_ratios(size: int, base: float, ratio: float, scaling: Scaling) -> list[float]:
@@ -110,7 +100,12 @@ def pair_ratios(size: int, base: float, ratio: float, scaling: Scaling) -> list[
 def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> Iterator[Row]:
     if not states:
         raise InputError("no layers to take cross terms of: expected the states of at least one.")
-    contents = [_content(one) for one in states]
+    contents: list[list[Tensor]] = []
+    for one in states:
+        amplitudes = content_amplitudes(one.projections())
+        check_finite(f"the projections of layer {one.layer}", amplitudes)
+        groups = _pairs(*amplitudes.chunk(2))
+        contents.append([content_term(*pair).mean((0, 1)) for pair in groups])
     attention = states[0].attention
     size = attention.head_size
     base, own_ratio, own_scaling = attention.rotation
@@ -143,13 +138,6 @@ def _pairs(signal: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
     return (signal, noise), (signal, signal), (noise, noise)
 
 
-def _content(one: AttentionStates) -> list[Tensor]:
-    """Return E[C_uj C_vl] of SN, SS and NN, [half, half]: means over pairs of heads."""
-    amplitudes = content_amplitudes(one.projections())
-    check_finite(f"the projections of layer {one.layer}", amplitudes)
-    return [content_term(*pair).mean((0, 1)) for pair in _pairs(*amplitudes.chunk(2))]
-
-
 def _integrated(content: Sequence[Tensor], places: Sequence[Tensor]) -> Row:
     pairs = zip(TERMS, content, places, strict=True)
     terms = {name: float((c * place).sum()) for name, c, place in pairs}
@@ -167,9 +155,6 @@ def position_term(
     c has a closed form, sin(Tω/2) cos((T−1)ω/2) / (T sin(ω/2)), and is 1 at multiples of 2π.
 
     Source: Prism, Eq. 10 and 11, with the brackets that Eq. 11 needs.
-
-    Raises:
-        InputError: T below 1.
     """
     check_whole("the number of positions of a mean", length, 1)
     u, v = first.double()[:, None], second.double()[None]
@@ -188,8 +173,7 @@ def _mean_cosine(omega: Tensor, length: int) -> Tensor:
 def content_amplitudes(projections: Float[Tensor, "G N p"]) -> Float[Tensor, "G N half"]:
     """Return the length of each rotated pair of each head's u: what C_u is a product of.
 
-    A score of positions i and j is Σ over pairs of |u_i| |u_j| cos(ω τ + φ), with the pair's
-    lengths |u_i| and |u_j|.
+    A score of positions i and j is Σ over pairs of |u_i| |u_j| cos(ω τ + φ).
     """
     first, second = projections.double().chunk(2, -1)
     return torch.hypot(first, second)
@@ -201,21 +185,9 @@ def content_term(
     """Return E[C_uj C_vl] of each pair of heads u, v and of their rotated pairs j, l.
 
     C_uj = |u_i|_j |u_i'|_j for two positions i and i' drawn independently, so that
-    E[C_uj C_vl] = (E_i |u_i|_j |v_i|_l)²: the same two positions for both heads.
-
-    Source: Prism, Eq. 10.
-
-    Args:
-        first, second: amplitudes of both groups' heads at the same N positions.
-
-    Raises:
-        InputError: other positions, or none.
+    E[C_uj C_vl] = (E_i |u_i|_j |v_i|_l)²: the same two positions for both heads, whose amplitudes
+    are ``first`` and ``second``. Source: Prism, Eq. 10.
     """
-    if first.shape[1] != second.shape[1] or not first.shape[1]:
-        raise InputError(
-            f"amplitudes are {list(first.shape)} and {list(second.shape)}: expected both at the "
-            "same positions, at least one."
-        )
     return (torch.einsum("gnj,fnl->gfjl", first, second) / first.shape[1]).square()
 
 
@@ -225,13 +197,7 @@ def smallest_denominator(
     """Return the least |n ω_S − m ω_N| over n, m from 1 to ``order`` and all pairs, with n and m.
 
     Exact resonances are 0 and not the rounding of float64, if the frequencies are float64; of
-    several the one with the least n is returned, then with the least m. Float32 frequencies
-    resonate only where they are rounded alike.
-
-    Source: Prism, §2.3.
-
-    Raises:
-        InputError: an order below 1.
+    several the one with the least n is returned, then with the least m. Source: Prism, §2.3.
     """
     check_whole("the order of denominators", order, 1)
     factor = torch.arange(1, order + 1, dtype=torch.float64)

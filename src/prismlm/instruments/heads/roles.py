@@ -33,9 +33,9 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
 from scipy import stats
@@ -74,22 +74,18 @@ class Mark(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True)
-class RoleCase:
-    """A text with the words that have a role in it.
+class RoleCase(NamedTuple):
+    """A text without its marks, and these.
 
-    Attributes:
-        text: without marks.
-        marks: of roles, and one of the ``target``, the word whose prediction should need the
-            object; it ends the text.
+    The last is of the ``target``, the word whose prediction should need the object; it ends the
+    text.
     """
 
     text: str
     marks: tuple[Mark, ...]
 
 
-@dataclass(frozen=True)
-class RoleText:
+class RoleText(NamedTuple):
     """A case as T tokens in W words.
 
     Attributes:
@@ -121,21 +117,13 @@ class RoleText:
 
 
 def load_role_cases(path: str | os.PathLike[str] | None = None) -> tuple[RoleCase, ...]:
-    """Read cases from a file, or the bundled ones.
-
-    Raises:
-        InputError: no such file, or a line that is not a case, by its number.
-    """
+    """Read cases from a file, or the bundled ones."""
     rows = read_rows(BUNDLED if path is None else Path(path), ["text"])
     return tuple(parse_case(row["text"], place) for place, row in rows.items())
 
 
 def parse_case(marked: str, place: str = "the case") -> RoleCase:
-    """Return a case from a text with marks.
-
-    Raises:
-        InputError: an unknown role, a brace that is no mark, no role, or not one target at the end.
-    """
+    """Return a case from a text with marks; ``place`` names it in messages."""
     text, marks, end = "", list[Mark](), 0
     known = [*ROLES, TARGET]
     for match in MARK.finditer(marked):
@@ -151,27 +139,16 @@ def parse_case(marked: str, place: str = "the case") -> RoleCase:
     text += marked[end:]
     if "{" in text or "}" in text:
         raise InputError(f"{place}: a brace in {text!r} belongs to no mark like {{subject:frog}}.")
-    if [mark.stop for mark in marks if mark.role == TARGET] != [len(text)]:
+    if len(marks) < 2 or [mark.stop for mark in marks if mark.role == TARGET] != [len(text)]:
         raise InputError(
-            f"{place}: expected one target, marked {{target:door}}, at the end of the text."
-        )
-    if len(marks) == 1:
-        raise InputError(f"{place}: no word has a role: mark some of {', '.join(ROLES)}.")
-    if text[: marks[0].start].strip() == "":
-        raise InputError(
-            f"{place}: the first word, {text[: marks[0].stop].strip()!r}, cannot have a role, for "
-            "a head that leaves its weight on the first token would seem to look for it."
+            f"{place}: expected words of some role, of {', '.join(ROLES)}, and one target, marked "
+            "{target:door}, at the end of the text."
         )
     return RoleCase(text, tuple(marks))
 
 
 def role_text(tokenizer: PreTrainedTokenizerBase, case: RoleCase) -> RoleText:
-    """Return a case as tokens and words.
-
-    Raises:
-        InputError: a tokenizer that is not a fast one, a word that cannot stand for its role, or
-            fewer other words than a role has, which its control needs.
-    """
+    """Return a case as tokens and words; InputError if it cannot be measured."""
     from prismlm.corpus.words import encode, worded
 
     ids, spans = encode(tokenizer, case.text)
@@ -183,11 +160,7 @@ def role_text(tokenizer: PreTrainedTokenizerBase, case: RoleCase) -> RoleText:
     def words_of(mark: Mark) -> list[int]:
         """Return the words whose tokens share a character with a mark."""
         touched = [first < mark.stop and last > mark.start for first, last in spans.tolist()]
-        words = [word for word, inside in zip(text.word_of, touched, strict=True) if inside]
-        if not words:
-            marked = case.text[mark.start : mark.stop]
-            raise InputError(f"the tokenizer gives no token for {marked!r} of {case.text!r}.")
-        return words
+        return [word for word, inside in zip(text.word_of, touched, strict=True) if inside]
 
     target = words_of(case.marks[-1])[0]
     # Spaces and punctuation have no letter or digit.
@@ -227,18 +200,13 @@ def role_text(tokenizer: PreTrainedTokenizerBase, case: RoleCase) -> RoleText:
 
 
 def word_sums(weights: Tensor, text: RoleText, role: Role) -> tuple[Tensor, Tensor]:
-    """Return M [heads, words] and U [words] of the words w that are seen.
+    """Return M [heads, words] and U [words] of the words w that are seen, from [heads, T, T].
 
         M_w = Σ_i Σ_{j∈w} A_ij    U_w = Σ_i Σ_{j∈w} 1 / (i + 1)
 
     i are the tokens after w; for the object, only the one after which the target is predicted. U
     is what uniform attention gives w. Where i and j are the same token the pair does not count:
     tied heads look for their own likes, "the" at "the".
-
-    Args:
-        weights: [heads, T, T].
-        text: of T tokens.
-        role: whose rows count.
     """
     masses: list[Tensor] = []
     uniform: list[float] = []
@@ -295,14 +263,8 @@ def search_roles(
 ) -> Table:
     """Measure what heads give to the roles of marked sentences, with random words as a control.
 
-    Args:
-        model: a decoder with attention.
-        tokenizer: its tokenizer.
-        cases: the sentences; None for the bundled ones.
-        heads: those tested, and corrected for; None for all of the model.
-        draws: of the control; None for twice what one head alone needs to be found.
-        seed: of the draws.
-        progress: is shown the sentences read.
+    Without ``cases`` they are the bundled sentences; without ``heads``, which are tested and
+    corrected for, all of the model; without ``draws``, twice what one head alone needs to be found.
 
     Returns:
         A row for each ``role`` and head, its ``layer``, ``head``, ``group`` and ``group_head``,
@@ -312,10 +274,6 @@ def search_roles(
         excess, whichever is more; ``p``, rank / (draws + 1); and ``q``, p corrected over all heads
         and roles. A head beats its controls where q is at most ``level``. The fact ``roles`` has,
         of each role, its sentences and words, and the number of heads ``found``.
-
-    Raises:
-        InputError: the model has no attention, a sentence that cannot be measured, no sentence,
-            too few draws for any head to be found, or weights that are not finite.
     """
     heads = heads_of(model) if heads is None else heads
     check_draws(draws, len(heads))
@@ -367,29 +325,25 @@ def score_roles(
 
     Weights that are not finite are refused: no draw comes up to NaN, so every head would be found.
     """
-    if not texts or not heads:
-        raise InputError(f"{len(texts)} sentences and {len(heads)} heads: expected at least 1.")
     draws = check_draws(draws, len(heads))
     check_finite("attention weights", *weights)
     own = [one.double() for one in weights]
     habits = expected(own)
     generator = torch.Generator().manual_seed(seed)
-    tested = {role: _tested(role, texts, own, habits, draws, generator) for role in ROLES}
-    p = torch.cat([t.rank.double() / (draws + 1) for t in tested.values() if t is not None])
-    q = iter(stats.false_discovery_control(p.numpy()).tolist())
     rows: list[Row] = []
-    roles: Row = {}
-    for role, found in tested.items():
-        scores = [] if found is None else _scores(role, found, heads, draws, q)
-        rows += sorted(scores, key=lambda row: (row["p"], -row["lift"]))
+    roles: dict[str, Row] = {}
+    for role in ROLES:
         having = [text.roles[role] for text in texts if role in text.roles]
-        roles[role] = {
-            "sentences": len(having),
-            "words": sum(map(len, having)),
-            "found": sum(row["q"] <= LEVEL for row in scores),
-        }
+        roles[role] = {"sentences": len(having), "words": sum(map(len, having))}
+        if having:
+            scores = _scores(role, texts, own, habits, heads, draws, generator)
+            rows += sorted(scores, key=lambda row: (row["p"], -row["lift"]))
+    corrected = stats.false_discovery_control([row["p"] for row in rows]).tolist()
+    scored = tuple(row | {"q": q} for row, q in zip(rows, corrected, strict=True))
+    for role, facts in roles.items():
+        facts["found"] = sum(row["role"] == role and row["q"] <= LEVEL for row in scored)
     facts = {"heads": len(heads), "draws": draws, "seed": seed, "level": LEVEL, "roles": roles}
-    return Table("Heads that look for a role", COLUMNS, tuple(rows), facts)
+    return Table("Heads that look for a role", COLUMNS, scored, facts)
 
 
 def best_of_roles(search: Table) -> Table:
@@ -397,13 +351,6 @@ def best_of_roles(search: Table) -> Table:
     best = {row["role"]: row for row in reversed(search.rows)}
     kept = [row for row in search.rows if row["q"] <= LEVEL or row is best[row["role"]]]
     return replace(search, rows=tuple(kept))
-
-
-class _Tested(NamedTuple):
-    lift: Tensor
-    control: Tensor
-    excess: Tensor
-    rank: Tensor
 
 
 class _Words(NamedTuple):
@@ -414,15 +361,16 @@ class _Words(NamedTuple):
     of_role: Tensor
 
 
-def _tested(
+def _scores(
     role: Role,
     texts: Sequence[RoleText],
     own: Sequence[Tensor],
     habits: Sequence[Tensor],
+    heads: Sequence[Head],
     draws: int,
     generator: torch.Generator,
-) -> _Tested | None:
-    """Return lifts and ranks of every head; None if no text has the role."""
+) -> list[Row]:
+    """Return lifts and ranks of every head."""
     sentences: list[_Words] = []
     for text, weights, habit in zip(texts, own, habits, strict=True):
         if role in text.roles:
@@ -431,18 +379,24 @@ def _tested(
             beyond = mass - word_sums(habit, text, role)[0]
             sums = torch.cat([mass, beyond]).float()
             sentences.append(_Words(sums, uniform.float(), of_role))
-    if not sentences:
-        return None
-    figures = _figures(sentences, [one.of_role[None].float() for one in sentences])
-    above = torch.zeros(figures.shape[1], dtype=torch.int64)
-    total = torch.zeros(figures.shape[1], dtype=torch.float64)
+    (figures,) = _figures(sentences, [one.of_role[None].float() for one in sentences])
+    above = torch.zeros(len(figures), dtype=torch.int64)
+    total = torch.zeros(len(figures), dtype=torch.float64)
     for first in range(0, draws, DRAWS_AT_ONCE):
         count = min(DRAWS_AT_ONCE, draws - first)
         drawn = _figures(sentences, [_drawn(s.of_role, count, generator) for s in sentences])
         total += drawn.double().sum(0)
         above += (drawn >= figures - TIE).sum(0)
-    lift, excess = figures[0].chunk(2)
-    return _Tested(lift, total.chunk(2)[0] / draws, excess, 1 + above.view(2, -1).amax(0))
+    lift, excess = figures.chunk(2)
+    control, rank = total.chunk(2)[0] / draws, 1 + above.view(2, -1).amax(0)
+    p = rank.double() / (draws + 1)
+    columns = (column.tolist() for column in (lift, control, excess, rank, p))
+    names = ("lift", "control", "excess", "rank", "p")
+    rows: list[Row] = []
+    for head, *row in zip(heads, *columns, strict=True):
+        place = {"role": role, "layer": head.layer, "head": head.head, "group": head.group}
+        rows.append(place | {"group_head": head.number} | dict(zip(names, row, strict=True)))
+    return rows
 
 
 def _figures(sentences: Sequence[_Words], chosen: Sequence[Tensor]) -> Tensor:
@@ -458,23 +412,3 @@ def _drawn(of_role: Tensor, draws: int, generator: torch.Generator) -> Tensor:
     keys = torch.rand(draws, len(of_role), generator=generator)
     chosen = keys.topk(int(of_role.sum()), 1).indices
     return torch.zeros_like(keys).scatter_(1, chosen, 1)
-
-
-def _scores(role: str, found: _Tested, heads: Sequence[Head], draws: int, q: Any) -> list[Row]:
-    columns = (column.tolist() for column in found)
-    return [
-        {
-            "role": role,
-            "layer": head.layer,
-            "head": head.head,
-            "group": head.group,
-            "group_head": head.number,
-            "lift": lift,
-            "control": control,
-            "excess": excess,
-            "rank": int(rank),
-            "p": rank / (draws + 1),
-            "q": next(q),
-        }
-        for head, lift, control, excess, rank in zip(heads, *columns, strict=True)
-    ]

@@ -56,17 +56,8 @@ def loss_against_length(
 
     Later parts of a document may be easier or harder in themselves. So with a trained length L,
     the same tokens beyond it are read again in windows of L that start every L/2 tokens, each
-    predicted with L/2 to L − 1 tokens of context, as a control.
-
-    Args:
-        model: any causal language model.
-        corpus: the text.
-        length: tokens of a window; at least 2.
-        trained_length: L; None if it is not known, or to leave the control out.
-        split: which documents.
-        documents: how many, drawn from the seed; all there are if that is fewer.
-        seed: of the draw.
-        progress: shows the reading.
+    predicted with L/2 to L − 1 tokens of context, as a control. ``documents`` are drawn from the
+    seed; all there are if that is fewer.
 
     Returns:
         A row for each length of context, from ``low`` to ``high`` tokens, all of the same
@@ -74,16 +65,7 @@ def loss_against_length(
         standard ``error`` over documents, NaN of one; ``short_loss``, of the control; the
         ``difference`` from it, above 0 where text further back than the trained length hurts, and
         ``difference_error``, paired by document.
-
-    Raises:
-        InputError: a window that the model has no positions for, or that no document fills, or
-            losses that are not finite.
     """
-    check_whole("the number of tokens of a window", length, 2)
-    check_whole("the number of documents of the loss", documents, 1)
-    check_whole("the seed", seed)
-    if trained_length is not None:
-        check_whole("the trained length", trained_length, 2)
     check_window(model, length)
     drawn = np.random.default_rng(seed).permutation(documents_of(corpus, split, length))
     starts = corpus.starts[drawn[:documents]].tolist()
@@ -99,13 +81,25 @@ def loss_against_length(
             if trained_length is not None and trained_length < length:
                 short.append(_short_losses(model, ids, trained_length, corpus.prefix))
             task.advance(ids.numel())
-    own, control = (_means(torch.cat(x), edges) if x else None for x in (full, short))
-    assert own is not None
+    own, control = torch.cat(full), torch.cat(short) if short else None
+    rows: list[Row] = []
+    for low, end in pairwise(edges):
+        # A token's context is its place from 1 on.
+        loss = own[:, low - 1 : end - 1].mean(1)
+        row: Row = {"context": str(low) if low == end - 1 else f"{low}–{end - 1}", "low": low}
+        row |= {"high": end - 1, "loss": loss.mean().item(), "error": _error(loss)}
+        row |= dict.fromkeys(("short_loss", "difference", "difference_error"))
+        # Up to the trained length both read the same.
+        if control is not None and trained_length is not None and low >= trained_length:
+            other = control[:, low - 1 : end - 1].mean(1)
+            row["short_loss"] = other.mean().item()
+            row["difference"] = (loss - other).mean().item()
+            row["difference_error"] = _error(loss - other)
+        rows.append(row)
     columns = {"context": "", "loss": ".3f", "error": ".3f", "short_loss": ".3f",
                "difference": "+.3f", "difference_error": ".3f"}  # fmt: skip
     facts = {"length": length, "trained_length": trained_length, "documents": len(windows)}
-    rows = _buckets(own, control, edges, trained_length)
-    return Table("Loss by length of context, nats a token", columns, rows, facts)
+    return Table("Loss by length of context, nats a token", columns, tuple(rows), facts)
 
 
 @torch.no_grad()
@@ -153,34 +147,6 @@ def _short_losses(
     return losses
 
 
-def _means(losses: Float[Tensor, "D C"], edges: Sequence[int]) -> Float[Tensor, "D buckets"]:
-    """Return each document's mean by bucket; a token's context is its place from 1 on."""
-    columns = [losses[:, low - 1 : high - 1].mean(1) for low, high in pairwise(edges)]
-    return torch.stack(columns, 1)
-
-
-def _buckets(
-    full: Tensor, short: Tensor | None, edges: Sequence[int], trained: int | None
-) -> tuple[Row, ...]:
-    rows: list[Row] = []
-    for i, (low, end) in enumerate(pairwise(edges)):
-        own = full[:, i]
-        row: Row = {
-            "context": str(low) if low == end - 1 else f"{low}–{end - 1}",
-            "low": low,
-            "high": end - 1,
-            "loss": own.mean().item(),
-            "error": _error(own),
-        } | dict.fromkeys(("short_loss", "difference", "difference_error"))
-        # Up to the trained length both read the same.
-        if short is not None and trained is not None and low >= trained:
-            apart = own - short[:, i]
-            row["short_loss"] = short[:, i].mean().item()
-            row["difference"], row["difference_error"] = apart.mean().item(), _error(apart)
-        rows.append(row)
-    return tuple(rows)
-
-
 def _error(values: Tensor) -> float:
     return values.std().item() / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
@@ -223,34 +189,22 @@ def spectra_report(
     """Return rates, cross terms and the loss by length of context over a text.
 
     The tables are ``rates``, ``cross_terms`` and ``loss``; the last is left out where no document
-    of the split is long enough, unless its length, or it alone, was asked for.
-
-    Args:
-        model: a decoder of signal/noise attention; any decoder with ``loss_only``.
-        sequences: the text of rates and content; of the loss, its corpus and split.
-        name: of the model, for the report.
-        options: how to read.
-        loss_only: leave out rates and cross terms.
-        progress: shows the reading.
-
-    Raises:
-        InputError: as :func:`read_states`, :func:`layer_rates`, :func:`cross_terms` and
-            :func:`loss_against_length`.
+    of the split is long enough, unless its length, or it alone, was asked for. With ``loss_only``
+    the model may be any decoder, else one of signal/noise attention.
     """
-    _check(options)
+    length = _checked_length(options, sequences)
     tables: dict[str, Table] = {}
     positions, trained = 0, options.trained_length or sequences.length
-    corpus, split = sequences.corpus, sequences.split
+    corpus, split, seed = sequences.corpus, sequences.split, options.seed
     if not loss_only:
         signal_noise_layers(model)
         documents_of(corpus, split)
-        drawn = {"positions": options.positions, "seed": options.seed, "progress": progress}
+        drawn = {"positions": options.positions, "seed": seed, "progress": progress}
         states = read_states(model, sequences.batches(), **drawn)
         positions = len(states[0].positions)
-        tables["rates"] = layer_rates(states, distortion=options.distortion, seed=options.seed)
+        tables["rates"] = layer_rates(states, distortion=options.distortion, seed=seed)
         tables["cross_terms"] = cross_terms(states, length=trained, order=options.order)
     facts = {"corpus": asdict(sequences.part(positions)), "options": options._asdict()}
-    length = options.context or 2 * trained
     if not loss_only and options.context is None:
         try:
             check_window(model, length)
@@ -264,17 +218,18 @@ def spectra_report(
         trained_length=options.trained_length,
         split=split,
         documents=options.documents,
-        seed=options.seed,
+        seed=seed,
         progress=progress,
     )
     return Report(name, facts, tables)
 
 
-def _check(options: SpectraOptions) -> None:
-    """Refuse options before minutes of reading, not after."""
+def _checked_length(options: SpectraOptions, sequences: Sequences) -> int:
+    """Return the tokens of a window of the loss; refuse options before minutes of reading."""
     check_number("the distortion ε", options.distortion, "a positive number", lambda x: x > 0)
     check_whole("the order of denominators", options.order, 1)
     check_whole("the seed", options.seed)
-    if options.context is not None:
-        check_whole("the number of tokens of a window", options.context, 2)
     check_whole("the number of documents of the loss", options.documents, 1)
+    length = 2 * (options.trained_length or sequences.length)
+    length = length if options.context is None else options.context
+    return check_whole("the number of tokens of a window", length, 2)

@@ -82,20 +82,10 @@ def read_states(
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> tuple[AttentionStates, ...]:
-    """Return what each layer's attention reads and adds at positions drawn from the text.
+    """Return what each layer's attention reads and adds at N ``positions`` drawn from the text.
 
-    Each position gets a hash of the seed and its place in the corpus, and the lowest are kept, so
-    that the draw does not depend on batches.
-
-    Args:
-        model: a decoder of signal/noise attention.
-        batches: text; tokens count that their window owns.
-        positions: N, or all there are if that is fewer.
-        seed: of the draw.
-        progress: shows the reading.
-
-    Raises:
-        InputError: a model without signal/noise heads, fewer than two tokens, or N below 2.
+    Each position that a window owns gets a hash of the seed and its place in the corpus, and the
+    lowest are kept, so that the draw does not depend on batches.
     """
     collector = StateCollector(model, positions=positions, seed=seed)
     collect(model, batches, collector, title="Reading states", progress=progress)
@@ -154,7 +144,7 @@ class StateCollector:
         self._kept[layer] = tuple(column[lowest] for column in columns)
 
     def result(self) -> tuple[AttentionStates, ...]:
-        """Return the states of each layer; InputError if fewer than two tokens were read."""
+        """Return the states of each layer."""
         states: list[AttentionStates] = []
         for number, layer in enumerate(self._layers):
             _, *columns = self._kept.get(layer, (torch.empty(0),) * 4)
@@ -188,17 +178,12 @@ def layer_rates(
 
     A step that only makes states longer raises every rate. ``scaled`` is Z stretched to the size
     of what the step gives; ``shuffled`` adds to each state the step of another. A longer step also
-    gains more: two models are compared at steps of one length, by ``resized``.
+    gains more: two models are compared at steps of one length, by ``resized``, with ``lengths``
+    ‖step‖_F / ‖Z‖_F of each layer, such as another model's.
 
     The step is what the layer adds to its stream, but here it is added to the normalised stream
     that it reads: the source's update has no norm, and its ΔR is of what the dictionaries see.
-    Source: Prism, Eq. 2 to 7. Controls, random dictionaries and ε are ours.
-
-    Args:
-        states: what the layers read and add.
-        distortion: ε.
-        seed: of the permutation and of the random dictionaries.
-        lengths: ‖step‖_F / ‖Z‖_F of each layer, such as another model's, for ``resized``.
+    Source: Prism, Eq. 2 to 7. Controls, random dictionaries and ε, ``distortion``, are ours.
 
     Returns:
         A row for each ``layer``. ``before``, ``after``, ``scaled``, ``shuffled`` and, with
@@ -207,10 +192,8 @@ def layer_rates(
         ``step_size``: ‖η (S − λN)‖_F / ‖Z‖_F. ``gradient_cosine``: of the step with ∂ΔR/∂Z.
         ``incoherence``: ‖U_sᵀU_n‖_F / (‖U_s‖_F ‖U_n‖_F), ``own`` and of ``random`` dictionaries of
         that shape, mean and deviation.
-
-    Raises:
-        InputError: a distortion that is not positive, or states or weights that are not finite.
     """
+    check_number("the distortion ε", distortion, "a positive number", lambda number: number > 0)
     wanted = lengths if lengths is not None else [None] * len(states)
     columns = {"layer": "", "before.whole": ".1f", "before.signal": ".1f", "before.noise": ".1f",
                "before.difference": ".1f", "gain": "+.2f", "gain_over_scaled": "+.2f",
@@ -229,16 +212,16 @@ def rates_of(
     noise_weight: float,
     *,
     distortion: float = DISTORTION,
-) -> dict[str, float]:
+) -> dict[str, Tensor]:
     """Return the rates of N states under a dictionary whose first half is signal heads, in nats.
 
     They are R(Z), ``whole``; ``signal``, R(Z | U_s) = Σ_h R(Z U_s,h); ``noise``, R(Z | U_n); and
     the ``difference`` ΔR = R(Z | U_s) − λ R(Z | U_n), by Eq. 3 and 4.
     """
     signal, noise = (
-        subspace_rate(points, part, distortion=distortion).item() for part in dictionary.chunk(2)
+        subspace_rate(points, part, distortion=distortion) for part in dictionary.chunk(2)
     )
-    whole = coding_rate(points, distortion=distortion).item()
+    whole = coding_rate(points, distortion=distortion)
     difference = signal - noise_weight * noise
     return {"whole": whole, "signal": signal, "noise": noise, "difference": difference}
 
@@ -260,53 +243,45 @@ def _rates(one: AttentionStates, distortion: float, seed: int, length: float | N
     if length is not None:
         # A step of no length stays where it is.
         points["resized"] = inputs + steps * (length * size / moved if moved else 0.0)
-    rates = {
-        name: rates_of(z, dictionary, one.noise_weight, distortion=distortion)
-        for name, z in points.items()
+
+    def rates(z: Tensor) -> dict[str, Tensor]:
+        return rates_of(z, dictionary, one.noise_weight, distortion=distortion)
+
+    found = {
+        name: {key: rate.item() for key, rate in rates(z).items()} for name, z in points.items()
     }
-    at = {name: found["difference"] for name, found in rates.items()}
+    at = {name: row["difference"] for name, row in found.items()}
+    with torch.enable_grad():
+        z = inputs.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(rates(z)["difference"], z)
+    product = float(gradient.norm() * steps.norm())
+    signal, noise = (group.transpose(0, 1).flatten(1) for group in dictionary.chunk(2))
+
+    def drawn() -> Tensor:
+        return torch.randn(signal.shape, generator=generator, dtype=torch.float64)
+
+    random = [incoherence(drawn(), drawn()).item() for _ in range(RANDOM_DICTIONARIES)]
     return {
         "layer": one.layer,
         "positions": len(inputs),
         "noise_weight": one.noise_weight,
         "step_size": moved / size if size else math.nan,
-        "gradient_cosine": _gradient_cosine(one, distortion),
+        "gradient_cosine": float((gradient * steps).sum()) / product if product else 0.0,
         "gain": at["after"] - at["before"],
         "gain_over_scaled": at["after"] - at["scaled"],
         "gain_over_shuffled": at["after"] - at["shuffled"],
         "gain_resized": None if length is None else at["resized"] - at["before"],
         "resized_length": length,
-        "incoherence": _incoherence(dictionary, generator),
-    } | rates
-
-
-def _gradient_cosine(one: AttentionStates, distortion: float) -> float:
-    steps = one.steps.double()
-    with torch.enable_grad():
-        z = one.inputs.double().clone().requires_grad_()
-        parts = one.dictionary.double().chunk(2)
-        signal, noise = (subspace_rate(z, part, distortion=distortion) for part in parts)
-        (gradient,) = torch.autograd.grad(signal - one.noise_weight * noise, z)
-    size = float(gradient.norm() * steps.norm())
-    return float((gradient * steps).sum()) / size if size else 0.0
-
-
-def _incoherence(dictionary: Float[Tensor, "G d p"], generator: torch.Generator) -> Row:
-    signal, noise = (group.transpose(0, 1).flatten(1) for group in dictionary.chunk(2))
-
-    def drawn(like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=generator, dtype=torch.float64)
-
-    random = [incoherence(drawn(signal), drawn(noise)).item() for _ in range(RANDOM_DICTIONARIES)]
-    return {
-        "own": incoherence(signal, noise).item(),
-        "random": statistics.fmean(random),
-        "random_deviation": statistics.stdev(random),
-    }
+        "incoherence": {
+            "own": incoherence(signal, noise).item(),
+            "random": statistics.fmean(random),
+            "random_deviation": statistics.stdev(random),
+        },
+    } | found
 
 
 def coding_rate(
-    points: Float[Tensor, "*batch N d"], *, distortion: float = 0.5
+    points: Float[Tensor, "*batch N d"], *, distortion: float = DISTORTION
 ) -> Float[Tensor, "*batch"]:
     """Return R(Z) = ½ log det(I + d / (N ε²) Z Zᵀ), in nats; float64.
 
@@ -314,19 +289,8 @@ def coding_rate(
     [N, p] in place of Z this is the rate of one subspace, Eq. 4.
 
     Source: Prism, Eq. 3 and 4. The source leaves ε open; 0.5 is ours.
-
-    Args:
-        points: Z.
-        distortion: ε.
-
-    Raises:
-        InputError: no point or no dimension, a distortion that is not positive, or points that are
-            not finite.
     """
-    count, width = points.shape[-2:] if points.ndim > 1 else (0, 0)
-    if not count or not width:
-        raise InputError(f"points are {list(points.shape)}: expected [..., N, d], none of them 0.")
-    check_number("the distortion ε", distortion, "a positive number", lambda number: number > 0)
+    count, width = points.shape[-2:]
     z = points.double()
     check_finite("points", z)
     gram = z.mT @ z if width <= count else z @ z.mT
@@ -339,20 +303,9 @@ def subspace_rate(
     points: Float[Tensor, "N d"],
     dictionary: Float[Tensor, "H d p"],
     *,
-    distortion: float = 0.5,
+    distortion: float = DISTORTION,
 ) -> Float[Tensor, ""]:
-    """Return R(Z | U) = Σ_h R(Z U_h), in nats; float64.
-
-    Source: Prism, §2.1.
-
-    Raises:
-        InputError: sizes that do not fit, or as :func:`coding_rate`.
-    """
-    if dictionary.ndim != 3 or points.ndim != 2 or dictionary.shape[1] != points.shape[1]:
-        raise InputError(
-            f"points are {list(points.shape)} and the dictionary {list(dictionary.shape)}: "
-            "expected [N, d] and [H, d, p]."
-        )
+    """Return R(Z | U) = Σ_h R(Z U_h), in nats; float64. Source: Prism, §2.1."""
     projected = points.double() @ dictionary.double()
     return coding_rate(projected, distortion=distortion).sum()
 
@@ -361,21 +314,6 @@ def incoherence(signal: Float[Tensor, "d m"], noise: Float[Tensor, "d n"]) -> Fl
     """Return ‖U_sᵀ U_n‖_F / (‖U_s‖_F ‖U_n‖_F): 0 for orthogonal dictionaries, at most 1; float64.
 
     Independent random directions give about 1/√d.
-
-    Raises:
-        InputError: other widths, or a dictionary of zeros.
     """
-    if signal.ndim != 2 or noise.ndim != 2 or len(signal) != len(noise):
-        raise InputError(
-            f"dictionaries are {list(signal.shape)} and {list(noise.shape)}: expected [d, m] and "
-            "[d, n]."
-        )
     own, other = signal.double(), noise.double()
-    size = _norm(own) * _norm(other)
-    if not bool(size > 0):
-        raise InputError("a dictionary is zero throughout: it has no direction.")
-    return _norm(own.mT @ other) / size
-
-
-def _norm(x: Tensor) -> Tensor:
-    return x.square().sum().sqrt()
+    return (own.mT @ other).norm() / (own.norm() * other.norm())

@@ -66,13 +66,6 @@ def head_uses(
     of it, themselves included: at the start of a window every head looks near and to the first
     token, whatever it does elsewhere. Layers with a sliding window count as seeing all of it.
 
-    Args:
-        model: any decoder with attention.
-        batches: text; padding before or behind a window does not count.
-        layers: which, from 0; None for all.
-        least_visible: at least 2, since the entropy of a single choice is relative to nothing.
-        progress: shows the reading.
-
     Returns:
         A row for each head, by ``layer`` and ``head``; its ``group`` is signal, noise, or attention
         in a model whose heads are of one kind. The first row, of group ``uniform``, has the figures
@@ -85,10 +78,6 @@ def head_uses(
         - ``self_share``: a_ii. ``near_share``: Σ a_ij over distances 1 to 4. ``first_share``: a on
           the first token of the window, the "attention sink".
         - ``spectrum``: Σ a_ij over each of the ``bins`` of distances; sums to 1.
-
-    Raises:
-        InputError: a model without attention or without that layer, windows longer than its
-            positions, no query that sees enough, or weights that are not finite.
     """
     collector = HeadUseCollector(model, layers=layers, least_visible=least_visible)
     collect(model, batches, collector, title="Reading heads", progress=progress)
@@ -105,6 +94,7 @@ class HeadUseCollector:
         layers: Sequence[int] | None = None,
         least_visible: int = LEAST_VISIBLE,
     ) -> None:
+        # The entropy of a single choice is relative to nothing.
         check_whole("least_visible", least_visible, 2)
         self._model, self.least_visible = model, least_visible
         self._groups = head_groups(model)
@@ -139,7 +129,7 @@ class HeadUseCollector:
         self._tallies[layer].add(weights, self._chosen, self._visible)
 
     def result(self) -> Table:
-        """Return the figures of each head; InputError if no query saw enough."""
+        """Return the figures of each head."""
         if not self.queries:
             raise InputError(
                 f"none of {self._tokens} tokens sees {self.least_visible} tokens of its window: "
@@ -147,22 +137,16 @@ class HeadUseCollector:
             )
         bins = distance_bins(self._uniform.profile.shape[1])
         uniform: Row = {"layer": None, "head": None, "group": "uniform"}
-        rows = [uniform | figures_of(self._uniform, 0, bins)]
+        rows = [uniform | self._uniform.figures(0, bins)]
         rows += [
-            {"layer": layer, "head": head, "group": group.name} | figures_of(tally, head, bins)
+            {"layer": layer, "head": head, "group": group.name} | tally.figures(head, bins)
             for layer, tally in self._tallies.items()
             for group in self._groups
             for head in range(group.start, group.stop)
         ]
         columns = {"layer": "", "head": "", "group": "", **FIGURES, "spectrum": ""}
-        facts = {
-            "tokens": self._tokens,
-            "windows": self._windows,
-            "queries": self.queries,
-            "least_visible": self.least_visible,
-            "bins": bins,
-            "layers": self._layers,
-        }
+        facts = {"tokens": self._tokens, "windows": self._windows, "queries": self.queries}
+        facts |= {"least_visible": self.least_visible, "bins": bins, "layers": self._layers}
         return Table("Heads: means over queries", columns, tuple(rows), facts)
 
 
@@ -173,23 +157,6 @@ def distance_bins(length: int) -> tuple[tuple[int, int], ...]:
         low = bins[-1][1] + 1
         bins.append((low, max(1, 2 * (low - 1))))
     return tuple(bins)
-
-
-def figures_of(tally: AttentionTally, head: int, bins: Bins) -> Row:
-    """Return the figures of one head, those of :func:`head_uses`."""
-    profile = tally.profile[head] / tally.queries
-    distance = float(profile @ torch.arange(len(profile), dtype=torch.float64))
-    beyond = float(profile[1:].sum())
-    return {
-        "distance": distance,
-        "distance_beyond_self": distance / beyond if beyond > 0 else 0.0,
-        "entropy": float(tally.entropy[head]) / tally.queries,
-        "relative_entropy": float(tally.relative_entropy[head]) / tally.queries,
-        "self_share": float(profile[0]),
-        "near_share": float(profile[1 : NEAR + 1].sum()),
-        "first_share": float(tally.first[head]) / tally.queries,
-        "spectrum": [float(profile[low : high + 1].sum()) for low, high in bins],
-    }
 
 
 class AttentionTally:
@@ -238,6 +205,22 @@ class AttentionTally:
             self.entropy += entropy.sum(-1).cpu()
             self.relative_entropy += (entropy / seen.double().log()).sum(-1).cpu()
             self.first += attention[:, :, start].sum(-1, dtype=torch.float64).cpu()
+
+    def figures(self, head: int, bins: Bins) -> Row:
+        """Return the figures of one head, those of :func:`head_uses`."""
+        profile = self.profile[head] / self.queries
+        distance = float(profile @ torch.arange(len(profile), dtype=torch.float64))
+        beyond = float(profile[1:].sum())
+        return {
+            "distance": distance,
+            "distance_beyond_self": distance / beyond if beyond > 0 else 0.0,
+            "entropy": float(self.entropy[head]) / self.queries,
+            "relative_entropy": float(self.relative_entropy[head]) / self.queries,
+            "self_share": float(profile[0]),
+            "near_share": float(profile[1 : NEAR + 1].sum()),
+            "first_share": float(self.first[head]) / self.queries,
+            "spectrum": [float(profile[low : high + 1].sum()) for low, high in bins],
+        }
 
 
 def compare_groups(uses: Table) -> Table:
@@ -313,7 +296,7 @@ def stratified_rank_test(
     The sum over strata of the first group's ranks is compared with all of its values under
     permutation of the labels within strata: the distribution of each stratum is counted, ties
     included, and they are convolved. With one stratum it is Mann and Whitney's test; with several
-    of one size it is van Elteren's statistic.
+    of one size it is van Elteren's statistic. SciPy has neither with ties.
 
     Returns:
         U, the pairs of a stratum in which the first exceeds the second, ties counting half; the
@@ -344,16 +327,10 @@ def stratified_rank_test(
 def across_models(comparisons: Sequence[Table]) -> Table:
     """Return each figure's effect in several models, such as seeds: each is one observation.
 
-    Args:
-        comparisons: :func:`compare_groups` of each.
-
-    Returns:
-        A row for each ``measure``: the ``effects``, Cliff's δ of each model; models in which it is
-        ``positive`` and ``negative``; and ``p`` of the sign test, which below 6 models cannot be
-        below 0.05.
+    ``comparisons`` are :func:`compare_groups` of each. A row for each ``measure`` has the
+    ``effects``, Cliff's δ of each model; models in which it is ``positive`` and ``negative``; and
+    ``p`` of the sign test, which below 6 models cannot be below 0.05.
     """
-    if not comparisons:
-        raise InputError("no models to bring together: expected the comparisons of at least one.")
     rows: list[Row] = []
     for same in zip(*(table.rows for table in comparisons), strict=True):
         effects = [row["effect"] for row in same]
@@ -384,11 +361,6 @@ def head_report(
     """Return :func:`head_uses` of a text, and :func:`compare_groups` of two kinds of heads."""
     check_window(model, sequences.length)
     documents_of(sequences.corpus, sequences.split)
-    if sequences.length < least_visible:
-        raise InputError(
-            f"windows of {sequences.length} tokens, of which no token sees {least_visible} tokens: "
-            "read longer windows, or count queries that see fewer."
-        )
     uses = head_uses(
         model, sequences.batches(), layers=layers, least_visible=least_visible, progress=progress
     )
@@ -406,11 +378,10 @@ def write_heads(reports: Sequence[Report], path: str | os.PathLike[str]) -> None
     """
     bins = max((report["heads"]["bins"] for report in reports), key=len)
     names = [f"share_{low}" if low == high else f"share_{low}_{high}" for low, high in bins]
-    rows = [
-        {name: value for name, value in row.items() if name != "spectrum"}
-        | {"model": report.model}
-        | dict(zip(names, row["spectrum"], strict=False))
-        for report in reports
-        for row in report["heads"].rows
-    ]
+    rows: list[Row] = []
+    for report in reports:
+        for row in report["heads"].rows:
+            own = {"model": report.model} | row | dict(zip(names, row["spectrum"], strict=False))
+            del own["spectrum"]
+            rows.append(own)
     write_csv(path, ["model", "layer", "head", "group", *FIGURES, *names], rows)

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.errors import check_number, check_whole
 from prismlm.instruments.results import Row, Table, finding
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
@@ -46,6 +45,17 @@ SIGNALS = {
 """What is fed, with the title of the writing."""
 Run = tuple[Float[np.ndarray, "texts 4"], Sequence[np.ndarray], int]
 """Counts of hedging words, where they begin in each text, and how many steps there are."""
+HEDGES = (
+    "maybe", "perhaps", "possibly", "probably", "presumably", "supposedly", "apparently",
+    "seemingly", "likely", "unlikely", "possible", "probable", "might", "may", "could", "seem",
+    "seems", "seemed", "appear", "appears", "appeared", "uncertain", "unclear", "unsure",
+    "roughly", "approximately",
+)  # fmt: skip
+"""Written by us from what grammars list as epistemic adverbs, adjectives, modals and verbs.
+
+They are single words, kept although some have other uses ("May"): what is compared is how often
+they follow one kind of step and another, and other uses follow both.
+"""
 
 
 def hedging(reading: Reading) -> Table:
@@ -66,7 +76,7 @@ def hedging(reading: Reading) -> Table:
         entropies do not differ.
     """
     model, tokenizer, texts, codes, options, progress = reading
-    prompts = prompts_of(texts)
+    prompts = [text[: min(PROMPT, max(1, len(text) // 2))] for text in texts]
     own = tuple(row[: len(prompt)] for row, prompt in zip(codes, prompts, strict=True))
     nothing = tuple(torch.full((options.tokens - 1,), NO_CODE) for _ in prompts)
     given: dict[str, tuple[Codes, Codes | None]] = {
@@ -83,12 +93,15 @@ def hedging(reading: Reading) -> Table:
         if signal == "own":
             levels = feedback_of(model).embedding.levels
             given["shuffled"] = _shuffled(own, written, levels, options.seed + 1)
-        kept = [_until_end(one, tokenizer.eos_token_id) for one in written]
-        starts = [
-            np.array(hedge_starts(tokenizer, prompt.tolist(), ids.tolist()), dtype=bool)
-            for prompt, (ids, _) in zip(prompts, kept, strict=True)
-        ]
-        column, steps = hedges_after([shares for _, shares in kept], starts, options.window)
+        shares: list[np.ndarray] = []
+        starts: list[np.ndarray] = []
+        for prompt, (ids, spread) in zip(prompts, written, strict=True):
+            ends = (ids == tokenizer.eos_token_id).nonzero()
+            length = int(ends[0]) if len(ends) else len(ids)
+            shares.append(spread.double().numpy()[:length])
+            begun = hedge_starts(tokenizer, prompt.tolist(), ids[:length].tolist())
+            starts.append(np.array(begun, dtype=bool))
+        column, steps = hedges_after(shares, starts, options.window)
         runs[signal] = column, starts, steps
     return hedging_table(runs, options)
 
@@ -127,11 +140,6 @@ def hedging_table(runs: Mapping[str, Run], options: InspectOptions) -> Table:
     return Table(title, columns, tuple(rows), facts, findings)
 
 
-def prompts_of(texts: Sequence[Tensor]) -> list[Tensor]:
-    """Return the first 16 tokens of each text, or its first half where it is shorter."""
-    return [text[: min(PROMPT, max(1, len(text) // 2))] for text in texts]
-
-
 def _shuffled(
     own: Codes, written: Sequence[Continuation], levels: int, seed: int
 ) -> tuple[Codes, Codes]:
@@ -155,11 +163,9 @@ def hedges_after(
     """
     # A step counts that has k tokens after its own.
     eligible = [own[: max(0, len(own) - window)] for own in shares]
-    pool = np.concatenate(eligible) if eligible else np.zeros(0)
+    pool = np.concatenate(eligible)
     found = np.zeros((len(shares), 4))
-    if not len(pool):
-        return found, 0
-    low, high = np.quantile(pool, [0.25, 0.75])
+    low, high = np.quantile(pool, [0.25, 0.75]) if len(pool) else (0, 0)
     if low == high:
         return found, len(pool)
     for text, (own, begun) in enumerate(zip(eligible, starts, strict=True)):
@@ -171,26 +177,6 @@ def hedges_after(
     return found, len(pool)
 
 
-def _until_end(found: Continuation, end: object) -> tuple[np.ndarray, np.ndarray]:
-    ids, shares = found.ids.numpy(), found.shares.double().numpy()
-    ends = np.flatnonzero(ids == end)
-    length = int(ends[0]) if len(ends) else len(ids)
-    return ids[:length], shares[:length]
-
-
-HEDGES = (
-    "maybe", "perhaps", "possibly", "probably", "presumably", "supposedly", "apparently",
-    "seemingly", "likely", "unlikely", "possible", "probable", "might", "may", "could", "seem",
-    "seems", "seemed", "appear", "appears", "appeared", "uncertain", "unclear", "unsure",
-    "roughly", "approximately",
-)  # fmt: skip
-"""Written by us from what grammars list as epistemic adverbs, adjectives, modals and verbs.
-
-They are single words, kept although some have other uses ("May"): what is compared is how often
-they follow one kind of step and another, and other uses follow both.
-"""
-
-
 def hedge_starts(
     tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], added: Sequence[int]
 ) -> list[bool]:
@@ -198,32 +184,21 @@ def hedge_starts(
 
     A word that began in the prompt does not count. Words are whole words, in any case.
     """
+
+    def decoded(ids: Sequence[int]) -> str:
+        plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(tokenizer.decode(list(ids), **plain))
+
     ids = [*prompt, *added]
     # Where the text of each prefix ends; a part of a character may come and go at its end.
-    lengths = [len(_decoded(tokenizer, ids[: end + 1])) for end in range(len(ids))]
-    ends = list(accumulate(lengths, max))
-    pattern = re.compile(rf"\b(?:{'|'.join(map(re.escape, HEDGES))})\b", re.IGNORECASE)
-    found = [False] * len(ids)
-    for match in pattern.finditer(_decoded(tokenizer, ids)):
-        token = bisect_right(ends, match.start())
-        if token < len(ids):
-            found[token] = True
-    return found[len(prompt) :]
-
-
-def _decoded(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    return str(
-        tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    )
+    ends = list(accumulate((len(decoded(ids[: end + 1])) for end in range(len(ids))), max))
+    pattern = re.compile(rf"\b(?:{'|'.join(HEDGES)})\b", re.IGNORECASE)
+    tokens = {bisect_right(ends, match.start()) for match in pattern.finditer(decoded(ids))}
+    return [number in tokens for number in range(len(prompt), len(ids))]
 
 
 class Continuation(NamedTuple):
-    """What a model wrote after one prompt.
-
-    Attributes:
-        ids: the tokens, S.
-        shares: entropy of the prediction that each was drawn from, over ln V.
-    """
+    """What a model wrote after a prompt: tokens, and the entropy of each prediction over ln V."""
 
     ids: Int64[Tensor, " S"]
     shares: Float[Tensor, " S"]
@@ -241,23 +216,11 @@ def continuations(
     progress: Reporter = SILENT,
     title: str = "Writing on",
 ) -> tuple[Continuation, ...]:
-    """Let a model continue prompts.
+    """Let a model continue prompts by S ``tokens``, with codes [S − 1] fed or with its own.
 
     Every text and step has its own random number, the same whatever codes are fed, so that all
-    write the same for as long as they predict the same.
-
-    Args:
-        model: a decoder with uncertainty feedback.
-        prompts: tokens of each.
-        codes: of the prompts.
-        tokens: S, how many to write.
-        written_codes: codes [S − 1] to feed with the tokens that are written; None for the own.
-        temperature: of sampling; 0 takes the likeliest token.
-        seed: of the random numbers.
-        progress, title: show the writing.
+    write the same for as long as they predict the same. Temperature 0 takes the likeliest token.
     """
-    check_number("the temperature", temperature, "0 or more", lambda t: t >= 0)
-    check_whole("the number of tokens to write", tokens, 1)
     check_window(model, max(map(len, prompts)) + tokens)
     draws = np.random.default_rng(seed).random((len(prompts), tokens))
     found: dict[int, Continuation] = {}

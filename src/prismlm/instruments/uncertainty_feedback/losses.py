@@ -65,18 +65,18 @@ def ablation(reading: Reading) -> Table:
     own = np.zeros(0)
     for signal, given in draws.items():
         title = f"{signal.capitalize()} signal"
-        found = [summed(replay(model, texts, c, progress=progress, title=title)) for c in given]
-        loss = float(np.mean(found, 0).sum() / counts.sum())
+        sums = [summed(replay(model, texts, c, progress=progress, title=title)) for c in given]
+        loss = float(np.mean(sums, 0).sum() / counts.sum())
         row: Row = {"signal": signal, "loss": loss, "perplexity": math.exp(loss)}
         if signal == "own":
-            (own,) = found
+            (own,) = sums
         else:
-            apart = [sums - own for sums in found]
+            apart = [one - own for one in sums]
             change = bootstrap(np.mean(apart, 0), counts, seed=options.seed)
             ratio = (math.expm1(x) for x in (change.value, change.low, change.high))
             row |= {"change": change, "perplexity_change": Interval(*ratio)}
-            if signal == "shuffled":
-                row["by_permutation"] = [float(one.sum() / counts.sum()) for one in apart]
+        if signal == "shuffled":
+            row["by_permutation"] = [float((one - own).sum() / counts.sum()) for one in sums]
         rows.append(row)
     codes_used = different(codes)
     columns = {"signal": "", "loss": ".4f", "perplexity": ".2f", "change": "+.4f",
@@ -104,8 +104,8 @@ def prefill_gap(reading: Reading) -> Table:
     at_once = replay(model, texts, true, progress=progress)
     counts, expected = predictions_of(texts), summed(at_once)
     rows: list[Row] = []
-    for codes, found in pass_codes(model, texts, options.passes, progress=progress):
-        sums = summed(found)
+    for codes, replays in pass_codes(model, texts, options.passes, progress=progress):
+        sums = summed(replays)
         pairs = zip(codes, true, strict=True)
         apart = torch.cat([(a[1:] - b[1:]).abs() for a, b in pairs]).double().numpy() / (levels - 1)
         rows.append(
@@ -122,13 +122,8 @@ def prefill_gap(reading: Reading) -> Table:
     rounding = max(float((a.losses - b.losses).abs().max()) for a, b in both)
     columns = {"passes": "", "differing": ".1%", "far": ".1%", "distance": ".2%",
                "loss_change": "+.4f"}  # fmt: skip
-    facts = {
-        "texts": len(texts),
-        "positions": int(counts.sum()),
-        "levels": levels,
-        "loss": float(expected.sum() / counts.sum()),
-        "rounding": rounding,
-    }
+    facts = {"texts": len(texts), "positions": int(counts.sum()), "levels": levels}
+    facts |= {"loss": float(expected.sum() / counts.sum()), "rounding": rounding}
     name = f"prefill: loss, codes of {len(rows)} passes − token by token"
     said = finding(name, rows[-1]["loss_change"], rounding)
     return Table("Prefill against token by token", columns, tuple(rows), facts, (said,))
@@ -162,7 +157,7 @@ def mistakes(reading: Reading) -> Table:
     assert isinstance(weight, Tensor)
     vocabulary = min(len(tokenizer), int(model.config.get_text_config().vocab_size))
     pool = np.setdiff1d(np.arange(vocabulary), tokenizer.all_special_ids)
-    found = np.zeros((draws, len(SIGNALS), 2, len(rows), steps))
+    effects = np.zeros((draws, len(SIGNALS), 2, len(rows), steps))
     still = [replay(model, rows, fed) for fed in (own, no_codes(rows))]
     rng, codes_fed = np.random.default_rng(seed), 0
     with progress.task("Planting mistakes", draws * len(rows), "mistakes") as task:
@@ -176,10 +171,10 @@ def mistakes(reading: Reading) -> Table:
             fed = (theirs, no_codes(rows), permuted(theirs, mixed))
             for number, each in enumerate(fed):
                 wrong = replay(model, planted, each)
-                found[draw, number] = excess(wrong, intact[number], places, steps)
+                effects[draw, number] = excess(wrong, intact[number], places, steps)
             task.advance(len(rows))
-    found[:, :, 0] *= math.log(len(weight))
-    return recovery_table(found.mean(0), draws, seed, codes_fed)
+    effects[:, :, 0] *= math.log(len(weight))
+    return recovery_table(effects.mean(0), draws, seed, codes_fed)
 
 
 def plant_mistake(text: Tensor, place: int, pool: np.ndarray, rng: np.random.Generator) -> Tensor:
@@ -196,22 +191,22 @@ def excess(
 
     The first has just read the token at p; its loss is that of the token at p + 1.
     """
-    found = [
-        [getattr(a, name)[at : at + steps].double() - getattr(b, name)[at : at + steps].double()
-         for a, b, at in zip(wrong, intact, places, strict=True)]
-        for name in ("shares", "losses")
-    ]  # fmt: skip
-    return torch.stack([torch.stack(rows) for rows in found]).numpy()
+    rows = [
+        torch.stack([x[at : at + steps].double() for x in (a.shares, a.losses)])
+        - torch.stack([x[at : at + steps].double() for x in (b.shares, b.losses)])
+        for a, b, at in zip(wrong, intact, places, strict=True)
+    ]
+    return torch.stack(rows, 1).numpy()
 
 
 def recovery_table(
-    found: Float[np.ndarray, "signals 2 texts k"], draws: int, seed: int, codes: int
+    effects: Float[np.ndarray, "signals 2 texts k"], draws: int, seed: int, codes: int
 ) -> Table:
     """Return the table of :func:`mistakes`, of entropies and losses after a mistake."""
-    entropies, losses = found[:, 0].mean(-1), found[:, 1].sum(-1)
+    entropies, losses = effects[:, 0].mean(-1), effects[:, 1].sum(-1)
     rows: list[Row] = []
     for number, signal in enumerate(SIGNALS):
-        entropy, loss = found[number].mean(1)
+        entropy, loss = effects[number].mean(1)
         back = np.flatnonzero(loss <= TOLERANCE)
         row = {
             "signal": signal,
@@ -235,8 +230,8 @@ def recovery_table(
     )
     columns = {"signal": "", "mean_entropy": "+.3f", "summed_loss": "+.3f", "recovered_after": "",
                "own_loss_less": "+.3f"}  # fmt: skip
-    facts = {"texts": found.shape[2], "draws": draws, "tolerance": TOLERANCE, "codes": codes}
+    facts = {"texts": effects.shape[2], "draws": draws, "tolerance": TOLERANCE, "codes": codes}
     title = (
-        f"After a planted wrong token: nats over {found.shape[3]} tokens, less the intact text's"
+        f"After a planted wrong token: nats over {effects.shape[3]} tokens, less the intact text's"
     )
     return Table(title, columns, tuple(rows), facts, findings)

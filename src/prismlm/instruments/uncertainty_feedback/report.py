@@ -10,10 +10,13 @@ import torch
 from prismlm.errors import InputError, check_choice
 from prismlm.instruments.reading import Sample
 from prismlm.instruments.results import Report, Table
-from prismlm.instruments.uncertainty_feedback.attention import LEAST_LATER, attention_probe
 from prismlm.instruments.uncertainty_feedback.hedging import PROMPT, hedging
 from prismlm.instruments.uncertainty_feedback.losses import ablation, mistakes, prefill_gap
-from prismlm.instruments.uncertainty_feedback.probe import code_probe
+from prismlm.instruments.uncertainty_feedback.probes import (
+    LEAST_LATER,
+    attention_probe,
+    code_probe,
+)
 from prismlm.instruments.uncertainty_feedback.signal import (
     DEFAULTS,
     InspectOptions,
@@ -62,16 +65,8 @@ def inspect_uncertainty_feedback(
 ) -> Report:
     """Check whether a model uses the uncertainty that is fed back to it.
 
-    Intervals and p of the report are over these texts, of one model.
-
-    Args:
-        model: a decoder with uncertainty feedback; it is left as it was.
-        tokenizer: its tokenizer.
-        sample: the texts.
-        checks: which; none for all that model and texts allow, the others with a reason.
-        name: of the model, for the report.
-        options: how.
-        progress: shows the reading.
+    Intervals and p of the report are over these texts, of one model, which is left as it was.
+    Without ``checks`` it has all that model and texts allow, the others with a reason.
 
     Raises:
         InputError: a model without feedback, an unknown check, texts of another vocabulary or
@@ -103,7 +98,14 @@ def checks_for(
     for check in checks:
         check_choice("a check", check, tuple(CHECKS))
     feedback_of(model)
-    _check_sample(model, sample)
+    check_window(model, max(map(len, sample.texts)))
+    largest = max(int(text.max()) for text in sample.texts)
+    known = model.get_input_embeddings().weight.shape[0]  # pyright: ignore
+    if largest >= known:
+        raise InputError(
+            f"the texts hold token {largest} and the model has {known}: they were made with "
+            "another tokenizer than the model's."
+        )
     asked = tuple(dict.fromkeys(checks or CHECKS))
     if "hedging" in asked and options.window >= options.tokens:
         raise InputError(
@@ -125,30 +127,17 @@ def checks_for(
     return planned, left_out
 
 
-def _check_sample(model: PreTrainedModel, sample: Sample) -> None:
-    check_window(model, max(map(len, sample.texts)))
-    inputs = model.get_input_embeddings()
-    assert inputs is not None
-    assert isinstance(inputs.weight, torch.Tensor)
-    largest = max(int(text.max()) for text in sample.texts)
-    if largest >= len(inputs.weight):
-        raise InputError(
-            f"the texts hold token {largest} and the model has {len(inputs.weight)}: they were "
-            "made with another tokenizer than the model's."
-        )
-
-
 def _unfit(
     model: PreTrainedModel, check: str, sample: Sample, options: InspectOptions
 ) -> str | None:
     """Return why the texts or the options do not allow a check."""
     _, texts, tokens = CHECKS[check]
-    tokens = options.steps + 2 if tokens is None else tokens
-    found, bound = len(longer_than(sample.texts, tokens)), learned_positions(model)
-    if found < texts:
+    tokens = tokens or options.steps + 2
+    count, bound = len(longer_than(sample.texts, tokens)), learned_positions(model)
+    if count < texts:
         return (
             f"{check} needs at least {texts} texts of at least {tokens} tokens, and {sample.name} "
-            f"has {found}: give more or longer texts."
+            f"has {count}: give more or longer texts."
         )
     if check == "hedging" and bound is not None and PROMPT + options.tokens > bound:
         return (
@@ -160,18 +149,14 @@ def _unfit(
 
 def _missing(model: PreTrainedModel) -> dict[str, str]:
     """Return why a family has no attention, or no cache to write on from, by check."""
-
-    def cached() -> None:
+    reasons: dict[str, str] = {}
+    try:
+        attention_layers(model)
+    except InputError as error:
+        reasons["attention"] = str(error)
+    try:
         with evaluating_feedback(model):
             cache_of(model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device)))
-
-    reasons: dict[str, str] = {}
-    for checks, read in (
-        (("attention",), lambda: attention_layers(model)),
-        (("prefill", "hedging"), cached),
-    ):
-        try:
-            read()
-        except InputError as error:
-            reasons |= dict.fromkeys(checks, str(error))
+    except InputError as error:
+        reasons |= dict.fromkeys(("prefill", "hedging"), str(error))
     return reasons

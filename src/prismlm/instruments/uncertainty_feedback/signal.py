@@ -48,9 +48,6 @@ class Signal:
         check_whole("the number of passes", self.passes, 1)
 
 
-OWN = Signal()
-
-
 @dataclass(frozen=True)
 class InspectOptions:
     """How the checks are done.
@@ -67,7 +64,7 @@ class InspectOptions:
         seed: of all that is drawn.
     """
 
-    signal: Signal = OWN
+    signal: Signal = Signal()
     permutations: int = 5
     passes: int = 3
     tokens: int = 48
@@ -78,11 +75,8 @@ class InspectOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("the number of permutations", self.permutations, 1)
-        check_whole("the number of passes", self.passes, 1)
-        check_whole("the number of tokens after a step", self.window, 1)
-        check_whole("the number of tokens after a mistake", self.steps, 1)
-        check_whole("the number of mistakes of a text", self.mistakes, 1)
+        for name in ("permutations", "passes", "window", "steps", "mistakes"):
+            check_whole(f"the number of {name}", getattr(self, name), 1)
         check_number("the temperature", self.temperature, "0 or more", lambda t: t >= 0)
         check_whole("the seed", self.seed)
 
@@ -91,15 +85,7 @@ DEFAULTS = InspectOptions()
 
 
 class Reading(NamedTuple):
-    """What every check takes: a decoder with uncertainty feedback, texts, and its own codes.
-
-    Attributes:
-        model, tokenizer: the decoder and its tokenizer.
-        texts: tokens of each.
-        codes: the own, as :func:`own_codes`.
-        options: how checks are done.
-        progress: shows the reading.
-    """
+    """What every check takes: a decoder with uncertainty feedback, texts, and its own codes."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -109,13 +95,12 @@ class Reading(NamedTuple):
     progress: Reporter = SILENT
 
 
-@dataclass(frozen=True)
-class Replay:
-    """What a model predicts along one text.
+class Replay(NamedTuple):
+    """What a model predicts along one text; on the CPU.
 
     Attributes:
-        losses: cross-entropy of each token but the first, nats; float64, on the CPU.
-        shares: entropy of the prediction after each token, over ln V; float32, on the CPU.
+        losses: cross-entropy of each token but the first, nats; float64.
+        shares: entropy of the prediction after each token, over ln V; float32.
     """
 
     losses: Float[Tensor, " T_less_1"]
@@ -170,18 +155,18 @@ def replay(
     with evaluating_feedback(model), progress.task(title, sum(map(len, texts))) as task:
         for numbers in text_batches(model, texts):
             ids = stacked(texts, numbers)
-            output = run(model, ids, stacked(codes, numbers))
-            shares = entropies(output.logits)
-            for row, number in enumerate(numbers):
-                found[number] = Replay(target_losses(output.logits[row, :-1], ids[row, 1:]),
-                                       shares[row])  # fmt: skip
+            logits = run(model, ids, stacked(codes, numbers)).logits
+            for number, row, text, spread in zip(
+                numbers, logits, ids, entropies(logits), strict=True
+            ):
+                found[number] = Replay(target_losses(row[:-1], text[1:]), spread)
             task.advance(ids.numel())
     return tuple(found[number] for number in range(len(texts)))
 
 
-def summed(found: Sequence[Replay]) -> Float[np.ndarray, " texts"]:
+def summed(replays: Sequence[Replay]) -> Float[np.ndarray, " texts"]:
     """Return the loss of each text, nats."""
-    return np.array([float(one.losses.sum()) for one in found])
+    return np.array([float(one.losses.sum()) for one in replays])
 
 
 def predictions_of(texts: Sequence[Tensor]) -> Float[np.ndarray, " texts"]:
@@ -207,10 +192,10 @@ def no_codes(texts: Sequence[Tensor]) -> Codes:
 
 def neutral_codes(texts: Sequence[Tensor], levels: int) -> Codes:
     """Return the neutral code for every token but the first, which has none."""
-    found = tuple(torch.full((len(text),), neutral_code(levels)) for text in texts)
-    for codes in found:
+    neutral = tuple(torch.full((len(text),), neutral_code(levels)) for text in texts)
+    for codes in neutral:
         codes[0] = NO_CODE
-    return found
+    return neutral
 
 
 def different(codes: Codes) -> int:
@@ -231,74 +216,60 @@ def permuted(codes: Codes, seed: int) -> Codes:
 
 
 def pass_codes(
-    model: PreTrainedModel,
-    texts: Sequence[Tensor],
-    passes: int,
-    *,
-    progress: Reporter = SILENT,
+    model: PreTrainedModel, texts: Sequence[Tensor], passes: int, *, progress: Reporter = SILENT
 ) -> Iterator[tuple[Codes, tuple[Replay, ...]]]:
     """Yield the codes of 1, 2, … ``passes`` passes, each with what the model predicts with them."""
     levels = feedback_of(model).embedding.levels
     codes = neutral_codes(texts, levels)
     for number in range(passes):
         title = f"Pass {number + 1} of {passes}"
-        found = replay(model, texts, codes, progress=progress, title=title)
-        yield codes, found
-        codes = codes_after(found, levels)
+        replays = replay(model, texts, codes, progress=progress, title=title)
+        yield codes, replays
+        codes = codes_after(replays, levels)
 
 
-def codes_after(found: Sequence[Replay], levels: int) -> Codes:
+def codes_after(replays: Sequence[Replay], levels: int) -> Codes:
     """Return the codes of each text's tokens, each of the prediction before it."""
-    codes = no_codes([one.shares for one in found])
-    for own, one in zip(codes, found, strict=True):
+    codes = no_codes([one.shares for one in replays])
+    for own, one in zip(codes, replays, strict=True):
         own[1:] = quantise(one.shares[:-1], levels)
     return codes
 
 
 def own_codes(
-    model: PreTrainedModel,
-    texts: Sequence[Tensor],
-    signal: Signal,
-    *,
-    progress: Reporter = SILENT,
+    model: PreTrainedModel, texts: Sequence[Tensor], signal: Signal, *, progress: Reporter = SILENT
 ) -> Codes:
     """Return the codes that a model feeds to itself along texts."""
     if signal.kind == "recursion":
         return recursion(model, texts, progress=progress)[0]
     levels = feedback_of(model).embedding.levels
     codes = neutral_codes(texts, levels)
-    for _, found in pass_codes(model, texts, signal.passes - 1, progress=progress):
-        codes = codes_after(found, levels)
+    for _, replays in pass_codes(model, texts, signal.passes - 1, progress=progress):
+        codes = codes_after(replays, levels)
     return codes
 
 
 def recursion(
     model: PreTrainedModel, texts: Sequence[Tensor], *, progress: Reporter = SILENT
 ) -> tuple[Codes, tuple[Replay, ...]]:
-    """Return codes and predictions token by token, from a cache: what the signal means.
-
-    The tokens are the text's own.
-    """
+    """Return codes and predictions along texts token by token, from a cache, as in decoding."""
     found: dict[int, tuple[Tensor, Replay]] = {}
     with evaluating_feedback(model), progress.task("Token by token", sum(map(len, texts))) as task:
         for numbers in text_batches(model, texts):
             ids = stacked(texts, numbers)
-            used: list[Tensor] = []
-            losses: list[Tensor] = []
-            shares: list[Tensor] = []
+            steps: list[tuple[Tensor, Tensor, Tensor]] = []
             cached: dict[str, Any] = {}
-            for at in range(ids.shape[1]):
-                column = ids[:, at : at + 1].to(model.device)
-                output = model(input_ids=column, use_cache=True, **cached)
+            # The last prediction has no target; its loss is dropped.
+            targets = torch.cat([ids[:, 1:], ids[:, :1]], 1)
+            for token, target in zip(ids.T, targets.T, strict=True):
+                output = model(input_ids=token[:, None].to(model.device), use_cache=True, **cached)
                 cached, logits = cache_of(output), output.logits[:, -1]
-                used.append(output[CODES][:, 0].cpu())
-                shares.append(entropies(logits))
-                if at + 1 < ids.shape[1]:
-                    losses.append(target_losses(logits, ids[:, at + 1]))
+                used = output[CODES][:, 0].cpu()
+                steps.append((used, target_losses(logits, target), entropies(logits)))
                 task.advance(len(ids))
-            columns = (torch.stack(one, 1) for one in (used, losses, shares))
-            for number, own, lost, spread in zip(numbers, *columns, strict=True):
-                found[number] = own, Replay(lost, spread)
+            columns = (torch.stack(column, 1) for column in zip(*steps, strict=True))
+            for number, own, losses, shares in zip(numbers, *columns, strict=True):
+                found[number] = own, Replay(losses[:-1], shares)
     codes, replays = zip(*(found[n] for n in range(len(texts))), strict=True)
     return codes, replays
 
