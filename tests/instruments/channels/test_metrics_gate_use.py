@@ -1,27 +1,17 @@
 """How evenly gates spread, by hand and over batches of a corpus."""
 
-from dataclasses import astuple
-
 import pytest
 import torch
 
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
-from prismlm.errors import InputError
 from prismlm.instruments.channels import gate_uses
-from prismlm.instruments.channels.metrics import GateUse, UseTally, measure_layers
+from prismlm.instruments.channels.metrics import GateUse, gate_use, measure_layers
 from prismlm.models.presets import build_config, build_model
 
 # Two tokens that each use one channel alone and together use both; a third that is undecided.
 GATE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
 UNEVEN = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.4, 0.4, 0.1, 0.1]])
-
-
-def use_of(*batches, groups=1):
-    tally = UseTally(groups)
-    for batch in batches:
-        tally.add(batch)
-    return tally.result()
 
 
 def close(use, *expected):
@@ -32,33 +22,24 @@ def close(use, *expected):
 
 def test_figures_by_hand():
     # G is 1/2, 1/2 and 0 of the tokens, and 0 of their mean (½, ½); the largest are 1, 1 and ½.
-    close(use_of(GATE), 1 / 3, 0.0, 5 / 6, 0.5)
+    close(gate_use(GATE), 1 / 3, 0.0, 5 / 6, 0.5)
     # Ascending 1 1 1 7 by weights 4 3 2 1: 16 tenths, (5 − 3.2) / 4 = 0.45; 1 1 4 4: 19 tenths,
     # (5 − 3.8) / 4 = 0.3; their mean .1 .1 .25 .55: .4 + .3 + .5 + .55 = 1.75, (5 − 3.5) / 4.
-    close(use_of(UNEVEN), (0.45 + 0.3) / 2, 0.375, 0.55, 0.55)
-    assert use_of(UNEVEN[:1]) == use_of(UNEVEN[:1][:, [3, 1, 0, 2]])
+    close(gate_use(UNEVEN), (0.45 + 0.3) / 2, 0.375, 0.55, 0.55)
+    assert gate_use(UNEVEN[:1]) == gate_use(UNEVEN[:1][:, [3, 1, 0, 2]])
 
 
 def test_groups_are_measured_one_by_one():
     # Beside the group above stands one where each token uses a channel alone: G is 3/4 of tokens,
     # and (5 − 2 (1 + ½)) / 4 = 1/2 of their mean ½ ½ 0 0; the largest are 1, and ½ of the mean.
     both = torch.cat([UNEVEN, torch.eye(4)[:2]], 1)
-    close(use_of(both, groups=2), (0.375 + 0.75) / 2, (0.375 + 0.5) / 2, 0.775, 0.525)
-    assert use_of(both[:, [4, 5, 6, 7, 0, 1, 2, 3]], groups=2) == use_of(both, groups=2)
-
-
-def test_batches_do_not_matter():
-    torch.manual_seed(0)
-    gate = torch.randn(50, 7).softmax(-1)
-    whole, parts = use_of(gate), use_of(gate[:1], gate[1:30], gate[30:])
-    assert astuple(parts) == pytest.approx(astuple(whole), abs=1e-7)
+    close(gate_use(both, groups=2), (0.375 + 0.75) / 2, (0.375 + 0.5) / 2, 0.775, 0.525)
+    assert gate_use(both[:, [4, 5, 6, 7, 0, 1, 2, 3]], groups=2) == gate_use(both, groups=2)
 
 
 def test_the_limits():
-    close(use_of(torch.full((3, 8), 1 / 8)), 0.0, 0.0, 1 / 8, 1 / 8)
-    close(use_of(torch.eye(8)[[2, 2, 2]]), 7 / 8, 7 / 8, 1.0, 1.0)
-    with pytest.raises(InputError, match="no tokens were read"):
-        UseTally().result()
+    close(gate_use(torch.full((3, 8), 1 / 8)), 0.0, 0.0, 1 / 8, 1 / 8)
+    close(gate_use(torch.eye(8)[[2, 2, 2]]), 7 / 8, 7 / 8, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

@@ -107,16 +107,6 @@ def test_passages_and_top_tokens_are_the_corpus(corpus, report):
                 )
 
 
-def test_the_text_is_read_whole(corpus, model, report):
-    ids = corpus.tokenizer(TEXT)["input_ids"]
-    assert list(report.text.token_ids) == ids
-    assert "".join(report.text.text.words) == TEXT
-    for mine, other in zip(
-        report.text.curves, read_channels(model, torch.tensor(ids)), strict=True
-    ):
-        torch.testing.assert_close(mine.write, other.write)
-
-
 def test_json_holds_everything_and_no_nan(report):
     value = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert [len(layer["channels"]) for layer in value["layers"]] == [CHANNELS] * LAYERS
@@ -129,17 +119,6 @@ def test_json_holds_everything_and_no_nan(report):
     assert value["corpus"]["positions"] == value["layers"][0]["metrics"]["write"]["positions"]
     assert len(value["text"]["layers"][0]["write"]) == len(value["text"]["tokens"])
     assert finite({"a": [math.nan, (1.0, math.inf)]}) == {"a": [None, [1.0, None]]}
-
-
-def test_only_the_layers_asked_for(corpus, model, sequences, report):
-    one = channel_report(
-        model, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS._replace(layers=(2,))
-    )
-    assert [layer.layer for layer in one.layers] == [2]
-    assert one.layers[0].metrics == report.layers[2].metrics
-    assert one.layers[0].channels == report.layers[2].channels
-    assert [curves.layer for curves in one.text.curves] == [2]
-    assert one.locality["channels"] == CHANNELS
 
 
 def test_a_text_needs_no_corpus(corpus, model):

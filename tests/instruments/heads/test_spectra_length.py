@@ -9,7 +9,7 @@ import torch
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.heads import head_report, spectra_report
+from prismlm.instruments.heads import SpectraOptions, head_report, spectra_report
 from prismlm.instruments.heads.spectra import (
     _short_losses,
     context_edges,
@@ -103,14 +103,11 @@ def test_without_a_trained_length_there_is_no_control(corpus):
 
 def test_what_cannot_be_read_is_refused(corpus, tmp_path):
     model = make_signal_noise(len(corpus.tokenizer))
-    with pytest.raises(InputError, match="the number of tokens of a window is 1"):
-        loss_against_length(model, corpus, length=1)
-    with pytest.raises(InputError, match="the seed is -1: expected a whole number from 0 on"):
-        loss_against_length(model, corpus, length=8, seed=-1)
     with pytest.raises(InputError, match=r"no document of .* has 100,000 tokens: the longest has"):
         loss_against_length(model, corpus, length=100_000)
-    with pytest.raises(InputError, match="the split is 'test'"):
-        loss_against_length(model, corpus, length=8, split="test")
+    options = SpectraOptions(context=1)
+    with pytest.raises(InputError, match="the number of tokens of a window is 1"):
+        spectra_report(model, Sequences(corpus), options=options)
     gpt2 = make_gpt2(len(corpus.tokenizer), positions=64)
     loss_against_length(gpt2, corpus, length=64, documents=1, split="all")
     with pytest.raises(InputError, match=r"window of 65 tokens, .* 64 positions"):

@@ -30,15 +30,6 @@ def test_both_grams_give_the_determinant(shape):
     torch.testing.assert_close(coding_rate(z, distortion=0.3), direct(z, 0.3))
 
 
-def test_scales_from_tiny_to_huge_stay_finite():
-    z = torch.randn(2000, 64, generator=torch.Generator().manual_seed(0))
-    for size in (1e-8, 1.0, 1e8):
-        assert torch.isfinite(coding_rate(size * z))
-    # Equal points lie in one direction.
-    same = torch.ones(500, 32)
-    assert coding_rate(same).item() == pytest.approx(math.log1p(32 * 32 / 0.25) / 2)
-
-
 def test_a_dictionarys_rate_is_the_sum_over_its_heads():
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(30, 8, generator=generator, dtype=torch.float64)

@@ -235,22 +235,16 @@ def rank_channels(
 ) -> Table:
     """Rank channels as :func:`find_channels`, from gates that were summed with these words.
 
-    Args:
-        gates: with sums at the words.
-        tokenizer: of the model.
-        forms: the words.
-        least: the fewest occurrences of all words together.
-        kept: channels ranked.
-        shuffles: of the control, for which words are drawn from whole-word tokens.
-        seed: of the control.
+    ``least`` occurrences of all words together are expected; ``shuffles`` of the control draw words
+    from whole-word tokens.
 
     Returns:
-        Rows of the best channels: ``layer``, ``channel``, ``difference`` d, and the mean write gate
-        ``at_words`` and over all, ``mean``. Facts: ``words`` with their occurrences; ``positions``
-        read; ``difference`` of every channel, by layer; mean and deviation of d over all channels
-        but the best, ``others_…``, and of the best d when every word is replaced by a random word
-        of like frequency, ``shuffled_…``; ``p``, the share of shuffles and the original whose best
-        d is at least as large.
+        Rows of the ``kept`` best channels: ``layer``, ``channel``, ``difference`` d, and the mean
+        write gate ``at_words`` and over all, ``mean``. Facts: ``words`` with their occurrences;
+        ``positions`` read; ``difference`` of every channel, by layer; mean and deviation of d over
+        all channels but the best, ``others_…``, and of the best d when every word is replaced by a
+        random word of like frequency, ``shuffled_…``; ``p``, the share of shuffles and the original
+        whose best d is at least as large.
     """
     check_whole("the number of shuffles", shuffles, 1)
     counts = {word: gates.words[word].count for word in forms.forms}

@@ -21,6 +21,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError, check_choice, check_finite, check_whole
 from prismlm.instruments.reading import gates_along
 from prismlm.instruments.results import Row
+from prismlm.layers import MixerEvidence
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.models.seam import run_decoder
 from prismlm.models.watch import Hook, watch
@@ -95,39 +96,27 @@ class LayerUse(NamedTuple):
     read: GateUse
 
 
-class UseTally:
-    """Sums behind :class:`GateUse`, over batches; ``groups`` are equal parts of the channels."""
-
-    def __init__(self, groups: int = 1) -> None:
-        self.groups, self.tokens = groups, 0
-        self._gini = self._top = 0.0
-        self._use: Any = 0.0
-
-    def add(self, gate: Float[Tensor, "N R"]) -> None:
-        """Add N tokens."""
-        parts = gate.detach().double().unflatten(-1, (self.groups, -1))
-        self.tokens += len(parts)
-        self._gini += gini(parts).mean(-1).sum().item()
-        self._top += parts.amax(-1).mean(-1).sum().item()
-        self._use = self._use + parts.sum(0)
-
-    def result(self) -> GateUse:
-        """Return the figures so far."""
-        if not self.tokens:
-            raise InputError("no tokens were read, so there are no gates to measure.")
-        use = self._use / self.tokens
-        spread, most = gini(use).mean().item(), use.amax(-1).mean().item()
-        return GateUse(self._gini / self.tokens, spread, self._top / self.tokens, most)
+def gate_use(gate: Float[Tensor, "N R"], groups: int = 1) -> GateUse:
+    """Return how evenly a gate spreads over N tokens; groups are equal parts of the channels."""
+    parts = gate.double().unflatten(-1, (groups, -1))
+    use = parts.mean(0)
+    figures = gini(parts), gini(use), parts.amax(-1), use.amax(-1)
+    return GateUse(*(figure.mean().item() for figure in figures))
 
 
 def gate_uses(model: nn.Module, batches: Iterable[WindowBatch]) -> tuple[LayerUse, ...]:
     """Return how evenly each layer's gates spread over the tokens that windows own."""
-    tallies = [(UseTally(mixer.groups), UseTally(mixer.groups)) for mixer in mixers_of(model)]
-    for batch, gates in gates_along(model, batches):  # pyright: ignore[reportArgumentType]
-        for layer, pair in enumerate(tallies):
-            for tally, gate in zip(pair, gates[layer], strict=False):
-                tally.add(gate[batch.owned])
-    return tuple(LayerUse(write.tokens, write.result(), read.result()) for write, read in tallies)
+    mixers = mixers_of(model)
+    gates: list[list[MixerEvidence]] = [[] for _ in mixers]
+    for batch, read in gates_along(model, batches):  # pyright: ignore[reportArgumentType]
+        for layer, kept in enumerate(gates):
+            kept.append(MixerEvidence(*(gate[batch.owned] for gate in read[layer])))
+    uses: list[LayerUse] = []
+    for mixer, kept in zip(mixers, gates, strict=True):
+        write, read = (torch.cat(column) for column in zip(*kept, strict=True))
+        groups = mixer.groups
+        uses.append(LayerUse(len(write), gate_use(write, groups), gate_use(read, groups)))
+    return tuple(uses)
 
 
 @torch.no_grad()

@@ -4,26 +4,16 @@ Over the sentences of a set, for each head and role:
 
     lift = mean over sentences of Σ_w M_w / Σ_w U_w
 
-with M and U of :func:`word_sums`, E of :func:`expected`. A head that looks at what is near,
-whatever it is, has a large lift on words that are late. So a second figure takes off what the head
-gives at the same distances to any word:
+with M and U of :func:`word_sums`. A head that looks at what is near has a large lift on late words,
+so ``excess`` has M_w − E_w for M_w, less what it gives to any word at these distances, E of
+:func:`expected`. The control moves the role to as many random words of the sentence, the role's own
+among them, as in any permutation test. A head beats it if both figures do, at a p that is corrected
+over all heads and roles by Benjamini and Hochberg. The draws say that a head prefers a role's
+words, not that it learnt to, so compare a model with :func:`untrained`.
 
-    excess = mean over sentences of Σ_w (M_w − E_w) / Σ_w U_w
-
-The control moves the role to as many random words of the same sentence. The role's own words are
-among them, as in any permutation test: otherwise two sentences would suffice to beat all draws. A
-head beats the control if both figures do. p-values are corrected over all heads and roles by
-Benjamini and Hochberg.
-
-A head of random weights has words that it happens to like, and determiners are few different words:
-the draws say that a head prefers a role's words, not that it learnt to. So compare a model with
-:func:`untrained`.
-
-A file of sentences is JSON lines, each ``{"text": "The {subject:frog} {action:found} …"}``. Marks
-are taken out before a model reads the text.
-
-Source: Prism, Fig. 3, which shows one head of each role on one sentence, the first of the bundled
-ones; it prints that with an ellipsis. The measure, its middle and the other sentences are ours.
+A file of sentences is JSON lines, each ``{"text": "The {subject:frog} {action:found} …"}``; marks
+are taken out before a model reads the text. Source: Prism, Fig. 3, which shows one head of each
+role on one sentence, the first of the bundled ones. The measure and the other sentences are ours.
 """
 
 from __future__ import annotations
