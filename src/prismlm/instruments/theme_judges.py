@@ -34,7 +34,6 @@ from scipy import sparse
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
-from prismlm.errors import InputError
 from prismlm.files import json_text
 from prismlm.index.signatures import LINE
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
@@ -50,8 +49,6 @@ LEAST_MARKED, MOST_ALIKE = 0.5, 2.0
 THEME_WORDS = 4
 EXPLANATION_LENGTH = 400
 FIGURES = ("disentanglement", "coverage", "themes")
-# Random passages that rarity and thresholds are taken from, at least.
-LEAST_RANDOM = 20
 
 
 class Passage(NamedTuple):
@@ -85,33 +82,16 @@ class Judgement:
     explanation: str
 
 
-def check_units(units: Sequence[Sequence[Passage]]) -> None:
-    """Raise InputError unless each unit has ten passages."""
-    for number, unit in enumerate(units):
-        if len(unit) != SEQUENCES:
-            raise InputError(f"unit {number} has {len(unit)} passages: expected {SEQUENCES}.")
-
-
 class WordJudge:
     """Judges by words, as the module says.
 
-    Args:
-        random: passages of the same corpus, as long and with as many marked words as those that
-            are to be judged, drawn at random.
-        quantile: of their pairs, above which two passages are of one theme.
-
-    Raises:
-        InputError: fewer than 20 random passages.
+    ``random`` are passages of the same corpus, as long and with as many marked words as those that
+    are to be judged; ``quantile`` is of their pairs, above which two passages are of one theme.
     """
 
     source = "words"
 
     def __init__(self, random: Sequence[Passage], quantile: float = QUANTILE) -> None:
-        if len(random) < LEAST_RANDOM:
-            raise InputError(
-                f"{len(random)} random passages: expected at least {LEAST_RANDOM}, to say what is "
-                "alike by chance."
-            )
         self.most = float(np.log((len(random) + 1) / 0.5))
         self.rarity = rarities(random)
         pairs = np.triu_indices(len(random), 1)
@@ -125,12 +105,7 @@ class WordJudge:
     def judge(
         self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
     ) -> list[Judgement | None]:
-        """Return the figures of units, by their passages; as every judge does, None for no answer.
-
-        Raises:
-            InputError: a unit has not ten passages.
-        """
-        check_units(units)
+        """Return the figures of units, by their passages; None is a judge's for no answer."""
         with progress.task("Judging themes", len(units), "units") as task:
             found: list[Judgement | None] = []
             for unit in units:
@@ -244,16 +219,10 @@ def _content(word: str) -> bool:
 
 
 class EndpointJudge:
-    """Asks a language model; every answer is kept, and not asked for again.
+    """Asks a language model; every answer is kept in a file, and not asked for again.
 
-    Args:
-        endpoint: where it is.
-        answers: the file that answers are kept in.
-        announce: is told, before anything is asked, how many questions there are that are not
-            answered yet, and of how many characters.
-
-    Raises:
-        ModuleNotFoundError: openai is not installed, of the extra ``label``.
+    ``announce`` is told, before anything is asked, how many questions there are that are not
+    answered yet, and of how many characters.
     """
 
     def __init__(
@@ -269,13 +238,7 @@ class EndpointJudge:
     def judge(
         self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
     ) -> list[Judgement | None]:
-        """Return the figures of units, None where there was no good answer.
-
-        Raises:
-            InputError: a unit has not ten passages, the endpoint cannot be used, or more than half
-                of its answers cannot.
-        """
-        check_units(units)
+        """Return the figures of units, None where there was no good answer."""
         questions = [theme_question(unit) for unit in units]
         new = [one for one in questions if self.session.answers.get(one) is None]
         self.announce(len(new), sum(len(m["content"]) for one in new for m in one.messages))

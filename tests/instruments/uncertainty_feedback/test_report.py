@@ -12,7 +12,6 @@ from prismlm.instruments.uncertainty_feedback import (
     Sample,
     inspect_uncertainty_feedback,
 )
-from prismlm.instruments.uncertainty_feedback.report import checks_for
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig
 from tests.helpers.feedback_families import FAMILIES, V, attach_drawn
 from tests.helpers.feedback_models import (
@@ -83,14 +82,18 @@ def test_a_model_without_a_cache_is_read_without_what_needs_one(tokenizer):
     assert found["mistakes"]["texts"] == 8
 
 
-def test_texts_that_do_not_do_are_named():
+def test_texts_that_do_not_do_are_named(tokenizer):
     model, _ = make_fed_gpt2()
-    few = Sample("few", tuple(random_texts(20, 20, 20)))
-    with pytest.raises(InputError, match=r"ablation needs at least 4 texts .* few has 3"):
-        checks_for(model, few, ["ablation"])
-    some = Sample("some", tuple(random_texts(20, 20, 20, 20, 6)))
-    planned, left_out = checks_for(model, some)
-    assert planned == ("ablation", "prefill", "hedging", "mistakes")
-    assert "needs at least 8 texts of at least 10 tokens" in left_out["attention"]
+
+    def read(*lengths, checks=()):
+        sample = Sample("some", tuple(random_texts(*lengths)))
+        return inspect_uncertainty_feedback(model, tokenizer, sample, checks, options=FAST)
+
+    with pytest.raises(InputError, match=r"ablation needs at least 4 texts .* some has 3"):
+        read(20, 20, 20, checks=["ablation"])
+    found = read(20, 20, 20, 20, 6)
+    assert set(found.tables) == {"ablation", "prefill", "hedging", "mistakes"}
+    assert "needs at least 8 texts of at least 10 tokens" in found.left_out["attention"]
+    other = Sample("other", (torch.tensor([1, 99, 3]),))
     with pytest.raises(InputError, match="hold token 99 and the model has 37"):
-        checks_for(model, Sample("other", (torch.tensor([1, 99, 3]),)))
+        inspect_uncertainty_feedback(model, tokenizer, other)

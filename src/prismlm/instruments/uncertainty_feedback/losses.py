@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError
 from prismlm.instruments.results import Row, Table, finding
 from prismlm.instruments.uncertainty_feedback.signal import (
     Codes,
@@ -147,11 +146,6 @@ def mistakes(reading: Reading) -> Table:
     model, tokenizer, texts, codes, options, progress = reading
     steps, draws, seed = options.steps, options.mistakes, options.seed
     kept = longer_than(texts, steps + 2)
-    if not kept:
-        raise InputError(
-            f"no text has {steps + 2} tokens, which a mistake and {steps} tokens after it need: "
-            "give longer texts."
-        )
     rows, own = [texts[n] for n in kept], tuple(codes[n] for n in kept)
     weight = output_embedding(model).weight
     assert isinstance(weight, Tensor)

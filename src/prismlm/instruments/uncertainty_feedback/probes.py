@@ -62,13 +62,8 @@ def attention_probe(reading: Reading, *, permutations: int = 999) -> Table:
     model, _, texts, codes, options, progress = reading
     # The median is over texts that are long enough by themselves.
     lengths = sorted(len(texts[number]) for number in longer_than(texts, LEAST_LATER + 2))
-    length = lengths[(len(lengths) - 1) // 2] if lengths else 0
-    kept = longer_than(texts, length) if length else []
-    if len(kept) < 4:
-        raise InputError(
-            f"{len(kept)} texts of {length} tokens: the attention probe needs at least 4, of at "
-            f"least {LEAST_LATER + 2} tokens."
-        )
+    length = lengths[(len(lengths) - 1) // 2]
+    kept = longer_than(texts, length)
     cut = [texts[number][:length] for number in kept]
     given = tuple(codes[number][:length] for number in kept)
     # No code is at position 0.
@@ -203,10 +198,6 @@ def code_probe(reading: Reading) -> Table:
         anything fed, what the text says of them; and what the signal ``added``, paired by text.
     """
     texts, codes, seed = reading.texts, reading.codes, reading.options.seed
-    if len(texts) < 4:
-        raise InputError(
-            f"{len(texts)} texts: a probe is fitted on some and tested on others, at least 4."
-        )
     order = np.random.default_rng(seed).permutation(len(texts))
     tested = order[: max(2, round(TEST_SHARE * len(texts)))].tolist()
     fitted = [number for number in range(len(texts)) if number not in set(tested)]
