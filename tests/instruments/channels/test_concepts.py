@@ -146,18 +146,6 @@ def test_a_word_ends_where_no_letter_follows():
         WordForms.of(letters, ["boy"])
 
 
-def test_an_occurrence_of_two_spellings_counts_once(corpus, model, sequences):
-    texts = [corpus.text(i) for i in range(len(corpus))]
-    there = sum(text.count(" Old ") for text in texts)
-    found = [
-        find_channels(model, corpus.tokenizer, words, sequences, shuffles=9, least=5)
-        for words in (["old"], ["old", "Old"])
-    ]
-    assert found[0]["words"] == found[1]["words"] == {"old": there}
-    assert found[0].rows == found[1].rows
-    assert there > 5
-
-
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     word, other = words[0][0], words[0][1]
     found = find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=99, least=5)

@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 
-from prismlm.edits.channels.interventions import MaskWrite
-from prismlm.edits.channels.scope import intervene
 from prismlm.errors import InputError
 from prismlm.instruments.channels import read_channels
 from prismlm.instruments.channels.curves import LayerCurves, discounted_mass, read_text
@@ -28,26 +26,6 @@ def test_half_life_by_hand():
     for wrong in (0.0, 1.0, 1.5, math.nan):
         with pytest.raises(InputError, match="between 0 and 1"):
             half_life(torch.tensor([0.5, wrong]))
-
-
-def test_half_lives_are_those_of_every_layer(model):
-    found = half_lives(model)
-    assert len(found) == LAYERS
-    for lives, block in zip(found, model.model.layers, strict=True):
-        left = block.mixer.decay.double() ** lives
-        torch.testing.assert_close(left, torch.full((CHANNELS,), 0.5).double())
-
-
-def test_mass_and_memory_by_hand():
-    write = torch.tensor([[0.5], [1.0], [0.25]])
-    decay = torch.tensor([0.5])
-    mass = discounted_mass(write, decay)
-    # ½·0.5 = 0.25, then ½·(0.25 + 1) = 0.625.
-    torch.testing.assert_close(mass, torch.tensor([[0.0], [0.25], [0.625]]).double())
-    memory = LayerCurves(0, write, write, mass, decay).memory(0)
-    # Of 0.625, ¼·0.5 = 0.125 came from the first position and ½·1 from the second.
-    expected = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0.2, 0.8, 0]]).double()
-    torch.testing.assert_close(memory, expected)
 
 
 def test_mass_is_that_of_the_mixer():
@@ -125,14 +103,6 @@ def test_in_groups_a_channel_remembers_its_part_of_the_values():
     torch.testing.assert_close(
         found.transpose(1, 2).flatten(1).float(), expected[0], rtol=1e-4, atol=1e-6
     )
-
-
-def test_a_masked_channel_remembers_nothing(model):
-    with intervene(model, MaskWrite(1, 2)):
-        curves = read_channels(model, tokens(9))[1]
-    assert (curves.mass[:, 2] == 0).all()
-    assert (curves.memory(2) == 0).all()
-    assert (curves.memory(3)[1:].sum(1) > 0.99).all()
 
 
 def test_a_channel_whose_mass_underflowed_reads_as_empty():

@@ -69,17 +69,6 @@ def test_an_edge_belongs_to_the_bin_below_it():
     assert counts.tolist() == [[[1, 2, 1]]]
 
 
-def test_the_correction_takes_off_what_chance_gives():
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(20, (4000,), generator=generator)
-    values = torch.rand(4000, 5, generator=generator)
-    counts = torch.zeros(20, 5, 8, dtype=torch.int64)
-    count_bins(counts, equal_bins(values, 8), tokens, values)
-    # 19·7 / 2n = 0.0166 is to be expected of independent figures.
-    assert information(counts).mean() == pytest.approx(0.0166, rel=0.25)
-    assert abs(information(counts, corrected=True).mean()) < 0.004
-
-
 def test_figures_of_groups_are_those_of_each_group():
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(9, (50,), generator=generator)

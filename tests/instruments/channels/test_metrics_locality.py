@@ -18,13 +18,6 @@ def report(lives, repetitions):
     return [LayerReport(0, False, {}, None, channels)]
 
 
-def test_p_is_students_whatever_is_installed():
-    # ρ is 1 − 6·4 / (4·15) of four channels, and p 1 − |ρ| with two degrees of freedom.
-    found = locality_table(report([1.0, 2.0, 3.0, 4.0], [0.2, 0.1, 0.4, 0.3]))
-    expected = (pytest.approx(0.6), pytest.approx(0.4), 4)
-    assert (found["rho"], found["p"], found["channels"]) == expected
-
-
 def test_what_has_no_ranks_says_why():
     alike = locality_table(report([13.5] * 3, [0.1, 0.2, 0.3]))
     assert "rho" not in alike.facts

@@ -134,18 +134,6 @@ def test_a_text_needs_no_corpus(corpus, model):
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_channels_that_decay_alike_have_no_correlation_and_the_report_says_why(corpus, sequences):
-    alike = make_model(len(corpus.tokenizer))
-    for block in alike.model.layers:
-        with torch.no_grad():
-            block.mixer.decay_logits.fill_(3.0)
-    locality = channel_report(alike, corpus.tokenizer, sequences, options=OPTIONS).locality
-    assert "rho" not in locality.facts
-    assert "the half-life is one figure 18 times" in locality["no_rho"]
-    assert locality.rows == ()
-    assert "decay alike" in locality["no_quartiles"]
-
-
 def test_decays_by_token_leave_out_half_lives_and_nothing_else(corpus, sequences):
     by_token = make_model(len(corpus.tokenizer), decay_mode="token")
     found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)

@@ -50,18 +50,6 @@ def test_marks_that_cannot_be_read(marked, words):
         parse_case(marked)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [("{", "line 1: not a JSON object"), ('{"texts": ""}', "nothing else"), ("\n", "no cases")],
-)
-def test_a_file_that_holds_no_cases(tmp_path, content, words):
-    (tmp_path / "cases.jsonl").write_text(content)
-    with pytest.raises(InputError, match=words):
-        load_role_cases(tmp_path / "cases.jsonl")
-    with pytest.raises(InputError, match="cannot be read"):
-        load_role_cases(tmp_path / "none.jsonl")
-
-
 def test_the_bundled_sentences(tokenizer):
     cases = load_role_cases()
     assert len(cases) >= 12

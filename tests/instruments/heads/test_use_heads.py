@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 
-from prismlm.corpus import Corpus
-from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.instruments.heads.use import (
     FIGURES,
@@ -112,23 +110,6 @@ def test_padding_before_a_window_does_not_matter():
     before = head_uses(model, [make_batch(*rows, before=True)], least_visible=8)
     for one, other in zip(whole.rows, before.rows, strict=True):
         assert_close(one, other, 1e-5)
-
-
-def test_over_a_corpus_in_evaluation_mode(tiny_corpus):
-    corpus = Corpus.open(tiny_corpus)
-    model = make_signal_noise(len(corpus.tokenizer), dropout=0.5).train()
-    sequences = Sequences(corpus, length=48, max_tokens=1500)
-    found = head_uses(model, sequences.batches(), layers=[1])
-    assert model.training
-    assert head_uses(model, sequences.batches(), layers=[1]) == found, "without dropout"
-    assert found["layers"] == (1,)
-    assert found["tokens"] >= 1500
-    uniform, *heads = found.rows
-    assert 0 < uniform["first_share"] < 1 / 16
-    assert uniform["relative_entropy"] == pytest.approx(1)
-    for head in heads:
-        assert sum(head["spectrum"]) == pytest.approx(1)
-        assert 0 < head["relative_entropy"] <= 1
 
 
 def test_what_cannot_be_read_is_refused():

@@ -10,7 +10,7 @@ from prismlm.instruments.heads import (
     layer_rates,
     read_states_and_heads,
 )
-from prismlm.instruments.heads.states import AttentionStates, _hashed, rates_of, read_states
+from prismlm.instruments.heads.states import AttentionStates, rates_of, read_states, subspace_rate
 from prismlm.instruments.heads.use import head_uses
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
@@ -56,15 +56,6 @@ def test_a_draw_depends_on_the_seed_and_not_on_batches():
     other = states_of(model, 20, seed=1)
     assert not torch.equal(other[0].positions, found[0].positions)
     assert len(states_of(model)[0].positions) == 73
-
-
-def test_the_draw_lies_evenly():
-    keys = _hashed(torch.arange(100_000), 3)
-    assert keys.unique().numel() == 100_000
-    assert keys.min() >= 0
-    drawn = keys.argsort()[:10_000].double()
-    assert drawn.mean().item() == pytest.approx(50_000, rel=0.02)
-    assert drawn.std().item() == pytest.approx(100_000 / math.sqrt(12), rel=0.02)
 
 
 def test_rates_are_their_formulas():
@@ -161,35 +152,12 @@ def test_the_gradient_is_that_of_finite_differences():
         return rates_of(points, one.dictionary, one.noise_weight)["difference"].item()
 
     slope = (value(z + size * steps) - value(z - size * steps)) / (2 * size)
-    # slope = gradient · steps = cosine · ‖gradient‖ ‖steps‖.
-    gradient = torch.zeros_like(z)
-    for i in range(0, 73, 24):
-        for j in range(16):
-            bump = torch.zeros_like(z)
-            bump[i, j] = size
-            gradient[i, j] = (value(z + bump) - value(z - bump)) / (2 * size)
-    assert found["gradient_cosine"] * slope > 0
     z.requires_grad_()
-    from prismlm.instruments.heads.states import subspace_rate
-
     u = one.dictionary.double()
     total = subspace_rate(z, u[:4]) - one.noise_weight * subspace_rate(z, u[4:])
     (exact,) = torch.autograd.grad(total, z)
-    rows = slice(0, 73, 24)
-    assert torch.allclose(exact[rows], gradient[rows], rtol=1e-4, atol=1e-7)
     norm = float(exact.norm() * steps.norm())
     assert found["gradient_cosine"] == pytest.approx(slope / norm, rel=1e-4)
-
-
-def test_the_distortion_counts_and_the_seed_only_for_controls():
-    states = states_of(make_signal_noise())
-    tables = [layer_rates(states, distortion=d) for d in (0.5, 2.0)]
-    assert [table["distortion"] for table in tables] == [0.5, 2.0]
-    first, coarse = (table.rows[0] for table in tables)
-    assert coarse["before"]["whole"] < first["before"]["whole"]
-    other = layer_rates(states, seed=1).rows[0]
-    assert all(other[name] == first[name] for name in ("before", "after", "scaled"))
-    assert other["shuffled"] != first["shuffled"]
 
 
 def test_what_cannot_be_read_is_refused():
