@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,40 +29,31 @@ if TYPE_CHECKING:
     from prismlm.corpus.windows import WindowBatch
 
 
-class Collector(Protocol):
-    """Collects what it sees of forward passes."""
-
-    def listening(self) -> AbstractContextManager[None]:
-        """Look into the model's passes during the block."""
-        ...
-
-    def begin(self, batch: WindowBatch) -> None:
-        """Announce the batch of the next forward pass."""
-        ...
+Watcher = Callable[["WindowBatch"], AbstractContextManager[None]]
+"""Takes the batch of a forward pass, and looks into the pass while its block is open."""
 
 
 def collect(
     model: PreTrainedModel,
     batches: Iterable[WindowBatch],
-    *collectors: Collector,
+    *watchers: Watcher,
     title: str,
     progress: Reporter = SILENT,
 ) -> None:
-    """Run batches through the decoder in evaluation mode, each pass seen by the collectors."""
-    with evaluating(model), ExitStack() as stack, progress.task(title) as task:
-        for collector in collectors:
-            stack.enter_context(collector.listening())
+    """Run batches through the decoder in evaluation mode, each pass seen by the watchers."""
+    with evaluating(model), progress.task(title) as task:
         for batch in batches:
             check_window(model, batch.input_ids.shape[1])
-            for collector in collectors:
-                collector.begin(batch)
-            if uncertainty_of(model) is None:
-                run_decoder(model, batch.input_ids, batch.attention_mask)
-            else:
-                # The codes that are fed back come from the whole model's logits.
-                ids = batch.input_ids.to(model.device)
-                mask = batch.attention_mask.to(model.device).long()
-                with capture(model, logits=False):
+            with ExitStack() as stack:
+                for watcher in watchers:
+                    stack.enter_context(watcher(batch))
+                if uncertainty_of(model) is None:
+                    run_decoder(model, batch.input_ids, batch.attention_mask)
+                else:
+                    # The codes that are fed back come from the whole model's logits.
+                    ids = batch.input_ids.to(model.device)
+                    mask = batch.attention_mask.to(model.device).long()
+                    stack.enter_context(capture(model, logits=False))
                     model(input_ids=ids, attention_mask=mask, use_cache=False)
             task.advance(int(batch.owned.sum()))
 

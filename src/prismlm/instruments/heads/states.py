@@ -88,7 +88,7 @@ def read_states(
     lowest are kept, so that the draw does not depend on batches.
     """
     collector = StateCollector(model, positions=positions, seed=seed)
-    collect(model, batches, collector, title="Reading states", progress=progress)
+    collect(model, batches, collector.watch, title="Reading states", progress=progress)
     return collector.result()
 
 
@@ -104,7 +104,7 @@ def read_states_and_heads(
     """
     states = StateCollector(model, positions=POSITIONS, seed=0)
     heads = HeadUseCollector(model, least_visible=least_visible)
-    collect(model, batches, states, heads, title="Reading states and heads")
+    collect(model, batches, states.watch, heads.watch, title="Reading states and heads")
     return states.result(), heads.result() if heads.queries else None
 
 
@@ -120,15 +120,12 @@ class StateCollector:
         self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
         self._places = self._keys = self._owned = torch.empty(0)
 
-    def listening(self) -> AbstractContextManager[None]:
-        """Collect what the layers read and add during the block."""
-        return watch(Hook(layer, after=self._take) for layer in self._layers)
-
-    def begin(self, batch: WindowBatch) -> None:
-        """Announce the batch of the next forward pass."""
+    def watch(self, batch: WindowBatch) -> AbstractContextManager[None]:
+        """Collect what the layers read and add in a batch's forward pass."""
         self._places = batch.positions[batch.owned]
         self._keys = _hashed(self._places, self._seed)
         self._owned = batch.owned.to(self._device)
+        return watch(Hook(layer, after=self._take) for layer in self._layers)
 
     def _take(self, layer: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
         assert isinstance(layer, SignalNoiseAttention)

@@ -80,7 +80,7 @@ def head_uses(
         - ``spectrum``: Σ a_ij over each of the ``bins`` of distances; sums to 1.
     """
     collector = HeadUseCollector(model, layers=layers, least_visible=least_visible)
-    collect(model, batches, collector, title="Reading heads", progress=progress)
+    collect(model, batches, collector.watch, title="Reading heads", progress=progress)
     return collector.result()
 
 
@@ -110,12 +110,8 @@ class HeadUseCollector:
         """How many query positions saw enough so far."""
         return self._uniform.queries
 
-    def listening(self) -> AbstractContextManager[None]:
-        """Collect the attention weights of the layers during the block."""
-        return reading_attention(self._model, self._read, layers=self._layers)
-
-    def begin(self, batch: WindowBatch) -> None:
-        """Announce the batch of the next forward pass."""
+    def watch(self, batch: WindowBatch) -> AbstractContextManager[None]:
+        """Collect the attention weights of the layers in a batch's forward pass."""
         mask = batch.attention_mask.to(self._model.device)
         self._visible = mask.cumsum(1) * mask
         self._chosen = batch.owned.to(mask.device) & (self._visible >= self.least_visible)
@@ -124,6 +120,7 @@ class HeadUseCollector:
         self._uniform.add(sees[:, None], self._chosen, self._visible)
         self._tokens += int(batch.owned.sum())
         self._windows += int(batch.owned.any(1).sum())
+        return reading_attention(self._model, self._read, layers=self._layers)
 
     def _read(self, layer: int, weights: Tensor) -> None:
         self._tallies[layer].add(weights, self._chosen, self._visible)
