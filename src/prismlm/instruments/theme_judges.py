@@ -97,7 +97,6 @@ class WordJudge:
         pairs = np.triu_indices(len(random), 1)
         text, marks = (found[pairs] for found in self._cosines(random))
         # What no pair shares is shared by chance never, and any of it would be above 0.
-        self.quantile = quantile
         self.text = max(float(np.quantile(text, quantile)), 1e-6)
         self.marks = max(float(np.quantile(marks, quantile)), LEAST_MARKED)
         self.chance = float(self._alike(text, marks).mean())
@@ -123,18 +122,13 @@ class WordJudge:
         main = cluster == 0
         coverage, themes = int(main.sum()), int(cluster.max()) + 1
         if coverage == 1:
-            said = "No two of the sequences are more alike than chance."
-            return Judgement(self._theme([unit[0]]), 1, 1, themes, said)
+            return Judgement(self._theme([unit[0]]), 1, 1, themes, "no two are alike beyond chance")
         within = float(alike[np.ix_(main, main)][np.triu_indices(coverage, 1)].mean())
         rest = float(alike[np.ix_(main, ~main)].mean()) if themes > 1 else self.chance
         gap = max(0.0, within - rest) / within
         theme = self._theme([passage for passage, own in zip(unit, main, strict=True) if own])
-        said = (
-            f"{coverage} of {len(unit)} sequences are alike, {within:.1f} times what one random "
-            f"pair in {1 / (1 - self.quantile):.0f} exceeds, and {rest:.1f} times with "
-            f"{'the rest' if themes > 1 else 'random ones'}. Sizes of themes: "
-            f"{', '.join(map(str, np.bincount(cluster).tolist()))}."
-        )
+        sizes = ", ".join(map(str, np.bincount(cluster).tolist()))
+        said = f"sizes {sizes}; similarity {within:.1f} within the theme, {rest:.1f} outside"
         share = coverage / len(unit)
         return Judgement(theme, 1 + round(9 * share * gap), coverage, themes, said)
 
