@@ -10,9 +10,53 @@ from prismlm.instruments.heads import (
     layer_rates,
     read_states_and_heads,
 )
-from prismlm.instruments.heads.states import AttentionStates, rates_of, read_states, subspace_rate
+from prismlm.instruments.heads.states import (
+    AttentionStates,
+    coding_rate,
+    incoherence,
+    rates_of,
+    read_states,
+    subspace_rate,
+)
 from prismlm.instruments.heads.use import head_uses
+from prismlm.ops.signal_noise_attention import attention_weights
+from tests.helpers.feedback_families import attach_drawn
+from tests.helpers.feedback_models import make_fed_gpt2
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
+
+
+def test_hand_computed():
+    # One point of norm 5 in two dimensions: ½ log(1 + 2 · 25 / 0.25).
+    point = torch.tensor([[3.0, 4.0]])
+    assert coding_rate(point).item() == pytest.approx(math.log(201) / 2)
+    assert coding_rate(point, distortion=5.0).item() == pytest.approx(math.log(3) / 2)
+    # Two orthogonal points: two directions of ½ log(1 + 2/2 · 4 / 1) each.
+    points = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+    assert coding_rate(points, distortion=1.0).item() == pytest.approx(math.log(5))
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3), (40, 5), (5, 5)])
+def test_both_grams_give_the_determinant(shape):
+    z = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(coding_rate(z, distortion=0.3), direct(z, z.shape[1], 0.3))
+
+
+def test_a_dictionarys_rate_is_the_sum_over_its_heads():
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(30, 8, generator=generator, dtype=torch.float64)
+    u = torch.randn(3, 8, 4, generator=generator, dtype=torch.float64)
+    expected = sum(direct(z @ u[h], 4) for h in range(3))
+    torch.testing.assert_close(subspace_rate(z, u), expected)
+
+
+def test_incoherence():
+    eye = torch.eye(6)
+    assert incoherence(eye[:, :2], eye[:, 2:]).item() == 0
+    assert incoherence(eye[:, :1], 3 * eye[:, :1]).item() == pytest.approx(1)
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 100, 400, generator=generator)
+    assert incoherence(a, b).item() == pytest.approx(0.1, rel=0.05)
+
 
 ROWS = random_rows(30, 18, 25)
 
@@ -173,3 +217,71 @@ def test_what_cannot_be_read_is_refused():
     model.model.layers[1].attention.projection.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
         layer_rates(states_of(model)[1:])
+
+
+(ROW,) = random_rows(30)
+LEAST = 16
+
+
+def last_call(layer, model):
+    """Return what a layer read and gave in the last of the passes that a call of the model takes.
+
+    Those before it only tell the codes.
+    """
+    calls = []
+    handle = layer.register_forward_hook(lambda _, args, output: calls.append((args[0], output)))
+    model(torch.tensor([ROW]), use_cache=False)
+    handle.remove()
+    return calls[-1]
+
+
+def self_shares(weights):
+    return weights[0].diagonal(0, 1, 2)[:, LEAST - 1 :].mean(1).tolist()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_states_and_heads_are_those_of_the_whole_model(passes):
+    model = make_signal_noise()
+    plain, plain_uses = read_states_and_heads(model, [make_batch(ROW)])
+    attach_drawn(model, 64, deviation=3.0, passes=passes)
+    states, uses = read_states_and_heads(model, [make_batch(ROW)])
+    layer = model.model.layers[1].attention
+    inputs, output = last_call(layer, model)
+    assert states[1].positions.tolist() == list(range(30))
+    assert torch.allclose(states[1].inputs, inputs[0], atol=1e-5)
+    assert torch.allclose(states[1].steps, output.output[0], atol=1e-5)
+    assert (states[1].inputs - plain[1].inputs).abs().max() > 0.5
+    signal, noise = output.projections.split(layer.heads, 1)
+    frequencies = {
+        "signal_frequencies": layer.signal_frequencies,
+        "noise_frequencies": layer.noise_frequencies,
+    }
+    weights = attention_weights(signal, noise, **frequencies, scale=layer.scale)
+    found = [use["self_share"] for use in uses.rows if use["layer"] == 1]
+    assert found == pytest.approx(self_shares(weights), abs=1e-5)
+    assert uses["queries"] == 30 - LEAST + 1
+    assert uses.rows != plain_uses.rows
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_heads_of_other_decoders_too(passes):
+    model, _ = make_fed_gpt2(deviation=3.0, passes=passes)
+    uses = head_uses(model, [make_batch(ROW)])
+    model.set_attn_implementation("eager")
+    expected = model(torch.tensor([ROW]), output_attentions=True, use_cache=False).attentions
+    for layer, weights in enumerate(expected):
+        found = [use["self_share"] for use in uses.rows if use["layer"] == layer]
+        assert found == pytest.approx(self_shares(weights), abs=1e-5)
+
+
+def test_rows_in_one_batch_are_fed_their_own_codes():
+    model = make_signal_noise()
+    attach_drawn(model, 64, deviation=3.0, passes=2)
+    rows = random_rows(30, 18)
+    together, _ = read_states_and_heads(model, [make_batch(*rows)])
+    alone, _ = read_states_and_heads(
+        model, [make_batch(rows[0]), make_batch(rows[1], width=40, start=30)]
+    )
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one.positions, other.positions)
+        assert torch.allclose(one.inputs, other.inputs, atol=1e-4)
