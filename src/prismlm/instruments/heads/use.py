@@ -358,6 +358,11 @@ def head_report(
     """Return :func:`head_uses` of a text, and :func:`compare_groups` of two kinds of heads."""
     check_window(model, sequences.length)
     documents_of(sequences.corpus, sequences.split)
+    if sequences.length < least_visible:
+        raise InputError(
+            f"windows of {sequences.length} tokens, of which no token sees {least_visible} tokens: "
+            "read longer windows, or count queries that see fewer."
+        )
     uses = head_uses(
         model, sequences.batches(), layers=layers, least_visible=least_visible, progress=progress
     )
