@@ -28,13 +28,15 @@ def generate(
     """
     asked = prompt_of(prompt, chat, system)
     from prismlm.cli.answer import Writer
+    from prismlm.hub import model_directory
     from prismlm.index.opened_model import OpenedModel, settings_not_applied
     from prismlm.models.checkpoint import load_checkpoint
 
     with waiting("Opening the model"):
-        loaded, tokenizer, sidecar = load_checkpoint(model)
+        directory = model_directory(model)
+        loaded, tokenizer, sidecar = load_checkpoint(directory)
     # Writing needs no lens, so one that is stale or one of several is no reason to refuse.
-    lm = OpenedModel(model, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
+    lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
     how: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "seed": seed}
     left_out = settings_not_applied(loaded, temperature)
     console = console_for_reading()

@@ -50,7 +50,7 @@ SkipBadRows = Annotated[
     bool, flag("--skip-bad-rows", "Leave out rows that cannot be used, and count them by reason.")
 ]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace result files that exist.")]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A model directory, or org/name.")]
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", help="Model directories, such as seeds.")
 ]

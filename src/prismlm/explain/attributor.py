@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
-from prismlm.errors import InputError, check_path, check_whole
+from prismlm.errors import InputError, check_whole
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import Recorded
 from prismlm.explain.residual_stream import mixer_decoder_of
 from prismlm.explain.trace import Trace
+from prismlm.hub import model_directory
 from prismlm.index.layout import find_lens
 from prismlm.index.lens import Lens
 from prismlm.index.opened_model import check_embedded
@@ -47,7 +48,8 @@ class Attributor:
         the layers before W are is not known: states of another checkpoint with the same W pass.
 
         Args:
-            path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint.
+            path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint, or
+                ``org/name`` on the Hugging Face Hub.
             lens: the lens to use; by default the only one under ``lens/``.
 
         Raises:
@@ -56,7 +58,7 @@ class Attributor:
             FormatError: no head, a damaged file, or files that do not belong together.
             StaleLensError: the lens was built for other weights.
         """
-        directory = check_path("the model", path)
+        directory = model_directory(path)
         model, tokenizer, sidecar = read_output_layer(directory)
         if mixer_decoder_of(model) is not None:
             raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +22,10 @@ from prismlm.explain.chain import ChainsOfText
 from prismlm.explain.following import Following, OnStep
 from prismlm.explain.prediction import Recorded, record, split_predictions
 from prismlm.explain.residual_stream import mixer_decoder_of
+from prismlm.explain.sharing import Pushed, push
 from prismlm.explain.steps import steps_of
 from prismlm.explain.trace import Trace
+from prismlm.hub import model_directory
 from prismlm.index.layout import find_lens
 from prismlm.index.lens import Lens
 from prismlm.index.opened_model import OpenedModel, settings_not_applied
@@ -165,6 +167,19 @@ class PrismLM(OpenedModel):
         """
         return applied(self.model, plan_for(self, edits, only))
 
+    def push_to_hub(
+        self,
+        name: str,
+        *,
+        private: bool = False,
+        with_lens: bool = True,
+        allow_licenses: Collection[str] = (),
+        dry_run: bool = False,
+    ) -> Pushed:
+        """Upload the model with its lens and a card; see :func:`prismlm.explain.sharing.push`."""
+        how = {"private": private, "with_lens": with_lens, "dry_run": dry_run}
+        return push(self, name, allow_licenses=allow_licenses, **how)
+
 
 def load(
     path: Path | str,
@@ -172,21 +187,24 @@ def load(
     lens: Path | str | None = None,
     corpus: Path | str | None = None,
     device: str = "cpu",
+    revision: str | None = None,
 ) -> PrismLM:
     """Open a model directory with its head and lens.
 
     Args:
-        path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint.
+        path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint, or ``org/name``
+            on the Hugging Face Hub, which is fetched.
         lens: the lens to use; by default the only one under ``lens/``.
         corpus: where the lens's corpus is now, if it is no longer where it was indexed.
         device: where to run.
+        revision: of a model on the hub: a branch, tag or commit.
 
     Raises:
-        InputError: no such directory, several lenses and none named, or another corpus.
+        InputError: no such directory or model, several lenses and none named, or another corpus.
         FormatError: no head, a damaged file, or files that do not belong together.
         StaleLensError: the lens was built for other weights.
     """
-    directory = check_path("the model", path)
+    directory = model_directory(path, revision)
     model, tokenizer, sidecar = load_checkpoint(directory, device=device)
     found = find_lens(directory, lens)
     opened = None

@@ -1,0 +1,232 @@
+"""A model directory on the Hugging Face Hub: its files, its card, and the licences of its text."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prismlm.errors import InputError, check_kind, first_line, shown
+from prismlm.files import read_json, write_json
+from prismlm.hub import NAME, silence
+from prismlm.index.layout import META_FILE, trained_on_words, write_meta
+from prismlm.index.lens import Lens
+from prismlm.index.opened_model import OpenedModel
+from prismlm.models.sidecar import META_FILE as MODEL_FILE
+from prismlm.models.uncertainty_feedback.table_file import UNCERTAINTY_FILE
+
+CARD = "README.md"
+# What training leaves beside a model, which nobody needs to open it.
+LEFT_OUT = {"checkpoints", "tensorboard", "runs", "training.json", "training.jsonl", "lens", CARD}
+# Licences whose text may be passed on, with attribution or the same licence where they ask for it.
+OPEN = re.compile(
+    r"\b(cc0|cc[ -]by|public[ -]domain|pddl|odc-by|odbl|apache|mit|bsd|isc|mpl|[la]?gpl|gfdl|ogl|"
+    r"unlicense|etalab)\b",
+    re.IGNORECASE,
+)
+RESTRICTED = re.compile(r"\b(nc|nd|non-?commercial|no-?deriv\w*)\b", re.IGNORECASE)
+MOST_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push uploads: ``card`` is the text of its README.md, ``files`` names all of them."""
+
+    url: str
+    card: str
+    files: tuple[str, ...]
+
+
+def push(
+    lm: OpenedModel,
+    name: str,
+    *,
+    private: bool = False,
+    with_lens: bool = True,
+    allow_licenses: Collection[str] = (),
+    dry_run: bool = False,
+) -> Pushed:
+    """Upload a model directory with its lens and a card to the Hugging Face Hub, in one commit.
+
+    The card is written from what the directory says of itself. One that stands in the directory is
+    uploaded in its place, and one that stands on the hub stays. Paths of this machine are left out.
+
+    Args:
+        lm: an opened model.
+        name: where to, ``org/name``; it is made where there is none.
+        private: a new one is seen by its owners alone.
+        with_lens: upload the lens that is open, whose tokens are the text of the corpus.
+        allow_licenses: licences of that text that are not known to allow passing it on.
+        dry_run: upload nothing.
+
+    Raises:
+        InputError: no such name; text whose licence is neither open nor allowed; a hub that cannot
+            be reached or refuses.
+    """
+    check_kind("the name on the hub", name, str, "org/name")
+    if not NAME.fullmatch(name):
+        raise InputError(f"the name on the hub is {shown(name)}: expected org/name.")
+    lens = lm.lens if with_lens else None
+    if lens is not None:
+        _check_licenses(lens, set(allow_licenses))
+    own = lm.path / CARD
+    card = own.read_text(encoding="utf-8") if own.is_file() else card_of(lm, name, lens)
+    with tempfile.TemporaryDirectory() as directory:
+        files = _files_of(lm, lens, Path(directory))
+        url = "" if dry_run else _upload(name, private, files, card)
+    return Pushed(url, card, (CARD, *files))
+
+
+def _check_licenses(lens: Lens, allowed: set[str]) -> None:
+    refused = {
+        license: share
+        for license, share in _shares(lens, "license").items()
+        if license not in allowed and (not OPEN.search(license) or RESTRICTED.search(license))
+    }
+    if refused:
+        parts = ", ".join(f"{license} ({share:.1%} of it)" for license, share in refused.items())
+        options = " ".join(f"--allow-license {license!r}" for license in refused)
+        raise InputError(
+            f"the lens {lens.name} holds text whose licence may forbid passing it on: {parts}. "
+            f"Push without the lens (--no-lens), or, where you may share it, with {options}."
+        )
+
+
+def _shares(lens: Lens, column: str) -> dict[str, float]:
+    """Return the share of each value of a column in a lens's text, largest first."""
+    keys, rates = lens.cells.keys(column), lens.cells.base_rates(column)
+    named = {key: float(rate) for key, rate in zip(keys.names, rates, strict=True)}
+    return dict(sorted(named.items(), key=lambda one: -one[1]))
+
+
+def _files_of(lm: OpenedModel, lens: Lens | None, changed: Path) -> dict[str, Path]:
+    """Return the files of a model directory and its lens by name; those changed are new."""
+    found = {
+        path.relative_to(lm.path).as_posix(): path
+        for path in sorted(lm.path.rglob("*"))
+        if path.is_file()
+        and path.relative_to(lm.path).parts[0] not in LEFT_OUT
+        and not any(part.startswith(".") for part in path.relative_to(lm.path).parts)
+    }
+    write_json(changed / MODEL_FILE, _without_paths(read_json(lm.path / MODEL_FILE)))
+    found[MODEL_FILE] = changed / MODEL_FILE
+    if lens is not None:
+        folder = f"lens/{lens.name}"
+        found |= {f"{folder}/{path.name}": path for path in sorted(lens.path.iterdir())}
+        write_meta(changed, replace(lens.meta, corpus_path=lens.meta.corpus_name))
+        found[f"{folder}/{META_FILE}"] = changed / META_FILE
+    return found
+
+
+def _without_paths(value: Any) -> Any:
+    """Return JSON with the last part of each absolute path in its place."""
+    if isinstance(value, dict):
+        return {key: _without_paths(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(one) for one in value]
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value
+
+
+def _upload(name: str, private: bool, files: dict[str, Path], card: str) -> str:
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    if silent := silence():
+        raise InputError(f"{name} was not uploaded: {silent}.")
+    try:
+        api = HfApi()
+        url = api.create_repo(name, private=private, exist_ok=True)
+        operations = [CommitOperationAdd(at, str(path)) for at, path in files.items()]
+        if not api.file_exists(name, CARD):
+            operations.append(CommitOperationAdd(CARD, card.encode()))
+        api.create_commit(name, operations, commit_message="Upload a prismlm model")
+    except Exception as error:  # the client raises what it likes, from OSError to its own kinds
+        raise InputError(
+            f"{name} was not uploaded: {first_line(error).rstrip('.')}. Log in with `hf auth "
+            "login`, by a token that may write there."
+        ) from error
+    return str(url)
+
+
+def card_of(lm: OpenedModel, name: str, lens: Lens | None) -> str:
+    """Return a model card, in Markdown, of what a model directory says of itself."""
+    about = read_json(lm.path / MODEL_FILE)
+    provenance = about.get("provenance") or {}
+    base, head = about["base"]["name"], lm.head
+    metadata = ["library_name: prismlm", "tags: [prismlm, interpretability, data-attribution]"]
+    if NAME.fullmatch(base):
+        metadata.append(f"base_model: {base}")
+    parameters = sum(weight.numel() for weight in lm.model.parameters())
+    model = f"`{base}`" if base else f"a {lm.model.config.model_type} model"
+    parts = [
+        "---\n" + "\n".join(metadata) + "\n---",
+        f"# {name.split('/')[1]}",
+        f"This is {model} of {parameters:,} parameters with a prototype head: every logit splits "
+        f"exactly into the parts of {head.prototypes_per_token} of {head.num_prototypes:,} "
+        "prototypes and a residual, and prototypes lead to the text that stands behind them. "
+        + _without_prismlm(lm),
+        "## How to open it",
+        f'```python\nimport prismlm\n\nlm = prismlm.load("{name}")\n'
+        'trace = lm.explain("Your text", generate=20)\n'
+        'trace.documents(10)\ntrace.sources(by="license")\n```',
+    ]
+    if quality := provenance.get("quality"):
+        parts += ["## How much the prototypes carry", _quality(quality)]
+    if lens is not None:
+        parts += ["## The text behind its answers", *_text(lens)]
+    parts += ["## Limits", *_limits(lens)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _without_prismlm(lm: OpenedModel) -> str:
+    if (lm.path / UNCERTAINTY_FILE).is_file():
+        return "Its predictions feed on their own uncertainty, which only prismlm passes on."
+    return "The head changes no prediction: transformers opens the same model without it."
+
+
+def _quality(quality: dict[str, Any]) -> str:
+    rows = {
+        "cross-entropy of the model": f"{quality['ce']:.3f} nats a token",
+        "of its prototypes alone": f"{quality['prototype_only_ce']:.3f} nats a token",
+        "share of the top token's evidence that prototypes carry": (
+            f"{quality['explained_share']:.3f} (median)"
+        ),
+        "same top token": f"{quality['agreement']:.1%}",
+    }
+    lines = "\n".join(f"| {what} | {figure} |" for what, figure in rows.items())
+    return f"On {quality['tokens']:,} tokens of held-out text:\n\n| | |\n|---|---|\n{lines}"
+
+
+def _text(lens: Lens) -> list[str]:
+    meta = lens.meta
+    tables = []
+    for column in ("source", "license"):
+        shares = list(_shares(lens, column).items())
+        rows = [f"| {key} | {share:.1%} |" for key, share in shares[:MOST_ROWS]]
+        if len(shares) > MOST_ROWS:
+            rest = sum(share for _, share in shares[MOST_ROWS:])
+            rows.append(f"| {len(shares) - MOST_ROWS} others | {rest:.1%} |")
+        tables.append(f"| {column} | share of the text |\n|---|---|\n" + "\n".join(rows))
+    return [
+        f"The lens `{lens.name}` holds {meta.tokens:,} tokens of {meta.documents:,} documents "
+        f"({meta.corpus_name}). Was the model trained on them: "
+        f"{trained_on_words(meta.trained_on, meta.split)}. The lens contains this text, under its "
+        "own licences:",
+        *tables,
+    ]
+
+
+def _limits(lens: Lens | None) -> list[str]:
+    limits = [
+        "A share says how much of a prediction's evidence lies near a place of this text in the "
+        "model's own states. It does not prove that without it the answer would have been another.",
+    ]
+    if lens is None:
+        limits.append("No text comes with it: build a lens with `prismlm index`.")
+    elif lens.meta.trained_on is not True:
+        limits.append("Text that the model was trained on and the lens does not hold is not shown.")
+    return limits
