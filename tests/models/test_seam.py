@@ -100,11 +100,6 @@ def test_a_map_that_is_not_the_models_is_refused(wrong):
         verify_logit_map(decoder("llama"), wrong)
 
 
-def test_a_logit_map_with_unknown_fields():
-    with pytest.raises(FormatError, match="logit_map"):
-        from_json(LogitMap, {"scale": 1.0, "temperature": 2.0}, "logit_map")
-
-
 def test_a_model_without_an_output_embedding():
     with pytest.raises(InputError, match=r"no output embedding.*: embed_tokens \(Embedding\)"):
         output_embedding(decoder("llama").model)

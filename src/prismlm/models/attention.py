@@ -173,9 +173,6 @@ def head_writes(
     that the family puts after the matrix is not in it. Unlike ‖v_h‖, which ProtoT's appendix
     measures, it says what the head does where it stands, heads that share values differ, and one
     that rests on the first token counts little.
-
-    Raises:
-        InputError: the model has no attention, or its heads cannot be separated.
     """
     heads = head_groups(model)[-1].stop
     merging = [

@@ -15,11 +15,7 @@ def device_named(name: str) -> str:
 
 
 def uses_bf16(precision: str, device: str) -> bool:
-    """Say whether forward passes run under bf16 autocast; ``auto`` asks what the machine has.
-
-    Raises:
-        InputError: bf16 is asked for on a GPU without it.
-    """
+    """Say whether forward passes run under bf16 autocast; ``auto`` asks what the machine has."""
     if precision == "float32":
         return False
     device = device.partition(":")[0]

@@ -25,10 +25,7 @@ from prismlm.models.uncertainty_feedback import has_uncertainty
 def read_output_layer(directory: Path) -> Checkpoint:
     """Open a model directory whose model has its final norm and output embedding, and no more.
 
-    Raises:
-        InputError: no such directory; an adapter or uncertainty feedback in it, with which what
-            is read here is not what is used.
-        FormatError: no head, no checkpoint, damaged, or files that do not belong together.
+    With an adapter or uncertainty feedback in it, what is read here is not what is used: refused.
     """
     if not directory.is_dir():
         raise InputError(f"{directory} is not a directory. Expected a model directory.")

@@ -204,12 +204,6 @@ def test_a_cache_with_a_gradient(model):
     assert cache.get_seq_length() == 7
 
 
-def test_the_table_and_what_it_counts_are_on_one_device():
-    model = build("llama").to("meta")
-    feedback = attach_drawn(model, 64)
-    assert {value.device.type for value in feedback.embedding.state_dict().values()} == {"meta"}
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("said", ["video_token_id", "audio_token_index"])
 def test_places_of_video_and_sound_are_no_text(model, said):

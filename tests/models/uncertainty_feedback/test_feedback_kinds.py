@@ -96,13 +96,6 @@ def test_it_is_saved_beside_the_checkpoint_and_loaded_with_it(tmp_path):
         assert torch.equal(again(ids).logits, model(ids).logits)
 
 
-def test_the_table_has_the_models_dtype():
-    feedback = attach_drawn(build("llama").to(torch.bfloat16), 64)
-    assert feedback.embedding.weight.dtype == torch.bfloat16
-    output = feedback.model(torch.tensor([[3, 4]]))
-    assert output.logits.dtype == torch.bfloat16
-
-
 def test_a_cache_that_is_written_to_and_not_returned():
     torch.manual_seed(0)
     model = RecurrentGemmaForCausalLM(

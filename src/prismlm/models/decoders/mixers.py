@@ -65,11 +65,7 @@ def half_life(decay: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def half_lives(model: nn.Module) -> tuple[Float[Tensor, " R"], ...]:
-    """Return the half-life of every channel, in positions, layer by layer; float64 on the CPU.
-
-    Raises:
-        InputError: the model has no prototype mixer, or its decays depend on the token.
-    """
+    """Return the half-life of every channel, in positions, layer by layer; float64 on the CPU."""
     mixers = mixers_of(model)
     if any(mixer.decay_map is not None for mixer in mixers):
         raise InputError(

@@ -254,9 +254,6 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
                 layer's evidence, of ProtoT and DeltaNet; ``output_router_logits`` of a mixture of
                 experts, whether to return them and their loss, which the loss then counts, None
                 for what the configuration says.
-
-        Raises:
-            InputError: inputs that do not fit together.
         """
         options = {name: kwargs.pop(name) for name in self.model.options if name in kwargs}
         outputs = self.model(

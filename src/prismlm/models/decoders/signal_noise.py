@@ -263,33 +263,22 @@ class SignalNoiseForCausalLM(SignalNoisePreTrainedModel, OwnForCausalLM):
         num_items: Tensor | int | None,
     ) -> OwnOutput:
         """Add the loss of the routers, if there are any, weighted in the loss if there is one."""
-        routers, logits = output.router_logits, output.logits
+        routers, logits, loss = output.router_logits, output.logits, output.loss
         if routers is None:
             return output
         assert logits is not None
-        mask = _tokens(attention_mask, len(routers[0]) // len(logits))
-        output.aux_loss = load_balancing_loss(routers, self.config.num_experts_per_tok, mask)
-        if output.loss is not None and labels is not None:
-            weight = self.config.router_aux_loss_coef * _share(labels, num_items)
-            output.loss = output.loss + weight * output.aux_loss.to(output.loss.device)
-        return output
-
-
-def _tokens(attention_mask: Tensor | None, length: int) -> Tensor | None:
-    """Return which of the positions at hand are no padding, bool [B·T], as far as a mask says."""
-    if attention_mask is None or attention_mask.ndim != 2:
-        return None
-    return attention_mask[:, -length:].bool().flatten()
-
-
-def _share(labels: Tensor, count: Tensor | int | None) -> Tensor | float:
-    """Return the share of a step's predictions that are made here.
-
-    With it the parts of a step add up to a mean, as those of the cross-entropy do.
-    """
-    if count is None:
-        return 1.0
-    return (labels[:, 1:] != IGNORED).sum() / count
+        mask = None
+        if attention_mask is not None and attention_mask.ndim == 2:
+            # Over the positions at hand, [B·T].
+            mask = attention_mask[:, -(len(routers[0]) // len(logits)) :].bool().flatten()
+        aux_loss = load_balancing_loss(routers, self.config.num_experts_per_tok, mask)
+        if loss is not None and labels is not None:
+            weight = self.config.router_aux_loss_coef
+            if num_items is not None:
+                # Of the predictions of a step, so that its parts add up to a mean.
+                weight = weight * ((labels[:, 1:] != IGNORED).sum() / num_items)
+            loss = loss + weight * aux_loss.to(loss.device)
+        return OwnOutput(**dict(output) | {"loss": loss, "aux_loss": aux_loss})
 
 
 def _positions(

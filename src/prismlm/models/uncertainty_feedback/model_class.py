@@ -54,11 +54,7 @@ class WithUncertainty:
             state.generates = before
 
     def init_continuous_batching(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refuse continuous batching.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse continuous batching."""
         raise InputError(
             "continuous batching with uncertainty feedback: it packs requests into one row, whose "
             "paged cache carries no codes. Use generate(), with padding on the left."

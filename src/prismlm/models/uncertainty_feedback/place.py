@@ -39,9 +39,6 @@ def decoder_and_embeddings(
         embeddings: the input embeddings' name; None asks ``get_input_embeddings()``, of an
             encoder-decoder that of the decoder: T5's two halves have modules of their own over
             one tied weight.
-
-    Raises:
-        InputError: one of the two is not found.
     """
     inner = _module(model, model, decoder, "get_decoder")
     # One that is the whole model would have its hooks called before the model's own.
