@@ -75,13 +75,6 @@ def test_the_weights_of_a_clamped_pass_are_those_that_were_recorded():
         assert weights.shape == (4, 9, 9)
 
 
-def test_no_position_clamped_is_no_clamp():
-    model = make_llama()
-    with clamp_attention(model, record_attention(model, B), [-1] * 9):
-        found = logits(model, A)
-    assert torch.allclose(found, logits(model, A), atol=1e-5)
-
-
 def test_what_does_not_fit_is_refused(studied):
     model = make_llama()
     record = record_attention(model, A)
@@ -90,14 +83,10 @@ def test_what_does_not_fit_is_refused(studied):
     for wrong in ([0, 2, 1], [0, 0], [0, 9]):
         with pytest.raises(InputError, match="ascending"), clamp_attention(model, record, wrong):
             pass
-    with (
-        pytest.raises(InputError, match="2 layers with attention and the record 1"),
-        clamp_attention(model, type(record)(A, record.layers[:1])),
+    for ids, other in (
+        (A[None], model),
+        (A, make_model()),
+        (A, read_checkpoint(studied / "mamba")[0]),
     ):
-        pass
-    with pytest.raises(InputError, match="one sequence"):
-        record_attention(model, A[None])
-    with pytest.raises(InputError, match="no attention heads"):
-        record_attention(make_model(), A)
-    with pytest.raises(InputError, match="no attention heads"):
-        record_attention(read_checkpoint(studied / "mamba")[0], A)
+        with pytest.raises(InputError, match=r"one sequence|no attention heads"):
+            record_attention(other, ids)

@@ -1,7 +1,5 @@
 """What steer says, against forward passes under the edit and controls worked out one by one."""
 
-import copy
-import dataclasses
 import shutil
 from collections import Counter
 
@@ -16,7 +14,6 @@ from prismlm.corpus.pieces import token_alone
 from prismlm.edits.plan import plan_for
 from prismlm.edits.steering import NEAREST, cautions, control_state, steer
 from prismlm.edits.steering_effects import (
-    corpus_of,
     held_out_batches,
     measure_effects,
     perplexity_cost,
@@ -25,11 +22,9 @@ from prismlm.edits.steering_effects import (
 from prismlm.edits.strength import MOST, REPEATED, STEPS, repetition, strongest
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
-from prismlm.index.signatures import signature_ids, tokens_of_group, top_signatures
+from prismlm.index.signatures import signature_ids, tokens_of_group
 from prismlm.labels.write import write_columns
-from prismlm.models.seam import capture
 from tests.helpers.edit_models import Flat, make_head, plan
-from tests.helpers.lens_meta import change_meta
 
 TEXT = "The patient was given a dose of the drug, and the court"
 PROMPTS = [TEXT, "Once upon a time there was", "The theory of groups is a part of"]
@@ -99,31 +94,6 @@ def test_without_generation_the_prompt_is_read(lm, leading):
     assert all((token.changed == 0) <= (token.control == token.before) for token in result.tokens)
 
 
-def test_what_leads_before_and_after(lm, leading):
-    result = steer(lm, TEXT, [Ablate(leading)], generate=1, draws=0)
-    token = result.tokens[0]
-    with lm.edit(Ablate(leading)):
-        written = lm.explain(TEXT, generate=1)[-1].target_id
-    assert token.token_id == written
-    ids = torch.tensor([lm.tokenizer(TEXT)["input_ids"]])
-    with torch.no_grad(), capture(lm.model) as seen:
-        lm.model(input_ids=ids)
-    routing = lm.head(seen.z[0, -1:]).routing
-    weight = lm.model.get_output_embeddings().weight.detach()
-    centred = (weight - weight.mean(0))[written]
-    evidence = {
-        i: a * float(lm.head.prototypes[i] @ centred)
-        for i, a in zip(routing.indices[0].tolist(), routing.activations[0].tolist(), strict=True)
-        if a > 0
-    }
-    assert leading in evidence
-    assert token.leading_before.prototype == max(evidence, key=evidence.get)
-    del evidence[leading]
-    assert token.leading_after.prototype == max(evidence, key=evidence.get)
-    assert token.leading_after.name == lm.lens.names[token.leading_after.prototype]
-    assert token.leading_after.category is None
-
-
 def test_categories(labelled):
     edit = Group(-1.0, category="Even")
     members = [i for i, name in enumerate(labelled.lens.categories) if name == "Even"]
@@ -157,11 +127,6 @@ def test_a_strengthened_category_raises_the_tokens_that_tell_it(labelled):
     assert masses[0] > masses[1] + 0.5
 
 
-def test_a_category_before_there_are_any(lm):
-    with pytest.raises(InputError, match="no categories yet"):
-        lm.edit(Group(1.0, category="Law"))
-
-
 def test_the_prototypes_of_a_document(lm):
     row = lm.lens.index.slice(40, 1).to_pylist()[0]
     members = plan_for(lm, [Group(0.5, document=row["doc_id"])]).prototypes.tolist()
@@ -170,19 +135,6 @@ def test_the_prototypes_of_a_document(lm):
     assert members == sorted({r["prototype"] for r in rows if r["doc_id"] == row["doc_id"]})
     with pytest.raises(InputError, match="no document 'nowhere'"):
         lm.edit(Group(0.5, document="nowhere"))
-
-
-def test_explaining_inside_an_edit_explains_the_edited_state(lm, leading):
-    plain = lm.explain(TEXT)[-1]
-    with lm.edit(Ablate(leading)):
-        edited = lm.explain(TEXT)[-1]
-    use = next(use for use in plain.prototypes if use.id == leading)
-    assert plain.target_from == "argmax"
-    if edited.target_id == plain.target_id:
-        expected = plain.model_logit - use.contribution
-        assert edited.model_logit == pytest.approx(expected, abs=1e-3)
-    else:
-        assert edited.model_logit < plain.model_logit
 
 
 # -- the control
@@ -303,14 +255,6 @@ def test_effects_are_those_of_the_model_in_an_edit(lm, leading):
     assert measure_effects(lm, PROMPTS, [edit], draws=3, seed=1) != effects
 
 
-def test_effects_of_a_mode_have_no_control(lm):
-    effects = measure_effects(lm, PROMPTS[:1], [], only="prototypes")
-    assert effects.draws == 0
-    assert effects.changed == 1
-    assert effects.measures["divergence"].edit > 0
-    assert effects.measures["divergence"].control is None
-
-
 def test_a_clamp_holds_the_token_that_the_card_lists_first(lm):
     """At one activation the first listed token gets the asked share of the unedited top logit."""
     weight = lm.model.get_output_embeddings().weight.detach()
@@ -332,26 +276,6 @@ def test_a_clamp_holds_the_token_that_the_card_lists_first(lm):
         # The part of the prototype that is added gives its first token as much.
         moved = ((plan.apply(z) - z) @ weight.T)[:, token]
         torch.testing.assert_close(moved, held - changes.before[:, 0] * held / changes.after[:, 0])
-
-
-def test_signature_tokens_of_a_group_are_those_of_its_cards_that_it_raises_most(lm):
-    members = frozenset(range(12))
-    effects = measure_effects(lm, PROMPTS[:1], [Group(1.0, prototypes=members)], draws=0)
-    listed = {token for ids in signature_ids(lm, sorted(members)) for token in ids}
-    weight = lm.model.get_output_embeddings().weight.detach()
-    raised = weight @ lm.head.prototypes[:12].sum(0)
-    expected = sorted(listed, key=lambda token: -raised[token].item())[:10]
-    decoded = [token_alone(lm.tokenizer, token) for token in expected]
-    assert list(effects.signature_tokens) == decoded
-
-
-def test_without_a_lens_all_tokens_are_ranked_as_a_lens_ranks_them(lm):
-    alone = dataclasses.replace(lm, lens=None)
-    everything = top_signatures(
-        lm.head.prototypes, lm.model.get_output_embeddings().weight, 1.0, lm.tokenizer,
-        np.full(len(lm.tokenizer), 5),
-    )  # fmt: skip
-    assert signature_ids(alone, [150, 3]) == everything.ids[[150, 3]].tolist()
 
 
 # -- cost
@@ -391,19 +315,6 @@ def test_so_many_held_out_tokens_are_read_as_are_asked_for(lm, tiny_corpus, toke
     assert set(read) <= known
     if tokens < 10:
         assert perplexity_cost(lm, corpus, [Ablate(3)], tokens=tokens).tokens == tokens
-
-
-def test_where_the_corpus_comes_from(lm, tiny_corpus, tiny_model, tmp_path):
-    found, note = corpus_of(lm, None)
-    assert found.path == tiny_corpus
-    assert note == ""
-    directory = shutil.copytree(tiny_model, tmp_path / "copy")
-    change_meta(directory / "lens" / "sample", corpus_path="/moved/away")
-    found, note = corpus_of(prismlm.load(directory), None)
-    assert found is None
-    assert "--corpus DIR" in note
-    shutil.rmtree(directory / "lens")
-    assert "no lens" in corpus_of(prismlm.load(directory), None)[1]
 
 
 # -- how strong
@@ -480,19 +391,3 @@ def test_steer_refuses(lm, change, words):
     with pytest.raises(InputError) as refused:
         steer(lm, arguments.pop("prompt"), arguments.pop("edits"), **arguments)
     assert words in str(refused.value)
-
-
-def test_a_clamp_must_raise_its_first_token(lm, leading):
-    head = copy.deepcopy(lm.head)
-    head.prototypes[leading] = 0
-    against = dataclasses.replace(lm, head=head)
-    for refused in (steer, lambda lm, text, edits: measure_effects(lm, [text], edits)):
-        with pytest.raises(InputError, match=f"prototype {leading} cannot be clamped"):
-            refused(against, TEXT, [Clamp(leading, 0.3)])
-
-
-def test_effects_refuse(lm):
-    with pytest.raises(InputError, match="at least one"):
-        measure_effects(lm, [], [Ablate(3)])
-    with pytest.raises(InputError, match="prompt 2: the text is empty"):
-        measure_effects(lm, [TEXT, ""], [Ablate(3)])

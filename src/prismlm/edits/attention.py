@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -43,21 +43,14 @@ class AttentionRecord:
     layers: tuple[Tensor, ...]
 
 
-class _LayerClamp(NamedTuple):
-    recorded: Tensor
-    sources: Tensor
-
-
-_NONE: dict[nn.Module, _LayerClamp] = {}
-_held: ContextVar[dict[nn.Module, _LayerClamp]] = ContextVar("prismlm_attention", default=_NONE)
+# Of each layer the recorded weights, and a(i) of each position.
+Held = dict[nn.Module, tuple[Tensor, Tensor]]
+_NONE: Held = {}
+_held: ContextVar[Held] = ContextVar("prismlm_attention", default=_NONE)
 
 
 def record_attention(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> AttentionRecord:
-    """Return the attention weights of one sequence, for :func:`clamp_attention`.
-
-    Raises:
-        InputError: no Hugging Face attention whose weights can be clamped, or not one sequence.
-    """
+    """Return the attention weights of one sequence, for :func:`clamp_attention`."""
     check_sequence(input_ids)
     layers = _clampable_layers(model)
     found: dict[int, Tensor] = {}
@@ -84,10 +77,6 @@ def clamp_attention(
         record: what :func:`record_attention` gave.
         alignment: a(i) for each position, −1 for its own weights, otherwise ascending; None for
             a(i) = i in a text of equal length.
-
-    Raises:
-        InputError: another model's record, an alignment that goes back or to positions that were
-            not recorded; inside the block, a pass over another number of positions.
     """
     length = len(record.input_ids)
     sources = torch.arange(length) if alignment is None else torch.as_tensor(alignment)
@@ -103,11 +92,8 @@ def clamp_attention(
             f"the model has {len(layers)} layers with attention and the record "
             f"{len(record.layers)}: record it with the model that it is clamped onto."
         )
-    held = {
-        layer: _LayerClamp(weights, sources.to(weights.device))
-        for layer, weights in zip(layers, record.layers, strict=True)
-    }
-    token = _held.set(held)
+    pairs = [(weights, sources.to(weights.device)) for weights in record.layers]
+    token = _held.set(dict(zip(layers, pairs, strict=True)))
     try:
         with attention_form(model, CLAMPED):
             yield
@@ -161,15 +147,15 @@ def _clamped_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return what the family's own eager attention gives, with the weights that are held."""
     output, own = _eager_function(module)(module, query, key, value, mask, **kwargs)
-    clamp = _held.get().get(module)
-    if clamp is None:
+    if module not in _held.get():
         return output, own
-    if own.shape[-2:] != (len(clamp.sources),) * 2:
+    recorded, sources = _held.get()[module]
+    if own.shape[-2:] != (len(sources),) * 2:
         raise InputError(
             f"a pass reads {own.shape[-2]} positions and sees {own.shape[-1]}, and the clamp has "
-            f"{len(clamp.sources)}: read one whole text of so many tokens, without a cache."
+            f"{len(sources)}: read one whole text of so many tokens, without a cache."
         )
-    weights = mapped_weights(own, clamp.recorded, clamp.sources)
+    weights = mapped_weights(own, recorded, sources)
     # Heads may share keys and values.
     values = value.repeat_interleave(own.shape[1] // value.shape[1], 1)
     return (weights @ values).transpose(1, 2).contiguous(), weights

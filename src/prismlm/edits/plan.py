@@ -37,13 +37,9 @@ class Step(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What edits do to N states: E edited prototypes, k routed.
+    """What edits do to N states: activations of the E edited prototypes before and after, [N, E].
 
-    Attributes:
-        routing: of the unedited states.
-        before: activations of the edited prototypes, [N, E].
-        after: their activations α′, [N, E].
-        steps: what makes one of the other; the first is of all edits that scale.
+    ``routing`` is of the unedited states; the first of ``steps`` is of all edits that scale.
     """
 
     routing: Routing
@@ -89,11 +85,7 @@ class Plan:
             )
 
     def then(self, inner: Plan) -> Plan:
-        """Return the plan that does this one's edits first and those of ``inner`` after them.
-
-        Raises:
-            InputError: the two are of different heads, or ask for different parts alone.
-        """
+        """Return the plan that does this one's edits first and those of ``inner`` after them."""
         if inner.head is not self.head:
             raise InputError("edits of two different heads on one model cannot be nested.")
         if None not in (self.only, inner.only) and self.only != inner.only:
@@ -113,42 +105,30 @@ class Plan:
         """What one unit of activation adds to a state under each edit that raises, [E, d]."""
         found: dict[Clamp | Group, Tensor] = {}
         for edit, members in self.edits:
-            if raises(edit):
-                rows = torch.zeros_like(self._own)
-                chosen = self._columns(members)
-                part = self.shown(members) if isinstance(edit, Clamp) else self._told(edit, chosen)
-                rows[chosen] = part.to(rows.dtype)
-                found[edit] = rows
+            if isinstance(edit, Clamp):
+                part = self.shown(members)
+            elif isinstance(edit, Group) and raises(edit):
+                own = self.head.prototypes[list(members)].detach().float()
+                part = part_for(self._weight, own, self.telling(members))
+            else:
+                continue
+            found[edit] = torch.zeros_like(self.head.prototypes[self.prototypes])
+            found[edit][self._columns(members)] = part.to(found[edit].dtype)
         return found
 
-    @cached_property
-    def _own(self) -> Tensor:
-        return self.head.prototypes[self.prototypes].detach()
-
-    @cached_property
-    def _tokens(self) -> dict[Group, list[int]]:
-        return {
-            edit: self.telling(members)
-            for edit, members in self.edits
-            if isinstance(edit, Group) and edit.strength > 0
-        }
+    @property
+    def _weight(self) -> Tensor:
+        return cast("Tensor", self.embedding.weight)
 
     def _columns(self, members: Sequence[int]) -> Tensor:
         chosen = self.prototypes
         return torch.searchsorted(chosen, torch.tensor(members, device=chosen.device))
 
-    def _told(self, edit: Group, columns: Tensor) -> Tensor:
-        weight = cast("Tensor", self.embedding.weight)
-        return part_for(weight, self._own[columns].float(), self._tokens[edit])
-
     def shown(self, prototypes: Iterable[int]) -> Tensor:
         """Return :func:`shown_part` of prototypes, [n, d]."""
-        weight = cast("Tensor", self.embedding.weight)
-        rows = [
-            shown_part(weight, self.head.prototypes[i].detach().float(), self.listed(i))
-            for i in prototypes
-        ]
-        return torch.stack(rows) if rows else self.head.prototypes[:0]
+        bank = self.head.prototypes.detach()
+        rows = [shown_part(self._weight, bank[i].float(), self.listed(i)) for i in prototypes]
+        return torch.stack(rows) if rows else bank[:0]
 
     def apply(self, z: Tensor) -> Tensor:
         """Return z′ for states [..., d]; where no edit changes anything, z itself."""
@@ -190,13 +170,14 @@ class Plan:
         for edit, members in self.edits:
             columns, after = self._columns(members), now.clone()
             if raises(edit):
-                after[:, columns] = self._held(edit, z, now)[:, columns]
+                after[:, columns] = self._held(edit, members, z, now)[:, columns]
                 raised.append(Step(after - now, self.rows[edit], edit))
             else:
                 after[:, columns] *= _factor(edit)
                 scaled += after - now
             now = after
-        return Changes(routing, before, now, (Step(scaled, self._own, None), *raised))
+        own = self.head.prototypes[self.prototypes].detach()
+        return Changes(routing, before, now, (Step(scaled, own, None), *raised))
 
     def _activations_of(self, routing: Routing) -> Tensor:
         """Return the activation of each edited prototype, [N, E]; 0 where it is not routed."""
@@ -207,18 +188,19 @@ class Plan:
         spread = routing.activations.new_zeros(len(routing.indices), count + 1)
         return spread.scatter(1, column[routing.indices], routing.activations)[:, :count]
 
-    def _held(self, edit: Clamp | Group, z: Tensor, now: Tensor) -> Tensor:
+    def _held(
+        self, edit: Clamp | Group, members: tuple[int, ...], z: Tensor, now: Tensor
+    ) -> Tensor:
         """Return the activations that a clamp or a group holds in each state, [N, E]."""
         # forward itself, not the module: its hooks would edit the logits that are to be unedited.
         logits = self.logit_map.before_softcap(self.embedding.forward(z).float())
         evidence = logits.max(-1).values - logits.mean(-1)
-        weight = cast("Tensor", self.embedding.weight)
         if isinstance(edit, Clamp):
-            target = weight[self.listed(edit.prototype)[0]].float()
+            target = self._weight[self.listed(edit.prototype)[0]].float()
             # The part that the card shows gives it what the prototype does.
             given = self.logit_map.scale * (target @ self.head.prototypes[edit.prototype].float())
             return (edit.fraction * evidence / given)[:, None].expand_as(now)
-        told = weight[self._tokens[edit]].float()
+        told = self._weight[self.telling(members)].float()
         given = self.logit_map.scale * (now @ self.rows[edit] @ told.T).max(1).values
         more = torch.where(given > 0, edit.strength * evidence / given, 0)
         return now * (1 + more[:, None])
@@ -286,12 +268,7 @@ def _energy(weight: Tensor) -> Tensor:
 
 
 def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -> Plan:
-    """Check edits against an opened model, its head and its lens.
-
-    Raises:
-        InputError: what is not an edit, an unknown prototype, category or document, a clamp that
-            nothing can hold, or edits that exclude one another.
-    """
+    """Check edits against an opened model, its head and its lens."""
     head = lm.head
     members: list[tuple[Edit, tuple[int, ...]]] = []
     for edit in edits:

@@ -25,9 +25,6 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
 
     Blocks nest: edits of the outer act first. A thread started inside the block has a context of
     its own and is not edited, unless it was given a copy of this one.
-
-    Raises:
-        InputError: the plan and one that holds already exclude one another.
     """
     outer = _plans.get()
     held = [p for p in outer if p.embedding is plan.embedding]

@@ -4,26 +4,22 @@ The model writes with the edit. Its text is then read once: an edit acts after t
 the states of the same tokens are the same with and without it, and probabilities before, after and
 under the control come from one forward pass.
 
-The control makes the same change of activation on random prototypes instead. Every change α′ − α of
-an edited prototype is given to another one *of equal activation* there:
-
-- where the edited prototype is active, to one of the four active prototypes of that position that
-  are nearest to it in activation, other than those edited. Several edited prototypes of a position
-  get different ones as long as there are enough;
-- a clamp's change, which does not depend on whether its prototype is active, to one that is not
-  active there, of which the part is added that its own card shows.
-
-Among the prototypes that a position allows, a seeded random order of all prototypes decides, so
-that one draw prefers the same prototypes all along a text.
+The control makes the same change of activation on random prototypes instead: a change α′ − α goes
+to one of the four active prototypes of that position that are nearest in activation, other than
+those edited; several edited prototypes of a position get different ones as long as there are
+enough. A clamp's change, which does not depend on whether its prototype is active, goes to one that
+is not active there, of which the part is added that its own card shows. Among the prototypes that a
+position allows, a seeded random order decides, so that a draw prefers the same all along a text.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +34,7 @@ from prismlm.index.opened_model import OpenedModel
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import recording_codes, replay
+from prismlm.ops.prototype_head import Routing
 from prismlm.ops.prototype_head.fast import gather_sum
 
 NEAREST = 4
@@ -52,9 +49,6 @@ def planned(
     """Return the plan of edits, and the order of all prototypes, int64 [K], of each control.
 
     There is no control for ``only``.
-
-    Raises:
-        InputError: nothing to do, edits that do not fit the model, or a negative number of draws.
     """
     plan = plan_for(lm, edits, only)
     if not (plan.edits or plan.only):
@@ -75,57 +69,44 @@ def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Ten
     """
     order, bank = order.to(z.device), plan.head.prototypes
     moved, taken = torch.zeros_like(z, dtype=bank.dtype), 0
+    edited = torch.zeros(len(bank), dtype=torch.bool, device=z.device)
+    edited[plan.prototypes] = True
+
+    def added(prototypes: Tensor, received: Tensor, step: Step) -> Tensor:
+        unique, place = prototypes.unique(return_inverse=True)
+        rows = bank[unique] if step.raising is None else plan.shown(unique.tolist())
+        return gather_sum(place, received, rows.to(received.dtype))
+
     for step in changes.steps:
         change = step.change
         if not bool(change.any()):
             continue
         if not isinstance(step.raising, Clamp):
-            chosen, received = _to_active(plan, changes, change, order)
-            unique, place = chosen.unique(return_inverse=True)
-            moved = moved + gather_sum(place, received, _rows(plan, unique, step))
-            change = change * _alone(plan, changes)[:, None]
-        inactive = _to_inactive(plan, changes, change, order, taken)
-        taken += len(inactive)
-        for chosen, received in inactive:
-            unique, place = chosen.unique(return_inverse=True)
-            moved = moved + received[:, None] * _rows(plan, unique, step)[place]
+            chosen, received = _to_active(plan, changes.routing, change, order, edited)
+            moved = moved + added(chosen, received, step)
+            # Where nothing else is active, the change goes to what is not.
+            indices, activations = changes.routing.indices, changes.routing.activations
+            free = (activations > 0) & ~edited[indices]
+            change = change * ~free.any(1, keepdim=True)
+        chosen, received = _to_inactive(changes.routing, change, order, edited, taken)
+        taken += chosen.shape[1]
+        if chosen.shape[1]:
+            moved = moved + added(chosen, received, step)
     return torch.where(changes.touched[:, None], (z.to(moved.dtype) + moved).to(z.dtype), z)
 
 
-def _rows(plan: Plan, prototypes: Tensor, step: Step) -> Tensor:
-    return (
-        plan.head.prototypes[prototypes]
-        if step.raising is None
-        else plan.shown(prototypes.tolist())
-    )
-
-
-def _edited(plan: Plan, like: Tensor) -> Tensor:
-    edited = torch.zeros(plan.head.num_prototypes, dtype=torch.bool, device=like.device)
-    edited[plan.prototypes] = True
-    return edited
-
-
-def _alone(plan: Plan, changes: Changes) -> Tensor:
-    """Return the states in which no prototype is active but those edited, bool [N]."""
-    indices, activations = changes.routing.indices, changes.routing.activations
-    return ~((activations > 0) & ~_edited(plan, indices)[indices]).any(1)
-
-
 def _to_active(
-    plan: Plan, changes: Changes, change: Tensor, order: Tensor
+    plan: Plan, routing: Routing, change: Tensor, order: Tensor, edited: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the routed prototypes and the change that each takes over, [N, k] both.
 
     Prototypes that take over nothing are given as the first of all.
     """
-    indices, activations = changes.routing.indices, changes.routing.activations
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=order.device)
-    is_edited = _edited(plan, order)[indices]
+    indices, activations = routing.indices, routing.activations
+    rank = order.argsort()
     column = torch.searchsorted(plan.prototypes, indices).clamp_max(len(plan.prototypes) - 1)
-    change = change.gather(1, column) * (is_edited & (activations > 0))
-    free = ~is_edited & (activations > 0)
+    change = change.gather(1, column) * (edited[indices] & (activations > 0))
+    free = ~edited[indices] & (activations > 0)
     taken = torch.zeros_like(free)
     received = torch.zeros_like(change)
     nearest = min(NEAREST, indices.shape[1])
@@ -144,27 +125,25 @@ def _to_active(
 
 
 def _to_inactive(
-    plan: Plan, changes: Changes, change: Tensor, order: Tensor, taken: int
-) -> list[tuple[Tensor, Tensor]]:
-    """Return, per edited prototype that changes, an inactive prototype and its change, [N].
+    routing: Routing, change: Tensor, order: Tensor, edited: Tensor, taken: int
+) -> tuple[Tensor, Tensor]:
+    """Return an inactive prototype for each edited one that changes, and its change, [N, C] both.
 
     The first ``taken`` of those that are inactive are left out.
     """
-    indices, activations = changes.routing.indices, changes.routing.activations
-    edited = _edited(plan, order)
-    columns = change.any(0).nonzero()[:, 0].tolist()
-    if not columns:
-        return []
+    indices, activations = routing.indices, routing.activations
+    columns = change.any(0).nonzero()[:, 0]
     candidates = order[~edited[order]][: indices.shape[1] + taken + len(columns)]
     if not len(candidates):
-        return []
-    used = (indices[:, :, None] == candidates) & (activations > 0)[:, :, None]
+        columns = columns[:0]
+    used = ((indices[:, :, None] == candidates) & (activations > 0)[:, :, None]).any(1)
     # Each column in need takes the next of the candidates that are not active at the position.
-    places = (~used.any(1)).cumsum(1)
-    return [
-        (candidates[(places >= number).int().argmax(1)], change[:, column])
-        for number, column in enumerate(columns, start=taken + 1)
+    places = (~used).cumsum(1)
+    chosen = [
+        candidates[(places >= number).int().argmax(1)]
+        for number in range(taken + 1, taken + 1 + len(columns))
     ]
+    return torch.stack(chosen, 1) if chosen else indices[:, :0], change[:, columns]
 
 
 @dataclass(frozen=True)
@@ -248,13 +227,13 @@ class Steering:
     @property
     def change(self) -> float | None:
         """Mean over tokens of ln(after / before), in nats; None without tokens."""
-        return _mean_change(self.tokens, [token.after for token in self.tokens])
+        return _mean_change([(token.before, token.after) for token in self.tokens])
 
     @property
     def control_change(self) -> float | None:
         """The same for the control; None without one."""
-        controls = [token.control for token in self.tokens if token.control is not None]
-        return _mean_change(self.tokens, controls)
+        pairs = [(t.before, t.control) for t in self.tokens if t.control is not None]
+        return _mean_change(pairs)
 
 
 def cautions(steering: Steering) -> list[str]:
@@ -274,15 +253,13 @@ def cautions(steering: Steering) -> list[str]:
     return said
 
 
-def _mean_change(tokens: Sequence[SteeredToken], probabilities: Sequence[float]) -> float | None:
+def _mean_change(probabilities: Sequence[tuple[float, float]]) -> float | None:
+    """Return the mean of ln(after / before)."""
     if not probabilities:
         return None
     # A probability that float32 cannot hold is none: its logarithm would be.
-    pairs = [
-        (max(became, LEAST_PROBABILITY), max(token.before, LEAST_PROBABILITY))
-        for became, token in zip(probabilities, tokens, strict=True)
-    ]
-    return sum(math.log(became / before) for became, before in pairs) / len(pairs)
+    logs = np.log(np.maximum(probabilities, LEAST_PROBABILITY))
+    return float((logs[:, 1] - logs[:, 0]).mean())
 
 
 class SteeredPredictions(NamedTuple):
@@ -326,10 +303,6 @@ def steer(
         draws: random controls; 0 for none.
         enough: is asked after every token, first of the text without edits and then of that under
             them, with all tokens so far, whether to stop writing that text.
-
-    Raises:
-        InputError: nothing to do, an empty or over-long prompt, or an edit that does not fit the
-            model.
     """
     plan, orders = planned(lm, edits, only, draws, seed)
     ids = lm.encode(prompt, generate)
@@ -386,7 +359,9 @@ def steered_predictions(
     Those of position ``first`` and later: of each, the whole vocabulary is held for each draw.
     With ``codes`` of uncertainty, those that a run under the plan was fed are fed again.
     """
-    z = _states(lm, ids, codes)[first:]
+    with capture(lm.model, logits=False) as seen:
+        lm.model(**replay(ids, codes), use_cache=False)
+    z = seen.z[0, first:]
     changes = plan.changes(z)
     return SteeredPredictions(
         changes,
@@ -394,12 +369,6 @@ def steered_predictions(
         plan.log_probabilities(plan.edited(z, changes)),
         [plan.log_probabilities(control_state(plan, z, changes, order)) for order in orders],
     )
-
-
-def _states(lm: OpenedModel, ids: Tensor, codes: list[Tensor] | None = None) -> Tensor:
-    with capture(lm.model, logits=False) as seen:
-        lm.model(**replay(ids, codes), use_cache=False)
-    return seen.z[0]
 
 
 def _tokens(
@@ -441,10 +410,9 @@ def _leading(lm: OpenedModel, activations: dict[int, float], row: Tensor) -> Lea
     best = max(zip(evidence, ids, strict=True))[1]
     if lens is None:
         return Leading(None, best, None)
-    sums: dict[str, float] = {}
+    sums = Counter[str]()
     for prototype, e in zip(ids, evidence, strict=True):
-        category = lens.categories[prototype]
-        if category is not None:
-            sums[category] = sums.get(category, 0.0) + e
+        if (category := lens.categories[prototype]) is not None:
+            sums[category] += e
     leading = max(sums, key=lambda category: sums[category], default=None)
     return Leading(leading, best, lens.names[best])

@@ -97,12 +97,7 @@ def measure_effects(
     draws: int = 8,
     progress: Reporter = SILENT,
 ) -> SteeringEffects:
-    """Measure what edits do to the predictions along each prompt, beside the control.
-
-    Raises:
-        InputError: no prompts, one that is empty or over-long, or an edit that does not fit the
-            model.
-    """
+    """Measure what edits do to the predictions along each prompt, beside the control."""
     if not prompts:
         raise InputError("there are no prompts: expected at least one.")
     plan, orders = planned(lm, edits, only, draws, seed)
@@ -111,27 +106,26 @@ def measure_effects(
     # Without an edit no prototype is edited, and so there is no signature to raise.
     measures = MEASURES if plan.edits else MEASURES[1:]
     values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
-    counts = np.zeros(2)
+    count = changed = 0
     with progress.task("Reading prompts", len(ids), "prompts") as task:
         for sequence in ids:
             predictions = steered_predictions(lm, plan, sequence, orders)
-            counts += _counts(plan, predictions.changes)
+            count += len(predictions.before)
+            changed += _changed(plan, predictions.changes)
             for name in measures:
-                before_after = [
+                if len(sequence[0]) == 1 and name == "text":
+                    continue
+                own, *controls = [
                     _measure(name, predictions.before, after, sequence, tokens)
                     for after in (predictions.after, *predictions.control)
                 ]
-                if len(sequence[0]) > 1 or name != "text":
-                    controls = before_after[1:]
-                    mean = float(np.mean(controls)) if controls else None
-                    values[name].append((before_after[0], mean))
+                values[name].append((own, float(np.mean(controls)) if controls else None))
             task.advance()
-    decoded = tuple(token_alone(lm.tokenizer, token) for token in tokens)
     return SteeringEffects(
         {name: summarise(pairs) for name, pairs in values.items() if pairs},
-        decoded,
-        predictions=int(counts[0]),
-        changed=float(counts[1] / counts[0]),
+        tuple(token_alone(lm.tokenizer, token) for token in tokens),
+        predictions=count,
+        changed=changed / count,
         draws=len(orders),
     )
 
@@ -178,11 +172,9 @@ def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
         raise InputError(f"prompt {number}: {error}") from None
 
 
-def _counts(plan: Plan, changes: Changes) -> np.ndarray:
-    """Return predictions, and of them those changed."""
-    count = len(changes.before)
-    # A part alone is another state everywhere.
-    return np.array([count, count if plan.only else int(changes.touched.sum())])
+def _changed(plan: Plan, changes: Changes) -> int:
+    """Return how many predictions are changed; a part alone is another state everywhere."""
+    return len(changes.before) if plan.only else int(changes.touched.sum())
 
 
 def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: list[int]) -> float:
@@ -233,25 +225,30 @@ def perplexity_cost(
     """Measure perplexity on held-out documents with and without edits, and under the control.
 
     Documents in a seeded order, until ``tokens`` predictions are read.
-
-    Raises:
-        InputError: no held-out documents, or another tokenizer.
     """
     plan, orders = planned(lm, edits, only, draws, seed)
-    sums = np.zeros(3 + len(orders) + 1)
+    losses, count, changed = np.zeros(2 + len(orders)), 0, 0
     with progress.task("Reading held-out text", tokens) as task:
         for batch in held_out_batches(lm, corpus, tokens, seed):
-            added = _batch_sums(lm, plan, batch, orders)
-            sums += added
-            task.advance(int(added[0]))
-    count, before, after, *controls = (sums[: 3 + len(orders)]).tolist()
+            z, targets = _scored(lm, batch)
+            changes = plan.changes(z)
+            states = [z, plan.edited(z, changes)]
+            states += [control_state(plan, z, changes, order) for order in orders]
+            losses += [
+                float(F.nll_loss(plan.log_probabilities(state), targets, reduction="sum"))
+                for state in states
+            ]
+            count += len(z)
+            changed += _changed(plan, changes)
+            task.advance(len(z))
+    before, after, *controls = (losses / count).tolist()
     return Cost(
         corpus=corpus.name,
-        tokens=int(count),
-        perplexity=float(np.exp(before / count)),
-        edited=float(np.exp(after / count)),
-        control=float(np.exp(np.mean(controls) / count)) if controls else None,
-        changed=float(sums[-1] / count),
+        tokens=count,
+        perplexity=float(np.exp(before)),
+        edited=float(np.exp(after)),
+        control=float(np.exp(np.mean(controls))) if controls else None,
+        changed=changed / count,
     )
 
 
@@ -259,9 +256,6 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
     """Return windows over held-out documents in a seeded order, with ``tokens`` predictions.
 
     All there are, where the corpus has fewer; the last document is cut.
-
-    Raises:
-        InputError: no held-out documents, or another tokenizer.
     """
     from prismlm.corpus import document_windows, window_batches
     from prismlm.corpus.layout import NONE_HELD_OUT
@@ -272,50 +266,30 @@ def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) ->
     documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
     window = min(lm.context_length or LONGEST_WINDOW, LONGEST_WINDOW)
     stride = max(1, window * 3 // 4)
-    laid = corpus.starts, corpus.lengths, window, stride, corpus.prefix
-    grid = document_windows(documents, *laid)
+    grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride, corpus.prefix)
     # The target of a window's last token is not in it.
     predictions = np.cumsum(grid.length - grid.skip - 1)
     if not len(grid) or not predictions[-1]:
         raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
     last = min(int(np.searchsorted(predictions, tokens)), len(grid) - 1)
-    length = grid.length[: last + 1].copy()
-    length[last] -= max(0, int(predictions[last]) - tokens)
     kept = slice(last + 1)
-    grid = replace(
-        grid,
-        document=grid.document[kept],
-        start=grid.start[kept],
-        length=length,
-        skip=grid.skip[kept],
-    )
+    length = grid.length[kept].copy()
+    length[last] -= max(0, int(predictions[last]) - tokens)
+    document, start, skip = grid.document[kept], grid.start[kept], grid.skip[kept]
+    grid = replace(grid, document=document, start=start, length=length, skip=skip)
     return list(window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id))
 
 
-def _batch_sums(
-    lm: OpenedModel, plan: Plan, batch: WindowBatch, orders: list[Tensor]
-) -> np.ndarray:
-    """Return count, summed CE (plain, edited, each control), and positions changed."""
+def _scored(lm: OpenedModel, batch: WindowBatch) -> tuple[Tensor, Tensor]:
+    """Return the states z [N, d] that predict, and the tokens [N] that they are to predict."""
     ids, attended, scored = batch.scored_on(lm.model.device)
     with capture(lm.model, logits=False) as seen:
         lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
-    z, targets = seen.z[:, :-1][scored], ids[:, 1:][scored]
-    changes = plan.changes(z)
-    states = [z, plan.edited(z, changes)]
-    states += [control_state(plan, z, changes, order) for order in orders]
-    losses = [
-        float(F.nll_loss(plan.log_probabilities(s), targets, reduction="sum")) for s in states
-    ]
-    count, changed = _counts(plan, changes)
-    return np.array([count, *losses, changed])
+    return seen.z[:, :-1][scored], ids[:, 1:][scored]
 
 
 def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]:
-    """Return the corpus to measure cost on, or None and why there is none.
-
-    Raises:
-        InputError, FormatError: the corpus that was asked for cannot be opened.
-    """
+    """Return the corpus to measure cost on, or None and why there is none."""
     from prismlm.corpus import Corpus
 
     if corpus is not None:

@@ -55,9 +55,6 @@ def strongest(
         edit: whose strength is looked for; the sign of a group's stays.
         generate: tokens of each text.
         temperature, seed, enough: as for :func:`prismlm.edits.steering.steer`.
-
-    Raises:
-        InputError: nothing is to be written, or as :func:`prismlm.edits.steering.steer`.
     """
     if generate == 0:
         raise InputError(

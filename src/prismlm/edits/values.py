@@ -13,7 +13,6 @@ interventions; docs/edits.md says where it leaves things open.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,42 +34,41 @@ Only = Literal["prototypes", "residual"]
 
 
 @dataclass(frozen=True)
-class Scale:
+class _OfPrototype:
+    prototype: int
+
+    def __post_init__(self) -> None:
+        check_whole("the prototype", self.prototype, None)
+
+
+@dataclass(frozen=True)
+class Scale(_OfPrototype):
     """α′ = factor · α wherever the prototype is active.
 
     Attributes:
         prototype: its number.
         factor: 0 removes the contribution, 1 changes nothing, 2 doubles it; not negative.
-
-    Raises:
-        InputError: a factor that is negative or not finite.
     """
 
-    prototype: int
     factor: float
 
     def __post_init__(self) -> None:
-        check_whole("the prototype", self.prototype, None)
+        super().__post_init__()
         expected = "a finite number of 0 or more, since activations are not negative"
         check_number("the factor of Scale", self.factor, expected, lambda number: number >= 0)
 
 
 @dataclass(frozen=True)
-class Ablate:
+class Ablate(_OfPrototype):
     """α′ = 0: the prototype's contribution is taken out of every logit.
 
     Attributes:
         prototype: its number.
     """
 
-    prototype: int
-
-    def __post_init__(self) -> None:
-        check_whole("the prototype", self.prototype, None)
-
 
 @dataclass(frozen=True)
-class Clamp:
+class Clamp(_OfPrototype):
     """Hold what a prototype gives its first listed token v at a fraction of the top evidence.
 
         α′ = fraction · (ℓ[top] − ℓ̄) / (scale · (W p)[v])        z′ = z + (α′ − α) p̂
@@ -83,16 +81,12 @@ class Clamp:
         prototype: its number.
         fraction: 0 < fraction ≤ 1; :func:`prismlm.edits.strength.strongest` finds the largest that
             does not make a text repeat itself.
-
-    Raises:
-        InputError: a fraction outside these.
     """
 
-    prototype: int
     fraction: float
 
     def __post_init__(self) -> None:
-        check_whole("the prototype", self.prototype, None)
+        super().__post_init__()
         expected = (
             "more than 0 and at most 1, a fraction of the unedited top logit. To take a prototype "
             "out, use Ablate"
@@ -118,9 +112,6 @@ class Group:
         category: all prototypes that the lens gives this category, or
         prototypes: these, or
         document: those whose kept contexts in the lens are in this document.
-
-    Raises:
-        InputError: a strength outside −1 … 1, or not exactly one of the three ways to name a set.
     """
 
     strength: float
@@ -154,49 +145,45 @@ def members_of(edit: Edit, num_prototypes: int, lens: Lens | None) -> list[int]:
     Raises:
         InputError: an unknown prototype, category or document, or no lens to look those up in.
     """
-    if not isinstance(edit, Group):
-        return _known([edit.prototype], num_prototypes)
-    if edit.prototypes is not None:
-        return _known(edit.prototypes, num_prototypes)
-    what = "category" if edit.category is not None else "document"
+    if isinstance(edit, Group) and edit.prototypes is None:
+        return _looked_up(edit, lens)
+    found = sorted(edit.prototypes or ()) if isinstance(edit, Group) else [edit.prototype]
+    for prototype in found:
+        if not 0 <= prototype < num_prototypes:
+            raise InputError(
+                f"there is no prototype {prototype}: expected 0 to {num_prototypes - 1}."
+            )
+    return found
+
+
+def _looked_up(group: Group, lens: Lens | None) -> list[int]:
+    """Return the members of a category or a document, which a lens has."""
+    what, name = (
+        ("category", group.category) if group.category is not None else ("document", group.document)
+    )
     if lens is None:
         raise InputError(
-            f"the model has no lens, so there is no {what} {edit.category or edit.document!r}. "
+            f"the model has no lens, so there is no {what} {name!r}. "
             "Build one with `prismlm index`, or name prototypes by number."
         )
-    return _in_category(edit.category, lens) if edit.category else _of_document(edit.document, lens)
+    if what == "document":
+        members = lens.index.filter(pc.field("doc_id") == name)["prototype"].to_pylist()
+        known = "no prototype stands for a place in it, or its id is another."
+    else:
+        members = [i for i, category in enumerate(lens.categories) if category == name]
+        known = _known_categories(str(name), lens)
+    if not members:
+        raise InputError(f"there is no {what} {name!r} in the lens {lens.name}: {known}")
+    return sorted(set(members))
 
 
-def _in_category(category: str, lens: Lens) -> list[int]:
-    members = [i for i, name in enumerate(lens.categories) if name == category]
-    if members:
-        return members
+def _known_categories(category: str, lens: Lens) -> str:
     known = sorted({name for name in lens.categories if name is not None})
     if not known:
-        raise InputError(
-            f"there is no category {category!r}: the lens {lens.name} has no categories yet. "
-            "Run `prismlm label`, which fills them, or name prototypes by number."
+        return (
+            "it has no categories yet. Run `prismlm label`, which fills them, or name prototypes "
+            "by number."
         )
     listed = ", ".join(known[:CATEGORIES_LISTED])
     more = f" and {len(known) - CATEGORIES_LISTED} more" if len(known) > CATEGORIES_LISTED else ""
-    raise InputError(
-        f"there is no category {category!r} in the lens {lens.name}; it has {listed}{more}."
-        f"{suggest(category, known)}"
-    )
-
-
-def _of_document(document: str | None, lens: Lens) -> list[int]:
-    rows = lens.index.filter(pc.field("doc_id") == document)
-    if not rows.num_rows:
-        raise InputError(
-            f"there is no document {document!r} among the contexts of the lens {lens.name}: no "
-            "prototype stands for a place in it, or its id is another."
-        )
-    return sorted(set(rows["prototype"].to_pylist()))
-
-
-def _known(prototypes: Iterable[int], count: int) -> list[int]:
-    for prototype in prototypes:
-        if not 0 <= prototype < count:
-            raise InputError(f"there is no prototype {prototype}: expected 0 to {count - 1}.")
-    return sorted(prototypes)
+    return f"it has {listed}{more}.{suggest(category, known)}"

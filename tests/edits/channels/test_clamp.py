@@ -149,10 +149,6 @@ def test_passes_that_do_not_fit_are_refused(model, record):
             run(model, position_ids=packed)
         with pytest.raises(InputError, match="run the model, not a"):
             model.model.layers[0].mixer(torch.zeros(1, LENGTH, model.config.hidden_size))
-        with pytest.raises(InputError, match="give input_ids or inputs_embeds"):
-            model()
-        with pytest.raises(InputError, match=r"input_ids are \[14\]: expected \[B, T\]"):
-            model(B)
         # After an error the block goes on.
         assert torch.equal(run(model).gates[2].read, record.layers[2].read)
     with (
@@ -165,26 +161,14 @@ def test_passes_that_do_not_fit_are_refused(model, record):
 def test_records_and_alignments_that_cannot_be_are_refused(model, record):
     with pytest.raises(InputError, match=r"Did you mean 'write'"):
         ClampGates(record, gates="writes")  # pyright: ignore[reportArgumentType]
-    for alignment in ([0, LENGTH], [-2]):
+    for alignment in ([0, LENGTH], [-2], [], [0.0, 1.0]):
         with pytest.raises(InputError, match="recorded text has 0 to 13"):
             ClampGates(record, alignment=alignment)
-    with pytest.raises(InputError, match="at least one position"):
-        ClampGates(record, alignment=[])
-    with pytest.raises(InputError, match="expected integers"):
-        ClampGates(record, alignment=[0.0, 1.0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match=r"\[1, 14\]: expected \[T\]"):
         record_gates(model, A[None])
-    with (
-        pytest.raises(InputError, match="no layer 7"),
-        intervene(model, ClampGates(record, (7,))),
+    for other, clamp, message in (
+        (model, ClampGates(record, (7,)), "no layer 7"),
+        (make_model(num_hidden_layers=LAYERS + 1), ClampGates(record), "4 layers and the recorded"),
     ):
-        pass
-    deeper = make_model(num_hidden_layers=LAYERS + 1)
-    with (
-        pytest.raises(InputError, match="4 layers and the recorded gates 3"),
-        intervene(deeper, ClampGates(record)),
-    ):
-        pass
-    mixer = model.model.layers[0]
-    with pytest.raises(InputError, match="1 layers and the recorded"):
-        intervene(mixer, ClampGates(record)).__enter__()
+        with pytest.raises(InputError, match=message), intervene(other, clamp):
+            pass

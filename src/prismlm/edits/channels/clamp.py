@@ -11,6 +11,7 @@ Source: ProtoT, §5.2, "Prototype clamping".
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
-from prismlm.layers import MixerEvidence, PrototypeMixer
+from prismlm.layers import MixerEvidence
 from prismlm.models.decoders.mixers import gates_of
 from prismlm.models.positions import check_sequence
 
@@ -30,14 +31,6 @@ if TYPE_CHECKING:
 
 GateName = Literal["both", "write", "read"]
 OWN = -1
-_INPUTS = (
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "inputs_embeds",
-    "use_cache",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +47,7 @@ class GateRecord:
 
 
 def record_gates(model: PreTrainedModel, input_ids: Int64[Tensor, " T"]) -> GateRecord:
-    """Return the gates of one sequence, with what interventions hold, for :class:`ClampGates`.
-
-    Raises:
-        InputError: no prototype mixer, or not one sequence of tokens.
-    """
+    """Return the gates of one sequence, with what interventions hold, for :class:`ClampGates`."""
     check_sequence(input_ids)
     return GateRecord(input_ids, gates_of(model, input_ids[None]))
 
@@ -75,19 +64,13 @@ class ClampGates:
     its positions; those after it have their own.
 
     Every row of a batch is clamped alike. Padding and packed rows are refused: a position in the
-    row would not be one in the text.
-
-    A layer with shared gates has one gate. It is clamped whichever of both is asked for, and
-    stays shared.
+    row would not be one in the text. Shared gates are clamped together, whichever is asked for.
 
     Attributes:
         record: what :func:`record_gates` gave.
         layers: which, or None for all.
         gates: ``"both"``, ``"write"`` or ``"read"``.
         alignment: a(i), a position of the recorded text or −1 for the own gate; or None.
-
-    Raises:
-        InputError: an unknown gate, or an alignment to positions that were not recorded.
     """
 
     record: GateRecord
@@ -97,18 +80,13 @@ class ClampGates:
 
     def __post_init__(self) -> None:
         check_choice("the gates of a clamp", self.gates, get_args(GateName))
-        recorded = len(self.record.input_ids)
-        sources = self.sources()
-        if sources.ndim != 1 or not sources.numel():
+        recorded, sources = len(self.record.input_ids), self.sources()
+        whole = sources.ndim == 1 and sources.numel() > 0 and not sources.is_floating_point()
+        if not whole or not OWN <= int(sources.min()) <= int(sources.max()) < recorded:
             raise InputError(
-                f"an alignment of shape {list(sources.shape)}: expected [T], at least one position."
-            )
-        if sources.is_floating_point():
-            raise InputError("an alignment holds positions: expected integers.")
-        if not OWN <= int(sources.min()) <= int(sources.max()) < recorded:
-            raise InputError(
-                f"an alignment with positions {int(sources.min())} to {int(sources.max())}: the "
-                f"recorded text has 0 to {recorded - 1}, and −1 leaves a position its own gates."
+                f"the alignment of a clamp is {self.alignment}: expected a position for each "
+                f"token; the recorded text has 0 to {recorded - 1}, and −1 leaves a token its own "
+                "gates."
             )
 
     def sources(self) -> Int64[Tensor, " T"]:
@@ -118,70 +96,29 @@ class ClampGates:
         return torch.as_tensor(self.alignment)
 
 
-class LayerClamp(NamedTuple):
-    """A clamp of one layer.
-
-    Attributes:
-        write, read: recorded gates, [T', R], or None for the own gate.
-        sources: a(i), [T].
-        whole: whether passes must fit the recorded text.
-    """
-
-    write: Tensor | None
-    read: Tensor | None
-    sources: Tensor
-    whole: bool
-
-
 class PositionSpan(NamedTuple):
     """Which positions a decoder is about to read.
 
     Attributes:
         first: how many came before.
         length: how many come.
-        goes_on: whether a cache is kept.
+        has_cache: whether a later pass can go on from this one.
         obstacle: why positions in the row are not positions in a text, or None.
     """
 
     first: int
     length: int
-    goes_on: bool
+    has_cache: bool
     obstacle: str | None
 
 
 _span: ContextVar[PositionSpan | None] = ContextVar("prismlm_clamped_span", default=None)
 
 
-def layer_clamp(clamp: ClampGates, layer: int, mixer: PrototypeMixer) -> LayerClamp:
-    """Return what a clamp is in one layer.
-
-    Raises:
-        InputError: the record is of a model with other channels.
-    """
-    write, read = (gate[0] for gate in clamp.record.layers[layer])
-    if write.shape[1] != mixer.channels:
-        raise InputError(
-            f"layer {layer} has {mixer.channels} channels and the recorded gates "
-            f"{write.shape[1]}: record it with the model that it is clamped onto."
-        )
-    gates = "both" if mixer.shared_gates else clamp.gates
-    # One tensor for both keeps shared gates shared.
-    if clamp.record.layers[layer].write is clamp.record.layers[layer].read:
-        read = write
-    return LayerClamp(
-        None if gates == "read" else write,
-        None if gates == "write" else read,
-        clamp.sources(),
-        clamp.alignment is None,
-    )
-
-
-def clamped(evidence: MixerEvidence, clamp: LayerClamp) -> MixerEvidence:
-    """Return the gates of the pass under way with the clamp's in their places.
-
-    Raises:
-        InputError: the pass does not fit the clamp.
-    """
+def clamped(
+    evidence: MixerEvidence, clamp: ClampGates, layer: int, gates: GateName
+) -> MixerEvidence:
+    """Return the gates of the pass under way with those of a clamp in their places."""
     span = _span.get()
     if span is None:
         raise InputError(
@@ -190,29 +127,30 @@ def clamped(evidence: MixerEvidence, clamp: LayerClamp) -> MixerEvidence:
         )
     _check(span, clamp)
     own = torch.full((span.length,), OWN)
-    known = clamp.sources[span.first : span.first + span.length]
+    known = clamp.sources()[span.first : span.first + span.length]
     own[: len(known)] = known
     sources = own.to(evidence.write.device)
-    write = _replaced(evidence.write, clamp.write, sources)
-    if clamp.write is clamp.read and evidence.write is evidence.read:
-        return MixerEvidence(write, write)
-    return MixerEvidence(write, _replaced(evidence.read, clamp.read, sources))
+    recorded = clamp.record.layers[layer]
+    write, read = (
+        own_gate if gates not in ("both", name) else _replaced(own_gate, gate[0], sources)
+        for name, own_gate, gate in zip(("write", "read"), evidence, recorded, strict=True)
+    )
+    # One tensor for both keeps shared gates shared.
+    shared = evidence.write is evidence.read and recorded.write is recorded.read
+    return MixerEvidence(write, write if shared else read)
 
 
-def _replaced(gate: Tensor, recorded: Tensor | None, sources: Tensor) -> Tensor:
-    if recorded is None:
-        return gate
+def _replaced(gate: Tensor, recorded: Tensor, sources: Tensor) -> Tensor:
     taken = recorded.to(gate)[sources.clamp(min=0)]
     return torch.where((sources >= 0)[:, None], taken, gate)
 
 
-def _check(span: PositionSpan, clamp: LayerClamp) -> None:
+def _check(span: PositionSpan, clamp: ClampGates) -> None:
     if span.obstacle is not None:
         raise InputError(f"gates cannot be clamped onto {span.obstacle}.")
-    last, length = span.first + span.length, len(clamp.sources)
-    # A shorter pass may go on from its cache.
-    fits = last == length or (last < length and span.goes_on)
-    if clamp.whole and span.first < length and not fits:
+    last, length = span.first + span.length, len(clamp.record.input_ids)
+    fits = last == length or (last < length and span.has_cache) or span.first >= length
+    if clamp.alignment is None and not fits:
         raise InputError(
             f"a pass reads positions {span.first} to {last - 1} and the recorded text has {length} "
             "tokens: texts must have equally many, or the clamp needs an alignment."
@@ -221,17 +159,14 @@ def _check(span: PositionSpan, clamp: LayerClamp) -> None:
 
 def note_span(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Note which positions a decoder is about to read: a forward pre-hook with keywords."""
-    given: dict[str, Any] = dict(zip(_INPUTS, args, strict=False)) | kwargs
-    inputs = given.get("input_ids")
-    inputs = given.get("inputs_embeds") if inputs is None else inputs
+    given = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments.get
+    inputs = given("inputs_embeds") if given("input_ids") is None else given("input_ids")
     if inputs is None or inputs.ndim < 2:
         # The decoder itself says what is wrong with them.
         return
-    past, mask, positions = (
-        given.get(name) for name in ("past_key_values", "attention_mask", "position_ids")
-    )
-    use_cache = given.get("use_cache")
-    goes_on = module.config.use_cache if use_cache is None else use_cache  # pyright: ignore
+    past, mask, positions = map(given, ("past_key_values", "attention_mask", "position_ids"))
+    use_cache = given("use_cache")
+    has_cache = module.config.use_cache if use_cache is None else use_cache  # pyright: ignore
     packed = positions is not None and bool((positions.diff(dim=-1) != 1).any())
     obstacle = None
     if mask is not None and not bool(mask.all()):
@@ -242,7 +177,7 @@ def note_span(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     elif packed and past is None and mask is None:
         obstacle = "rows that hold several sequences: give one sequence a row"
     first = 0 if past is None else int(past.get_seq_length())
-    _span.set(PositionSpan(first, inputs.shape[1], past is not None or bool(goes_on), obstacle))
+    _span.set(PositionSpan(first, inputs.shape[1], past is not None or bool(has_cache), obstacle))
 
 
 def forget_span(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

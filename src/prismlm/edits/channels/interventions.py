@@ -16,12 +16,6 @@ from prismlm.errors import check_whole
 
 @dataclass(frozen=True)
 class _OfChannel:
-    """What acts on one channel of one layer.
-
-    Raises:
-        InputError: numbers that are not integers.
-    """
-
     layer: int
     channel: int
 
@@ -41,9 +35,6 @@ class Reinitialise(_OfChannel):
     Attributes:
         layer, channel: from 0.
         seed: of the draw, not negative.
-
-    Raises:
-        InputError: numbers that are not integers, or a negative seed.
     """
 
     seed: int = 0

@@ -10,21 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from prismlm.edits.channels.clamp import (
-    ClampGates,
-    LayerClamp,
-    clamped,
-    forget_span,
-    layer_clamp,
-    note_span,
-)
+from prismlm.edits.channels.clamp import ClampGates, GateName, clamped, forget_span, note_span
 from prismlm.edits.channels.interventions import Intervention, MaskRead, MaskWrite, Reinitialise
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
@@ -34,37 +26,35 @@ from prismlm.models.decoders.mixers import check_channel, check_layer, chosen_la
 from prismlm.models.decoders.recurrent_decoder import RecurrentModel
 from prismlm.models.watch import Hook, watch
 
+MASKS = {"write": MaskWrite, "read": MaskRead}
 
-@dataclass(frozen=True)
-class _LayerIntervention:
-    """What is done to one layer's gates.
 
-    Attributes:
-        prototypes: those drawn anew, by channel.
-        masked: the gate, whether its score is −∞ or else the gate zero, and the channel.
-        clamps: recorded gates, in the order in which they take the place of the model's own.
-    """
+class _Layer(NamedTuple):
+    """A layer with the interventions that hold there, in the order given."""
 
-    prototypes: Mapping[int, Tensor] = field(default_factory=dict[int, Tensor])
-    masked: frozenset[tuple[str, bool, int]] = frozenset()
-    clamps: tuple[LayerClamp, ...] = ()
+    number: int
+    mixer: PrototypeMixer
+    interventions: tuple[Intervention, ...]
 
-    def channels(self, *, excluded: bool) -> tuple[list[int], list[int]]:
-        """The channels of the write and the read gate with the score −∞, or set to zero."""
-        write, read = (
-            sorted(k for name, score, k in self.masked if (name, score) == (gate, excluded))
-            for gate in ("write", "read")
+    def masked(self, gate: str, *, renormalise: bool) -> list[int]:
+        """Return the channels with the score −∞, or else those set to zero."""
+        return sorted(
+            {
+                one.channel
+                for one in self.interventions
+                if isinstance(one, (MaskWrite, MaskRead))
+                and isinstance(one, MASKS[gate])
+                and one.renormalise == renormalise
+            }
         )
-        return write, read
 
-    def then(self, inner: _LayerIntervention) -> _LayerIntervention:
-        """Return both, with ``inner``'s draw where both draw one channel anew."""
-        prototypes = {**self.prototypes, **inner.prototypes}
-        masked, clamps = self.masked | inner.masked, self.clamps + inner.clamps
-        return _LayerIntervention(prototypes, masked, clamps)
+    def clamps(self) -> list[tuple[ClampGates, GateName]]:
+        """Return clamps, each with the gates that it is of; shared gates are one."""
+        clamps = [one for one in self.interventions if isinstance(one, ClampGates)]
+        return [(one, "both" if self.mixer.shared_gates else one.gates) for one in clamps]
 
 
-ByGates = Mapping[nn.Module, _LayerIntervention]
+ByGates = Mapping[nn.Module, _Layer]
 _NONE: ByGates = {}
 _in_force: ContextVar[ByGates] = ContextVar("prismlm_interventions", default=_NONE)
 
@@ -90,22 +80,21 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
             given is not an intervention, no channel of a group is left to share its gate, or a gate
             is both clamped and renormalised. Inside the block: a pass that a clamp does not fit.
     """
-    mixers, outer = mixers_of(model), _in_force.get()
-    combined: dict[nn.Module, _LayerIntervention] = {}
-    clamping = False
+    mixers, held = mixers_of(model), dict(_in_force.get())
+    hooks: list[Hook] = []
+    if any(isinstance(one, ClampGates) for one in interventions):
+        decoders = [module for module in model.modules() if isinstance(module, RecurrentModel)]
+        hooks += [Hook(module, note_span, forget_span, always=True) for module in decoders]
     for intervention in interventions:
-        for layer, wanted in _by_layer(intervention, mixers):
-            gates = mixers[layer].gates
-            clamping |= bool(wanted.clamps)
-            held = combined.get(gates, outer.get(gates))
-            combined[gates] = wanted if held is None else held.then(wanted)
-    for mixer in mixers:
-        if mixer.gates in combined:
-            _check(mixer, combined[mixer.gates])
-    decoders = _decoders(model) if clamping else ()
-    hooks = [Hook(module, note_span, forget_span, always=True) for module in decoders]
-    hooks += [Hook(gates, _before, _after) for gates in combined]
-    token = _in_force.set({**outer, **combined})
+        for number in _layers(intervention, mixers):
+            mixer = mixers[number]
+            before = held[mixer.gates].interventions if mixer.gates in held else ()
+            held[mixer.gates] = _Layer(number, mixer, (*before, intervention))
+    here = [held[mixer.gates] for mixer in mixers if mixer.gates in held]
+    for layer in here:
+        _check(layer)
+    hooks += [Hook(layer.mixer.gates, _before, _after) for layer in here]
+    token = _in_force.set(held)
     try:
         with watch(hooks, unwatched_too=True):
             yield
@@ -118,66 +107,47 @@ def interventions_hold() -> bool:
     return bool(_in_force.get())
 
 
-def _by_layer(
-    intervention: Intervention, mixers: tuple[PrototypeMixer, ...]
-) -> Iterator[tuple[int, _LayerIntervention]]:
-    """Yield an intervention's layers with what it does there."""
+def _layers(intervention: Intervention, mixers: tuple[PrototypeMixer, ...]) -> tuple[int, ...]:
+    """Return the layers that an intervention is about, which fit it."""
     if isinstance(intervention, ClampGates):
-        recorded = len(intervention.record.layers)
-        if recorded != len(mixers):
+        recorded = intervention.record.layers
+        own, given = ([m.channels for m in mixers], [gate.write.shape[-1] for gate in recorded])
+        if own != given:
             raise InputError(
-                f"the model has {len(mixers)} layers and the recorded gates {recorded}: record "
-                "it with the model that it is clamped onto."
+                f"the model has {len(own)} layers and the recorded gates {len(given)}, of "
+                f"{sum(own)} and {sum(given)} channels: record it with the model that it is "
+                "clamped onto."
             )
-        for layer in chosen_layers(len(mixers), intervention.layers):
-            clamp = layer_clamp(intervention, layer, mixers[layer])
-            yield layer, _LayerIntervention(clamps=(clamp,))
-        return
+        return chosen_layers(len(mixers), intervention.layers)
     if not isinstance(intervention, (Reinitialise, MaskWrite, MaskRead)):
         raise InputError(
             f"{intervention!r} is not an intervention: expected Reinitialise, MaskWrite, MaskRead "
             "or ClampGates."
         )
-    layer, channel = intervention.layer, intervention.channel
+    layer = intervention.layer
     check_layer(len(mixers), layer)
-    check_channel(mixers[layer].channels, layer, channel)
-    if isinstance(intervention, Reinitialise):
-        yield layer, _LayerIntervention({channel: _drawn(intervention, mixers[layer])})
-        return
-    gate = "read" if isinstance(intervention, MaskRead) else "write"
-    masked = frozenset([(gate, intervention.renormalise, channel)])
-    yield layer, _LayerIntervention(masked=masked)
+    check_channel(mixers[layer].channels, layer, intervention.channel)
+    return (layer,)
 
 
-def _decoders(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return what says positions to clamps."""
-    found = tuple(module for module in model.modules() if isinstance(module, RecurrentModel))
-    if not found:
-        raise InputError(
-            "gates are clamped by position, and only a decoder knows that: give the model, not a "
-            "layer of it."
-        )
-    return found
-
-
-def _drawn(intervention: Reinitialise, mixer: PrototypeMixer) -> Tensor:
+def _drawn(intervention: Reinitialise, width: int) -> Tensor:
     parts = [intervention.seed, intervention.layer, intervention.channel]
     seed = int(np.random.SeedSequence(parts).generate_state(1)[0])
-    generator = torch.Generator().manual_seed(seed)
-    return initial_prototypes(1, mixer.prototypes.shape[1], generator)[0]
+    return initial_prototypes(1, width, torch.Generator().manual_seed(seed))[0]
 
 
-def _check(mixer: PrototypeMixer, wanted: _LayerIntervention) -> None:
-    size = mixer.channels // mixer.groups
-    for name, excluded in zip(("write", "read"), wanted.channels(excluded=True), strict=True):
-        for first in range(0, mixer.channels, size):
-            if set(excluded).issuperset(range(first, first + size)):
-                of = "" if mixer.groups == 1 else f" of group {first // size}"
+def _check(layer: _Layer) -> None:
+    size = layer.mixer.channels // layer.mixer.groups
+    for name in MASKS:
+        excluded = layer.masked(name, renormalise=True)
+        for group in range(layer.mixer.groups):
+            if set(excluded).issuperset(range(group * size, (group + 1) * size)):
                 raise InputError(
-                    f"all {size} channels{of} of a {name} gate are excluded from its softmax, so "
-                    "that none is left to share it: leave one out, or mask without renormalise."
+                    f"all {size} channels of group {group} of a {name} gate are excluded from its "
+                    "softmax, so that none is left to share it: leave one out, or mask without "
+                    "renormalise."
                 )
-        if excluded and any(getattr(clamp, name) is not None for clamp in wanted.clamps):
+        if excluded and any(gates in ("both", name) for _, gates in layer.clamps()):
             raise InputError(
                 f"a {name} gate is clamped, which leaves it no softmax to exclude channel "
                 f"{min(excluded)} from: mask without renormalise, or do not clamp its layer."
@@ -185,16 +155,21 @@ def _check(mixer: PrototypeMixer, wanted: _LayerIntervention) -> None:
 
 
 def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    wanted = _in_force.get().get(module)
-    if wanted is None:
+    layer = _in_force.get().get(module)
+    if layer is None:
         return None
     inputs: GateInputs = args[0]
-    device = inputs.prototypes.device
-    if wanted.prototypes:
-        places = torch.tensor(list(wanted.prototypes), device=device)
-        rows = torch.stack(list(wanted.prototypes.values())).to(inputs.prototypes)
+    device, (count, width) = inputs.prototypes.device, inputs.prototypes.shape
+    drawn = {
+        one.channel: _drawn(one, width)
+        for one in layer.interventions
+        if isinstance(one, Reinitialise)
+    }
+    if drawn:
+        places = torch.tensor(list(drawn), device=device)
+        rows = torch.stack(list(drawn.values())).to(inputs.prototypes)
         inputs = inputs._replace(prototypes=inputs.prototypes.index_copy(0, places, rows))
-    excluded, count = wanted.channels(excluded=True), len(inputs.prototypes)
+    excluded = [layer.masked(name, renormalise=True) for name in MASKS]
     write = _flags(excluded[0], count, device)
     # One tensor for both keeps shared gates shared.
     read = write if excluded[0] == excluded[1] else _flags(excluded[1], count, device)
@@ -204,14 +179,14 @@ def _before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def _after(
     module: nn.Module, args: Any, kwargs: Any, evidence: MixerEvidence
 ) -> MixerEvidence | None:
-    wanted = _in_force.get().get(module)
-    if wanted is None:
+    layer = _in_force.get().get(module)
+    if layer is None:
         return None
-    for clamp in wanted.clamps:
-        evidence = clamped(evidence, clamp)
-    zeros = wanted.channels(excluded=False)
+    for clamp, gates in layer.clamps():
+        evidence = clamped(evidence, clamp, layer.number, gates)
+    zeros = [layer.masked(name, renormalise=False) for name in MASKS]
     if not any(zeros):
-        return evidence if wanted.clamps else None
+        return evidence
     gates = [
         gate if not zero else gate.index_fill(-1, torch.tensor(zero, device=gate.device), 0)
         for gate, zero in zip(evidence, zeros, strict=True)
