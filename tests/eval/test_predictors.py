@@ -156,17 +156,3 @@ def test_saved_uncertainty_feedback_is_read_by_both(tiny_model, tmp_path):
     without = HFLM(**arguments).loglikelihood(requests(PAIRS), disable_tqdm=True)
     assert min(abs(a[0] - b[0]) for a, b in zip(expected, without, strict=True)) > 1e-2
     assert_plain_equals(scored(open_predictors(directory, batch_size=2), PAIRS), expected)
-
-
-def test_continuations_that_cannot_be_scored_are_refused(lm):
-    with pytest.raises(InputError, match="'' has 0 tokens: expected 1 to"):
-        lm.encoded("The court", "")
-    with pytest.raises(InputError, match="the most that this model reads"):
-        lm.encoded("The court", " ruled" * 5000)
-
-
-def test_what_is_not_a_model_is_refused(tmp_path, tiny_model):
-    with pytest.raises(InputError, match="is not a directory"):
-        open_predictors(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="batch size is 0: expected a whole number from 1"):
-        open_predictors(tiny_model, batch_size=0)

@@ -83,16 +83,6 @@ def test_the_flattest_model_is_sharpened_to_the_sharpest(found):
         assert part["models"][sharpest]["js"] == part["models"][sharpest]["js_matched"]
 
 
-def test_models_at_the_entropy_asked_for(models, pairs):
-    found = measure_robustness(models[:2], pairs, entropy=2.0)
-    assert found["target"] == 2
-    for name in KINDS[:2]:
-        assert (
-            found["slices"][0]["models"][name]["js"]
-            != found["slices"][0]["models"][name]["js_matched"]
-        )
-
-
 def test_a_pair_that_one_model_cannot_read_is_left_out_for_all(models, pairs):
     long = Pair("x", "typo", "river " * 70, "rivers " * 70)
     found = measure_robustness(models, [*pairs, long])
@@ -102,33 +92,10 @@ def test_a_pair_that_one_model_cannot_read_is_left_out_for_all(models, pairs):
     assert measure_robustness(models[1:2], [long])["slices"][0]["pairs"] == 1
 
 
-def test_pairs_are_drawn_by_the_seed(studied):
-    table = read_pairs(studied / "pairs.parquet")
-    some = drawn_pairs(table, 2, seed=3)
-    assert [pair.slice for pair in some] == [
-        name for name in ("synonym", "typo", "punctuation", "negation") for _ in range(2)
-    ]
-    assert some == drawn_pairs(table, 2, seed=3) != drawn_pairs(table, 2, seed=4)
-    with pytest.raises(InputError, match="the limit is 0"):
-        drawn_pairs(table, 0)
-
-
 def test_bad_input_is_refused(models, pairs):
     with pytest.raises(InputError, match="two models are called llama"):
         measure_robustness([models[1], models[1]], pairs[:2])
-    with pytest.raises(InputError, match="the entropy is -1"):
-        measure_robustness(models[:1], pairs[:2], entropy=-1)
     with pytest.raises(InputError, match=r"no temperature .* expected between"):
         measure_robustness(models[:1], pairs[:2], entropy=50.0)
     with pytest.raises(InputError, match="nothing to compare"):
         measure_robustness([], pairs[:2])
-
-
-def test_models_of_other_vocabularies_are_not_comparable(models, pairs):
-    import copy
-
-    name, model, tokenizer = models[2]
-    other = copy.deepcopy(tokenizer)
-    other.add_tokens(["zq"])
-    several = [models[1], OpenedModel(name, model, other)]
-    assert not measure_robustness(several, pairs[:2], entropy=2.0)["comparable"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -47,13 +47,16 @@ def task_figures(answers: Answers) -> dict[str, Any]:
     the answer that is right most often. ``change`` is None where plain has nothing right.
     """
     asked = len(answers["gold"])
-    plain = answers["correct"]["plain"]
     predictors: dict[str, dict[str, Any]] = {}
     for predictor, metrics in answers["correct"].items():
-        predictors[predictor] = {
-            metric: _figure(correct, plain[metric], is_plain=predictor == "plain")
-            for metric, correct in metrics.items()
-        }
+        predictors[predictor] = {}
+        for metric, correct in metrics.items():
+            figure = {"value": float(np.mean(correct)), "stderr": _error(correct)}
+            if predictor != "plain":
+                plain = answers["correct"]["plain"][metric]
+                error = _error(np.subtract(correct, plain))
+                figure |= _change(figure["value"], float(np.mean(plain)), error)
+            predictors[predictor][metric] = figure
     return {
         "task": answers["task"],
         "questions": asked,
@@ -70,30 +73,20 @@ def mean_figures(tasks: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for predictor in tasks[0]["predictors"]:
         figures = [task["predictors"][predictor][HEADLINE] for task in tasks]
+        mean = float(np.mean([figure["value"] for figure in figures]))
         found[predictor] = {
-            "value": float(np.mean([figure["value"] for figure in figures])),
+            "value": mean,
             "stderr": _pooled([figure["stderr"] for figure in figures]),
         }
-    plain = found["plain"]["value"]
-    for predictor, figure in found.items():
         if predictor != "plain":
             # Differences, since a change is relative to each task's own plain accuracy.
+            plain = [task["predictors"]["plain"][HEADLINE]["value"] for task in tasks]
             errors = [
-                None
-                if (one := task["predictors"][predictor][HEADLINE])["change_stderr"] is None
-                else one["change_stderr"] * task["predictors"]["plain"][HEADLINE]["value"] / 100
-                for task in tasks
+                None if figure["change_stderr"] is None else figure["change_stderr"] * base / 100
+                for figure, base in zip(figures, plain, strict=True)
             ]
-            figure |= _change(figure["value"], plain, _pooled(errors))
+            found[predictor] |= _change(mean, float(np.mean(plain)), _pooled(errors))
     return found
-
-
-def _figure(correct: list[int], plain: list[int], *, is_plain: bool) -> dict[str, Any]:
-    value, base = float(np.mean(correct)), float(np.mean(plain))
-    figure: dict[str, Any] = {"value": value, "stderr": _error(correct)}
-    if not is_plain:
-        figure |= _change(value, base, _error(np.subtract(correct, plain)))
-    return figure
 
 
 def _change(value: float, base: float, error: float | None) -> dict[str, float | None]:
@@ -105,12 +98,10 @@ def _change(value: float, base: float, error: float | None) -> dict[str, float |
 
 def _error(values: Any) -> float | None:
     """Return the standard error of a mean; None of a single value."""
-    found = np.asarray(values, dtype=np.float64)
-    return float(found.std(ddof=1) / np.sqrt(len(found))) if len(found) > 1 else None
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def _pooled(errors: list[float | None]) -> float | None:
     """Return the standard error of a mean of independent figures."""
-    if any(error is None for error in errors):
-        return None
-    return float(np.sqrt(np.square(cast("list[float]", errors)).sum()) / len(errors))
+    known = [error for error in errors if error is not None]
+    return float(np.linalg.norm(known) / len(known)) if len(known) == len(errors) else None

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -63,8 +62,7 @@ def _winogrande(row: Row) -> Row:
     return texts | {"answer": str(row["label"] + 1)}
 
 
-@dataclass(frozen=True)
-class Benchmark:
+class Benchmark(NamedTuple):
     """One of the tasks.
 
     Attributes:
@@ -138,9 +136,6 @@ def load_tasks(
         shots: examples before each question.
         seed: of the choice of examples.
 
-    Raises:
-        InputError: a file or the hub cannot be read, or there is nothing to take examples from.
-        FormatError: a file's columns or rows are not what the task needs.
     """
     import lm_eval.tasks
     from lm_eval.tasks import TaskManager

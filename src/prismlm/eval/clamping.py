@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
@@ -43,27 +42,20 @@ LEAST_SHARE = 0.5
 
 
 class Routing(NamedTuple):
-    """What of a model is clamped.
+    """What of a model is clamped, "channels" or "attention", and how.
 
-    Attributes:
-        kind: "channels" or "attention".
-        clamp: a block in which a text is read with the routing of the tokens given, by an
-            alignment.
+    In a block of ``clamp(ids, alignment)`` a text is read with the routing of the tokens given.
     """
 
     kind: str
     clamp: Callable[[Sequence[int], list[int]], AbstractContextManager[None]]
 
 
-@dataclass(frozen=True)
-class Clamped:
-    """One pair: divergences in bits from what the model says after the original.
+class Clamped(NamedTuple):
+    """One pair: JS in bits to what the model says after the original.
 
-    Attributes:
-        slice: of the pair.
-        base, clamped: JS.
-        control: with a random text's routing; NaN where no other text is long enough.
-        equal_length: whether both texts have as many tokens.
+    ``control`` is with a random text's routing, and NaN where no other text is long enough;
+    ``equal_length`` says whether both texts have as many tokens.
     """
 
     slice: str
@@ -110,9 +102,6 @@ def measure_clamping(
     Returns:
         ``name`` of the model, ``routing``, ``seed``, and ``slices``, of :func:`slice_mediation`.
 
-    Raises:
-        InputError: no routing, as :func:`routing_of`, or attention that cannot be clamped.
-        NotFiniteError: logits that are not finite.
     """
     name, model, tokenizer = opened
     routing = routing_of(model)
@@ -141,19 +130,25 @@ def measure_clamping(
             for source in (x, other) if other else (x,):
                 with routing.clamp(source, alignment):
                     after.append(next_token.logits_after(model, torch.tensor([changed]))[0].numpy())
-            before = logits[texts[pair.original]]
-            one, all_after = (next_token.log_probabilities(np.stack(x)) for x in ([before], after))
-            divergences = next_token.jensen_shannon(one, all_after).tolist()
-            base, clamped, control = [*divergences, float("nan")][:3]
-            equal = len(x) == len(changed)
-            found.append(Clamped(pair.slice, base, clamped, control, equal))
-    slices = tuple(
-        slice_mediation(part, [one for one in found if one.slice == part], unaligned, seed)
-        for part in SLICES + INTERVENTIONS
-        if any(pair.slice == part for pair in pairs)
-    )
-    facts = {"unit": "bits", "floor": FLOOR, "least_share": LEAST_SHARE}
-    return {"name": name, "routing": routing.kind, "seed": seed, "slices": slices} | facts
+            before = next_token.log_probabilities(logits[texts[pair.original]][None])
+            divergences = next_token.jensen_shannon(
+                before, next_token.log_probabilities(np.stack(after))
+            )
+            base, clamped, control = [*divergences.tolist(), float("nan")][:3]
+            found.append(Clamped(pair.slice, base, clamped, control, len(x) == len(changed)))
+    return {
+        "name": name,
+        "routing": routing.kind,
+        "seed": seed,
+        "slices": tuple(
+            slice_mediation(part, [one for one in found if one.slice == part], unaligned, seed)
+            for part in SLICES + INTERVENTIONS
+            if any(pair.slice == part for pair in pairs)
+        ),
+        "unit": "bits",
+        "floor": FLOOR,
+        "least_share": LEAST_SHARE,
+    }
 
 
 def align(original: Sequence[int], changed: Sequence[int]) -> list[int] | None:
@@ -197,13 +192,7 @@ def random_text(
 def slice_mediation(
     name: str, found: Sequence[Clamped], unaligned: Sequence[str], seed: int = 0
 ) -> Row:
-    """Return the figures of one slice.
-
-    Args:
-        name: of the slice.
-        found: its pairs.
-        unaligned: the slice of each pair that was left out, of any slice.
-        seed: of the bootstrap.
+    """Return the figures of one slice, of its pairs and the slice of each pair left out.
 
     Returns:
         ``pairs`` with a PMR, ``of_equal_length`` among them, and those left out: ``unaligned``, or
@@ -222,7 +211,7 @@ def slice_mediation(
         "below_floor": len(found) - len(kept),
     } | dict.fromkeys(("clamped", "control", "gain"))
     if kept:
-        base, clamped, control = np.array([(x.base, x.clamped, x.control) for x in kept]).T
+        base, clamped, control = np.array([one[1:4] for one in kept]).T
         row["clamped"] = _mediation(base, clamped, seed)
         if (with_control := ~np.isnan(control)).any():
             row["control"] = _mediation(base[with_control], control[with_control], seed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,18 +82,13 @@ def kept_logits(
     check_room("logits of the texts", Path(tempfile.gettempdir()), size)
     with tempfile.TemporaryFile() as file:
         kept = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
-    for numbers in batches(model, rows):
+    readables = [number for number, row in enumerate(rows) if readable(model, row)]
+    for some in of_one_length([rows[number] for number in readables], TOKENS_AT_ONCE):
+        numbers = [readables[place] for place in some]
         ids = torch.tensor([rows[number] for number in numbers])
         kept[numbers] = logits_after(model, ids).numpy()
         advance(len(numbers))
     return kept
-
-
-def batches(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Yield the numbers of readable texts of one length, the longest first."""
-    kept = [number for number, row in enumerate(rows) if readable(model, row)]
-    for some in of_one_length([rows[number] for number in kept], TOKENS_AT_ONCE):
-        yield [kept[place] for place in some]
 
 
 def log_probabilities(
@@ -139,13 +134,24 @@ def same_top(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.argmax(-1) == log_q.argmax(-1)).double()
 
 
+def in_parts(
+    figure: Callable[..., Tensor],
+    logits: np.ndarray,
+    rows: Sequence[np.ndarray],
+    temperature: float = 1.0,
+) -> np.ndarray:
+    """Return a figure of log-distributions, one or two, for rows of kept logits."""
+    ends = range(ROWS_AT_ONCE, len(rows[0]), ROWS_AT_ONCE)
+    found = [
+        figure(*(log_probabilities(logits[some], temperature) for some in part))
+        for part in zip(*(np.split(side, ends) for side in rows), strict=True)
+    ]
+    return torch.cat(found).numpy()
+
+
 def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0) -> float:
     """Return the mean entropy in nats over rows of kept logits, at a temperature."""
-    total = sum(
-        float(entropies(log_probabilities(logits[part], temperature)).sum())
-        for part in np.split(rows, range(ROWS_AT_ONCE, len(rows), ROWS_AT_ONCE))
-    )
-    return total / len(rows)
+    return float(in_parts(entropies, logits, [rows], temperature).mean())
 
 
 def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) -> float:
@@ -163,18 +169,3 @@ def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) ->
             f"between {least:.3g} and {most:.3g}."
         )
     return math.exp(float(brentq(too_much, -STEEPEST, STEEPEST, xtol=1e-6)))  # pyright: ignore
-
-
-def in_parts(
-    figure: Callable[[Tensor, Tensor], Tensor],
-    logits: np.ndarray,
-    pairs: tuple[np.ndarray, np.ndarray],
-    temperature: float = 1.0,
-) -> np.ndarray:
-    """Return a figure of two log-distributions for pairs of rows of kept logits."""
-    ends = range(ROWS_AT_ONCE, len(pairs[0]), ROWS_AT_ONCE)
-    found = [
-        figure(*(log_probabilities(logits[rows], temperature) for rows in part))
-        for part in zip(*(np.split(side, ends) for side in pairs), strict=True)
-    ]
-    return torch.cat(found).numpy()

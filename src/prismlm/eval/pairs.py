@@ -32,9 +32,6 @@ def read_pairs(path: Path) -> pa.Table:
         path: a Parquet file; its ``id`` is unique, its ``slice`` one of ``SLICES`` and
             ``INTERVENTIONS``, and ``similarity`` alone may be null.
 
-    Raises:
-        InputError: there is no such file.
-        FormatError: it is no Parquet file, or its columns or rows are not those of pairs.
     """
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected pairs in Parquet. {WAY_OUT}")
@@ -48,9 +45,9 @@ def read_pairs(path: Path) -> pa.Table:
         raise FormatError(f"{path} does not hold pairs in Parquet: {error}. {WAY_OUT}") from error
     if not len(table):
         raise FormatError(f"{path} holds no pairs. {WAY_OUT}")
-    for name in COLUMNS.names:
-        if name != "similarity" and table[name].null_count:
-            raise FormatError(f"{path} has rows without {name}. {WAY_OUT}")
+    required = [name for name in COLUMNS.names if name != "similarity"]
+    if any(table[name].null_count for name in required):
+        raise FormatError(f"{path} has rows without {', '.join(required)}. {WAY_OUT}")
     if len(set(table["id"].to_pylist())) < len(table):
         raise FormatError(f"{path} has several rows of one id. {WAY_OUT}")
     unknown = sorted(set(table["slice"].to_pylist()) - {*SLICES, *INTERVENTIONS})

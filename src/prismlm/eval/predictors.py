@@ -39,13 +39,8 @@ class Score(NamedTuple):
 
 
 Scores = dict[Predictor, Score]
-
-
-class _Row(NamedTuple):
-    """Tokens to read once, and the requests that are about their ends."""
-
-    ids: tuple[int, ...]
-    requests: list[int]
+# Tokens of a context and of its continuation.
+Encoded = tuple[list[int], list[int]]
 
 
 class PredictorLM(HuggingFaceLM):
@@ -90,7 +85,7 @@ class PredictorLM(HuggingFaceLM):
                 + (". The others need a prototype head." if head is None else ".")
             )
 
-    def encoded(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    def encoded(self, context: str, continuation: str) -> Encoded:
         """Return both as tokens; an empty context becomes the token that begins a text."""
         if context:
             before, after = self._encode_pair(context, continuation)
@@ -108,23 +103,13 @@ class PredictorLM(HuggingFaceLM):
         """Say whether the beginning of a context is cut because the model reads no more."""
         return len(before) + len(after) > self.max_length + 1
 
-    def rows(self, encoded: Sequence[tuple[list[int], list[int]]]) -> list[_Row]:
-        """Return what is read, the longest first."""
-        requests: dict[tuple[int, ...], list[int]] = {}
-        for number, (before, after) in enumerate(encoded):
-            ids = tuple((before + after)[-(self.max_length + 1) : -1])
-            requests.setdefault(ids, []).append(number)
-        return sorted((_Row(*item) for item in requests.items()), key=lambda row: -len(row.ids))
-
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
         """Answer lm-eval, with the one predictor that it was given."""
         encoded = [(before, after) for _, before, after in requests]
         return [tuple(scores[self.predictor]) for scores in self.score(encoded)]
 
     def score(
-        self,
-        encoded: Sequence[tuple[list[int], list[int]]],
-        advance: Callable[[int], None] | None = None,
+        self, encoded: Sequence[Encoded], advance: Callable[[int], None] = lambda count: None
     ) -> list[Scores]:
         """Score continuations after their contexts with every predictor.
 
@@ -132,39 +117,31 @@ class PredictorLM(HuggingFaceLM):
             encoded: tokens of each context and its continuation (:meth:`encoded`).
             advance: called with the number of pairs that each batch has settled.
         """
-        found: dict[int, Scores] = {}
-        rows, size = self.rows(encoded), int(self.batch_size)
+        requests: dict[tuple[int, ...], list[int]] = {}
+        for number, (before, after) in enumerate(encoded):
+            ids = tuple((before + after)[-(self.max_length + 1) : -1])
+            requests.setdefault(ids, []).append(number)
+        rows = sorted(requests, key=len, reverse=True)
+        found: list[Scores] = [{} for _ in encoded]
         with evaluating(self.model):
-            for first in range(0, len(rows), size):
-                before = len(found)
-                self._score_batch(rows[first : first + size], encoded, found)
-                if advance is not None:
-                    advance(len(found) - before)
-        return [found[number] for number in range(len(encoded))]
+            for first in range(0, len(rows), int(self.batch_size)):
+                batch = rows[first : first + int(self.batch_size)]
+                asked = [requests[ids] for ids in batch]
+                ends = [max(len(encoded[number][1]) for number in some) for some in asked]
+                for predictor, log_p in self._log_probabilities(self._states(batch, ends)):
+                    for some, part in zip(asked, log_p.split(ends), strict=True):
+                        for number in some:
+                            found[number][predictor] = _score_end(part, encoded[number][1])
+                advance(sum(map(len, asked)))
+        return found
 
-    def _score_batch(
-        self,
-        rows: list[_Row],
-        encoded: Sequence[tuple[list[int], list[int]]],
-        found: dict[int, Scores],
-    ) -> None:
-        """Read a batch, padded on the right of a causal model: no token sees the padding."""
-        ids = pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True)
+    def _states(self, batch: list[tuple[int, ...]], ends: list[int]) -> Tensor:
+        """Return z [N, d] of the ends of rows, which are padded on the right: no token sees it."""
+        ids = pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
         with capture(self.model, logits=False) as seen:
             self.model(input_ids=ids.to(self.device), use_cache=False)
-        ends = [max(len(encoded[request][1]) for request in row.requests) for row in rows]
-        z = torch.cat(
-            [
-                seen.z[place, len(row.ids) - end : len(row.ids)]
-                for place, (row, end) in enumerate(zip(rows, ends, strict=True))
-            ]
-        )
-        for predictor, log_p in self._log_probabilities(z):
-            parts = log_p.split(ends)
-            for row, part in zip(rows, parts, strict=True):
-                for request in row.requests:
-                    score = _score_end(part, encoded[request][1])
-                    found.setdefault(request, {})[predictor] = score
+        rows = zip(seen.z, batch, ends, strict=True)
+        return torch.cat([z[len(row) - end : len(row)] for z, row, end in rows])
 
     def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Predictor, Tensor]]:
         """Yield log softmax of every predictor's logits, [N, V]; one at a time, to bound memory."""

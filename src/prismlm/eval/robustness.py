@@ -12,7 +12,7 @@ Source: ProtoT, §5.2, Tables 3 and 5.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import pyarrow as pa
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
-from prismlm.errors import InputError, check_number, check_whole
+from prismlm.errors import InputError, check_whole
 from prismlm.eval import next_token
 from prismlm.eval.benchmarks import drawn
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
@@ -28,14 +28,14 @@ from prismlm.instruments.results import Row
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import mean_intervals
 
-MEASURES = ("js", "js_matched", "overlap", "spearman", "same_top")
 FIGURES = {
     "js": next_token.jensen_shannon,
     "overlap": next_token.top_overlap,
     "spearman": next_token.rank_correlation,
     "same_top": next_token.same_top,
 }
-Values = dict[str, np.ndarray]
+MEASURES = ("js", "js_matched", "overlap", "spearman", "same_top")
+Sides = tuple[np.ndarray, np.ndarray]
 
 
 class Pair(NamedTuple):
@@ -59,10 +59,7 @@ def drawn_pairs(table: pa.Table, limit: int | None = None, seed: int = 0) -> lis
     """Return the pairs, or ``limit`` of each slice drawn by ``seed``, slice by slice."""
     if limit is not None:
         check_whole("the limit", limit, 1)
-    rows = [
-        Pair(*(row[name] for name in Pair._fields))
-        for row in table.select(list(Pair._fields)).to_pylist()
-    ]
+    rows = [Pair(**row) for row in table.select(list(Pair._fields)).to_pylist()]
     found: list[Pair] = []
     for name in SLICES + INTERVENTIONS:
         own = [row for row in rows if row.slice == name]
@@ -74,29 +71,6 @@ def texts_of(pairs: Sequence[Pair]) -> dict[str, int]:
     """Return the row of each different text, originals first."""
     texts = itertools.chain((p.original for p in pairs), (p.perturbed for p in pairs))
     return {text: row for row, text in enumerate(dict.fromkeys(texts))}
-
-
-def _read(
-    models: Iterable[OpenedModel],
-    texts: list[str],
-    sides: list[list[int]],
-    pairs: int,
-    progress: Reporter,
-) -> tuple[dict[str, tuple[np.ndarray, str]], np.ndarray]:
-    """Return logits and a fingerprint of the vocabulary by model, and which pairs all can read."""
-    kept: dict[str, tuple[np.ndarray, str]] = {}
-    usable = np.ones(pairs, dtype=bool)
-    for name, model, tokenizer in models:
-        if name in kept:
-            raise InputError(f"two models are called {name}: give each one a name of its own.")
-        rows = next_token.encode(tokenizer, texts)
-        fits = np.array([next_token.readable(model, row) for row in rows])
-        for side in sides:
-            usable &= fits[side]
-        with progress.task(name, int(fits.sum()), "texts") as task:
-            logits = next_token.kept_logits(model, rows, task.advance)
-        kept[name] = logits, fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
-    return kept, usable
 
 
 def measure_robustness(
@@ -124,69 +98,73 @@ def measure_robustness(
         one vocabulary, without which JS is not; and ``slices``, each with its ``name`` and
         ``pairs``, ``models``, for each model each of :data:`MEASURES`, and ``differences`` ``of``
         each two models, the first minus the second, paired.
-
-    Raises:
-        InputError: no model, two of one name, no pair that all can read, or an entropy that no
-            temperature gives.
-        NotFiniteError: a model's logits are not finite.
     """
-    if entropy is not None:
-        check_number("the entropy", entropy, "nats above 0", lambda nats: nats > 0)
     texts = texts_of(pairs)
-    sides = [[texts[t] for t in side] for side in zip(*((p[2], p[3]) for p in pairs), strict=True)]
-    kept, usable = _read(models, list(texts), sides, len(pairs), progress)
-    if not kept or not usable.any():
+    sides = [
+        np.array([texts[pair.original] for pair in pairs]),
+        np.array([texts[pair.perturbed] for pair in pairs]),
+    ]
+    logits: dict[str, np.ndarray] = {}
+    vocabularies: dict[str, str] = {}
+    usable = np.ones(len(pairs), dtype=bool)
+    for name, model, tokenizer in models:
+        if name in logits:
+            raise InputError(f"two models are called {name}: give each one a name of its own.")
+        rows = next_token.encode(tokenizer, list(texts))
+        fits = np.array([next_token.readable(model, row) for row in rows])
+        usable &= fits[sides[0]] & fits[sides[1]]
+        with progress.task(name, int(fits.sum()), "texts") as task:
+            logits[name] = next_token.kept_logits(model, rows, task.advance)
+        vocabularies[name] = fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
+    if not logits or not usable.any():
         raise InputError("nothing to compare: expected a model, and a pair that all models read.")
-    original, perturbed = (np.array(side)[usable] for side in sides)
-    own = {name: next_token.mean_entropy(logits, original) for name, (logits, _) in kept.items()}
+    both = sides[0][usable], sides[1][usable]
+    own = {name: next_token.mean_entropy(kept, both[0]) for name, kept in logits.items()}
     target = min(own.values()) if entropy is None else float(entropy)
     found: list[Row] = []
-    values: dict[str, Values] = {}
-    for name, (logits, vocabulary) in kept.items():
-        temperature = next_token.matching_temperature(logits, original, target)
-        values[name] = _measured(logits, (original, perturbed), temperature)
+    values: dict[str, np.ndarray] = {}
+    for name, kept in logits.items():
+        temperature = next_token.matching_temperature(kept, both[0], target)
+        values[name] = _measured(kept, both, temperature)
         row = {"name": name, "entropy": own[name], "temperature": temperature}
-        found.append(row | {"vocabulary": vocabulary})
+        found.append(row | {"vocabulary": vocabularies[name]})
     slices = np.array([pair.slice for pair in pairs])[usable]
     return {
         "target": target,
         "left_out": int((~usable).sum()),
         "seed": seed,
         "models": found,
-        "slices": list(_slices(slices, values, seed)),
-        "comparable": len({model["vocabulary"] for model in found}) == 1,
+        "slices": [
+            _slice(name, {model: own[slices == name] for model, own in values.items()}, seed)
+            for name in SLICES + INTERVENTIONS
+            if (slices == name).any()
+        ],
+        "comparable": len(set(vocabularies.values())) == 1,
         "unit": "bits",
     }
 
 
-def _measured(
-    logits: np.ndarray, pairs: tuple[np.ndarray, np.ndarray], temperature: float
-) -> Values:
+def _measured(logits: np.ndarray, pairs: Sides, temperature: float) -> np.ndarray:
+    """Return each of ``MEASURES`` for each pair, [pairs, measures]."""
     found = {key: next_token.in_parts(figure, logits, pairs) for key, figure in FIGURES.items()}
-    matched = next_token.in_parts(next_token.jensen_shannon, logits, pairs, temperature)
-    return found | {"js_matched": matched}
+    found["js_matched"] = next_token.in_parts(FIGURES["js"], logits, pairs, temperature)
+    return np.stack([found[key] for key in MEASURES], 1)
 
 
-def _slices(slices: np.ndarray, values: dict[str, Values], seed: int) -> Iterator[Row]:
+def _slice(name: str, values: dict[str, np.ndarray], seed: int) -> Row:
     several = list(itertools.combinations(values, 2))
-    for name in SLICES + INTERVENTIONS:
-        rows = slices == name
-        if not rows.any():
-            continue
-        own = [found[key][rows] for found in values.values() for key in MEASURES]
-        apart = [
-            values[one][key][rows] - values[other][key][rows]
-            for one, other in several
-            for key in MEASURES
-        ]
-        intervals = iter(mean_intervals(np.stack(own + apart, 1), seed=seed))
-        models = {model: dict(zip(MEASURES, intervals, strict=False)) for model in values}
-        differences = [
-            {"of": list(two)} | dict(zip(MEASURES, intervals, strict=False)) for two in several
-        ]
-        yield {
-            "name": name,
-            "pairs": int(rows.sum()),
-            "models": models,
-            "differences": differences,
-        }
+    apart = [values[one] - values[other] for one, other in several]
+    intervals = mean_intervals(np.concatenate([*values.values(), *apart], 1), seed=seed)
+    parts = [
+        dict(zip(MEASURES, intervals[first:], strict=False))
+        for first in range(0, len(intervals), len(MEASURES))
+    ]
+    return {
+        "name": name,
+        "pairs": len(next(iter(values.values()))),
+        "models": dict(zip(values, parts, strict=False)),
+        "differences": [
+            {"of": list(two)} | part
+            for two, part in zip(several, parts[len(values) :], strict=True)
+        ],
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,12 +13,13 @@ from prismlm.errors import FormatError, check_whole
 from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, drawn, load_tasks
 from prismlm.eval.predictors import PredictorLM
+from prismlm.eval.runs import make_parts
 from prismlm.files import keep_json, read_json
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap, verify_logit_map
 from prismlm.models.sidecar import has_sidecar
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import begin, keeping, writing
+from prismlm.run_state import writing
 
 FORMAT_VERSION = 1
 RESULT_FILE, TASKS = "eval.json", "tasks"
@@ -49,12 +50,17 @@ class SuiteOptions:
             check_whole("limit", self.limit, 1)
         benchmarks_of(self.suite)
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the options as JSON values."""
+        data = "hub" if self.data is None else str(self.data.resolve())
+        return asdict(self) | {"data": data}
+
 
 class Question(NamedTuple):
     """One document, as lm-eval asks it.
 
     Attributes:
-        number: which of the task's documents it is.
+        number: which of the benchmark's documents it is.
         task: lm-eval's task, which judges the answers.
         document: as that task reads it.
         pairs: (context, continuation) of each answer.
@@ -69,13 +75,7 @@ class Question(NamedTuple):
 
 
 def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 8) -> PredictorLM:
-    """Open a model directory, with a head or without, as the predictors it has.
-
-    Raises:
-        InputError: no such directory or device, a model that predicts no tokens, or a batch size
-            below 1.
-        FormatError: what is in it is no checkpoint, or damaged.
-    """
+    """Open a model directory, with a head or without, as the predictors it has."""
     check_whole("the batch size", batch_size, 1)
     if has_sidecar(path):
         model, tokenizer, sidecar = load_checkpoint(path, device=device)
@@ -104,33 +104,31 @@ def _question(number: int, task: Any, row: int, shots: int) -> Question:
     # Where answers stand in the context, as in WinoGrande, lm-eval has the two the other way round.
     gold = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
     if isinstance(gold, str):
-        choices = task.doc_to_choice(document)
-        gold = choices.index(gold) if gold in choices else -1
-    if not 0 <= gold < len(requests):
-        raise FormatError(
-            f"question {row} of {task.task_name} has {len(requests)} answers, and the right one is "
-            f"said to be number {gold}: expected one of them."
-        )
+        gold = task.doc_to_choice(document).index(gold)
     return Question(number, task, document, [request.args for request in requests], gold)
 
 
-def ask(lm: PredictorLM, task: str, questions: list[Question], of: int, advance: Any) -> Answers:
-    """Ask all predictors all questions, and have lm-eval's task judge each."""
+def ask(
+    lm: PredictorLM, benchmark: Benchmark, options: SuiteOptions, progress: Reporter
+) -> Answers:
+    """Ask all predictors the questions of a task, and have lm-eval's task judge each."""
+    questions, of = questions_of(benchmark, options)
     encoded = [lm.encoded(*pair) for question in questions for pair in question.pairs]
-    scores = lm.score(encoded, advance)
+    with progress.task(benchmark.title, len(encoded), "answers") as shown:
+        scores = lm.score(encoded, shown.advance)
     correct: dict[str, dict[str, list[int]]] = {name: {} for name in lm.predictors}
     first = truncated = 0
     for question in questions:
         last = first + len(question.pairs)
         truncated += any(lm.truncated(*pair) for pair in encoded[first:last])
         for predictor in lm.predictors:
-            said = [tuple(score[predictor]) for score in scores[first:last]]
-            judged = question.task.process_results(question.document, said)
+            answers = [tuple(score[predictor]) for score in scores[first:last]]
+            judged = question.task.process_results(question.document, answers)
             for metric, value in judged.items():
                 correct[predictor].setdefault(metric, []).append(int(value))
         first = last
     return {
-        "task": task,
+        "task": benchmark.name,
         "of": of,
         "chosen": [question.number for question in questions],
         "gold": [question.gold for question in questions],
@@ -160,39 +158,33 @@ def run_suite(
         options: what is asked. They and the model must be those that ``out`` was begun with.
         tasks: those to ask now; None for the whole suite.
         progress: shows the tasks.
-
-    Raises:
-        InputError: a task that does not exist, other options or another model than ``out`` has,
-            documents that cannot be had, or another process that writes there.
-        FormatError: a file in ``out`` is damaged, or a document is not what its task needs.
-        Interrupted: Ctrl-C; finished tasks are kept.
     """
-    kept = out / TASKS
-    left = [
-        benchmark
-        for benchmark in benchmarks_of(options.suite, tasks)
-        if not (kept / f"{benchmark.name}.json").is_file()
-    ]
-    # What cannot be asked at all leaves nothing behind.
-    ready = [questions_of(benchmark, options) for benchmark in left[:1]]
-    kept.mkdir(parents=True, exist_ok=True)
+    head = None if lm.head is None else fingerprints.of_model(lm.head)
+    identity = fingerprints.of_json([fingerprints.of_model(cast("Any", lm.model)), head])
+    note = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval"), "model": identity}
+
+    def asking(benchmark: Benchmark) -> Callable[[], Answers]:
+        return lambda: ask(lm, benchmark, options, progress)
+
+    parts = {one.name: asking(one) for one in benchmarks_of(options.suite, tasks)}
     with writing(out / RESULT_FILE):
-        run = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval")}
-        run |= {"model": _identity(lm), **_plain(options)}
-        begin(out, run, made=any(kept.glob("*.json")))
-        with keeping(lambda: f"{len([*kept.glob('*.json')])} finished tasks are kept in {out}."):
-            for benchmark in left:
-                path = kept / f"{benchmark.name}.json"
-                questions, of = ready.pop() if ready else questions_of(benchmark, options)
-                total = sum(len(question.pairs) for question in questions)
-                with progress.task(benchmark.title, total, "answers") as task:
-                    keep_json(path, ask(lm, benchmark.name, questions, of, task.advance))
-        result = _result(name, out, options, lm)
+        make_parts(out, TASKS, note | options.as_json(), parts)
+        figures = _figures(out, options)
+        result = {
+            "model": name,
+            **options.as_json(),
+            "predictors": list(lm.predictors),
+            "metric": HEADLINE,
+            "band_percent": BAND,
+            "tasks": figures,
+            "mean": mean_figures(figures),
+            "versions": {package: version(package) for package in PACKAGES},
+        }
         keep_json(out / RESULT_FILE, result)
     return result
 
 
-def _result(name: str, out: Path, options: SuiteOptions, lm: PredictorLM) -> dict[str, Any]:
+def _figures(out: Path, options: SuiteOptions) -> list[dict[str, Any]]:
     figures: list[dict[str, Any]] = []
     for benchmark in benchmarks_of(options.suite):
         path = out / TASKS / f"{benchmark.name}.json"
@@ -205,23 +197,4 @@ def _result(name: str, out: Path, options: SuiteOptions, lm: PredictorLM) -> dic
                     "asks that task again."
                 ) from error
             figures.append({"title": benchmark.title} | found)
-    return {
-        "model": name,
-        **_plain(options),
-        "predictors": list(lm.predictors),
-        "metric": HEADLINE,
-        "band_percent": BAND,
-        "tasks": figures,
-        "mean": mean_figures(figures),
-        "versions": {package: version(package) for package in PACKAGES},
-    }
-
-
-def _plain(options: SuiteOptions) -> dict[str, Any]:
-    data = "hub" if options.data is None else str(options.data.resolve())
-    return asdict(options) | {"data": data}
-
-
-def _identity(lm: PredictorLM) -> str:
-    head = None if lm.head is None else fingerprints.of_model(lm.head)
-    return fingerprints.of_json([fingerprints.of_model(cast("Any", lm.model)), head])
+    return figures

@@ -9,9 +9,11 @@ from prismlm.eval.judging.continuations import (
     Prompt,
     Writer,
     Writing,
+    bleu_figures,
     corpus_prompts,
     cut,
     file_prompts,
+    sentence_bleu,
 )
 
 HOW = Writing(words=5, tokens=8)
@@ -61,15 +63,6 @@ def test_prompts_are_the_lines_of_a_file(tmp_path):
         file_prompts(tmp_path / "none", 2, HOW)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"words": 0}, {"tokens": 0}, {"temperature": -1.0}, {"seed": -1}, {"seed": True}]
-)
-def test_settings_out_of_range_are_refused(ordinary, tmp_path, wrong):
-    with pytest.raises(InputError, match="expected"):
-        Writer("m", ordinary[0], Writing(**wrong), tmp_path / "kept").texts(PROMPTS)
-    assert not (tmp_path / "kept").exists()
-
-
 def test_a_model_writes_as_everywhere_else(tiny_model, tmp_path):
     lm = prismlm.load(tiny_model)
     found = Writer("m", tiny_model, HOW, tmp_path / "kept").texts(PROMPTS)
@@ -87,7 +80,38 @@ def test_drawn_tokens_come_from_the_seed_and_the_prompts_number(ordinary, tmp_pa
     assert written("a", 0) == written("b", 0) != written("c", 1)
 
 
-def test_a_prompt_that_is_too_long_is_refused(ordinary, tmp_path):
-    writer = Writer("m", ordinary[0], HOW, tmp_path / "kept")
-    with pytest.raises(InputError, match=r"prompt 'long' has .* Give fewer --prompt-words"):
-        writer.texts([Prompt("long", "word " * 1020, "")])
+def test_bleu_by_hand():
+    reference = "the cat sat on the mat"
+    # Of seven words six match, of six pairs five, and so on: (6/7 · 5/6 · 4/5 · 3/4)^(1/4).
+    assert sentence_bleu(f"{reference} today", reference) == pytest.approx(100 * (3 / 7) ** 0.25)
+    # All match, and four words in place of six cost exp(1 − 6/4).
+    assert sentence_bleu("the cat sat on", reference) == pytest.approx(60.653, abs=1e-3)
+    assert sentence_bleu(reference, reference) == pytest.approx(100)
+    assert sentence_bleu("", reference) == 0
+
+
+def test_means_stand_beside_other_prompts_and_every_model_has_its_best():
+    words = ["one two three four five", "red blue green white black", "hill lake wood sea road"]
+    prompts = [Prompt(str(n), f"p{n}", text) for n, text in enumerate(words)]
+    prompts.insert(1, Prompt("short", "p", ""))
+    texts = {"copies": [words[0], "x", *words[1:]], "moves": [words[1], "x", words[2], words[2]]}
+    found = bleu_figures(prompts, texts)
+    assert found["prompts"] == 3
+    copies, moves = found["models"]["copies"], found["models"]["moves"]
+    assert (copies["mean"]["value"], copies["other_prompt"]["value"]) == pytest.approx((100, 0))
+    assert copies["difference"]["low"] == pytest.approx(100)
+    assert copies["corpus"] == pytest.approx(100)
+    assert moves["mean"]["value"] == pytest.approx(100 / 3)
+    # Two of its three texts are what the next prompt goes on with.
+    assert moves["other_prompt"]["value"] == pytest.approx(200 / 3)
+    assert [(one["best"], one["id"]) for one in found["samples"]] == [
+        ("copies", "0"),
+        ("moves", "2"),
+    ]
+    assert [one["model"] for one in found["samples"][0]["texts"]] == ["copies", "moves"]
+
+
+@pytest.mark.parametrize("references", [[], ["a b"]])
+def test_without_references_there_is_none(references):
+    prompts = [Prompt("1", "p", one) for one in references] + [Prompt("2", "p", "")]
+    assert bleu_figures(prompts, {"m": ["a b"] * len(prompts)}) is None

@@ -1,17 +1,23 @@
 """Judges: a real server that answers well or rubbish, and a model that can answer nothing else."""
 
+import numpy as np
 import pytest
 import torch
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
+from prismlm.eval.judging.continuations import Prompt
 from prismlm.eval.judging.judges import (
     EndpointJudge,
+    Judge,
     Judged,
     LikelihoodJudge,
     LocalJudge,
     Pair,
-    judge_opener,
+    examination_pairs,
+    examine,
+    wilson,
 )
+from prismlm.labels.answers import Answers
 from prismlm.labels.endpoint import Endpoint
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT
@@ -69,14 +75,6 @@ def test_a_pair_is_asked_about_in_both_orders_and_once(judge):
     assert again.asked()["requests"] == 0
 
 
-def test_of_responses_that_are_alike_nothing_is_asked(judge):
-    same = Pair("Text", "end", "end")
-    with ChatServer(by_words) as server:
-        found = judge(server.url).judge([same, PAIRS[0], same])
-    assert found == [Judged("Tie", "Tie"), Judged("A", "B"), Judged("Tie", "Tie")]
-    assert len(server.requests) == 2
-
-
 @pytest.mark.parametrize("said", ["Response A", {"verdict": "Both"}, {"verdict": 1}, {"a": "A"}])
 def test_something_else_is_asked_for_again_and_then_no_verdict(judge, said):
     def behave(request, number):
@@ -113,7 +111,8 @@ def test_a_local_judge_says_what_is_most_probable(ordinary, tmp_path, chat):
         log = logits.detach().log_softmax(-1)[range(len(answer)), answer].sum()
         assert value == pytest.approx(float(log), abs=1e-4)
     assert judge.asked()["passes"] == 1
-    assert judge.verdicts([question], "", SILENT)[0] == max(found, key=found.get)
+    with SILENT.task("") as task:
+        assert judge.verdicts([question], task)[0] == max(found, key=found.get)
 
 
 def test_likelihood_is_the_mean_over_a_responses_tokens_whatever_the_order(ordinary, tmp_path):
@@ -160,25 +159,6 @@ def test_what_is_typical_is_as_probable_as_the_text_before_it(ordinary, tmp_path
         judge.judge([Pair("Once", "a", "b")])
 
 
-def test_a_way_to_judge_that_there_is_not_is_refused(ordinary):
-    with pytest.raises(InputError, match="--by is 'typicl': expected 'asked', 'likelihood' or"):
-        judge_opener(ordinary[0], None, None, by="typicl")
-
-
-def test_answers_of_several_tokens_each_are_read_too(ordinary, tmp_path):
-    judge = LocalJudge(ordinary[0], tmp_path / "kept")
-    question = judge.question(PAIRS[0])
-    # As where a blank is a token of its own; every next token of one prefix sums to its own.
-    for last in (7, 9):
-        judge._spelled = {"A": (5, 6), "B": (5, last), "Tie": (8, 6, 7)}
-        found = judge.log_probabilities(question)
-        assert all(value < 0 for value in found.values())
-    judge._spelled = {"A": (5, 6), "B": (5, 9), "Tie": (5,)}
-    both = judge.log_probabilities(question)
-    assert both["B"] == pytest.approx(found["B"], abs=1e-4)
-    assert both["Tie"] > max(both["A"], both["B"])
-
-
 def test_a_response_cannot_end_the_turn(ordinary, tmp_path):
     judge = LocalJudge(ordinary[0], tmp_path / "kept")
     end = judge._tokenizer.eos_token
@@ -192,9 +172,104 @@ def test_a_question_that_is_too_long_is_refused(ordinary, tmp_path):
         judge.judge([Pair("word " * 1000, "a", "b")])
 
 
-@pytest.mark.parametrize("template", ["{% if %}", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"])
-def test_a_chat_template_that_is_broken_is_told(ordinary, tmp_path, template):
-    judge = LocalJudge(ordinary[0], tmp_path / "kept")
-    judge._tokenizer.chat_template, judge._chat = template, True
-    with pytest.raises(FormatError, match="the chat template of the judge a cannot be used"):
-        judge.judge(PAIRS)
+PROMPTS = [
+    Prompt(str(n), f"Story {n:02}", " ".join(f"w{n:02}-{i:02}" for i in range(12)))
+    for n in range(30)
+]
+
+
+class Rule(Judge):
+    """Says what a rule makes of text, A and B."""
+
+    source, how = "rule", ""
+
+    def __init__(self, rule, path):
+        self.rule, self.answers = rule, Answers(path, "rule")
+
+    def verdicts(self, questions, task):
+        def parts(question):
+            lines = question.messages[0]["content"].split("\n")
+            return [lines[i + 1] for i, line in enumerate(lines) if line.startswith("<data-")]
+
+        return [self.rule(*parts(question)) for question in questions]
+
+    def asked(self):
+        return {}
+
+
+def reads(text, a, b):
+    """In order and of this prompt."""
+
+    def good(response):
+        words = response.split()
+        return words == sorted(words) and words[0].startswith(f"w{text.split()[1]}-")
+
+    return "A" if good(a) else "B" if good(b) else "Tie"
+
+
+def examined(rule, tmp_path, prompts=PROMPTS):
+    return examine(Rule(rule, tmp_path / "kept"), prompts)
+
+
+def test_wilson_by_hand():
+    # 8 of 10, z = 1.96: (0.8 + 0.19207) / 1.38415 ± 1.96 √(0.016 + 0.0096) / 1.38415.
+    found = wilson(8, 10)
+    assert (found.value, found.low, found.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
+    assert wilson(0, 5).low == 0
+    assert wilson(5, 5).high == 1
+    assert np.isnan(wilson(0, 0).value)
+
+
+def test_pairs_are_the_same_words_and_those_of_another_prompt():
+    pairs = examination_pairs([*PROMPTS, Prompt("short", "no more", "")])
+    for prompt, shuffled, other, again in zip(PROMPTS, *pairs.values(), strict=True):
+        assert shuffled.a == other.a == again.a == prompt.reference
+        assert again.b.split() == prompt.text.split() * 6
+        assert sorted(shuffled.b.split()) == sorted(prompt.reference.split())
+        assert shuffled.b != prompt.reference
+        assert other.b in {one.reference for one in PROMPTS} - {prompt.reference}
+    assert examination_pairs(PROMPTS) == examination_pairs(PROMPTS)
+    # Nothing can be told where all words are alike.
+    alike = examination_pairs([Prompt("1", "b c d e f g h", "x x x x x x x x")] * 2)
+    again = Pair("b c d e f g h", "x x x x x x x x", "c d e f g h c d")
+    assert alike == {"shuffled": [], "elsewhere": [], "repeated": [again] * 2}
+
+
+def test_a_judge_that_reads_is_usable(tmp_path):
+    found = examined(reads, tmp_path)
+    assert found["usable"]
+    assert found["reasons"] == []
+    shares = found["preferred"]
+    assert [shares[name]["value"] for name in ("shuffled", "elsewhere", "repeated")] == [1, 1, 1]
+    # z² / (n + z²) is missing of 1.
+    assert shares["shuffled"]["low"] == pytest.approx(30 / (30 + 1.96**2), abs=1e-4)
+    assert found["order"]["changed"]["value"] == 0
+    assert found["order"]["first"]["value"] == 0.5
+
+
+@pytest.mark.parametrize("place", ["A", "B"])
+def test_a_judge_that_follows_positions_is_unusable(tmp_path, place):
+    found = examined(lambda text, a, b: place, tmp_path)
+    assert not found["usable"]
+    assert found["preferred"]["shuffled"]["value"] == 0.5
+    assert found["order"]["by_position"]["value"] == found["order"]["changed"]["value"] == 1
+    assert found["order"]["first"]["value"] == (place == "A")
+    words = ("words shuffled", "again and again", "position")
+    assert all(word in said for word, said in zip(words, found["reasons"], strict=True))
+
+
+def test_a_judge_that_likes_repetition_is_unusable(tmp_path):
+    def rule(text, a, b):
+        first, second = (len(set(response.split())) for response in (a, b))
+        return "A" if first < second else "B" if second < first else reads(text, a, b)
+
+    found = examined(rule, tmp_path)
+    assert [found["preferred"][name]["value"] for name in ("shuffled", "repeated")] == [1, 0]
+    assert ["again and again" in reason for reason in found["reasons"]] == [True]
+
+
+def test_few_texts_are_too_few_to_pass(tmp_path):
+    found = examined(reads, tmp_path, PROMPTS[:11])
+    assert found["preferred"]["shuffled"]["value"] == 1
+    assert not found["usable"]
+    assert examined(reads, tmp_path, PROMPTS[:12])["usable"]

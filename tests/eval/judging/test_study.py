@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -10,11 +11,17 @@ from prismlm.eval.judging.continuations import Prompt, Writing
 from prismlm.eval.judging.judges import EndpointJudge, LocalJudge
 from prismlm.eval.judging.study import (
     CONTINUATIONS_TABLE,
+    MOST,
     RESULT_FILE,
     VERDICTS_TABLE,
     Study,
+    bradley_terry,
     named,
+    online_elo,
+    pairs_of,
+    rate,
     run_judging,
+    wins_of,
 )
 from prismlm.files import read_json
 from prismlm.labels.endpoint import Endpoint
@@ -90,12 +97,6 @@ def test_ratings_are_of_the_verdicts_that_are_kept(ordinary, tmp_path):
     assert not found["ratings"]["readable"]
 
 
-def test_without_a_judge_there_is_bleu_alone(ordinary, tmp_path):
-    found = run_judging(Study(named(ordinary), PROMPTS, HOW, tmp_path / "out"))
-    assert (found["judge"], found["ratings"]) == (None, None)
-    assert list(found["bleu"]["models"]) == ["a", "b"]
-
-
 def test_another_run_is_refused(ordinary, tmp_path):
     study = Study(named(ordinary[:1]), PROMPTS, HOW, tmp_path / "out")
     run_judging(study)
@@ -108,9 +109,52 @@ def test_another_run_is_refused(ordinary, tmp_path):
     assert {path: path.read_bytes() for path in study.out.iterdir()} == before
 
 
-def test_models_are_told_apart(ordinary, tmp_path):
-    (tmp_path / "a").mkdir()
-    twins = [ordinary[0], tmp_path / "a"]
-    assert list(named(twins)) == list(map(str, twins))
-    with pytest.raises(InputError, match="is given twice"):
-        named([ordinary[0], ordinary[0]])
+def test_online_elo_of_three_games_by_hand():
+    # A wins: expected 1/2, so that it gets 2. Then B wins: expected of A is 1 / (1 + 10^(−4/400)),
+    # 0.5057562, which it loses four times. Then a tie: A, a little behind, gains a little.
+    score = np.array([[1.0, 0.0, 0.5]])
+    first, second = np.zeros((1, 3), int), np.ones((1, 3), int)
+    after = [online_elo(first[:, :n], second[:, :n], score[:, :n], 2)[0, 0] for n in (1, 2, 3)]
+    assert after[0] == 1002
+    assert after[1] == pytest.approx(1002 - 4 * 0.5057562, abs=1e-6)
+    assert after[2] == pytest.approx(999.976975 + 4 * (0.5 - 0.4999337), abs=1e-6)
+    assert online_elo(first, second, score, 2).sum() == 2000
+
+
+@pytest.mark.parametrize("scores", [[1, 1, 0], [1, 0.5, 0.5]], ids=["wins", "ties"])
+def test_bradley_terry_of_three_games_by_hand(scores):
+    # Two of three points are odds of 2 to 1, which 400 log10(2) = 120.412 ratings give.
+    wins = wins_of(np.array(scores, float)[:, None], 2)
+    assert wins.tolist() == [[0, 2], [1, 0]]
+    assert bradley_terry(wins).tolist() == pytest.approx([1060.206, 939.794], abs=1e-3)
+
+
+def test_strengths_of_four_players_are_found_again():
+    points = np.array([800.0, 950.0, 1050.0, 1200.0])
+    chance = 1 / (1 + 10 ** ((points[None] - points[:, None]) / 400))
+    np.fill_diagonal(chance, 0)
+    assert bradley_terry(chance * 7) == pytest.approx(points, abs=1e-6)
+    uneven = np.arange(1, 17).reshape(4, 4) * chance
+    uneven = uneven + uneven.T * np.where(chance > 0, chance / np.where(chance > 0, chance.T, 1), 0)
+    assert bradley_terry(uneven) == pytest.approx(points, abs=1e-6)
+
+
+def test_order_plays_no_part_in_bradley_terry():
+    scores = np.random.default_rng(0).choice([0, 0.25, 0.5, 1], size=(30, 3))
+    found = [one.bradley_terry.value for one in rate(scores, 3)]
+    again = [one.bradley_terry.value for one in rate(scores[::-1], 3)]
+    assert again == pytest.approx(found, abs=1e-6)
+    # With the last player named first: its pairs are (2, 0) and (2, 1).
+    assert pairs_of(3) == [(0, 1), (0, 2), (1, 2)]
+    turned = np.stack([1 - scores[:, 1], 1 - scores[:, 2], scores[:, 0]], axis=1)
+    assert [one.bradley_terry.value for one in rate(turned, 3)] == pytest.approx(
+        [found[2], found[0], found[1]], abs=1e-6
+    )
+
+
+def test_who_never_loses_ends_at_the_bound_and_who_never_played_at_the_start():
+    best, worst = rate(np.ones((4, 1)), 2)
+    assert best.bradley_terry.value == pytest.approx(1000 + MOST)
+    assert worst.bradley_terry.value == pytest.approx(1000 - MOST)
+    scores = np.array([[0.5, np.nan, np.nan]] * 3)
+    assert [one.bradley_terry.value for one in rate(scores, 3)] == pytest.approx([1000] * 3)

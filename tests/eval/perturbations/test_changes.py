@@ -5,9 +5,7 @@ import random
 import pytest
 
 from prismlm.eval.perturbations.changes import (
-    WORDS_FILE,
     abbreviation,
-    cased,
     contraction,
     gender,
     morphology,
@@ -28,9 +26,8 @@ def all_of(perturb, sentence):
     return {None if change is None else change.text for change in found}
 
 
-@pytest.mark.parametrize(
-    ("sentence", "texts"),
-    [
+CASES = {
+    synonym: [
         ("The movie was fine.", {"The film was fine."}),
         ("Perhaps the doctor knows.", {
             "Maybe the doctor knows.", "Possibly the doctor knows.", "Perhaps the physician knows.",
@@ -42,38 +39,14 @@ def all_of(perturb, sentence):
         ("We went to Rock Island by-error.", {None}),
         ("They began it.", {"They started it."}),
     ],
-)  # fmt: skip
-def test_synonyms(sentence, texts):
-    assert all_of(synonym, sentence) == texts
-
-
-def test_one_to_three_synonyms_are_put_in():
-    sentence = "The movie was almost entirely shot by a kid from that shop."
-    words = sentence.split()
-    counts = {
-        sum(a != b for a, b in zip(words, text.split(), strict=True))
-        for text in all_of(synonym, sentence)
-    }
-    assert counts == {1, 3}
-
-
-@pytest.mark.parametrize(
-    ("sentence", "texts"),
-    [
+    spelling: [
         ("I like this color.", {"I like this colour."}),
         ("I like this colour.", {"I like this color."}),
         ("Theaters organize it.", {"Theatres organize it.", "Theaters organise it."}),
         # What is spelled otherwise depends on the meaning, or belongs to a name.
         ("Check the tire story on the Labor Day program.", {None}),
     ],
-)
-def test_spelling(sentence, texts):
-    assert all_of(spelling, sentence) == texts
-
-
-@pytest.mark.parametrize(
-    ("sentence", "texts"),
-    [
+    morphology: [
         ("She lives in the city.", {"She lives in the cities.", "She lived in the city."}),
         ("They came with their children.", {
             "They came with their child.", "They come with their children.",
@@ -87,40 +60,105 @@ def test_spelling(sentence, texts):
         ("I hope he can.", {None}),
         ("You know, that is so.", {None}),
     ],
-)  # fmt: skip
-def test_morphology(sentence, texts):
-    assert all_of(morphology, sentence) == texts
-
-
-def test_the_lists_are_small_and_hold_what_was_meant():
-    assert WORDS_FILE.stat().st_size < 700_000
-    lists = words()
-    assert lists.spelling["color"] == "colour"
-    assert lists.spelling["colour"] == "color"
-    assert lists.contractions["don't"] == "do not"
-    assert lists.plurals["child"] == "children"
-    assert ["say", "says", "said"] in lists.verbs
-    assert "film" in lists.synonyms["movie"]
-    assert all(
-        word not in others and abs(len(word) - len(other)) <= 3
-        for word, others in lists.synonyms.items()
-        for other in others
-    )
+    contraction: [
+        ("I do not know.", {"I don't know."}),
+        ("Don't worry about it.", {"Do not worry about it."}),
+        ("It's not here.", {"It is not here."}),
+        ("I cannot go.", {"I can't go."}),
+        ("I have seen it.", {"I've seen it."}),
+        ("Let us go home.", {"Let's go home."}),
+        ("There is a dog.", {"There's a dog."}),
+        # It has been; he had or would; an end that is stressed; a question; a noun before it.
+        ("It's been long.", {None}),
+        ("He'd go.", {None}),
+        ("I know what it is.", {None}),
+        ("I have a dog.", {None}),
+        ("Don't you know?", {None}),
+        ("Ask how he is doing.", {None}),
+        ("The food there is good.", {None}),
+    ],
+    abbreviation: [
+        ("Doctor Smith arrived.", {"Dr. Smith arrived."}),
+        ("Dr. Smith arrived.", {"Doctor Smith arrived."}),
+        ("A doctor arrived.", {None}),
+        ("General Motors met Attorney General Smith.", {None}),
+        ("He lives in the United States.", {"He lives in the U.S.", "He lives in the US."}),
+        ("It fell in the U.S.", {"It fell in the United States."}),
+        ("They left US 2 there.", {None}),
+        ("It rose 5 percent in January 2004.", {
+            "It rose 5% in January 2004.", "It rose 5 percent in Jan. 2004.",
+        }),
+        ("He came on Monday.", {"He came on Mon."}),
+        ("The Monday Club met Jan.", {None}),
+        ("It is 5 km long.", {"It is 5 kilometers long."}),
+        ("Television is dull.", {None}),
+        ("TV is dull.", {"Television is dull."}),
+        ("An advertisement was shown.", {"An ad was shown."}),
+        ("See Volume 2 of it.", {"See Vol. 2 of it."}),
+        ("Acme Corporation grew.", {"Acme Corp. grew."}),
+    ],
+    gender: [
+        ("He lost his hat.", {"She lost her hat."}),
+        ("Her brother saw her in the garden.", {"His sister saw him in the garden."}),
+        ("The book is his.", {"The book is hers."}),
+        ("The book is hers, not mine.", {"The book is his, not mine."}),
+        ("We saw him.", {"We saw her."}),
+        ("She met her family there.", {"He met his family there."}),
+        ("Thank you, Mrs. Hill.", {"Thank you, Mr. Hill."}),
+        ("The women thanked the waiter.", {"The men thanked the waitress."}),
+        # A name would say the opposite, "her" may be either, and nothing would be another.
+        ("Then Mary lost her hat.", {None}),
+        ("They told her stories.", {None}),
+        ("The sons and daughters came.", {None}),
+        ("It rained.", {None}),
+    ],
+    negation: [
+        ("It is cold here.", {"It is not cold here."}),
+        ("We can see it.", {"We cannot see it."}),
+        ("They had left it, and have seen it.", {"They had left it, and have not seen it."}),
+        ("I don't like it.", {"I do like it."}),
+        ("It won't rain.", {"It will rain."}),
+        ("He cannot swim.", {"He can swim."}),
+        ("They were not here.", {"They were here."}),
+        ("It would have rained.", {"It would not have rained."}),
+        # Negative already, a question, and "have to", which is no auxiliary.
+        ("It is never cold.", {None}),
+        ("He isn't seeing anyone.", {None}),
+        ("Is it cold?", {None}),
+        ("We have a dog.", {None}),
+        ("They are to have it.", {None}),
+    ],
+    number: [
+        ("This book is old.", {"These books are old."}),
+        ("These children were late.", {"This child was late."}),
+        ("We read several books.", {"We read one book."}),
+        ("He wrote a song for it.", {"He wrote two songs for it."}),
+        # A predicate, a subject whose verb is elsewhere, a part of another noun, a set phrase.
+        ("He is a teacher.", {None}),
+        ("The color of this book is red.", {None}),
+        ("Several men, tired, left.", {None}),
+        ("We saw a stone wall.", {None}),
+        ("It took a while.", {None}),
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("word", "like", "expected"), [("an", "The", "An"), ("tv", "USA", "TV"), ("a", "I", "A")]
+    ("perturb", "sentence", "texts"),
+    [(perturb, *case) for perturb, cases in CASES.items() for case in cases],
 )
-def test_capitals_are_kept(word, like, expected):
-    assert cased(word, like) == expected
+def test_every_sentence_that_a_slice_may_make(perturb, sentence, texts):
+    assert all_of(perturb, sentence) == texts
 
 
-@pytest.mark.parametrize(
-    ("letter", "others"), [("q", "wa"), ("g", "tyfhvb"), ("p", "ol"), ("m", "jkn"), ("s", "weadzx")]
-)
-def test_keys_that_touch(letter, others):
-    assert sorted(neighbours()[letter]) == sorted(others)
-    assert all(letter in neighbours()[other] for other in others)
+def test_one_to_three_synonyms_are_put_in():
+    sentence = "The movie was almost entirely shot by a kid from that shop."
+    words = sentence.split()
+    counts = {
+        sum(a != b for a, b in zip(words, text.split(), strict=True))
+        for text in all_of(synonym, sentence)
+    }
+    assert counts == {1, 3}
 
 
 def test_a_typo_is_one_neighbour_inside_one_word():
@@ -143,30 +181,6 @@ def test_a_typo_is_one_neighbour_inside_one_word():
     assert typo("It is so, Mother.", random.Random(0)) is None
 
 
-@pytest.mark.parametrize(
-    ("sentence", "texts"),
-    [
-        ("I do not know.", {"I don't know."}),
-        ("Don't worry about it.", {"Do not worry about it."}),
-        ("It's not here.", {"It is not here."}),
-        ("I cannot go.", {"I can't go."}),
-        ("I have seen it.", {"I've seen it."}),
-        ("Let us go home.", {"Let's go home."}),
-        ("There is a dog.", {"There's a dog."}),
-        # It has been; he had or would; an end that is stressed; a question; a noun before it.
-        ("It's been long.", {None}),
-        ("He'd go.", {None}),
-        ("I know what it is.", {None}),
-        ("I have a dog.", {None}),
-        ("Don't you know?", {None}),
-        ("Ask how he is doing.", {None}),
-        ("The food there is good.", {None}),
-    ],
-)
-def test_contractions(sentence, texts):
-    assert all_of(contraction, sentence) == texts
-
-
 def test_punctuation_leaves_the_words_in_order():
     assert all_of(punctuation, "However, we came and saw.") == {
         "However, we came and saw",
@@ -176,99 +190,6 @@ def test_punctuation_leaves_the_words_in_order():
         "However, we Came and saw.",
     }
     assert all_of(punctuation, "He is in.") == {"He is in", "he is in."}
-
-
-@pytest.mark.parametrize(
-    ("sentence", "texts"),
-    [
-        ("Doctor Smith arrived.", {"Dr. Smith arrived."}),
-        ("Dr. Smith arrived.", {"Doctor Smith arrived."}),
-        ("A doctor arrived.", {None}),
-        ("General Motors met Attorney General Smith.", {None}),
-        ("He lives in the United States.", {"He lives in the U.S.", "He lives in the US."}),
-        ("It fell in the U.S.", {"It fell in the United States."}),
-        ("They left US 2 there.", {None}),
-        ("It rose 5 percent in January 2004.", {
-            "It rose 5% in January 2004.", "It rose 5 percent in Jan. 2004.",
-        }),
-        ("He came on Monday.", {"He came on Mon."}),
-        ("The Monday Club met Jan.", {None}),
-        ("It is 5 km long.", {"It is 5 kilometers long."}),
-        ("Television is dull.", {None}),
-        ("TV is dull.", {"Television is dull."}),
-        ("An advertisement was shown.", {"An ad was shown."}),
-        ("See Volume 2 of it.", {"See Vol. 2 of it."}),
-        ("Acme Corporation grew.", {"Acme Corp. grew."}),
-    ],
-)  # fmt: skip
-def test_abbreviations(sentence, texts):
-    assert all_of(abbreviation, sentence) == texts
-
-
-@pytest.mark.parametrize(
-    ("sentence", "flipped"),
-    [
-        ("He lost his hat.", "She lost her hat."),
-        ("Her brother saw her in the garden.", "His sister saw him in the garden."),
-        ("The book is his.", "The book is hers."),
-        ("The book is hers, not mine.", "The book is his, not mine."),
-        ("We saw him.", "We saw her."),
-        ("She met her family there.", "He met his family there."),
-        ("Thank you, Mrs. Hill.", "Thank you, Mr. Hill."),
-        ("The women thanked the waiter.", "The men thanked the waitress."),
-        # A name would say the opposite, "her" may be either, and nothing would be another.
-        ("Then Mary lost her hat.", None),
-        ("They told her stories.", None),
-        ("The sons and daughters came.", None),
-        ("It rained.", None),
-    ],
-)
-def test_gender(sentence, flipped):
-    change = gender(sentence, random.Random(0))
-    assert (change and change.text) == flipped
-
-
-@pytest.mark.parametrize(
-    ("sentence", "flipped"),
-    [
-        ("It is cold here.", "It is not cold here."),
-        ("We can see it.", "We cannot see it."),
-        ("They had left it, and have seen it.", "They had left it, and have not seen it."),
-        ("I don't like it.", "I do like it."),
-        ("It won't rain.", "It will rain."),
-        ("He cannot swim.", "He can swim."),
-        ("They were not here.", "They were here."),
-        ("It would have rained.", "It would not have rained."),
-        # Negative already, a question, and "have to", which is no auxiliary.
-        ("It is never cold.", None),
-        ("He isn't seeing anyone.", None),
-        ("Is it cold?", None),
-        ("We have a dog.", None),
-        ("They are to have it.", None),
-    ],
-)
-def test_negation(sentence, flipped):
-    change = negation(sentence, random.Random(0))
-    assert (change and change.text) == flipped
-
-
-@pytest.mark.parametrize(
-    ("sentence", "texts"),
-    [
-        ("This book is old.", {"These books are old."}),
-        ("These children were late.", {"This child was late."}),
-        ("We read several books.", {"We read one book."}),
-        ("He wrote a song for it.", {"He wrote two songs for it."}),
-        # A predicate, a subject whose verb is elsewhere, a part of another noun, a set phrase.
-        ("He is a teacher.", {None}),
-        ("The color of this book is red.", {None}),
-        ("Several men, tired, left.", {None}),
-        ("We saw a stone wall.", {None}),
-        ("It took a while.", {None}),
-    ],
-)
-def test_number(sentence, texts):
-    assert all_of(number, sentence) == texts
 
 
 def test_counts_change_within_their_kind():

@@ -57,15 +57,6 @@ def test_what_is_unlike_is_filtered(data, model):
     assert make_slice("gender", sentences, options, model).left_out["unlike"] == 0
 
 
-def test_a_word_gives_its_share_and_more_only_where_there_is_nothing_else(model):
-    texts = [f"The color of number {count} is here." for count in range(30)]
-    sentences = {"ag_news": [*texts, "This is the center of it.", "The theater was quite full."]}
-    few = make_slice("spelling", sentences, PairOptions(per_slice=3), model)
-    assert len({row["original"].split()[1] for row in few.rows}) == 3
-    many = make_slice("spelling", sentences, PairOptions(per_slice=20), model)
-    assert sum("color" in row["original"] for row in many.rows) == 18
-
-
 def test_templates_come_last_and_are_marked(model):
     sentences = {"ag_news": ["The color was quite fine."]}
     for name in ("spelling", "contraction", "abbreviation"):
@@ -82,24 +73,6 @@ def test_a_slice_that_cannot_be_filled_says_how_many_it_has(data, tmp_path, mode
     with pytest.raises(InputError, match="ask for fewer by --per-slice"):
         write_pairs(tmp_path / "out", data, PairOptions(per_slice=500))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [({"per_slice": 0}, "per_slice is 0"), ({"seed": -1}, "seed is -1"),
-     ({"similarity": 1.5}, "similarity is 1.5")],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(given, words):
-    with pytest.raises(InputError, match=words):
-        PairOptions(**given)
-
-
-def test_sentences_with_several_synonyms_come_before_those_with_one(model):
-    several = ["The doctor saw the film.", "This film was on in a shop.", "That shop had a doctor."]
-    one = [f"The task is number {count} today." for count in range(40)]
-    found = make_slice("synonym", {"ag_news": one + several}, PairOptions(per_slice=20), model)
-    # Two of the others at most, by chance; the rest once there is nothing else.
-    assert {row["original"] for row in found.rows[:5]} >= set(several)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,20 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
         FormatError: a file is damaged or of another version, or a label is none of the task's.
     """
     found = _from_hub(task, split) if data is None else _from_directory(task, split, data)
-    return None if found is None else _rows(task, split, *found)
+    if found is None:
+        return None
+    table, where = found
+    texts = list(zip(*(table[name].to_pylist() for name in task.columns), strict=True))
+    for number, row in enumerate(texts):
+        if not all(isinstance(text, str) for text in row):
+            raise FormatError(f"row {number} of {where} is {shown(row)}: expected text.")
+    given = table["label"].to_pylist() if "label" in table.column_names else []
+    if all(label == HIDDEN for label in given):
+        if not split.startswith("test"):
+            raise FormatError(f"{where} has no labels: expected a column label.")
+        return Rows(texts, None, where, len(texts))
+    labels = [_label(task, label, f"row {row} of {where}") for row, label in enumerate(given)]
+    return Rows(texts, labels, where, len(texts))
 
 
 def _from_directory(task: Task, split: str, data: Path) -> tuple[pa.Table, str] | None:
@@ -165,18 +178,14 @@ def _from_directory(task: Task, split: str, data: Path) -> tuple[pa.Table, str] 
         raise InputError(f"{data} is not a directory: expected Parquet files of GLUE in it.")
     files = [data / f"{stem}.parquet" for stem in task.splits[split].stems]
     missing = [path.name for path in files if not path.is_file()]
-    share, where = data / f"{task.name}_{split}_subset.parquet", " and ".join(p.name for p in files)
-    if missing and len(missing) < len(files):
-        raise InputError(
-            f"{data} has no {', '.join(missing)}, which belongs to GLUE's {split} set of "
-            f"{task.title}. Put it beside {files[0].name}."
-        )
+    where, share = " and ".join(p.name for p in files), data / f"{task.name}_{split}_subset.parquet"
     if missing and share.is_file():
         return _read(task, share), share.name
-    if missing and split in ("train", "dev"):
+    if missing and (len(missing) < len(files) or split in ("train", "dev")):
         raise InputError(
-            f"{data} has neither {where} nor {share.name}, which {task.title} needs. Put them "
-            "there, leave the task out with --tasks, or leave --data out to read from the hub."
+            f"{data} has no {' and no '.join(missing)}, which {task.title} needs, nor "
+            f"{share.name}. Put it there, leave the task out with --tasks, or leave --data out to "
+            "read from the hub."
         )
     if missing:
         return None
@@ -205,29 +214,14 @@ def _from_hub(task: Task, split: str) -> tuple[pa.Table, str]:
     return rows.with_format("arrow")[:], f"{HUB} {task.name} {task.splits[split].hub}"
 
 
-def _rows(task: Task, split: str, table: pa.Table, where: str) -> Rows:
-    texts = list(zip(*(table[name].to_pylist() for name in task.columns), strict=True))
-    for number, row in enumerate(texts):
-        if not all(isinstance(text, str) for text in row):
-            raise FormatError(f"row {number} of {where} is {shown(row)}: expected text.")
-    given = table["label"].to_pylist() if "label" in table.column_names else None
-    if given is None or all(label == HIDDEN for label in given):
-        if not split.startswith("test"):
-            raise FormatError(f"{where} has no labels: expected a column label.")
-        return Rows(texts, None, where, len(texts))
-    labels = [_label(task, label, f"row {row} of {where}") for row, label in enumerate(given)]
-    return Rows(texts, labels, where, len(texts))
-
-
 def _label(task: Task, value: Any, where: str) -> float:
     """Return a class's number, from that or from its name, or a score."""
     if isinstance(value, str) and value in task.labels:
         return task.labels.index(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        whole = isinstance(value, int) and 0 <= value < len(task.labels)
-        if whole or (not task.labels and LOWEST <= value <= HIGHEST):
+        is_class = isinstance(value, int) and 0 <= value < len(task.labels)
+        if is_class or (not task.labels and LOWEST <= value <= HIGHEST):
             return value
-    expected = f"{LOWEST:g} to {HIGHEST:g}"
-    if task.labels:
-        expected = f"{' or '.join(task.labels)}, or its number from 0 to {len(task.labels) - 1}"
+    names = f"{' or '.join(task.labels)}, or its number from 0 to {len(task.labels) - 1}"
+    expected = names if task.labels else f"{LOWEST:g} to {HIGHEST:g}"
     raise FormatError(f"{where} has the label {shown(value)}: {task.title} has {expected}.")

@@ -68,15 +68,14 @@ def encode(
     room = length - len(begin) - len(columns) * len(end)
     rows: list[list[int]] = []
     cut = 0
-    for parts in zip(*columns, strict=True):
-        first, rest = len(parts[0]), sum(map(len, parts[1:]))
-        cut += first + rest > room
-        kept = min(first, max(room - rest, -(-room // len(parts))))
-        sizes = (kept, room - kept)
-        row = [
-            token for part, size in zip(parts, sizes, strict=False) for token in part[:size] + end
-        ]
-        rows.append(begin + row)
+    for first, *others in zip(*columns, strict=True):
+        rest = sum(map(len, others))
+        cut += len(first) + rest > room
+        kept = min(len(first), max(room - rest, -(-room // len(columns))))
+        row = begin + first[:kept] + end
+        for other in others:
+            row += other[: room - kept] + end
+        rows.append(row)
     return rows, cut
 
 
@@ -135,7 +134,7 @@ class GlueModel:
         self.model.float()
         self.identity = fingerprints.of_model(self.model)
         self.length = min(LENGTH, learned_positions(self.model) or LENGTH)
-        self._weights = {k: v.to("cpu", copy=True) for k, v in self.model.state_dict().items()}
+        self._weights = _copied(self.model)
 
     def classifier(self, task: Task, seed: int, *, from_scratch: bool = False) -> Classifier:
         """Return the model under a new layer, with its own weights or new ones."""
@@ -207,7 +206,7 @@ def fine_tune(
     seed: int,
     progress: Progress,
 ) -> list[float]:
-    """Train, and leave the weights that were best on dev in the classifier.
+    """Train, leave the weights that were best on dev in the classifier, and return dev's history.
 
     Args:
         classifier: of one output for scores.
@@ -215,47 +214,45 @@ def fine_tune(
         judge: measures the classifier as it is on dev; larger is better.
         options: of the run.
         seed: of the order of rows, and of dropout.
-        progress: is told of every step, and of what ``judge`` said.
-
-    Returns:
-        What ``judge`` said each time.
+        progress: is told of every step, and of each measure.
     """
     step = trainer(classifier, options, options.steps(len(train.rows)))
     torch.manual_seed(seed)
     order, lengths = torch.Generator().manual_seed(seed), [len(row) for row in train.rows]
-    said: list[float] = []
+    history: list[float] = []
     best: dict[str, Tensor] = {}
     for _ in range(options.epochs):
-        drawn = get_length_grouped_indices(lengths, options.batch_size, generator=order)
-        batches = torch.tensor(drawn).split(options.batch_size)
+        rows = get_length_grouped_indices(lengths, options.batch_size, generator=order)
+        batches = torch.tensor(rows).split(options.batch_size)
         stops = {math.ceil(len(batches) * (k + 1) / EVALUATIONS) for k in range(EVALUATIONS)}
         for number, batch in enumerate(batches, start=1):
             step(Examples(*([part[i] for i in batch.tolist()] for part in train)))
             progress.advance(1)
             if number in stops:
-                said.append(judge())
-                progress.note(f"dev {said[-1]:.3f}")
-                if said[-1] > max(said[:-1], default=-math.inf):
-                    best = {k: v.to("cpu", copy=True) for k, v in classifier.state_dict().items()}
-        if len(said) - 1 - said.index(max(said)) >= PATIENCE:
+                history.append(judge())
+                progress.note(f"dev {history[-1]:.3f}")
+                if history[-1] > max(history[:-1], default=-math.inf):
+                    best = _copied(classifier)
+        if len(history) - 1 - history.index(max(history)) >= PATIENCE:
             break
     classifier.load_state_dict(best)
-    return said
+    return history
+
+
+def _copied(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.to("cpu", copy=True) for name, value in module.state_dict().items()}
 
 
 def trainer(classifier: Classifier, options: GlueOptions, steps: int) -> Callable[[Examples], None]:
     """Return a function that takes one optimizer step on a batch, of ``steps`` in all."""
-    rate, warmup = options.learning_rate, options.warmup
-    assert rate is not None
-    assert warmup is not None
+    rate, warmup = options.learning_rate or 0.0, options.warmup or 0.0
     optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
-    device = classifier.out.weight.device
 
     def step(batch: Examples) -> None:
         classifier.train()
         outputs = classifier(batch.rows)
-        labels = torch.tensor(batch.labels, device=device)
+        labels = torch.tensor(batch.labels, device=outputs.device)
         if outputs.shape[1] == 1:
             loss = F.mse_loss(outputs[:, 0], labels.float())
         else:

@@ -49,11 +49,6 @@ class Writing:
     temperature: float = 0.0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_whole("the words of a prompt", self.words, 1)
-        check_whole("the new tokens", self.tokens, 1)
-        check_whole("the seed", self.seed)
-
     @property
     def following(self) -> int:
         """How many words of what follows the prompt are the reference."""
@@ -62,12 +57,9 @@ class Writing:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text that is continued.
+    """A text that is continued: its first words, and those that follow, empty if too few.
 
-    Attributes:
-        id: of the document, or the number of the line.
-        text: its first words.
-        reference: the words that follow; empty where there are too few.
+    Its ``id`` is the document's, or the number of the line.
     """
 
     id: str
@@ -136,10 +128,11 @@ class Writer:
         texts: list[str] = []
         with progress.task(f"{self.name} writes", len(prompts), "prompts") as task:
             for number, prompt in enumerate(prompts):
-                found = self._answers.get(_asked(prompt))
+                question = Question(({"role": "user", "content": prompt.text},), {"text": str})
+                found = self._answers.get(question)
                 if found is None:
                     found = {"text": self.write(prompt, number)}
-                    self._answers.add(_asked(prompt), found)
+                    self._answers.add(question, found)
                 texts.append(found["text"])
                 task.advance()
         return texts
@@ -160,30 +153,19 @@ class Writer:
         return str(self._tokenizer.decode(added, skip_special_tokens=True)).strip()
 
 
-def _asked(prompt: Prompt) -> Question:
-    return Question(({"role": "user", "content": prompt.text},), {"text": str})
-
-
-def sentence_bleu(text: str, reference: str, *, smooth: bool = True) -> float:
-    """Return BLEU, 0 to 100; unsmoothed it is 0 where no four words match, as in the source."""
+def sentence_bleu(text: str, reference: str) -> float:
+    """Return smoothed BLEU, 0 to 100."""
     import sacrebleu
 
-    method = "exp" if smooth else "none"
-    return sacrebleu.sentence_bleu(text, [reference], smooth_method=method).score
+    return sacrebleu.sentence_bleu(text, [reference]).score
 
 
 def bleu_figures(
     prompts: Sequence[Prompt], texts: Mapping[str, Sequence[str]], seed: int = 0
 ) -> dict[str, Any] | None:
-    """Return mean BLEU of each model with the control's, and every model's best prompt.
+    """Return mean BLEU of each model's texts with the control's, and every model's best prompt.
 
-    Args:
-        prompts: those without a reference count for nothing.
-        texts: continuations of the prompts, by model.
-        seed: of the bootstrap over prompts.
-
-    Returns:
-        None where fewer than two prompts have a reference.
+    None where fewer than two prompts have a reference; those without count for nothing.
     """
     import sacrebleu
 
@@ -203,25 +185,15 @@ def bleu_figures(
             "difference": asdict(bootstrap(both, coefficients=(1, -1), seed=seed)),
             "corpus": sacrebleu.corpus_bleu(mine, [references]).score,
         }
-    best = {name: rows[int(np.argmax(found))] for name, found in own.items()}
-    return {
-        "prompts": len(rows),
-        "models": models,
-        "samples": [_sample(name, prompts[row], row, texts) for name, row in best.items()],
-    }
-
-
-def _sample(
-    best: str, prompt: Prompt, row: int, texts: Mapping[str, Sequence[str]]
-) -> dict[str, Any]:
-    """Return a model's best prompt with what all models write after it, the best first."""
-    written = [
-        {
-            "model": name,
-            "text": found[row],
-            "bleu": sentence_bleu(found[row], prompt.reference),
-            "unsmoothed": sentence_bleu(found[row], prompt.reference, smooth=False),
-        }
-        for name, found in texts.items()
-    ]
-    return {"best": best, **asdict(prompt), "texts": sorted(written, key=lambda one: -one["bleu"])}
+    samples: list[dict[str, Any]] = []
+    for name, found in own.items():
+        # A model's best prompt with what all models write after it, the best first.
+        row = rows[int(np.argmax(found))]
+        reference = prompts[row].reference
+        given = [
+            {"model": other, "text": text[row], "bleu": sentence_bleu(text[row], reference)}
+            for other, text in texts.items()
+        ]
+        given.sort(key=lambda one: -one["bleu"])
+        samples.append({"best": name, **asdict(prompts[row]), "texts": given})
+    return {"prompts": len(rows), "models": models, "samples": samples}

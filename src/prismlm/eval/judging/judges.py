@@ -29,21 +29,20 @@ from torch import Tensor
 from prismlm import fingerprints
 from prismlm.corpus.chat import asked, encode_chat
 from prismlm.corpus.encode import encode_text
-from prismlm.errors import FormatError, InputError, check_choice
+from prismlm.errors import InputError
 from prismlm.eval.judging.continuations import Prompt
 from prismlm.files import json_text
 from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.labels.endpoint import Endpoint, Session
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.progress import SILENT, Reporter
+from prismlm.progress import SILENT, Reporter, Task
 from prismlm.statistics import Interval
 
 # What each verdict is worth to A.
 WORTH = {"A": 1.0, "B": 0.0, "Tie": 0.5}
 AS_JSON = 'Answer as {"verdict": "..."}, with "A", "B" or "Tie".'
 AS_TOKEN = "Reply with a single token: A, B or Tie."
-# How a judge that runs here comes to a verdict, and what is said of one that is not asked.
-WAYS = ("asked", "likelihood", "typical")
+# What is said of a judge that runs here and is not asked.
 SAID_OF = {"likelihood": "by likelihood", "typical": "by typicality"}
 NAME_LENGTH, CHARACTERS_PER_TOKEN = 48, 4
 
@@ -86,6 +85,7 @@ class Judge(ABC):
     Attributes:
         source: what it is, for the reader.
         answers: verdicts that are kept.
+        how: the form of an answer, in words.
     """
 
     source: str
@@ -94,9 +94,8 @@ class Judge(ABC):
 
     def question(self, pair: Pair) -> Question:
         """Return what is asked about a pair in one order."""
-        data = {"text": fenced(pair.text), "a": fenced(pair.a), "b": fenced(pair.b)}
-        asked = {"role": "user", "content": prompt("better", **data, answer=self.how)}
-        return Question((asked,), {"verdict": str}, {"verdict": tuple(WORTH)})
+        data = {name: fenced(text) for name, text in pair._asdict().items()}
+        return _question(prompt("better", **data, answer=self.how))
 
     def left(self, pairs: Sequence[Pair]) -> tuple[int, int]:
         """Return how many questions about pairs in both orders are not answered, and tokens."""
@@ -109,21 +108,25 @@ class Judge(ABC):
     ) -> list[Judged]:
         """Return the verdicts of each pair in both orders; responses that are alike are tied."""
         questions = [self.question(one) for one in _orders(pairs)]
-        found = iter(self.verdicts(questions, what, progress))
+        with progress.task(f"Judging {what}", len(questions), "questions") as task:
+            found = iter(self.verdicts(questions, task))
         return [
             Judged(next(found), next(found)) if one.a != one.b else Judged("Tie", "Tie")
             for one in pairs
         ]
 
     @abstractmethod
-    def verdicts(
-        self, questions: Sequence[Question], what: str, progress: Reporter
-    ) -> list[str | None]:
+    def verdicts(self, questions: Sequence[Question], task: Task) -> list[str | None]:
         """Return what is said to each question; None where there is no answer that counts."""
 
     @abstractmethod
     def asked(self) -> dict[str, Any]:
         """Return what asking came to."""
+
+
+def _question(text: str) -> Question:
+    message = {"role": "user", "content": text}
+    return Question((message,), {"verdict": str}, {"verdict": tuple(WORTH)})
 
 
 def _orders(pairs: Sequence[Pair]) -> list[Pair]:
@@ -136,12 +139,7 @@ def _orders(pairs: Sequence[Pair]) -> list[Pair]:
 class EndpointJudge(Judge):
     """A language model at an endpoint, which answers by a schema.
 
-    Args:
-        endpoint: where it is.
-        kept: the file of its verdicts.
-
-    Raises:
-        ModuleNotFoundError: openai is not installed, of the extra ``label``.
+    Verdicts are kept in the file ``kept``.
     """
 
     how = AS_JSON
@@ -151,14 +149,11 @@ class EndpointJudge(Judge):
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
         self._session = Session(endpoint, self.answers)
 
-    def verdicts(
-        self, questions: Sequence[Question], what: str, progress: Reporter
-    ) -> list[str | None]:
+    def verdicts(self, questions: Sequence[Question], task: Task) -> list[str | None]:
         """Return what is said to each question, some of which are asked at once."""
         ask = self._session.ask
-        with progress.task(f"Judging {what}", len(questions), "questions") as task:
-            jobs = range(len(questions))
-            found = dict(self._session.each(jobs, lambda i: ask(questions[i])["verdict"], task))
+        jobs = range(len(questions))
+        found = dict(self._session.each(jobs, lambda i: ask(questions[i])["verdict"], task))
         return [found[number] for number in jobs]
 
     def asked(self) -> dict[str, Any]:
@@ -194,59 +189,48 @@ class LocalJudge(Judge):
         return tuple(encode_text(self._tokenizer, text, start=start, end=False))
 
     def _prompt(self, question: Question) -> tuple[int, ...]:
-        said = question.messages[0]["content"]
-        if not self._chat:
-            return self._ids(f"{said}\n\nAnswer:", start=True)
-        try:
-            return tuple(encode_chat(self._tokenizer, asked(said)))
-        except InputError as error:
-            raise FormatError(
-                f"the chat template of the judge {self.source} cannot be used ({error}): put back "
-                "chat_template.jinja, or remove it to ask without one."
-            ) from error
-
-    def _check_length(self, tokens: int) -> None:
-        longest = getattr(self._model.config, "max_position_embeddings", None)
-        if longest is not None and tokens > longest:
-            raise InputError(
-                f"a question to the judge {self.source} has {tokens} tokens, and it reads "
-                f"{longest}: give shorter prompts with --prompt-words, or another judge."
-            )
-
-    def _read(self, ids: Tensor, first: int) -> Tensor:
-        """Return ln p of every token after each from the ``first`` on, and count the pass."""
-        self._tally.update(passes=1, tokens_in=ids.shape[1])
-        return self._model(input_ids=ids).logits[0, first:].float().log_softmax(-1)
+        text = question.messages[0]["content"]
+        if self._chat:
+            return tuple(encode_chat(self._tokenizer, asked(text)))
+        return self._ids(f"{text}\n\nAnswer:", start=True)
 
     @torch.no_grad()
+    def _log_probabilities_after(self, start: Sequence[int], more: Sequence[int]) -> Tensor:
+        """Return ln p [len(more) + 1, V] of what comes after ``start`` and after each of more."""
+        longest = getattr(self._model.config, "max_position_embeddings", None)
+        count = len(start) + len(more)
+        if longest is not None and count > longest:
+            raise InputError(
+                f"a question to the judge {self.source} has {count} tokens, and it reads "
+                f"{longest}: give shorter prompts with --prompt-words, or another judge."
+            )
+        self._tally.update(passes=1, tokens_in=count)
+        ids = torch.tensor([[*start, *more]], device=self._model.device)
+        return self._model(input_ids=ids).logits[0, len(start) - 1 :].float().log_softmax(-1)
+
     def log_probabilities(self, question: Question) -> dict[str, float]:
         """Return log P of each answer."""
         start, found = self._prompt(question), dict[str, float]()
-        self._check_length(len(start) + max(map(len, self._spelled.values())) - 1)
+        # The longest first: what begins as it does is read with it.
         for path in sorted({ids[:-1] for ids in self._spelled.values()}, key=len, reverse=True):
-            ids = torch.tensor([[*start, *path]], device=self._model.device)
             spelled = {n: s for n, s in self._spelled.items() if s[:-1] == path[: len(s) - 1]}
-            if spelled.keys() <= found.keys():
-                continue
-            log = self._read(ids, len(start) - 1)
-            for name, answer in spelled.items():
-                found[name] = sum(float(log[i, token]) for i, token in enumerate(answer))
+            if not spelled.keys() <= found.keys():
+                log = self._log_probabilities_after(start, path)
+                for name, answer in spelled.items():
+                    found[name] = sum(float(log[i, token]) for i, token in enumerate(answer))
         return {name: found[name] for name in WORTH}
 
-    def verdicts(
-        self, questions: Sequence[Question], what: str, progress: Reporter
-    ) -> list[str | None]:
+    def verdicts(self, questions: Sequence[Question], task: Task) -> list[str | None]:
         """Return what is most probable after each question."""
         found: list[str | None] = []
-        with progress.task(f"Judging {what}", len(questions), "questions") as task:
-            for question in questions:
-                answer = self.answers.get(question)
-                if answer is None:
-                    log = self.log_probabilities(question)
-                    answer = {"verdict": max(log, key=lambda name: log[name])}
-                    self.answers.add(question, answer)
-                found.append(answer["verdict"])
-                task.advance()
+        for question in questions:
+            answer = self.answers.get(question)
+            if answer is None:
+                log = self.log_probabilities(question)
+                answer = {"verdict": max(log, key=lambda name: log[name])}
+                self.answers.add(question, answer)
+            found.append(answer["verdict"])
+            task.advance()
         return found
 
     def asked(self) -> dict[str, Any]:
@@ -267,10 +251,6 @@ class LikelihoodJudge(LocalJudge):
 
     where x₁ and x₂ are the halves of the text's words: people's text is neither the most nor the
     least probable (Holtzman et al. 2020). Neither has a position to follow.
-
-    Args:
-        directory, kept: as of :class:`LocalJudge`.
-        by: ``likelihood`` or ``typical``.
     """
 
     def __init__(self, directory: Path, kept: Path, by: str = "likelihood") -> None:
@@ -281,8 +261,7 @@ class LikelihoodJudge(LocalJudge):
 
     def question(self, pair: Pair) -> Question:
         """Return what verdicts of a pair in one order are kept by."""
-        said = {"role": "user", "content": json_text([self._by, *pair])}
-        return Question((said,), {"verdict": str}, {"verdict": tuple(WORTH)})
+        return _question(json_text([self._by, *pair]))
 
     def log_probabilities(self, question: Question) -> dict[str, float]:
         """Return what each response is preferred by; a tie is what lies between."""
@@ -293,44 +272,31 @@ class LikelihoodJudge(LocalJudge):
             a, b = -abs(a - usual), -abs(b - usual)
         return {"Tie": (a + b) / 2, "A": a, "B": b}
 
-    @torch.no_grad()
     def _mean(self, text: str, response: str) -> float:
         if (text, response) not in self._means:
             start, own = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
-            self._check_length(len(start) + len(own))
-            ids = torch.tensor([[*start, *own]], device=self._model.device)
-            log = self._read(ids, len(start) - 1)[:-1]
-            self._means[text, response] = float(log.gather(1, ids[0, len(start) :, None]).mean())
+            log = self._log_probabilities_after(start, own)[:-1]
+            chosen = log.gather(1, torch.tensor(own, device=log.device)[:, None])
+            self._means[text, response] = float(chosen.mean())
         return self._means[text, response]
 
 
 def _halves(text: str) -> tuple[str, str]:
     """Return the first half of a text's words and the second."""
     words = text.split()
-    if len(words) < 2:
+    half = len(words) // 2
+    if not half:
         raise InputError(
             f"the text {text!r} has no two words, and --by typical compares what is written after "
             "it with its own second half: give longer prompts."
         )
-    half = len(words) // 2
     return " ".join(words[:half]), " ".join(words[half:])
 
 
 def judge_opener(
     directory: Path | None, url: str | None, name: str | None, *, by: str = "asked"
 ) -> Callable[[Path], Judge] | None:
-    """Return what opens a judge, given the file of its verdicts; None where none is named.
-
-    Args:
-        directory: of a model that judges in this process.
-        url, name: an endpoint and its model.
-        by: one of ``WAYS``.
-
-    Raises:
-        InputError: two judges, a URL without a model's name, no URL, an unknown way, or one other
-            than ``asked`` without a directory.
-    """
-    check_choice("--by", by, WAYS)
+    """Return what opens a judge, given the file of its verdicts; None where none is named."""
     if by != "asked" and directory is None:
         raise InputError(f"--by {by} is of a model directory: name it by --judge DIR.")
     if (url is None) != (name is None):
@@ -366,7 +332,7 @@ def wilson(successes: float, count: int) -> Interval:
 
 
 def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, list[Pair]]:
-    """Return what a judge is examined with, the real continuation first.
+    """Return what a judge is examined with, the real continuation first, by control.
 
     ``shuffled`` has the same words in another order, ``elsewhere`` the continuation of another
     prompt, ``repeated`` as many words: the prompt's last six again and again. Prompts without a
@@ -401,10 +367,11 @@ def examine(
         ("shuffled", BAR, f"the same words shuffled in more than {BAR:.0%}"),
         ("repeated", 0.5, "the prompt's last words again and again more often than not"),
     ):
-        low = shares[name]["low"]
-        said = "nothing was judged" if np.isnan(low) else f"its 95 % interval begins at {low:.0%}"
-        if not low > least:
-            reasons.append(f"it must prefer real text to {what}: {said}")
+        share = shares[name]
+        if not share["low"] > least:
+            interval = f"its 95 % interval begins at {share['low']:.0%}"
+            found = interval if share["count"] else "nothing was judged"
+            reasons.append(f"it must prefer real text to {what}: {found}")
     if (followed := order["by_position"]["value"]) > MOST_BY_POSITION:
         reasons.append(f"it follows the position, not the text, in {followed:.0%} of the pairs")
     return {
@@ -420,13 +387,17 @@ def examine(
 def order_figures(judged: Sequence[Judged]) -> dict[str, Any]:
     """Return how often verdicts change with the order, follow it, name A, and are ties."""
     both = [one for one in judged if one.score is not None]
-    said = [verdict for one in both for verdict in one]
-    named = [verdict for verdict in said if verdict != "Tie"]
+    verdicts = [verdict for one in both for verdict in one]
+    ties = verdicts.count("Tie")
+
+    def share(count: int, of: int) -> dict[str, Any]:
+        return asdict(wilson(count, of))
+
     return {
         "pairs": len(both),
         "failed": len(judged) - len(both),
-        "changed": asdict(wilson(sum(one.changed for one in both), len(both))),
-        "by_position": asdict(wilson(sum(one.by_position for one in both), len(both))),
-        "first": asdict(wilson(named.count("A"), len(named))),
-        "ties": said.count("Tie") / len(said) if said else np.nan,
+        "changed": share(sum(one.changed for one in both), len(both)),
+        "by_position": share(sum(one.by_position for one in both), len(both)),
+        "first": share(verdicts.count("A"), len(verdicts) - ties),
+        "ties": ties / len(verdicts) if verdicts else np.nan,
     }

@@ -172,14 +172,6 @@ class Study:
     out: Path
     judge: Callable[[Path], Judge] | None = None
 
-    def writer(self, name: str) -> Writer:
-        """Open a model."""
-        return Writer(name, self.models[name], self.how, self.out / CONTINUATIONS)
-
-    def open_judge(self) -> Judge | None:
-        """Open the judge, if there is one."""
-        return None if self.judge is None else self.judge(self.out / VERDICTS)
-
 
 def named(models: Sequence[Path]) -> dict[str, Path]:
     """Return directories by name, or by path where names are alike."""
@@ -211,8 +203,10 @@ def run_judging(
             used, or another process that writes there.
         Interrupted: Ctrl-C; what was made is kept.
     """
+    prompts = fingerprints.of_json([asdict(one) for one in study.prompts])
+    run = {"format_version": FORMAT_VERSION, "prompts": prompts, **asdict(study.how)}
     with writing(study.out / RESULT_FILE):
-        _begin(study)
+        begin(study.out, run, made=_begun(study))
         try:
             with keeping(lambda: f"Continuations and verdicts so far are kept in {study.out}."):
                 result = _run(study, progress, announce)
@@ -224,36 +218,35 @@ def run_judging(
     return result
 
 
+def _begun(study: Study) -> bool:
+    return any(study.out.glob("*.jsonl"))
+
+
 def _run(study: Study, progress: Reporter, announce: Announce) -> dict[str, Any]:
-    judge, prompts, seed = study.open_judge(), study.prompts, study.how.seed
-    examined = None
+    prompts, seed, out = study.prompts, study.how.seed, study.out
+    judge = None if study.judge is None else study.judge(out / VERDICTS)
+    examined = ratings = None
     if judge is not None:
         asked = [one for some in examination_pairs(prompts, seed).values() for one in some]
         announce("the judge's examination", *judge.left(asked))
         examined = {"source": judge.source, **examine(judge, prompts, seed, progress)}
-    texts = {name: study.writer(name).texts(prompts, progress) for name in study.models}
+    texts: dict[str, list[str]] = {}
+    for name, directory in study.models.items():
+        writer = Writer(name, directory, study.how, out / CONTINUATIONS)
+        texts[name] = writer.texts(prompts, progress)
     if texts:
         rows = [
             {"model": name, **asdict(prompt), "continuation": text}
             for name, written in texts.items()
             for prompt, text in zip(prompts, written, strict=True)
         ]
-        write_table(study.out / CONTINUATIONS_TABLE, pa.Table.from_pylist(rows))
-    ratings = None
+        write_table(out / CONTINUATIONS_TABLE, pa.Table.from_pylist(rows))
     if judge is not None and examined is not None:
         if len(texts) > 1:
-            pairs = [
-                Pair(prompt.text, *both)
-                for prompt, *written in zip(prompts, *texts.values(), strict=True)
-                for both in combinations(written, 2)
-            ]
-            announce("models", *judge.left(pairs))
-            judged = judge.judge(pairs, "models", progress)
-            write_table(study.out / VERDICTS_TABLE, _verdicts(prompts, list(texts), judged))
-            ratings = {
-                "readable": examined["usable"],
-                **_ratings(judged, list(texts), len(prompts), seed),
-            }
+            judged = _judged(judge, prompts, texts, progress, announce)
+            write_table(out / VERDICTS_TABLE, _verdicts(prompts, list(texts), judged))
+            ratings = _ratings(judged, list(texts), len(prompts), seed)
+            ratings = {"readable": examined["usable"], **ratings}
         examined["asked"] = judge.asked()
     return {
         "format_version": FORMAT_VERSION,
@@ -267,30 +260,41 @@ def _run(study: Study, progress: Reporter, announce: Announce) -> dict[str, Any]
     }
 
 
+def _judged(
+    judge: Judge,
+    prompts: Sequence[Prompt],
+    texts: Mapping[str, list[str]],
+    progress: Reporter,
+    announce: Announce,
+) -> list[Judged]:
+    """Return the verdicts of each two models, prompt by prompt."""
+    pairs = [
+        Pair(prompt.text, *both)
+        for prompt, *written in zip(prompts, *texts.values(), strict=True)
+        for both in combinations(written, 2)
+    ]
+    announce("models", *judge.left(pairs))
+    return judge.judge(pairs, "models", progress)
+
+
 def _ratings(
     judged: Sequence[Judged], models: Sequence[str], prompts: int, seed: int
 ) -> dict[str, Any]:
     """Return ratings of the models and figures of their pairs; verdicts prompt by prompt."""
     given = [np.nan if one.score is None else one.score for one in judged]
     scores = np.array(given).reshape(prompts, -1)
-    columns = zip(combinations(models, 2), scores.T, strict=True)
-    rated = zip(models, rate(scores, len(models), seed), strict=True)
-    return {
-        "models": [
-            {"model": name, **{kind: asdict(one) for kind, one in rating._asdict().items()}}
-            for name, rating in rated
-        ],
-        "pairs": [_pair(*pair, own[~np.isnan(own)], seed) for pair, own in columns],
-        "order": order_figures(judged),
-    }
-
-
-def _pair(first: str, second: str, scores: np.ndarray, seed: int) -> dict[str, Any]:
-    """Return the mean score of the first, with its bootstrap interval over prompts."""
-    none = Interval(np.nan, np.nan, np.nan)
-    score = asdict(bootstrap(scores, seed=seed) if len(scores) else none)
-    count = {"won": int((scores > 0.5).sum()), "lost": int((scores < 0.5).sum())}
-    return {"first": first, "second": second, "games": len(scores), **count, "score": score}
+    pairs: list[dict[str, Any]] = []
+    for (first, second), column in zip(combinations(models, 2), scores.T, strict=True):
+        own = column[~np.isnan(column)]
+        mean = bootstrap(own, seed=seed) if len(own) else Interval(np.nan, np.nan, np.nan)
+        count = {"won": int((own > 0.5).sum()), "lost": int((own < 0.5).sum())}
+        pair = {"first": first, "second": second, "games": len(own)}
+        pairs.append(pair | count | {"score": asdict(mean)})
+    rated = [
+        {"model": name, **{kind: asdict(one) for kind, one in rating._asdict().items()}}
+        for name, rating in zip(models, rate(scores, len(models), seed), strict=True)
+    ]
+    return {"models": rated, "pairs": pairs, "order": order_figures(judged)}
 
 
 def _verdicts(
@@ -300,14 +304,3 @@ def _verdicts(
     rows = [(*game, *one, one.score) for game, one in zip(games, judged, strict=True)]
     names = ("id", "a", "b", "verdict_ab", "verdict_ba", "score_a")
     return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
-
-
-def _begun(study: Study) -> bool:
-    return any(study.out.glob("*.jsonl"))
-
-
-def _begin(study: Study) -> None:
-    """Note what is continued, or check that it is what was begun here."""
-    prompts = fingerprints.of_json([asdict(one) for one in study.prompts])
-    run = {"format_version": FORMAT_VERSION, "prompts": prompts, **asdict(study.how)}
-    begin(study.out, run, made=_begun(study))

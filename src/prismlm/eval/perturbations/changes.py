@@ -15,6 +15,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 WORDS_FILE = Path(__file__).parent / "words" / "words.json.xz"
 
@@ -53,14 +54,11 @@ def words() -> Words:
     return Words(**found | {"common": frozenset(found["common"])})
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A sentence that was changed.
 
-    Attributes:
-        text: the sentence afterwards.
-        by: the word or rule that changed it, so that no word fills a slice; empty for any.
-        spare: whether it is used only where others run out.
+    ``by`` is the word or rule that changed it, so that no word fills a slice, and empty for any;
+    ``spare`` ones are used only where others run out.
     """
 
     text: str
@@ -73,6 +71,11 @@ def cased(word: str, like: str) -> str:
     if len(like) > 1 and like.isupper():
         return word.upper()
     return word[:1].upper() + word[1:] if like[:1].isupper() else word
+
+
+def put(sentence: str, found: re.Match[str], other: str, by: str) -> Change:
+    """Return a sentence with a word in the place of a match."""
+    return Change(sentence[: found.start()] + other + sentence[found.end() :], by)
 
 
 def any_of(expressions: Sequence[str]) -> str:
@@ -253,7 +256,7 @@ def typo(sentence: str, draw: random.Random) -> Change | None:
     slipped = word[0][:place] + letter + word[0][place + 1 :]
     if slipped in words().common:
         return None
-    return Change(sentence[: word.start()] + slipped + sentence[word.end() :], "")
+    return put(sentence, word, slipped, "")
 
 
 def contraction(sentence: str, draw: random.Random) -> Change | None:
@@ -271,8 +274,7 @@ def contraction(sentence: str, draw: random.Random) -> Change | None:
     form = word[0] if word[0] in forms else word[0][:1].lower() + word[0][1:]
     if form not in forms:
         return None
-    text = sentence[: word.start()] + cased(forms[form], word[0]) + sentence[word.end() :]
-    return Change(text, min(form, forms[form]))
+    return put(sentence, word, cased(forms[form], word[0]), min(form, forms[form]))
 
 
 @cache
@@ -461,7 +463,7 @@ def negation(sentence: str, draw: random.Random) -> Change | None:
         other = cased(positive, removed[0])
     else:
         other = "cannot" if found[0] == "can" else f"{found[0]} not"
-    return Change(sentence[: found.start()] + other + sentence[found.end() :], found[0].lower())
+    return put(sentence, found, other, found[0].lower())
 
 
 def number(sentence: str, draw: random.Random) -> Change | None:
@@ -476,7 +478,7 @@ def _recounted(sentence: str, word: re.Match[str], draw: random.Random) -> Chang
     digits = [str(count) for count in (range(2, 10) if len(word[0]) == 1 else range(10, 100))]
     others = digits if word[0].isdecimal() else COUNTS
     other = draw.choice([count for count in others if count != word[0]])
-    return Change(sentence[: word.start()] + other + sentence[word.end() :], "a count")
+    return put(sentence, word, other, "a count")
 
 
 @cache

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from prismlm.errors import InputError, check_number, check_whole
+from prismlm.errors import InputError
 from prismlm.eval.pairs import COLUMNS, INTERVENTIONS, SLICES
 from prismlm.eval.perturbations import changes
 from prismlm.eval.perturbations.changes import Change, words
@@ -52,9 +52,6 @@ class MiniLM:
 
     The embedding of a sentence is the mean of its tokens' last states; its tokenizer cuts nothing
     that is at most 256 tokens long.
-
-    Raises:
-        ModuleNotFoundError: the package is not installed.
     """
 
     def __init__(self) -> None:
@@ -77,9 +74,7 @@ class MiniLM:
 
     def similarity(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         """Return the cosine of each pair's embeddings, rounded to four digits."""
-        texts = sorted(
-            {text for pair in pairs for text in pair}, key=lambda text: (len(text), text)
-        )
+        texts = sorted({text for pair in pairs for text in pair}, key=lambda one: (len(one), one))
         tokenizer, model = self._opened
         found: dict[str, torch.Tensor] = {}
         for first in range(0, len(texts), BATCH):
@@ -123,29 +118,22 @@ class PairOptions:
     seed: int = 0
     similarity: float = 0.75
 
-    def __post_init__(self) -> None:
-        check_whole("per_slice", self.per_slice, 1)
-        check_whole("seed", self.seed)
-        check_number("similarity", self.similarity, "a number from -1 to 1", lambda x: -1 <= x <= 1)
+
+# Where a sentence comes from, the sentence, and what became of it.
+Candidate = tuple[str, str, Change]
 
 
 @dataclass
 class _Slice:
-    """A slice under way.
+    """A slice under way: its rows, and how many candidates there were and were not kept, and why.
 
-    Attributes:
-        rows: kept so far, as dictionaries of the columns.
-        candidates: changed sentences, whether kept or not.
-        left_out: how many of them were not kept, by reason.
+    Rows are dictionaries of the columns.
     """
 
     name: str
     rows: list[dict[str, Any]] = field(default_factory=list)
     candidates: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
-
-
-Candidate = tuple[str, str, Change]
 
 
 def write_pairs(
@@ -161,24 +149,19 @@ def write_pairs(
 
     Returns:
         JSON values: of each slice its pairs, candidates and what was filtered, and why.
-
-    Raises:
-        InputError: a corpus is missing, or a slice cannot be filled.
-        FormatError: a corpus cannot be read.
-        ModuleNotFoundError: MiniLM is not installed.
     """
     model = MiniLM()
     sentences = read_sentences(data)
     made: dict[str, _Slice] = {}
     with progress.task("pairs", options.per_slice * len(PERTURB), "pairs") as task:
-        for name in (*SLICES, *INTERVENTIONS):
+        for name in PERTURB:
             made[name] = make_slice(name, sentences, options, model)
             task.advance(options.per_slice)
     with output_files(*(out / file for file in FILES)) as temporary:
         for path, names in zip(temporary, FILES.values(), strict=True):
             rows = [row for name in sorted(names) for row in made[name].rows]
             pq.write_table(pa.Table.from_pylist(rows, COLUMNS), path)
-    return {**asdict(options), "slices": [_figures(made[name]) for name in made]}
+    return {**asdict(options), "slices": [_figures(one) for one in made.values()]}
 
 
 def make_slice(
@@ -190,14 +173,13 @@ def make_slice(
     spare ones and those whose word had given its share, and then templates.
     """
     draw = random.Random(f"{options.seed} {name}")
-    found = _Slice(name)
-    threshold = -1.0 if name in INTERVENTIONS else options.similarity
+    made = _Slice(name)
     spare: list[Candidate] = []
     shares = Counter[str]()
     most = max(1, round(SHARE * options.per_slice))
 
     def varied() -> Iterator[Candidate]:
-        for candidate in _candidates(found, _in_turn(sentences, draw), draw):
+        for candidate in _candidates(made, _in_turn(sentences, draw), draw):
             by = candidate[2].by
             if candidate[2].spare or (by and shares[by] >= most):
                 spare.append(candidate)
@@ -205,21 +187,20 @@ def make_slice(
                 shares[by] += 1
                 yield candidate
 
-    templates = _candidates(found, _templates(name, draw), draw)
+    templates = _candidates(made, _templates(name, draw), draw)
     for candidates in (varied(), iter(spare), templates):
-        _fill(found, candidates, options.per_slice, threshold, model)
-    if len(found.rows) < options.per_slice:
+        _fill(made, candidates, options, model)
+    if len(made.rows) < options.per_slice:
         raise InputError(
-            f"the slice {name!r} has {len(found.rows):,} pairs, of {found.candidates:,} candidates "
+            f"the slice {name!r} has {len(made.rows):,} pairs, of {made.candidates:,} candidates "
             f"in {sum(map(len, sentences.values())):,} sentences: expected "
             f"{options.per_slice:,}. Give more text, ask for fewer by --per-slice, or lower "
             "--similarity."
         )
-    left_out = sum(found.left_out.values())
-    found.left_out["spare"] = found.candidates - len(found.rows) - left_out
-    for number, row in enumerate(found.rows):
+    made.left_out["spare"] = made.candidates - len(made.rows) - made.left_out.total()
+    for number, row in enumerate(made.rows):
         row["id"] = f"{name}-{number:05}"
-    return found
+    return made
 
 
 def _in_turn(sentences: dict[str, list[str]], draw: random.Random) -> Iterator[tuple[str, str]]:
@@ -232,35 +213,36 @@ def _in_turn(sentences: dict[str, list[str]], draw: random.Random) -> Iterator[t
 
 
 def _candidates(
-    found: _Slice, sentences: Iterator[tuple[str, str]], draw: random.Random
+    made: _Slice, sentences: Iterator[tuple[str, str]], draw: random.Random
 ) -> Iterator[Candidate]:
     """Yield sentences that can be changed, and count those whose change is refused at once."""
     for source, text in sentences:
-        change = PERTURB[found.name](text, draw)
+        change = PERTURB[made.name](text, draw)
         if change is None:
             continue
-        found.candidates += 1
+        made.candidates += 1
         if change.text == text or "  " in change.text:
-            found.left_out["unchanged"] += 1
+            made.left_out["unchanged"] += 1
         else:
             yield source, text, change
 
 
 def _fill(
-    found: _Slice, candidates: Iterator[Candidate], size: int, threshold: float, model: MiniLM
+    made: _Slice, candidates: Iterator[Candidate], options: PairOptions, model: MiniLM
 ) -> None:
-    while len(found.rows) < size:
-        batch = list(islice(candidates, 1 + int(AHEAD * (size - len(found.rows)))))
+    threshold = -1.0 if made.name in INTERVENTIONS else options.similarity
+    while missing := options.per_slice - len(made.rows):
+        batch = list(islice(candidates, 1 + int(AHEAD * missing)))
         if not batch:
             return
         cosines = model.similarity([(text, change.text) for _, text, change in batch])
         for (source, text, change), cosine in zip(batch, cosines, strict=True):
             if cosine < threshold:
-                found.left_out["unlike"] += 1
-            elif len(found.rows) < size:
+                made.left_out["unlike"] += 1
+            elif len(made.rows) < options.per_slice:
                 distance = levenshtein(text, change.text)
-                row = (found.name, text, change.text, source, float(cosine), distance)
-                found.rows.append(dict(zip(COLUMNS.names[1:], row, strict=True)))
+                row = (made.name, text, change.text, source, float(cosine), distance)
+                made.rows.append(dict(zip(COLUMNS.names[1:], row, strict=True)))
 
 
 def _templates(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
@@ -278,13 +260,13 @@ def _templates(name: str, draw: random.Random) -> Iterator[tuple[str, str]]:
     return ((TEMPLATE, sentence) for sentence in draw.sample(made, len(made)))
 
 
-def _figures(found: _Slice) -> dict[str, Any]:
+def _figures(made: _Slice) -> dict[str, Any]:
     return {
-        "slice": found.name,
-        "pairs": len(found.rows),
-        "similarity": fmean(row["similarity"] for row in found.rows),
-        "distance": fmean(row["distance"] for row in found.rows),
-        "sources": dict(sorted(Counter(row["source"] for row in found.rows).items())),
-        "candidates": found.candidates,
-        "left_out": {reason: count for reason, count in found.left_out.items() if count},
+        "slice": made.name,
+        "pairs": len(made.rows),
+        "similarity": fmean(row["similarity"] for row in made.rows),
+        "distance": fmean(row["distance"] for row in made.rows),
+        "sources": dict(sorted(Counter(row["source"] for row in made.rows).items())),
+        "candidates": made.candidates,
+        "left_out": {reason: count for reason, count in made.left_out.items() if count},
     }

@@ -48,9 +48,6 @@ def read_sentences(data: Path | None) -> dict[str, list[str]]:
         data: a directory with ``wikitext2`` (text files, tokenised as the corpus is), and
             ``dailydialog`` and ``ag_news`` (Parquet files); None for the hub.
 
-    Raises:
-        InputError: a folder or its files are missing, or the hub does not answer.
-        FormatError: a file's columns are not those of its source.
     """
     found: dict[str, list[str]] = {}
     for source in SOURCES:
