@@ -70,14 +70,6 @@ def test_logits_of_texts_of_all_lengths_are_those_of_each_alone(studied, kind):
         assert np.allclose(row, expected, atol=1e-5)
 
 
-def test_a_text_longer_than_the_positions_is_not_readable(studied):
-    model, _ = read_checkpoint(studied / "gpt2")
-    assert next_token.readable(model, [1] * 64)
-    assert not next_token.readable(model, [1] * 65)
-    assert not next_token.readable(model, [])
-    assert next_token.readable(read_checkpoint(studied / "llama")[0], [1] * 65)
-
-
 def test_a_tokenizers_own_beginning_stands_before_and_its_end_does_not_follow(studied):
     from tokenizers.processors import TemplateProcessing
 

@@ -69,13 +69,6 @@ def test_what_the_model_would_write_is_said_to_be_greedy(lm, tiny_model):
     assert_plain_equals(lm.score(pairs), expected)
 
 
-def test_what_is_longer_than_the_model_reads_is_cut_as_by_lm_eval(lm, tiny_model):
-    pairs = [("The court ruled that. " * 400, " the contract was void"), PAIRS[0]]
-    assert [lm.truncated(*lm.encoded(*pair)) for pair in pairs] == [True, False]
-    own = HFLM(pretrained=str(tiny_model), device="cpu")
-    assert_plain_equals(scored(lm, pairs), own.loglikelihood(requests(pairs), disable_tqdm=True))
-
-
 def parts_by_hand(model, head, before, after):
     """Σ log p of the continuation from z, ẑ and r, position by position."""
     ids = torch.tensor([before + after])

@@ -11,7 +11,6 @@ from prismlm.eval.glue.fine_tune import (
     encode,
     fine_tune,
     parameter_groups,
-    trainer,
 )
 from prismlm.models.presets import build_model
 from prismlm.progress import SILENT
@@ -48,21 +47,6 @@ def test_it_stops_after_an_epoch_without_a_rise_and_keeps_the_best(classifier):
     assert history == [0.5, 0.7, 0.6, 0.7]
     assert torch.equal(classifier.out.weight, weights[1])
     assert not torch.equal(weights[1], weights[3])
-
-
-def test_the_rate_rises_and_falls(classifier, monkeypatch):
-    rates = []
-    step = torch.optim.AdamW.step
-
-    def noted(self, *given, **named):
-        rates.append(self.param_groups[0]["lr"])
-        return step(self, *given, **named)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
-    take = trainer(classifier, GlueOptions(learning_rate=1.0, warmup=0.2), 10)
-    for _ in range(10):
-        take(Examples(TRAIN.rows[:2], TRAIN.labels[:2]))
-    assert rates == pytest.approx([0, 0.5, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
 
 
 def test_embeddings_norms_and_biases_do_not_decay(classifier):

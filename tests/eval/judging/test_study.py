@@ -18,7 +18,6 @@ from prismlm.eval.judging.study import (
     bradley_terry,
     named,
     online_elo,
-    pairs_of,
     rate,
     run_judging,
     wins_of,
@@ -137,19 +136,6 @@ def test_strengths_of_four_players_are_found_again():
     uneven = np.arange(1, 17).reshape(4, 4) * chance
     uneven = uneven + uneven.T * np.where(chance > 0, chance / np.where(chance > 0, chance.T, 1), 0)
     assert bradley_terry(uneven) == pytest.approx(points, abs=1e-6)
-
-
-def test_order_plays_no_part_in_bradley_terry():
-    scores = np.random.default_rng(0).choice([0, 0.25, 0.5, 1], size=(30, 3))
-    found = [one.bradley_terry.value for one in rate(scores, 3)]
-    again = [one.bradley_terry.value for one in rate(scores[::-1], 3)]
-    assert again == pytest.approx(found, abs=1e-6)
-    # With the last player named first: its pairs are (2, 0) and (2, 1).
-    assert pairs_of(3) == [(0, 1), (0, 2), (1, 2)]
-    turned = np.stack([1 - scores[:, 1], 1 - scores[:, 2], scores[:, 0]], axis=1)
-    assert [one.bradley_terry.value for one in rate(turned, 3)] == pytest.approx(
-        [found[2], found[0], found[1]], abs=1e-6
-    )
 
 
 def test_who_never_loses_ends_at_the_bound_and_who_never_played_at_the_start():
