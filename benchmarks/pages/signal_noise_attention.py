@@ -24,7 +24,7 @@ GAINS = ("gain", "gain_over_scaled", "gain_over_shuffled")
 
 def figures(read: Callable[..., Any]) -> dict[str, Any]:
     """Return what the page's tables show."""
-    runs = [row for row in read("signal_noise_attention/*.json") if row["factor"] == 1]
+    runs = read("signal_noise_attention/*.json")
     readings = read("signal_noise_readings/*.json")
     models: Models = defaultdict(list)
     for row in sorted(readings, key=lambda row: (row["variant"] != DEFAULT, row["seed"])):

@@ -38,17 +38,7 @@ class Attention(nn.Module):
 
 
 class DirectMixer(PrototypeMixer):
-    """The prototype mixer with every position's sums in memory.
-
-    Args:
-        width: d.
-        channels: R.
-        folded: divide the read gate by the mass, in place of the sums: two tensors less.
-    """
-
-    def __init__(self, width: int, channels: int, *, folded: bool) -> None:
-        super().__init__(width, channels)
-        self.folded = folded
+    """The prototype mixer with every position's sums in memory."""
 
     def mix(self, x: Float[Tensor, "B T d"]) -> Float[Tensor, "B T d"]:
         """Return what :meth:`forward` does as ``output``."""
@@ -64,7 +54,7 @@ class DirectMixer(PrototypeMixer):
         values = self.value_projection(x).float()
         # In float32, as the fast form is.
         with torch.autocast(x.device.type, enabled=False):
-            mixed = direct_prefix_mean(write, read, values, self.decay, folded=self.folded)
+            mixed = direct_prefix_mean(write, read, values, self.decay)
         return self.alpha * self.output_projection(mixed)
 
 
@@ -74,7 +64,6 @@ def direct_prefix_mean(
     values: Float[Tensor, "B T D"],
     decay: Float[Tensor, " R"],
     *,
-    folded: bool,
     anchored: int = ANCHORED,
 ) -> Float[Tensor, "B T D"]:
     """Return Σ_k read_ik S_ik / M_ik by a cumulative sum over [B, T, R, D].
@@ -94,10 +83,7 @@ def direct_prefix_mean(
         mass = mass + carried(mass[:, :, -1], decay**size)[:, :, None]
     mass = mass.masked_fill(mass == 0, 1)
     gate = read.unflatten(1, (-1, size))
-    if folded:
-        out = ((gate / mass)[..., None, :] @ sums).squeeze(-2)
-    else:
-        out = (gate[..., None] * (sums / mass[..., None])).sum(3)
+    out = (gate[..., None] * (sums / mass[..., None])).sum(3)
     return out.reshape(batch, length, -1)
 
 
@@ -122,8 +108,7 @@ class MixerSizes(NamedTuple):
 MIXERS: dict[str, Callable[[MixerSizes], nn.Module]] = {
     "mixer": lambda sizes: PrototypeMixer(sizes.width, CHANNELS),
     "attention": lambda sizes: Attention(sizes.width, sizes.heads),
-    "direct": lambda sizes: DirectMixer(sizes.width, CHANNELS, folded=False),
-    "direct, folded": lambda sizes: DirectMixer(sizes.width, CHANNELS, folded=True),
+    "direct": lambda sizes: DirectMixer(sizes.width, CHANNELS),
 }
 
 

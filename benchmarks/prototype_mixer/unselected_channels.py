@@ -22,15 +22,11 @@ from prismlm.models.decoders.mixers import half_lives
 from prismlm.statistics import spearman
 
 CHANNELS_SHOWN = 10
-SEQUENCES_SHOWN = 3
 TOKENS_SHOWN = 8
-EXCERPT = 200
 
 
-def unselected(
-    loaded: Loaded, gates: TokenGates, best: dict[int, TopSequences], corpus: Corpus, seed: int
-) -> list[dict[str, Any]]:
-    """Return channels drawn by a seed, with the tokens and sequences that write most."""
+def unselected(loaded: Loaded, gates: TokenGates, seed: int) -> list[dict[str, Any]]:
+    """Return channels drawn by a seed, with the tokens that write most."""
     lives = half_lives(loaded.model)
     places = [(layer, channel) for layer, life in enumerate(lives) for channel in range(len(life))]
     order = np.random.default_rng(seed).permutation(len(places))[:CHANNELS_SHOWN]
@@ -46,34 +42,9 @@ def unselected(
                     gates, loaded.tokenizer, layer, channel, count=TOKENS_SHOWN
                 )
             ],
-            "sequences": [
-                _shortened(sequence, corpus)
-                for sequence in best[layer].sequences(channel)[:SEQUENCES_SHOWN]
-            ],
         }
         for layer, channel in (places[i] for i in order.tolist())
     ]
-
-
-def _shortened(sequence: Any, corpus: Corpus) -> dict[str, Any]:
-    """Return the text around the token that writes most, with that token."""
-    token = sequence.tokens[0]
-    document = corpus.document_at(token.position)
-    text, spans = corpus.text(document), corpus.spans(document)
-    first = int(corpus.starts[document])
-    start, end = spans[token.position - first].tolist()
-    left = max(int(spans[sequence.start - first][0]), start - EXCERPT // 2)
-    last = sequence.start - first + sequence.length - 1
-    right = min(int(spans[last][1]), end + EXCERPT // 2)
-    return {
-        "document": corpus.doc_ids[document],
-        "total": sequence.total,
-        "length": sequence.length,
-        "before": text[left:start],
-        "token": text[start:end],
-        "after": text[end:right],
-        "gate": token.gate,
-    }
 
 
 def locality(loaded: Loaded, best: dict[int, TopSequences]) -> dict[str, Any]:

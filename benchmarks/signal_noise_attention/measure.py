@@ -3,7 +3,6 @@
     python -m benchmarks.signal_noise_attention.measure stories corpus TEXTS.parquet …
     python -m benchmarks.signal_noise_attention.measure stories describe
     python -m benchmarks.signal_noise_attention.measure stories train --seed 0        # and 1, 2
-    python -m benchmarks.signal_noise_attention.measure stories rates --seed 0
     python -m benchmarks.render signal_noise_attention
 
 The source trains on TinyStories; any stories will do, and the page names the corpus. Every model
@@ -28,12 +27,11 @@ from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.files import write_json
 
-PARTS = ["corpus", "describe", "train", "rates"]
+PARTS = ["corpus", "describe", "train"]
 VOCABULARY = 4096
 HELD_OUT = 0.05
 GOLDEN = (1 + math.sqrt(5)) / 2
 RATE = 2e-3
-FACTORS = (0.5, 2.0)
 STEPS, LENGTH, ROWS = 750, 256, 8
 OWN: Settings = {"preset": "signal-noise-laptop"}
 LAMBDA: Settings = {"initial": 0.01, "final": 0.1}
@@ -54,47 +52,29 @@ VARIANTS: dict[str, Variant] = {
     "golden ratio": Variant(OWN | {"frequency_ratio": GOLDEN}),
     "ratio 2": Variant(OWN | {"frequency_ratio": 2.0}),
     "ratio 1": Variant(OWN | {"frequency_ratio": 1.0}),
-    "angles times π": Variant(OWN | {"frequency_scaling": "angle"}),
     "λ = 0": Variant(OWN, {"initial": 0.0, "final": 0.0}),
     "λ = 0.1": Variant(OWN, {"initial": 0.1, "final": 0.1}),
-    "λ to 1": Variant(OWN, {"initial": 0.01, "final": 1.0}),
-    "R = 1": Variant(OWN | {"expansion": 1}),
     "R = 4": Variant(OWN | {"expansion": 4}),
     "R = 2, untied": Variant(OWN | {"tied_output": False}),
-    "scores over √d": Variant(OWN | {"scale_by_width": True}),
-    "sparse-coding MLP": Variant(OWN | {"mlp": "sparse_coding"}),
-    "4 experts, 2 a token": Variant(
-        OWN | {"mlp": "experts", "num_local_experts": 4, "num_experts_per_tok": 2}
-    ),
     "GPT-2": Variant({"preset": "gpt2-laptop", "n_positions": 2 * LENGTH}, None),
-    "LLaMA": Variant({"preset": "llama-laptop"}, None),
 }
-RATED = (DEFAULT, "R = 4", "GPT-2", "LLaMA")
 
 
-class Run(NamedTuple):
-    """One model to train."""
-
-    variant: str
-    factor: float = 1.0
-
-    @property
-    def slug(self) -> str:
-        """A name for its files."""
-        spelled = {"π": "pi", "λ": "lambda", "√": "root-", "=": ""}
-        words = "".join(spelled.get(letter, letter) for letter in self.variant)
-        words += f" rate times {self.factor:g}" if self.factor != 1 else ""
-        plain = "".join(letter if letter.isalnum() else " " for letter in words.lower())
-        return "-".join(plain.split())
+def slug(variant: str) -> str:
+    """Return a name for a variant's files."""
+    spelled = {"π": "pi", "λ": "lambda", "=": ""}
+    words = "".join(spelled.get(letter, letter) for letter in variant)
+    plain = "".join(letter if letter.isalnum() else " " for letter in words.lower())
+    return "-".join(plain.split())
 
 
 def main() -> None:
-    """Build the corpus, or make every run of a part that has no result yet."""
+    """Build or describe the corpus, or train every variant that has no result yet."""
     parser = training_options(
         __doc__, PARTS, work="signal-noise-runs", out=RESULTS / "signal_noise_attention"
     )
     parser.add_argument("texts", type=Path, nargs="*", help="what the corpus is built from")
-    parser.add_argument("--only", nargs="*", help="variants")
+    parser.add_argument("--only", nargs="*", choices=VARIANTS, metavar="VARIANT")
     parser.add_argument("--steps", type=int, default=STEPS)
     given = parser.parse_args()
     if (given.part == "corpus") != bool(given.texts):
@@ -113,20 +93,14 @@ def main() -> None:
         print(f"wrote {out}")
         return
     torch.set_num_threads(given.threads)
-    for run in runs(given.part):
-        result = given.out / f"{run.slug}-{given.seed}.json"
-        if given.only and run.variant not in given.only:
-            continue
+    for variant in given.only or VARIANTS:
+        name = f"{slug(variant)}-{given.seed}"
+        result = given.out / f"{name}.json"
         if result.is_file():
             print(f"{result.name} is there")
             continue
-        settings = recipe_of(run, given.corpus, given.seed, given.steps)
-        measure(
-            run._asdict() | {"corpus": described},
-            settings,
-            given.work / f"{run.slug}-{given.seed}",
-            result,
-        )
+        settings = recipe_of(variant, given.corpus, given.seed, given.steps)
+        measure({"variant": variant, "corpus": described}, settings, given.work / name, result)
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
@@ -157,18 +131,11 @@ def describe(corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def runs(part: str) -> list[Run]:
-    """Return the runs of a part."""
-    if part == "train":
-        return [Run(name) for name in VARIANTS]
-    return [Run(name, factor) for name in RATED for factor in FACTORS]
-
-
-def recipe_of(run: Run, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
-    """Return the recipe of a run, but for where it is written."""
-    variant = VARIANTS[run.variant]
-    given: Settings = {"corpus": str(corpus), "seed": seed, "model": variant.model, "steps": steps}
-    return on_stories(given, LENGTH, RATE * run.factor, noise_weight=variant.noise_weight)
+def recipe_of(variant: str, corpus: Path, seed: int, steps: int = STEPS) -> Settings:
+    """Return the recipe of a variant, but for where it is written."""
+    model, noise_weight = VARIANTS[variant]
+    given: Settings = {"corpus": str(corpus), "seed": seed, "model": model, "steps": steps}
+    return on_stories(given, LENGTH, noise_weight=noise_weight)
 
 
 def on_stories(given: Settings, length: int, rate: float = RATE, **more: Any) -> Settings:

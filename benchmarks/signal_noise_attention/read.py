@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from benchmarks.signal_noise_attention.measure import LENGTH, VARIANTS, Run, describe
+from benchmarks.signal_noise_attention.measure import LENGTH, VARIANTS, describe, slug
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.files import write_json
@@ -56,7 +56,7 @@ def main() -> None:
     corpus = Corpus.open(given.corpus)
     for variant in VARIANTS:
         for seed in given.seeds:
-            name = f"{Run(variant).slug}-{seed}"
+            name = f"{slug(variant)}-{seed}"
             result = given.out / f"{name}.json"
             if result.is_file():
                 print(f"{result.name} is there")

@@ -24,9 +24,8 @@ from prismlm.ops.prototype_mixer import prefix_mean
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("anchored", [8, 32])
-def test_the_direct_form_is_the_prefix_mean(folded, anchored):
+def test_the_direct_form_is_the_prefix_mean(anchored):
     torch.manual_seed(0)
     tensors = [
         torch.randn(2, 32, size, dtype=torch.float64).softmax(-1) if size == 3
@@ -38,7 +37,7 @@ def test_the_direct_form_is_the_prefix_mean(folded, anchored):
     found = []
     for form in (
         lambda *given: prefix_mean(*given)[0],
-        lambda *given: direct_prefix_mean(*given, folded=folded, anchored=anchored),
+        lambda *given: direct_prefix_mean(*given, anchored=anchored),
     ):
         inputs = [tensor.clone().requires_grad_() for tensor in tensors]
         out = form(*inputs)
@@ -50,7 +49,7 @@ def test_the_direct_form_is_the_prefix_mean(folded, anchored):
 def test_the_direct_mixer_is_the_mixer():
     torch.manual_seed(0)
     mixer = PrototypeMixer(16, 4)
-    direct = DirectMixer(16, 4, folded=False)
+    direct = DirectMixer(16, 4)
     direct.load_state_dict(mixer.state_dict())
     x = torch.randn(2, 8, 16)
     torch.testing.assert_close(direct.mix(x), mixer(x).output)
@@ -109,7 +108,7 @@ def test_every_part_is_timed(measured):
     parts = {name: part["rows"] for name, part in result["parts"].items()}
     assert set(parts) == {"mixer", "memory", "step", "throughput", "decode"}
     for row in parts["mixer"]:
-        assert set(row["ratios"]["elapsed"]) == {"attention", "direct", "direct, folded"}
+        assert set(row["ratios"]["elapsed"]) == {"attention", "direct"}
         assert row["ratios"]["elapsed"]["attention"]["low"] > 0
     assert [(row["length"], row["dropout"]) for row in parts["step"]] == [
         (32, False), (32, True), (64, False), (64, True)
