@@ -18,10 +18,12 @@ from prismlm.cli import (
     compare,
     corpus,
     demo,
+    eval,
     explain,
     explore,
     generate,
     index,
+    inspect,
     label,
     map,
     push,
@@ -30,9 +32,7 @@ from prismlm.cli import (
     steer,
     train,
 )
-from prismlm.cli.eval import group as eval
 from prismlm.cli.eval.suite import PASSED_ON, lm_eval
-from prismlm.cli.inspect import group as inspect
 from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, Interrupted, PrismError, no_panics, shown

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.format import count, duration
 from prismlm.cli.options import flag, needs, option
 from prismlm.cli.output import print_cost, print_facts, print_json, quality_facts
 
@@ -114,12 +113,7 @@ def attach(
         print_json(result.to_dict())
         return
     effect = result.uncertainty or {}
-    facts = {
-        "fitted to": f"{count(result.states)} states",
-        "CE of the model": f"{result.quality.ce:.3f}",
-        **quality_facts(result.quality),
-        **{title: f"{effect[name]:.3f}" for name, title in EFFECTS.items() if name in effect},
-        "lens": str(result.lens),
-        "time": duration(time.monotonic() - began),
-    }
+    facts = {"states": result.states, **quality_facts(result.quality)}
+    facts |= {title: effect[name] for name, title in EFFECTS.items() if name in effect}
+    facts |= {"lens": str(result.lens), "seconds": time.monotonic() - began}
     print_facts(facts, str(result.directory))

@@ -9,7 +9,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import option
-from prismlm.cli.output import fit_ends, print_json, say, show_rows, wrote
+from prismlm.cli.output import fit_ends, print_facts, print_json, say, show_rows, wrote
 from prismlm.outputs import check_ending, check_outputs
 
 SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "What shares are by.")]
@@ -91,20 +91,8 @@ def _print_texts(texts: dict[str, Any], by: str, top: int) -> None:
 
 
 def _print_prototypes(value: dict[str, Any]) -> None:
-    signature, contexts = value["by_signature"], value["by_contexts"]
-    chance = signature["chance"]
-    say(
-        f"prototypes  A {value['prototypes']['a']:,}  B {value['prototypes']['b']:,}",
-        f"by the tokens they raise: cosine to the most similar {signature['median']:.3f} at the "
-        f"median (chance {chance['median']:.3f}); {signature['mutual']:.1%} choose each other "
-        f"(chance {chance['mutual']:.1%})",
-    )
-    if contexts is not None:
-        say(
-            f"by their nearest documents: {contexts['median']:.1%} in common at the median; "
-            f"{contexts['mutual']:.1%} choose each other, {contexts['same_as_by_signature']:.1%} "
-            "the same one as by tokens"
-        )
+    """Print how alike prototypes are by the tokens they raise and by documents, and the pairs."""
+    print_facts({name: value[name] for name in ("prototypes", "by_signature", "by_contexts")})
     say("")
     columns = {"a": "", "b": "", "mutual": "", "cosine": ".3f", "in_common": ".0%", "names": ""}
     rows = [

@@ -13,7 +13,6 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.corpus import DataFiles, Dataset, dataset_of
-from prismlm.cli.format import count, duration
 from prismlm.cli.options import flag, is_first_process, option
 from prismlm.cli.output import print_cost, print_facts, print_json
 from prismlm.errors import InputError, check_choice
@@ -192,7 +191,7 @@ def _run(
     reporter = ConsoleReporter() if is_first_process() else SILENT
     corpus = source
     if isinstance(corpus, _Dataset):
-        corpus = _streamed(model, corpus, part.count > 1, reporter)
+        corpus = _streamed(model, corpus, wait=part.count > 1, reporter=reporter)
     began = time.monotonic()
     written = build_index(
         checkpoint.model,
@@ -209,12 +208,12 @@ def _run(
     if written:
         seconds = round(time.monotonic() - began, 1)
         summary = {"lens": str(out), **lens_summary(out), "seconds": seconds}
-        print_json(summary) if as_json else _print_summary(summary)
+        print_json(summary) if as_json else print_facts(summary)
     elif "WORLD_SIZE" not in os.environ:
         _report_part(out, part, as_json=as_json)
 
 
-def _streamed(model: Path, source: _Dataset, wait: bool, reporter: Reporter) -> Corpus:
+def _streamed(model: Path, source: _Dataset, *, wait: bool, reporter: Reporter) -> Corpus:
     """Return the corpus of a dataset, building it where it is not there, or not whole."""
     from prismlm.corpus import build_corpus
     from prismlm.run_state import orderly_end
@@ -294,24 +293,6 @@ def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
     left = sorted(set(every) - set(done))
     if as_json:
         print_json({"lens": None, "shards": part.count, "done": done, "left": left})
-        return
-    numbers = ", ".join(map(str, left)) or "none"
-    typer.echo(
-        f"Part {part.number + 1} of {part.count} is done; left: {numbers}. "
-        "The last one writes the lens."
-    )
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    facts = {name: count(summary[name]) for name in ("tokens", "documents")}
-    if summary["summed_share"]:
-        facts["sources summed as (other)"] = f"{summary['summed_share']:.1%} of uses"
-    used = summary["in_use"] / max(1, summary["prototypes"])
-    facts |= {
-        "prototypes": f"{summary['prototypes']:,}",
-        "with contexts": f"{summary['with_contexts']:,}",
-        "in use": f"{summary['in_use']:,} ({used:.1%})",
-        "positions kept": count(summary["positions"]),
-        "time": duration(summary["seconds"]),
-    }
-    print_facts(facts, summary["lens"])
+    else:
+        numbers = ", ".join(map(str, left)) or "none"
+        typer.echo(f"Part {part.number + 1} of {part.count} is done; left: {numbers}.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import check_endpoint, flag, load_with_lens, needs, option
-from prismlm.cli.output import print_json, say, show_rows
+from prismlm.cli.output import facts_line, print_json, say, show_rows
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ def _print(made: Labelling) -> None:
     title = f"{made.named:,} of {made.prototypes:,} prototypes named"
     columns = {"score": "", "names": ".0%", "shuffled_names": ".0%"}
     show_rows(title, columns, rows, names=made.scored, held_out_documents=made.held_out)
-    say("Balanced accuracy by words alone; 50 % says nothing. Detection: is the passage one of")
-    say("the prototype's? Fuzzing: is the marked place?\n")
+    say(
+        "Balanced accuracy by words alone of telling passages (detection) or marked places\n"
+        "(fuzzing) of the prototype from others; 50 % says nothing.\n"
+    )
     ranked = sorted(made.categories.items(), key=lambda pair: -pair[1])
     categories = [{"category": name, "prototypes": members} for name, members in ranked]
     show_rows("", {"category": "", "prototypes": ","}, categories)
@@ -82,12 +84,8 @@ def _print(made: Labelling) -> None:
 
 def _print_asked(asked: dict[str, Any]) -> None:
     """Print what an endpoint did: how much, what went wrong, and whether its names are better."""
-    say(
-        f"{asked['named']:,} named by the endpoint: {asked['requests']:,} answers, "
-        f"{asked['tokens_in']:,} tokens in, {asked['tokens_out']:,} out"
-    )
-    for reason, times in asked["failures"].items():
-        say(f"{times:,} without an answer: {reason}", style="dim")
+    counts = {name: one for name, one in asked.items() if name != "scores"}
+    say(f"Endpoint: {facts_line(counts)}")
     scores = asked["scores"]
     rows = [
         {"score": kind, "endpoint": own["mean"], "embedded": scores["embedded"][kind]["mean"]}

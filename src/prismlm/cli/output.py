@@ -211,18 +211,18 @@ def print_cost(cost: Cost, *, as_json: bool) -> None:
     print_facts(value, "\n".join(filter(None, said)))
 
 
-def quality_facts(quality: HeadQuality) -> dict[str, str]:
+def quality_facts(quality: HeadQuality) -> dict[str, Any]:
     """Return what prototypes alone say."""
-    worse = quality.prototype_only_ce / quality.ce - 1
     recovered = "nothing to recover: the states say no more than their mean"
     if quality.recovered is not None:
         recovered = f"{quality.recovered:,.1%} of what the states say beyond their mean"
     return {
-        "CE of the prototypes alone": f"{quality.prototype_only_ce:.3f}, {worse:+.1%}",
+        "CE of the model": quality.ce,
+        "CE of the prototypes alone": quality.prototype_only_ce,
         "recovered": recovered,
-        "explained share": f"{quality.explained_share:.3f}",
-        "FVU": f"{quality.fvu:.3f}",
+        "explained share": quality.explained_share,
+        "FVU": quality.fvu,
         "agreement": f"{quality.agreement:.1%}",
         "in use": f"{quality.in_use:.1%}",
-        "measured on": f"{count(quality.tokens)} held-out tokens",
+        "held-out tokens": quality.tokens,
     }

@@ -5,21 +5,13 @@ from __future__ import annotations
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.format import count
 from prismlm.cli.options import flag, is_first_process, option
-from prismlm.cli.output import (
-    print_cost,
-    print_facts,
-    print_json,
-    quality_facts,
-    say,
-    show_rows,
-)
+from prismlm.cli.output import print_cost, print_facts, print_json, quality_facts, say, show_rows
 from prismlm.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -88,13 +80,9 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
 def _print_result(result: TrainingResult, corpus: Path) -> None:
     from prismlm.training.evaluation import perplexity
 
-    facts: dict[str, Any] = {
-        "model": str(result.directory),
-        "steps": f"{result.steps:,}",
-        "tokens": count(result.tokens),
-        "CE": f"{result.ce:.3f}",
-    }
-    print_facts(facts | ({} if result.quality is None else quality_facts(result.quality)))
+    facts = {"model": str(result.directory), "steps": result.steps, "tokens": result.tokens}
+    quality = {"CE of the model": result.ce}
+    print_facts(facts | (quality if result.quality is None else quality_facts(result.quality)))
     say(f"\nPerplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}")
     following = ["index", str(result.directory), "--corpus", str(corpus)]
     if result.quality is None:

@@ -70,8 +70,8 @@ def attention(
     opened, tokenizer = read_checkpoint(model)
     heads = heads_of(opened, layer=layer, head=head, group=group)
     if text is None:
-        read = (opened, tokenizer, heads)
-        value = _roles(*read, cases, draws, seed, untrained=untrained, as_json=as_json)
+        read = (opened, tokenizer, heads, cases)
+        value = _roles(*read, draws=draws, seed=seed, untrained=untrained, as_json=as_json)
     else:
         maps = read_maps(opened, tokenizer, text, heads)
         value = {"text": text, "maps": [_map(one, top) for one in maps]}
@@ -112,21 +112,20 @@ def _roles(
     tokenizer: Any,
     heads: Any,
     path: Path | None,
-    draws: int | None,
-    seed: int,
     *,
     untrained: bool,
     as_json: bool,
+    **options: Any,
 ) -> dict[str, Any]:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.instruments.heads import roles
 
     cases = roles.load_role_cases(path)
-    options: dict[str, Any] = {"draws": draws, "seed": seed, "progress": ConsoleReporter()}
+    options["progress"] = ConsoleReporter()
     found = roles.search_roles(model, tokenizer, cases, heads, **options)
     other = None
     if untrained:
-        random = roles.untrained(model, seed)
+        random = roles.untrained(model, options["seed"])
         other = roles.search_roles(random, tokenizer, cases, heads, **options)["roles"]
     if not as_json:
         table = roles.best_of_roles(found)

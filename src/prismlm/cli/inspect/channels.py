@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -163,11 +162,14 @@ def _print(
 
 
 def _print_channels(layer: LayerReport, report: ChannelReport, *, all_shown: bool) -> None:
-    chosen = layer.channels if all_shown else _spread(layer.channels)
+    """Print channels, all or some spread evenly over the half-lives, both ends included."""
+    chosen = sorted(layer.channels, key=lambda channel: channel.half_life or 0.0)
+    if not all_shown:
+        step = max(1.0, (len(chosen) - 1) / (CHANNELS_SHOWN - 1))
+        chosen = [chosen[round(step * i)] for i in range(min(CHANNELS_SHOWN, len(chosen)))]
     rows: list[Row] = []
     for channel in chosen:
-        row: Row = {name: getattr(channel, name) for name in ("channel", "half_life", "repetition")}
-        row["lag"] = _lag(layer, channel.channel)
+        row = _figures(layer, channel)
         if channel.sequences:
             first = channel.sequences[0]
             tokens = [token_text(token.text) for token in channel.tokens[:TOKENS_SHOWN]]
@@ -176,50 +178,37 @@ def _print_channels(layer: LayerReport, report: ChannelReport, *, all_shown: boo
         rows.append(row)
     columns = {"channel": "", "half_life": ".2f", "repetition": ".2f", "lag": "+d"}
     columns |= {"writes_most": "", "first_sequence": ""}
-    facts = {"channels": len(layer.channels), "shown by half-life": len(chosen)}
-    show_rows(f"Layer {layer.layer}; all channels with --layer", columns, rows, **facts)
+    title = f"Layer {layer.layer}: {len(chosen)} of {len(layer.channels)}; all with --layer"
+    show_rows(title, columns, rows)
 
 
-def _spread(channels: Sequence[Channel]) -> list[Channel]:
-    """Return channels spread evenly over the half-lives, both ends included."""
-    ordered = sorted(channels, key=lambda channel: channel.half_life or 0.0)
-    if len(ordered) <= CHANNELS_SHOWN:
-        return ordered
-    step = (len(ordered) - 1) / (CHANNELS_SHOWN - 1)
-    return [ordered[round(step * i)] for i in range(CHANNELS_SHOWN)]
-
-
-def _lag(layer: LayerReport, channel: int) -> int | None:
-    """Return the lag of the peak; None with shared gates or a gate that never varies."""
-    if layer.lags is None or layer.shared_gates or layer.lags.p[channel].isnan():
-        return None
-    return int(layer.lags.peak[channel].item())
+def _figures(layer: LayerReport, channel: Channel) -> Row:
+    """Return its figures; no lag with shared gates or a gate that never varies."""
+    row: Row = {name: getattr(channel, name) for name in ("channel", "half_life", "repetition")}
+    lags = None if layer.shared_gates else layer.lags
+    if lags is not None and not lags.p[channel.channel].isnan():
+        row["lag"] = int(lags.peak[channel.channel].item())
+    return row
 
 
 def _print_channel(layer: LayerReport, channel: Channel, report: ChannelReport) -> None:
-    number = channel.channel
-    facts: Row = {"half-life": channel.half_life, "β": channel.decay}
-    facts["repetition"] = channel.repetition
-    for curves in () if report.text is None else report.text.curves:
-        if channel.half_life is None and curves.layer == layer.layer:
-            facts["half-life over the text"] = curves.half_life[number].item()
-    if (lag := _lag(layer, number)) is not None and layer.lags is not None:
-        facts["read and write correlate most at lag"] = lag
-        facts["correlation"] = layer.lags.correlation[number].max().item()
-        facts["p"] = layer.lags.p[number].item()
     rows = [
         {"writes most": token_text(token.text), "times": token.count, "gate": token.gate}
         for token in channel.tokens
     ]
     columns = {"writes most": "", "times": "", "gate": ".2f"}
+    facts = {"decay": channel.decay} | _figures(layer, channel)
     facts = {name: value for name, value in facts.items() if value is not None}
-    show_rows(f"Layer {layer.layer}, channel {number}", columns, rows, **facts)
-    sequences = []
-    for sequence in channel.sequences:
-        passage = report.passages[sequence.start]
-        words = _excerpt(sequence, passage, WORDS_IN_FULL)
-        document = passage.document.title or passage.document.doc_id
-        sequences.append({"writes": sequence.total, "text": words, "document": document})
+    show_rows(f"Layer {layer.layer}", columns, rows, **facts)
+    passages = [(one, report.passages[one.start]) for one in channel.sequences]
+    sequences = [
+        {
+            "writes": one.total,
+            "text": _excerpt(one, passage, WORDS_IN_FULL),
+            "document": passage.document.title or passage.document.doc_id,
+        }
+        for one, passage in passages
+    ]
     show_rows("Sequences", {"writes": ".2f", "text": "", "document": ""}, sequences)
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from prismlm.cli import options as opt
-from prismlm.cli.format import count
 from prismlm.cli.options import flag, load_with_lens
-from prismlm.cli.output import print_json, say, show_rows
+from prismlm.cli.output import print_facts, print_json, say, show_rows
 
 # Rows of the convergence table.
 POINTS_SHOWN = 12
+FACTS = (
+    *("tokens", "documents", "prototypes", "with_contexts", "in_use", "contexts"),
+    *("distinct_documents", "largest_document_share", "duplicate_share", "near_duplicate_share"),
+)
 
 
 def index(
@@ -34,19 +37,10 @@ def index(
     if as_json:
         print_json(value)
         return
-    say(
-        f"{count(value['tokens'])} tokens of {count(value['documents'])} documents · "
-        f"model trained on them: {trained_on_words(value['trained_on'], value['split'])}",
-        f"{value['prototypes']:,} prototypes · {value['with_contexts']:,} with contexts · "
-        f"{value['in_use']:,} in use\n",
-    )
+    trained = trained_on_words(value["trained_on"], value["split"])
+    print_facts({name: value[name] for name in FACTS} | {"model trained on them": trained})
+    say("")
     _print_tables(value)
-    say(
-        f"{value['contexts']:,} contexts from {value['distinct_documents']:,} documents; one "
-        f"document gives at most {value['largest_document_share']:.1%}",
-        f"duplicates among the contexts of a prototype: {value['duplicate_share']:.1%} with the "
-        f"same text, {value['near_duplicate_share']:.1%} with a state of cosine above 0.999",
-    )
     say(value["lens"] + "\n", style="dim")
     say(value["verdict"])
     for files in verified.values():
