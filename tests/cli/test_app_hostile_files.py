@@ -92,14 +92,6 @@ def test_what_unpacks_without_end(refused, tiny_model, tmp_path):
     assert "/dev/zero is larger than" in refused("explain", tiny_model, "--file", "/dev/zero")
 
 
-def test_a_long_text_is_refused_by_its_characters(refused, tiny_model, tmp_path):
-    text = tmp_path / "long.txt"
-    text.write_text("word " * 1_000_000)
-    said = refused("explain", tiny_model, "--file", text)
-    assert "5,000,000 characters" in said
-    assert "reads 512 tokens, which have at most" in said
-
-
 @pytest.mark.skipif(not os.path.exists(FULL), reason="needs a device that is always full")
 @pytest.mark.parametrize("command", [("--help",), ("--version",), ("corpus", "info", "CORPUS")])
 def test_an_output_that_is_full(tiny_corpus, command):

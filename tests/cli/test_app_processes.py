@@ -1,20 +1,8 @@
 """Commands under torchrun and accelerate launch: in parts, or refused with the way out."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
-import yaml
 
 from tests.helpers import forked
-from tests.helpers.spread_runs import base_settings
-
-TORCHRUN = "-m torch.distributed.run --nproc-per-node 2"
-ON_GPUS = "-m accelerate.commands.launch --multi_gpu --num_processes 2 --main_process_port 0"
-ON_CPU = "-m accelerate.commands.launch --cpu --num_processes 2"
-PLAIN = "--num_machines 1 --mixed_precision no --dynamo_backend no"
 
 
 def told(*arguments, **environment):
@@ -55,36 +43,3 @@ def test_one_process_of_several_that_accelerate_does_not_start_is_refused():
     # One process that was asked for, and one of torchrun's alone, do the work.
     for alone in ({"ACCELERATE_MIXED_PRECISION": "no"}, {"WORLD_SIZE": "1", "MASTER_PORT": "1"}):
         assert "recipe.yaml" in told("train", "recipe.yaml", **alone).stderr
-
-
-def launched(launcher, *arguments):
-    environment = {**os.environ, "PYTHONPATH": forked.PYTHONPATH, "OMP_NUM_THREADS": "1"}
-    words = launcher.split() + (PLAIN.split() if "accelerate" in launcher else [])
-    return subprocess.run(
-        [sys.executable, *words, "-m", "prismlm", *map(str, arguments)],
-        env=environment, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_real_launchers_train_the_same_tokens_or_are_refused(tiny_corpus, tmp_path):
-    settings = base_settings(tiny_corpus) | {"steps": 4}
-    settings |= {"evaluation": {"every": 0, "final_tokens": 1000}}
-    found = {}
-    for name, launcher in (("torchrun", TORCHRUN), ("accelerate", ON_GPUS)):
-        recipe = tmp_path / f"{name}.yaml"
-        recipe.write_text(yaml.safe_dump(settings | {"out": str(tmp_path / name)}))
-        done = launched(launcher, "train", recipe, "--json")
-        assert done.returncode == 0, done.stderr
-        found[name] = json.loads(done.stdout)["tokens"]
-    assert found["torchrun"] == found["accelerate"]
-    refused = launched(ON_CPU, "train", recipe)
-    assert refused.returncode != 0
-    assert "torchrun --nproc-per-node N -m prismlm train" in refused.stderr
-    corpus = tmp_path / "corpus"
-    (tmp_path / "text.txt").write_text("A text.")
-    for launcher in (TORCHRUN, ON_GPUS):
-        done = launched(launcher, "corpus", "build", tmp_path / "text.txt", "--out", corpus)
-        assert done.returncode != 0
-        assert done.stderr.count("error: prismlm corpus runs in one process") == 1
-        assert not corpus.exists()

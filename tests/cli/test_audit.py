@@ -3,21 +3,11 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
-import signal
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
-from torch.nn.modules.module import register_module_forward_pre_hook
-from typer.testing import CliRunner
-
-from prismlm.cli.app import app
-from prismlm.explain.audit_files import ROWS_AT_ONCE
-from tests.helpers import forked
-from tests.helpers.lens_meta import change_meta
 
 TEXTS = [
     {"id": "law", "text": "The court ruled that the contract was void and dismissed the appeal."},
@@ -34,52 +24,10 @@ def texts(tmp_path) -> Path:
 
 
 @pytest.fixture
-def many(tmp_path) -> Path:
-    """Rows enough for the first write at once, and then texts enough for a minute of reading."""
-    path = tmp_path / "many.jsonl"
-    texts = ("The court." if n < ROWS_AT_ONCE else TEXTS[n % 3]["text"] * 5 for n in range(20_000))
-    rows = ({"id": f"{n}", "text": text} for n, text in enumerate(texts))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def copy(tiny_model, tmp_path) -> Path:
-    return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
-
-
-@pytest.fixture
 def out(tmp_path) -> Path:
     path = tmp_path / "out"
     path.mkdir()
     return path
-
-
-def wait_for(process: forked.Forked, found) -> None:
-    deadline = time.monotonic() + 120
-    while not found():
-        assert process.poll() is None, process.communicate(timeout=1)[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_a_row_that_cannot_be_used_is_named_before_the_model_reads_any(tiny_model, tmp_path):
-    path, passes = tmp_path / "texts.jsonl", []
-    bad = {"id": "bad", "text": 3}
-    hook = register_module_forward_pre_hook(lambda module, _: passes.append(module))
-    try:
-        made = []
-        for rows in ([bad, *TEXTS], [*TEXTS, bad]):
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-            result = CliRunner().invoke(app, ["audit", str(tiny_model), str(path)])
-            assert result.exit_code == 2
-            assert "the text is a number" in result.output
-            made.append(len(passes))
-            passes.clear()
-    finally:
-        hook.remove()
-    # Those of opening the model.
-    assert made[0] == made[1] > 0
 
 
 def test_every_report(prism, tiny_model, texts, out):
@@ -167,26 +115,6 @@ def test_sources_and_compare_as_json(prism, tiny_model, texts, out):
     assert len(value["prototypes"]["pairs"]) == 10
 
 
-def test_every_text_of_an_audit_is_listed(prism, tiny_model, out):
-    """More than an audit once kept, or a list once held."""
-    many, rows = out / "many.jsonl", out / "many.parquet"
-    text = TEXTS[0]["text"]
-    many.write_text(
-        "".join(json.dumps({"id": str(n), "text": text}) + "\n" for n in range(30)),
-        encoding="utf-8",
-    )
-    how = ("--id-column", "id", "--parquet", rows, "--least-share", "0", "--json")
-    summary = json.loads(prism("audit", tiny_model, many, *how).stdout)
-    # The least of the documents that stand behind them.
-    documents = pq.read_table(rows)["documents"][0].as_py()
-    assert len(documents) > 10
-    doc = documents[-1]["doc_id"]
-    assert doc not in [one["doc_id"] for one in summary["documents"][:10]]
-    found = json.loads(prism("sources", tiny_model, "--doc", doc, "--audit", rows, "--json").stdout)
-    assert len(found["texts"]) == 30
-    assert found["least_share"] == 0
-
-
 def test_filters_and_methods_of_explain(prism, tiny_model):
     text = TEXTS[0]["text"]
     plain = json.loads(prism("explain", tiny_model, text, "--json").stdout)
@@ -251,72 +179,3 @@ def test_input_that_cannot_be_used(refused, tiny_model, texts, tmp_path):
         message = refused(*arguments)
         assert words in message, arguments
         assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "index.parquet",
-        "mass.parquet",
-        "prototypes.parquet",
-        "cells.npy",
-        "cell-documents.parquet",
-        "meta.json",
-    ],
-)
-@pytest.mark.parametrize("harm", ["cut", "noise", "gone"])
-def test_a_damaged_lens(refused, copy, texts, out, name, harm):
-    path = copy / "lens" / "sample" / name
-    data = path.read_bytes()
-    if harm == "gone":
-        path.unlink()
-    else:
-        kept = data[: len(data) // 2] if harm == "cut" else bytes(255 - b for b in data)
-        path.write_bytes(kept)
-    reports = ("--csv", out / "a.csv", "--html", out / "a.html", "--overwrite")
-    assert name in refused("audit", copy, texts, *reports)
-    assert list(out.iterdir()) == []
-
-
-def test_a_lens_of_something_else(refused, copy, texts):
-    lens = copy / "lens" / "sample"
-    meta = json.loads((lens / "meta.json").read_text(encoding="utf-8"))
-    for key, words in (
-        ("prototypes", "prototypes changed"),
-        ("tokenizer", "tokenizer changed"),
-    ):
-        change_meta(lens, **{key: "0" * 32})
-        assert words in refused("audit", copy, texts)
-        change_meta(lens, **{key: meta[key]})
-
-
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_audit_leaves_nothing_and_has_no_rival(
-    refused, tiny_model, texts, many, out, sent, code
-):
-    before = out / "a.csv"
-    before.write_text("before")
-    outputs = [
-        "--parquet",
-        out / "a.parquet",
-        "--csv",
-        before,
-        "--html",
-        out / "a.html",
-        "--overwrite",
-    ]
-    process = forked.start("audit", tiny_model, many, *outputs)
-    try:
-        wait_for(process, lambda: any(p.stat().st_size > 4 for p in out.glob(".*.tmp")))
-        said = refused("audit", tiny_model, texts, *outputs)
-        assert "being written to by another process" in said
-        assert process.poll() is None
-        process.send_signal(sent)
-        stdout, stderr = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == code, stderr
-    assert stdout == ""
-    assert "Traceback" not in stderr
-    assert [path.name for path in out.iterdir()] == ["a.csv"]
-    assert before.read_text() == "before"

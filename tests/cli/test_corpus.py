@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import prismlm
 from prismlm.corpus import Corpus
-from tests.helpers import forked
-from tests.helpers.forked import SOURCES
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCES, "COLUMNS": "100"}
-
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -151,49 +141,3 @@ def test_bad_arguments(
     (out / "tokens-00000.bin").write_bytes(b"")
     assert "tokens-00000.bin has 0 bytes" in refused("corpus", "info", out)
     assert prism(*build, "--vocab-size", 300, "--overwrite").returncode == 0
-
-
-def test_ctrl_c_in_the_middle_leaves_nothing(prism: Run, texts: Path, tmp_path: Path) -> None:
-    # With a tokenizer that is there it writes at once, and for seconds.
-    ready = tmp_path / "ready"
-    assert prism("corpus", "build", texts, "--out", ready, "--vocab-size", 300).returncode == 0
-    many = tmp_path / "many"
-    many.mkdir()
-    for n in range(16):
-        text = "a few words that are said again and again " * 25_000
-        (many / f"{n}.txt").write_text(text[n:], encoding="utf-8")
-    out = tmp_path / "result" / "out"
-    process = forked.start(
-        "corpus", "build", many, "--out", out, "--tokenizer", ready / "tokenizer"
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("result/.out.*/tokens-*.bin")):
-            assert process.poll() is None, "the build ended before it could be interrupted"
-            assert time.monotonic() < deadline, "the build wrote nothing in two minutes"
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert stderr.splitlines()[-1] == "interrupted"
-    assert stdout == ""
-    assert not (tmp_path / "result").exists()
-
-
-def test_help_is_quick_and_imports_nothing_heavy(cold_prism: Run) -> None:
-    code = (
-        "import sys; from prismlm.cli.app import app;"
-        "print(sorted({'torch', 'transformers', 'pyarrow', 'numpy'} & set(sys.modules)))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        encoding="utf-8",
-        env=ENVIRONMENT,
-        check=True,
-    )
-    assert result.stdout.strip() == "[]"
-    assert cold_prism("--version").stdout.strip() == f"prismlm {prismlm.__version__}"
-    assert "corpus" in cold_prism("--help").stdout

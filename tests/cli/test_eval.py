@@ -1,6 +1,5 @@
 import json
 import shutil
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -72,22 +71,6 @@ def test_bad_input_is_refused(refused, tiny_model, data, tmp_path, arguments, wo
 def test_what_is_not_a_model_is_refused(refused, data, tmp_path):
     assert "is not a directory" in refused("eval", tmp_path / "nowhere", "--data", data)
     assert "cannot be read" in refused("eval", data, "--data", data, "--out", tmp_path / "out")
-
-
-def test_without_lm_eval_the_extra_is_named(tiny_model, data):
-    from typer.testing import CliRunner
-
-    from prismlm.cli.app import app
-
-    with pytest.MonkeyPatch.context() as patch:
-        gone = ("lm_eval.", "prismlm.eval.")
-        for name in [name for name in sys.modules if name.startswith(gone)]:
-            patch.delitem(sys.modules, name)
-        patch.setitem(sys.modules, "lm_eval", None)
-        for arguments in (["eval", str(tiny_model), "--data", str(data)], ["lm-eval", "ls"]):
-            result = CliRunner().invoke(app, arguments)
-            assert result.exit_code == 2
-            assert "pip install 'prismlm[eval]'" in result.stderr
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -186,16 +184,6 @@ def test_characters_of_several_tokens_are_whole(prism, tiny_model):
     assert "東 1/" in result.stdout
 
 
-def test_marks_of_direction_turn_nothing(prism, tiny_model):
-    for mark in "\u202e\u2066\u061c":
-        result = prism("explain", tiny_model, f"The {mark}proof relies on")
-        assert mark not in result.stdout
-        assert f"The ‹U+{ord(mark):04X}›proof" in result.stdout
-    refused = prism("explain", "no\u202emodel", TEXT)
-    assert "no‹U+202E›model" in refused.stderr
-    assert "\u202e" not in refused.stderr
-
-
 def test_text_cannot_drive_the_terminal(prism, tiny_model):
     result = prism(
         "explain", tiny_model, "--file", "-", stdin="a\x1b[31mb\x07 日本\r\n\tc".encode()
@@ -356,63 +344,3 @@ def test_a_corpus_that_is_gone_leaves_passages_to_the_lens(prism, refused, copy,
 
 def test_another_corpus_is_refused(refused, copy, small_corpus):
     assert "is not the corpus" in refused("explain", copy, TEXT, "--corpus", small_corpus)
-
-
-def test_a_lens_without_text_leaves_passages_without(prism, refused, copy, tmp_path):
-    gone = {"corpus_path": str(tmp_path / "gone"), "with_text": False}
-    change_meta(copy / "lens" / "sample", **gone)
-    result = prism("explain", copy, TEXT, "--passages")
-    assert result.returncode == 0, result.stderr
-    assert " support: " in result.stdout
-    assert "Documents behind it" in result.stdout
-    assert "has changed since it was indexed" in " ".join(result.stdout.split())
-    printed = json.loads(prism("explain", copy, TEXT, "--json").stdout)
-    assert [passage["text"] for passage in printed["passages"]] == [None] * 5
-    refusal = refused("explain", copy, TEXT, "--against", 2)
-    assert "read again" in refusal
-    assert "is not where it was" in refusal
-    assert "--corpus DIR" in refusal
-
-
-def test_more_prototypes_per_token_than_prototypes(refused, copy):
-    path = copy / "prismlm.json"
-    meta = json.loads(path.read_text(encoding="utf-8"))
-    meta["prototypes_per_token"] = 5000
-    path.write_text(json.dumps(meta), encoding="utf-8")
-    message = refused("explain", copy, TEXT)
-    assert "prototypes_per_token is 5000" in message
-    assert "192" in message
-
-
-SAYING_WHEN_LOADED = """
-import pathlib
-import prismlm.explain.language_model as module
-
-load = module.load
-
-def loaded(*arguments, **options):
-    found = load(*arguments, **options)
-    pathlib.Path({marker!r}).touch()
-    return found
-
-module.load = loaded
-"""
-
-
-def test_interrupt_writes_nothing(tiny_model, tmp_path, tmp_path_factory):
-    page, marker = tmp_path / "page.html", tmp_path_factory.mktemp("loaded") / "yes"
-    process = forked.start(
-        *("explain", tiny_model, TEXT, "--generate", 480, "--html", page),
-        code=SAYING_WHEN_LOADED.format(marker=str(marker)) + forked.COMMAND,
-    )
-    deadline = time.monotonic() + 60
-    while not marker.exists():
-        assert process.poll() is None, process.communicate(timeout=1)[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
-    assert stdout == ""
-    assert "Traceback" not in stderr
-    assert list(tmp_path.iterdir()) == []

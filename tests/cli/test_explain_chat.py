@@ -48,12 +48,6 @@ def test_the_answer_alone_is_generated(prism, model, lm):
     assert said.rstrip("\n") == lm.generate(ASKED, tokens=6)[len(ASKED) :].rstrip("\n")
 
 
-def test_an_answer_is_steered(prism, model):
-    edit = ("--prototype", 7, "--edit", "ablate", "--generate", 2, "--draws", 1, "--heldout", 0)
-    value = json.loads(done(prism("steer", model, QUESTION, "--chat", *edit, "--json")))
-    assert value["prompt"] == ASKED
-
-
 def test_files_of_chats_are_explained_and_audited_by_their_answers(prism, model, lm, chats):
     trace = lm.explain(CHAT)
     value = json.loads(done(prism("explain", model, "--file", chats, "--json")))
@@ -104,15 +98,6 @@ def test_it_is_left_out_of_a_comparison_and_counted(prism, model, chats, unanswe
     said = done(prism("compare", model, model, "--file", unanswered))
     assert "1 texts, " in said
     assert ", left out: chat without an answer: 2" in said
-
-
-def test_it_is_not_among_the_texts_that_rely_on_a_document(prism, model, lm, chats, unanswered):
-    document = lm.explain(CHAT).documents(1)[0].doc_id
-    words = ("sources", model, "--doc", document, "--file")
-    found, alone = (json.loads(done(prism(*words, file, "--json"))) for file in (unanswered, chats))
-    assert found["left_out"] == UNANSWERED
-    assert [found[name] for name in ("texts_read", "share")] == [1, alone["share"]]
-    assert "left out: chat without an answer: 2" in done(prism(*words, unanswered))
 
 
 def test_a_corpus_is_built_of_chats(prism, model, chats, tmp_path):

@@ -123,16 +123,6 @@ def test_a_corpus_of_one_document(prism, indexed):
     assert SUPPORT.search(shown) or "this lens has no support scale." in said
 
 
-def test_a_corpus_of_one_domain_without_titles(prism, indexed):
-    texts = [f"{TEXT} for the {name}." * 3 for name in ("heart", "lung", "liver")]
-    rows = [{"text": text, "id": f"doc-{n}"} for n, text in enumerate(texts)]
-    shown = printed(prism("explain", indexed(rows), TEXT))
-    said = " ".join(shown.split())
-    assert "of the evidence for the text was traced to this corpus." in said
-    assert re.search(r"The document that contributes most is “doc-\d”, with \d+%\.", said)
-    assert not re.search(r"more than|mostly|more than usual", said)
-
-
 def test_a_lens_without_a_support_scale_says_how_to_get_one(prism, tiny_model, tmp_path):
     copy = shutil.copytree(tiny_model, tmp_path / "copy")
     change_meta(copy / "lens" / "sample", support=None)

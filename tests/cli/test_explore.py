@@ -1,6 +1,5 @@
 """prismlm explore as a process: its address, its end, and what it refuses."""
 
-import asyncio
 import contextlib
 import http.client
 import json
@@ -11,7 +10,6 @@ from http.cookies import SimpleCookie
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from prismlm.cli.explore import HOST, listening
 from tests.helpers import forked
 
 
@@ -50,20 +48,3 @@ def test_a_port_in_use_is_told_before_anything_is_read(refused):
     assert "--port 0" in message
     assert "every address" in refused("explore", "no such model", "--host", "")
     assert "an address of this machine" in refused("explore", "no such model", "--host", "8.8.8.8")
-
-
-def test_no_answer_waits_for_the_packet_before_it_to_be_acknowledged():
-    async def undelayed():
-        found = asyncio.get_running_loop().create_future()
-
-        def connected(_, writer):
-            own = writer.get_extra_info("socket")
-            found.set_result(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
-            writer.close()
-
-        async with await asyncio.start_server(connected, sock=listening(HOST, 0)) as server:
-            _, client = await asyncio.open_connection(*server.sockets[0].getsockname())
-            client.close()
-            return await found
-
-    assert asyncio.run(undelayed())

@@ -3,10 +3,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -114,33 +112,6 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
         message = refused(*arguments)
         assert all(word in message for word in words), message
     assert not (tiny_model / "lens" / "new").exists()
-
-
-def test_interrupt_says_what_is_kept(tiny_model, tiny_corpus, tmp_path):
-    model = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
-    # Windows of 64 with a stride of 1 read every token 64 times over: minutes, so that the signal
-    # comes in between.
-    arguments = ["--corpus", tiny_corpus, "--lens", "new", "--window", 64, "--stride", 1]
-    soon = "from prismlm.cli import progress; progress.SECONDS_BETWEEN_LINES = 0.2\n"
-    process = forked.start("index", model, *arguments, code=soon + forked.COMMAND)
-    try:
-        deadline = time.monotonic() + 100
-        # The first progress line: the scan is under way.
-        while not process.path("stderr").read_text().startswith("Indexing: "):
-            assert process.poll() is None, process.communicate(timeout=1)[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert stdout == ""
-    assert "interrupted" in stderr
-    assert "No part was finished" in stderr
-    assert "Traceback" not in stderr
-    assert [path.name for path in (model / "lens").iterdir()] == ["sample"]
 
 
 def test_inspect(prism, refused, tiny_model, copy):

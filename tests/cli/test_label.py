@@ -2,15 +2,12 @@
 
 import json
 import shutil
-import signal
 import socket
-import time
 
 import pytest
 
 from prismlm.labels.map import regions
-from tests.helpers import forked
-from tests.helpers.chat_server import ChatServer, good
+from tests.helpers.chat_server import ChatServer
 from tests.helpers.named_lens import named_model
 
 
@@ -55,37 +52,6 @@ def files(model):
     return {path: path.read_bytes() for path in (model / "lens").rglob("*") if path.is_file()}
 
 
-def test_a_run_that_was_killed_goes_on(asked):
-    def slowly(request, number):
-        time.sleep(0.03)
-        return good(request)
-
-    (lens,) = (path for path in (asked / "lens").iterdir() if path.is_dir())
-    answers = lens.with_name(f".{lens.name}.answers.jsonl")
-    before, kept = files(asked), 0
-    with ChatServer(slowly) as server:
-        given = ["--endpoint", server.url, "--endpoint-model", "m", "--concurrency", "3"]
-        command = ["label", asked, *given, "--prototypes", "40", "--overwrite", "--json"]
-        for ending, code in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
-            server.requests.clear()
-            process = forked.start(*command)
-            while len(server.requests) < 20:
-                assert process.poll() is None, process.communicate(1)
-                time.sleep(0.002)
-            process.send_signal(ending)
-            _, stderr = process.communicate(20)
-            assert process.returncode == code
-            assert {path: files(asked)[path] for path in before} == before
-            kept, last = answers.read_bytes().count(b"\n"), kept
-            assert kept >= last + 15
-        assert f"The answers so far are kept in {answers}" in stderr
-        server.requests.clear()
-        done = forked.run(*command)
-    assert done.returncode == 0, done.stderr
-    assert len(server.requests) == 80 - kept
-    assert json.loads(done.stdout)["asked"]["named"] == 40
-
-
 def test_a_language_model_names(prism, asked):
     with ChatServer() as server:
         given = ["--endpoint", server.url, "--endpoint-model", "m\x1b[31m", "--prototypes", "5"]
@@ -94,34 +60,6 @@ def test_a_language_model_names(prism, asked):
     assert "5 named by the endpoint: 10 answers, 1,000 tokens in, 100 out" in made.stdout
     assert "These names beside the embedded ones" in made.stdout
     assert "\x1b[31m" not in made.stdout + made.stderr
-
-
-def test_names_in_another_language_are_said_to_tell_nothing_by_their_words(prism, asked):
-    foreign = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
-
-    def answer(request, number):
-        return {key: foreign.get(key, value) for key, value in good(request).items()}
-
-    with ChatServer(answer) as server:
-        given = ["--endpoint", server.url, "--endpoint-model", "foreign", "--prototypes", "30"]
-        made = prism("label", asked, *given, "--overwrite")
-    assert made.returncode == 0, made.stderr
-    assert "30 named by the endpoint" in made.stdout
-    assert "another language than the corpus" in " ".join(made.stdout.split())
-
-
-def test_an_endpoint_that_names_nothing_leaves_the_lens_as_it_was(prism, asked):
-    before = files(asked)
-
-    def answer(request, number):
-        return good(request) | {"name": " "}
-
-    with ChatServer(answer) as server:
-        given = ["--endpoint", server.url, "--endpoint-model", "silent", "--prototypes", "30"]
-        done = prism("label", asked, *given, "--overwrite")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "empty or out of range" in done.stderr
-    assert {path: files(asked)[path] for path in before} == before
 
 
 def test_a_server_that_is_down_is_told(prism, asked):

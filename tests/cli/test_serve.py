@@ -1,4 +1,3 @@
-import socket
 import time
 from pathlib import Path
 
@@ -27,12 +26,6 @@ def test_it_serves_until_ctrl_c_and_its_port_is_taken(tiny_model, refused):
         assert errors.endswith("stopped\n")
     finally:
         process.kill()
-
-
-def test_a_port_in_use_is_told_before_anything_is_read(refused):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        message = refused("serve", "no such model", "--port", taken.getsockname()[1])
-    assert "--port 0" in message
 
 
 def test_a_model_without_a_lens_is_told_what_is_missing(tiny_model, tmp_path, refused):

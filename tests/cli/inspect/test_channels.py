@@ -1,7 +1,6 @@
 """The command shows what the report says."""
 
 import json
-import sys
 
 import pytest
 from rich.cells import cell_len
@@ -119,22 +118,6 @@ def test_what_cannot_be_read_is_refused(refused, directory, llama, tmp_path):
     ):
         message = refused(*COMMAND, *arguments)
         assert all(word in message for word in words), message
-
-
-def test_without_matplotlib_the_extra_is_named(directory, tmp_path):
-    from typer.testing import CliRunner
-
-    from prismlm.cli.app import app
-
-    with pytest.MonkeyPatch.context() as patch:
-        gone = ("matplotlib.", "prismlm.pages.channel_plots")
-        for name in [name for name in sys.modules if name.startswith(gone)]:
-            patch.delitem(sys.modules, name)
-        patch.setitem(sys.modules, "matplotlib", None)
-        arguments = map(str, (*COMMAND, directory, "--out", tmp_path))
-        result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == 2
-    assert "pip install 'prismlm[plot]'" in result.stderr
 
 
 def test_a_model_of_decays_by_token_is_read(prism, corpus, place):

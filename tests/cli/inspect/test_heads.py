@@ -128,15 +128,6 @@ def test_spectra_in_json_are_the_report(prism, corpus, directory):
     assert all(math.isfinite(rates["gain"]) for rates in printed["rates"]["rows"])
 
 
-def test_spectra_on_a_terminal(prism, directory):
-    result = prism(*SPECTRA, directory, *ALL, "--positions", 200, "--documents", 3)
-    fits(result)
-    for part in ("Coding rates", "gain", "shuffled", "incoherence", "Cross terms", "least in step",
-                 "normalised", "golden", "22/7", "48–63", "trained length 48",
-                 "documents 3"):  # fmt: skip
-        assert part in " ".join(result.stdout.split()), part
-
-
 def test_the_loss_of_any_decoder(prism, gpt2, corpus):
     asked = ("--corpus", corpus.path, "--loss-only", "--documents", 2, "--split", "all")
     result = prism(*SPECTRA, gpt2, *asked, "--context", 64)
@@ -144,22 +135,6 @@ def test_the_loss_of_any_decoder(prism, gpt2, corpus):
     assert "32–47" in result.stdout
     assert "Coding rates" not in result.stdout
     assert "trained length none" in " ".join(result.stdout.split())
-
-
-def test_without_long_documents_the_reason_stands_in_its_place(prism, directory, corpus):
-    asked = ("--positions", 50, "--length", 3000, "--split", "all")
-    # The trained length of 48 stays; documents are long enough for twice that, not for this.
-    refused = prism(*SPECTRA, directory, *asked, "--context", 6000)
-    assert refused.returncode == 2
-    assert "no document of" in refused.stderr
-    (directory / "training.json").rename(directory / "kept.json")
-    try:
-        result = prism(*SPECTRA, directory, *asked, "--corpus", corpus.path, "--json")
-    finally:
-        (directory / "kept.json").rename(directory / "training.json")
-    value = json.loads(result.stdout)
-    assert value["loss"] is None
-    assert "no document of" in value["left_out"]["loss"]
 
 
 def test_what_cannot_be_read_is_refused(refused, directory, gpt2, corpus, tmp_path):

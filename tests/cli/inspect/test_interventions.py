@@ -6,9 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from prismlm.cli.options import parse_places
 from prismlm.corpus.sequences import Sequences
-from prismlm.errors import InputError
 from prismlm.instruments.channels.concepts import WordForms, token_gates
 from prismlm.instruments.channels.effects import SHORT
 from tests.helpers.mixer_models import make_corpus, make_model
@@ -103,24 +101,6 @@ def test_a_channel_that_is_named(prism, paths):
     assert "controls 1 ·" in points.stdout
 
 
-def test_the_first_token_is_shown_where_it_alone_is_measured(prism, paths, tmp_path):
-    directory, corpus, _ = paths
-    cases, out = tmp_path / "cases.jsonl", tmp_path / "out"
-    case = {"concept": "c", "context": "The river carries", "target": "zebras"}
-    cases.write_text(json.dumps(case) + "\n")
-    first = corpus.tokenizer.decode(corpus.tokenizer(" zebras")["input_ids"][:1]).strip() or "␣"
-    result = prism(
-        "inspect", "interventions", directory / "seed0", "--cases", cases, "--channel", "1:2",
-        "--minimum", "1e-9", "--first-token", "--out", out,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    label = f"{first}… of zebras"
-    assert label in result.stdout
-    assert f"| {label} |" in (out / "0-seed0.md").read_text()
-    rows = pq.read_table(out / "0-seed0.parquet").to_pylist()
-    assert {(row["target"], row["measured"]) for row in rows} == {("zebras", first)}
-
-
 def test_what_cannot_be_asked_is_refused(refused, paths):
     directory, _, cases = paths
     command = ["inspect", "interventions", directory / "seed0", "--cases"]
@@ -137,10 +117,3 @@ def test_what_cannot_be_asked_is_refused(refused, paths):
     assert "is not a directory" in refused(
         "inspect", "interventions", missing, "--cases", cases, "--channel", "0:0"
     )
-
-
-def test_places():
-    assert parse_places("--channel", "CHANNEL", ["12:03"]) == [(12, 3)]
-    for text in ("1", "1:", "-1:2", "1:2:3", "a:b"):
-        with pytest.raises(InputError, match="LAYER:CHANNEL"):
-            parse_places("--channel", "CHANNEL", [text])

@@ -3,7 +3,6 @@
 import json
 
 import prismlm
-from prismlm.labels.catalogue import Catalogue
 
 
 def test_a_list_and_a_card(prism, refused, tiny_model):
@@ -31,14 +30,3 @@ def test_a_list_and_a_card(prism, refused, tiny_model):
     message = refused("inspect", "prototypes", tiny_model, "--category", "Morphologie")
     assert "no prototype" in message
     assert "prismlm label" in message
-
-
-def test_every_word_of_a_search_is_in_what_is_found(tiny_model):
-    catalogue = Catalogue(prismlm.load(tiny_model).lens)
-    context = next(one for one in catalogue.card(3)["contexts"] if len(one["before"].split()) > 3)
-    words = " ".join(context["before"].split()[-3:-1])
-    found = catalogue.search(words.upper(), "id", everything=True).tolist()
-    assert 3 in found
-    assert found == sorted(found)
-    texts = catalogue.texts
-    assert all(word in texts[number] for word in words.lower().split() for number in found)
