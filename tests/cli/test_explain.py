@@ -64,7 +64,8 @@ def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split,
     assert above is None or above in shown
     fact = f"<dt>Trained on it</dt><dd>{said}</dd>"
     assert (fact in page.read_text(encoding="utf-8")) == (trained is not None)
-    assert f"model trained on them: {said}\n" in prism("inspect", copy).stdout
+    inspected = " ".join(prism("inspect", copy).stdout.split())
+    assert f"model trained on them {said} convergence" in inspected
     assert json.loads(prism("inspect", copy, "--json").stdout)["split"] == split
 
 

@@ -133,7 +133,7 @@ def test_inspect(prism, refused, tiny_model, copy):
     assert len(found["by_prototype"]) == 192
     shown = prism("inspect", tiny_model)
     assert shown.returncode == 0, shown.stderr
-    for words in ("nearest", "Share of the corpus", "duplicates among", "effective"):
+    for words in ("nearest", "share", "duplicate share", "effective documents"):
         assert words in shown.stdout
     # Whether there was enough text is the last that it says.
     assert " ".join(shown.stdout.split()).endswith(found["verdict"])

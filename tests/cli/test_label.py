@@ -39,7 +39,7 @@ def test_a_map_names_its_regions(prism, tiny_model, tmp_path):
     assert json.loads(prism("map", lm.path, "--json").stdout)["regions"] == named
     told = prism("map", lm.path)
     assert told.returncode == 0, told.stderr
-    assert "Regions: " in told.stdout
+    assert "regions" in told.stdout
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,9 @@ def test_a_language_model_names(prism, asked):
         given = ["--endpoint", server.url, "--endpoint-model", "m\x1b[31m", "--prototypes", "5"]
         made = prism("label", asked, *given, "--overwrite")
     assert made.returncode == 0, made.stderr
-    assert "5 named by the endpoint: 10 answers, 1,000 tokens in, 100 out" in made.stdout
-    assert "These names beside the embedded ones" in made.stdout
+    said = " ".join(made.stdout.split())
+    for part in ("named 5", "requests 10", "tokens in 1,000", "tokens out 100"):
+        assert part in said
     assert "\x1b[31m" not in made.stdout + made.stderr
 
 

@@ -9,7 +9,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import option
-from prismlm.cli.output import fit_ends, print_facts, print_json, say, show_rows, wrote
+from prismlm.cli.output import print_facts, print_json, say, show_value, wrote
 from prismlm.outputs import check_ending, check_outputs
 
 SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "What shares are by.")]
@@ -63,45 +63,9 @@ def compare(
         return
     say(f"A  {model_a}", f"B  {model_b}\n", style="bold")
     if value["texts"] is not None:
-        _print_texts(value["texts"], by, top)
-    _print_prototypes(value["prototypes"])
-
-
-def _print_texts(texts: dict[str, Any], by: str, top: int) -> None:
-    from prismlm.corpus.read import counted
-    from prismlm.explain.support import levels_in_words
-
-    ce = texts["ce"]
-    left_out = f", left out: {counted(texts['left_out'])}" if texts["left_out"] else ""
-    say(
-        f"{texts['texts']:,} texts, {texts['predictions']:,} predictions{left_out}",
-        f"cross-entropy  A {ce['a']:.4f}  B {ce['b']:.4f}  B − A {ce['difference']:+.4f} nats",
-    )
-    for side, support in (texts["support"] or {}).items():
-        say(f"support  {side.upper()}  {levels_in_words(support['levels'])}")
-    say("")
-    if texts["shares"] is not None:
-        shares = texts["shares"][by]
-        rows = [*shares["items"][:top], {"key": "unattributed", **shares["unattributed"]}]
-        rows = [
-            one | {"key": fit_ends(one["key"], 40), "b − a": one["b"] - one["a"]} for one in rows
-        ]
-        columns = {"key": "", "a": ".1%", "b": ".1%", "b − a": "+.1%"}
-        show_rows(f"Shares by {by}", columns, rows)
-
-
-def _print_prototypes(value: dict[str, Any]) -> None:
-    """Print how alike prototypes are by the tokens they raise and by documents, and the pairs."""
-    print_facts({name: value[name] for name in ("prototypes", "by_signature", "by_contexts")})
-    say("")
-    columns = {"a": "", "b": "", "mutual": "", "cosine": ".3f", "in_common": ".0%", "names": ""}
-    rows = [
-        pair
-        | {
-            "mutual": "yes" if pair["mutual"] else "no",
-            "in_common": pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None,
-            "names": " = ".join(fit_ends(pair[key] or "–", 24) for key in ("a_name", "b_name")),
-        }
-        for pair in value["pairs"]
-    ]
-    show_rows("", columns, rows)
+        shares = (value["texts"].pop("shares") or {}).get(by, {})
+        print_facts(value["texts"])
+        show_value(shares, top)
+    for pair in value["prototypes"]["pairs"]:
+        pair["in_common"] = pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None
+    show_value(value["prototypes"], top)

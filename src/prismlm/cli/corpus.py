@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.format import count
 from prismlm.cli.options import flag, needs, option
-from prismlm.cli.output import bar, print_cost, print_json, say, show_rows
+from prismlm.cli.output import print_cost, print_json, show_value
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.corpus import Corpus, HubDataset
 
-ROWS_SHOWN = 20
-BAR_WIDTH = 20
+GROUPS = ("domains", "licenses")
 
 Dataset = Annotated[
     str | None,
@@ -130,46 +128,30 @@ def info(
 
 
 def _show(corpus: Corpus, *, as_json: bool) -> None:
-    from prismlm.corpus.read import counted, in_words
-    from prismlm.index.where import UNKNOWN
-
     meta = corpus.meta
     if as_json:
         print_json({"path": str(corpus.path), "fingerprint": corpus.fingerprint, **meta})
         return
-    counts, heldout = meta["counts"], meta["heldout"]
-    ratio = counts["characters"] / max(1, counts["tokens"])
-    left_out = f" · left out: {counted(meta.get('left_out', {}))}" if counts["skipped"] else ""
-    say(str(corpus.path), style="bold")
-    say(
-        f"{count(counts['documents'])} documents · {count(counts['tokens'])} tokens · "
-        f"{ratio:.2f} characters per token · vocabulary {meta['tokenizer']['vocab_size']:,}",
-        f"held out: {count(heldout['documents'])} documents, {count(heldout['tokens'])} tokens"
-        f"{left_out}",
-    )
-    if stated := meta["split"].get("stated"):
-        train, own = count(stated["train"]), count(stated["heldout"])
-        decide = "" if heldout["documents"] else "; --split-column '' lets ids decide"
-        say(f"by their own split: {train} documents for training, {own} held out{decide}")
-    if read := meta.get("read"):
-        again = f" · named again and read once: {read['named_again']:,}"
-        files = f"read: {len(read['files']):,} file{'s' * (len(read['files']) != 1)}"
-        say(files + (again if read["named_again"] else ""))
-        if others := in_words(read["not_read"]):
-            say(f"not read: {others}")
-    say(f"fingerprint {corpus.fingerprint}\n", style="dim")
-    for group, key in (("domains", "domain"), ("licenses", "license")):
-        rows = sorted(meta[group], key=lambda row: -row["tokens"])
-        shown = [
-            {
-                key: row[key] or UNKNOWN,
-                "documents": row["documents"],
-                "tokens": count(row["tokens"]),
-                "share": row["tokens"] / counts["tokens"],
-                "": bar(row["tokens"] / rows[0]["tokens"], BAR_WIDTH),
-            }
-            for row in rows[:ROWS_SHOWN]
+    read = meta.get("read") or {}
+    facts = {
+        "corpus": str(corpus.path),
+        **meta["counts"],
+        "characters per token": meta["counts"]["characters"] / max(1, meta["counts"]["tokens"]),
+        "vocabulary": meta["tokenizer"]["vocab_size"],
+        "held out": meta["heldout"],
+        "by their own split": meta["split"].get("stated"),
+        "left out": meta.get("left_out"),
+        "files read": len(read.get("files", ())),
+        "named again and read once": read.get("named_again"),
+        "not read": read.get("not_read"),
+        "fingerprint": corpus.fingerprint,
+    }
+    whole = max(1, meta["counts"]["tokens"])
+    groups = {
+        name: [
+            {**row, "share": row["tokens"] / whole}
+            for row in sorted(meta[name], key=lambda row: -row["tokens"])
         ]
-        show_rows("", {key: "", "documents": ",", "tokens": "", "share": ".1%", "": ""}, shown)
-        if len(rows) > ROWS_SHOWN:
-            say(f"and {len(rows) - ROWS_SHOWN} more; all of them with --json", style="dim")
+        for name in GROUPS
+    }
+    show_value({name: one for name, one in facts.items() if one} | groups)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import check_endpoint, flag, load_with_lens, needs, option
-from prismlm.cli.output import facts_line, print_json, say, show_rows
+from prismlm.cli.output import print_facts, print_json, say, show_rows
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.index.lens import Lens
-    from prismlm.labels.write import Labelling
 
-# Of names that say nothing a half is right by chance.
-SAYS_NOTHING = 0.55
 EXAMPLES = 12
 MostUsed = Annotated[
     int | None, option("N", "Ask for the N with most text; others keep their names.", least=0)
@@ -54,53 +51,14 @@ def label(
     made = label_lens(
         opened, lm.model, overwrite=overwrite, labeller=labeller, progress=ConsoleReporter()
     )
+    value = {"model": str(model), "lens": str(opened.path), **made.to_dict()}
     if as_json:
-        print_json({"model": str(model), "lens": str(opened.path), **made.to_dict()})
+        print_json(value)
         return
-    _print(made)
-    if made.asked is not None:
-        _print_asked(made.asked)
+    say(f"{made.named:,} of {made.prototypes:,} prototypes named\n")
+    print_facts(value)
+    say("\nDetection and fuzzing: balanced accuracy by words alone; 50 % says nothing.\n")
     _print_examples(opened)
-
-
-def _print(made: Labelling) -> None:
-    scores = {"detection": made.detection, "fuzzing": made.fuzzing}
-    rows = [
-        {"score": name, "names": score.mean, "shuffled_names": score.shuffled}
-        for name, score in scores.items()
-        if score is not None
-    ]
-    title = f"{made.named:,} of {made.prototypes:,} prototypes named"
-    columns = {"score": "", "names": ".0%", "shuffled_names": ".0%"}
-    show_rows(title, columns, rows, names=made.scored, held_out_documents=made.held_out)
-    say(
-        "Balanced accuracy by words alone of telling passages (detection) or marked places\n"
-        "(fuzzing) of the prototype from others; 50 % says nothing.\n"
-    )
-    ranked = sorted(made.categories.items(), key=lambda pair: -pair[1])
-    categories = [{"category": name, "prototypes": members} for name, members in ranked]
-    show_rows("", {"category": "", "prototypes": ","}, categories)
-
-
-def _print_asked(asked: dict[str, Any]) -> None:
-    """Print what an endpoint did: how much, what went wrong, and whether its names are better."""
-    counts = {name: one for name, one in asked.items() if name != "scores"}
-    say(f"Endpoint: {facts_line(counts)}")
-    scores = asked["scores"]
-    rows = [
-        {"score": kind, "endpoint": own["mean"], "embedded": scores["embedded"][kind]["mean"]}
-        for kind, own in scores["own"].items()
-        if own is not None
-    ]
-    columns = {"score": "", "endpoint": ".0%", "embedded": ".0%"}
-    show_rows("These names beside the embedded ones", columns, rows, names=scores["scored"])
-    if rows and max(row["endpoint"] for row in rows) < SAYS_NOTHING:
-        say(
-            "By their words alone these names do not tell where a prototype fires: they may be in "
-            "another language than the corpus. To go back, run `prismlm label --overwrite` without "
-            "an endpoint.",
-            style="yellow",
-        )
 
 
 def _print_examples(lens: Lens) -> None:

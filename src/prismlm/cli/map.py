@@ -7,7 +7,7 @@ from typing import Annotated
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import flag, load_with_lens, needs, option
-from prismlm.cli.output import print_json, say, wrote
+from prismlm.cli.output import print_json, show_value, wrote
 from prismlm.outputs import check_ending, check_outputs
 
 
@@ -37,8 +37,5 @@ def map_prototypes(
         write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
         wrote(html)
     made, named = opened.meta.map or {}, [region._asdict() for region in regions(opened)]
-    if as_json:
-        print_json({"model": str(model), "lens": str(opened.path), **made, "regions": named})
-        return
-    say(f"{opened.num_prototypes:,} prototypes laid out by {made['method']}")
-    say("Regions: " + ("; ".join(one["name"] for one in named) or "none that can be named"))
+    value = {"model": str(model), "lens": str(opened.path), **made, "regions": named}
+    print_json(value) if as_json else show_value(value)

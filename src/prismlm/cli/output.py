@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prismlm.explain.quality import HeadQuality
 
 PIPE_WIDTH = 100
-TOKEN_WIDTH = 14
+TOKEN_WIDTH, CELL_WIDTH = 14, 32
 # Line ends and tabs, and what joins the parts of one sign, as in emoji and Persian.
 KEPT = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -62,7 +62,7 @@ def console_for_reading() -> Console:
 
 
 def say(*lines: str, style: str = "") -> None:
-    """Print lines on stdout that a terminal wraps at words."""
+    """Print lines on stdout, wrapped at words."""
     console = console_for_reading()
     for line in lines:
         console.print(plain(line), style=style)
@@ -148,6 +148,30 @@ def show_rows(title: str, columns: Mapping[str, str], rows: Sequence[Any], **fac
     show(Table(title, columns, tuple(rows), facts))
 
 
+def show_value(value: Mapping[str, Any], top: int = 20) -> None:
+    """Print a JSON document: its figures, then ``top`` rows of each list of records."""
+    tables = {
+        name: rows
+        for name, rows in value.items()
+        if isinstance(rows, list) and rows and isinstance(rows[0], Mapping)
+    }
+    print_facts({name: one for name, one in value.items() if name not in tables})
+    say("")
+    for name, rows in tables.items():
+        shown = [
+            {key: _cell(key, one) for key, one in row.items() if not isinstance(one, list)}
+            for row in rows[:top]
+        ]
+        more = f", {len(shown)} of {len(rows)}: --json has all" if len(rows) > top else ""
+        show_rows(name.replace("_", " ") + more, dict.fromkeys(shown[0], ""), shown)
+
+
+def _cell(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return fit_ends(value, CELL_WIDTH)
+    return None if value is None else Text(_fact(name, value), justify="right")
+
+
 def print_report(report: Report) -> None:
     """Print what was read, every table, what the tables amount to, and what was left out."""
     say(report.model, style="bold")
@@ -183,6 +207,9 @@ def facts_line(facts: Mapping[str, Any]) -> str:
 def _fact(name: str, value: Any) -> str:
     """Return a figure as people read it; the end of its name may say in which unit it is."""
     value = as_json(value)
+    if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
+        value, low, high = (_fact(name, value[key]) for key in ("value", "low", "high"))
+        return f"{value} [{low}, {high}]"
     if isinstance(value, Mapping):
         value = {key: one for key, one in value.items() if one not in (None, [], "")}
         inner = (f"{key.replace('_', ' ')} {_fact(key, one)}" for key, one in value.items())
@@ -197,7 +224,9 @@ def _fact(name: str, value: Any) -> str:
         return size(value)
     if name.endswith("seconds"):
         return duration(value)
-    return count(value) if isinstance(value, int) else text_of(value, ".4g")
+    if isinstance(value, int):
+        return count(value)
+    return text_of(value, ".1%" if name.endswith(("share", "usage")) else ".4g")
 
 
 def print_cost(cost: Cost, *, as_json: bool) -> None:

@@ -144,18 +144,11 @@ def _print_found(console: Console, trace: Trace, found: Found, shown: Shown) -> 
 def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
     """Yield what a lens lacks: cells, a scale of support, or the corpus itself."""
     if lens.cells is None:
-        yield (
-            "This lens has no cells, so it names documents by their kept contexts and knows no "
-            f"passages, base rates or support. To add them: {REBUILD}"
-        )
-        return
+        yield f"This lens has no cells: no passages, base rates or support. To add them: {REBUILD}"
     # Where states are zero, that has been said.
-    if trace.support is None and not doubts(trace.table):
-        yield (
-            "How well the corpus supports the answer is unknown: this lens has no support scale. "
-            f"To measure one, of a few dozen documents or more: {REBUILD}"
-        )
-    if lens.corpus is None:
+    elif trace.support is None and not doubts(trace.table):
+        yield f"Support is unknown: this lens has no support scale. To measure one: {REBUILD}"
+    if lens.cells is not None and lens.corpus is None:
         own = lens.readable is not None
         given = "are decoded from the lens's own tokens" if own else "have no text"
         yield (

@@ -11,7 +11,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import flag, is_first_process, option
-from prismlm.cli.output import print_cost, print_facts, print_json, quality_facts, say, show_rows
+from prismlm.cli.output import print_cost, print_facts, print_json, quality_facts, say, show_value
 from prismlm.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -93,21 +93,9 @@ def _print_result(result: TrainingResult, corpus: Path) -> None:
 def print_search(result: SearchResult) -> None:
     """Print the best trials, and where the rest is."""
     failed = sum(trial.ce is None for trial in result.trials)
-    seeds = max((len(trial.seeds) for trial in result.trials), default=0)
-    keys = list(result.trials[0].values) if result.trials else []
-    rows = [
-        {"trial": trial.number, "CE": _ce(trial), "perplexity": trial.to_dict()["perplexity"]}
-        | {key: _shown(trial.values[key]) for key in keys}
-        for trial in result.ranked[:TRIALS_SHOWN]
-    ]
     say(str(result.directory), style="bold")
-    title = (
-        f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of {seeds} seeds"
-    )
-    columns = {"trial": "", "CE": "", "perplexity": ".2f"} | dict.fromkeys(keys, "")
-    show_rows(title, columns, rows)
-    if len(result.ranked) > TRIALS_SHOWN:
-        say(f"and {len(result.ranked) - TRIALS_SHOWN} more in search.csv", style="dim")
+    say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
+    show_value({"trials": [trial.to_dict() for trial in result.ranked]}, TRIALS_SHOWN)
     typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.format import count
 from prismlm.cli.options import option
-from prismlm.cli.output import print_json, say, show_rows, wrote
+from prismlm.cli.output import print_facts, print_json, say, show_value, wrote
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
-
-if TYPE_CHECKING:
-    from prismlm.statistics import Interval
 
 Models = Annotated[
     list[Path] | None,
@@ -84,13 +81,17 @@ def judge(
     if as_json:
         print_json(result)
         return
-    for name, printed in (
-        ("judge", _print_judge),
-        ("ratings", _print_ratings),
-        ("bleu", _print_bleu),
-    ):
-        if result[name] is not None:
-            printed(result[name])
+    if found := result["judge"]:
+        verdict = "usable" if found["usable"] else f"unusable: {'; '.join(found['reasons'])}"
+        say(f"The judge {found['source']} is {verdict}.", style="bold")
+        say("A judge that does not look at the texts has 50 %.\n")
+        print_facts(found["preferred"] | {"order": found["order"]})
+    if ratings := result["ratings"]:
+        say("" if ratings["readable"] else "\nRatings, not to be read since the judge is unusable")
+        show_value(ratings)
+    if bleu := result["bleu"]:
+        rows = [{"model": name} | figures for name, figures in bleu["models"].items()]
+        show_value({"BLEU, and against another prompt's text": rows, "samples": bleu["samples"]})
     say(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
 
 
@@ -101,57 +102,3 @@ def _announce(what: str, questions: int, tokens: int) -> None:
             "verdicts are kept.",
             err=True,
         )
-
-
-def _print_judge(judge: dict[str, Any]) -> None:
-    """Print the judge's own examination."""
-    preferred, order = judge["preferred"], judge["order"]
-    verdict = "usable" if judge["usable"] else f"unusable: {'; '.join(judge['reasons'])}"
-    say(f"The judge {judge['source']} is {verdict}.", style="bold" if judge["usable"] else "red")
-    shares = {
-        "prefers real text to its words shuffled": preferred["shuffled"],
-        "prefers real text to that of another prompt": preferred["elsewhere"],
-        "prefers real text to the prompt's last words repeated": preferred["repeated"],
-        "changes its mind with the order": order["changed"],
-        "prefers the same place in both orders": order["by_position"],
-        "says A, of A and B": order["first"],
-    }
-    rows = [{"judge": label, "share": _interval(one)} for label, one in shares.items()]
-    facts = {"pairs, in both orders": order["pairs"], "without an answer": order["failed"]}
-    title = "A judge that does not look at the texts has 50 %"
-    show_rows(title, {"judge": "", "share": ".0%"}, rows, **facts)
-
-
-def _print_ratings(ratings: dict[str, Any]) -> None:
-    ranked = sorted(ratings["models"], key=lambda one: -one["bradley_terry"]["value"])
-    rows = [
-        {"model": one["model"]} | {name: _interval(one[name]) for name in ("elo", "bradley_terry")}
-        for one in ranked
-    ]
-    order = ratings["order"]
-    facts = {name: order[name] for name in ("pairs", "ties", "failed")}
-    facts["change with the order"] = order["changed"]["value"]
-    title = "Ratings"
-    if not ratings["readable"]:
-        title = "Ratings, not to be read since the judge is unusable"
-    show_rows(title, {"model": "", "elo": ".0f", "bradley_terry": ".0f"}, rows, **facts)
-
-
-def _print_bleu(bleu: dict[str, Any]) -> None:
-    columns = {"model": "", "mean": ".2f", "other_prompt": ".2f", "difference": "+.2f"}
-    rows = [
-        {"model": name} | {key: _interval(one[key]) for key in list(columns)[1:]}
-        for name, one in bleu["models"].items()
-    ]
-    show_rows("BLEU, and against another prompt's text", columns, rows)
-    for sample in bleu["samples"]:
-        texts = {"prompt": sample["text"], "reference": sample["reference"]}
-        texts |= {f"{one['model']} ({one['bleu']:.1f})": one["text"] for one in sample["texts"]}
-        say(f"Best of {sample['best']}", style="bold")
-        say(*(f"{label}: {' '.join(text.split())}" for label, text in texts.items()), "")
-
-
-def _interval(found: dict[str, Any]) -> Interval:
-    from prismlm.statistics import Interval
-
-    return Interval(found["value"], found["low"], found["high"])

@@ -10,7 +10,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import option
-from prismlm.cli.output import print_json, show_rows, write_json, wrote
+from prismlm.cli.output import print_json, show_rows, show_value, write_json, wrote
 from prismlm.instruments.results import Row
 from prismlm.instruments.results import as_json as as_values
 from prismlm.outputs import check_outputs
@@ -111,11 +111,7 @@ def pairs(
     if as_json:
         print_json(result)
         return
-    parts = {name for row in result["slices"] for name in (*row["sources"], *row["left_out"])}
-    columns = {"slice": "", "pairs": ",", "similarity": ".3f", "distance": ".2f"}
-    columns |= dict.fromkeys(("candidates", *sorted(parts)), ",")
-    rows = [row | row["sources"] | row["left_out"] for row in result["slices"]]
-    show_rows("Pairs", columns, rows)
+    show_value(result)
 
 
 def _drawn(path: Path, limit: int | None, seed: int) -> list[Pair]:

@@ -9,19 +9,17 @@ from prismlm.cli import options as opt
 from prismlm.cli.format import count
 from prismlm.cli.inspect.corpus_to_read import Tokens, corpus_of
 from prismlm.cli.options import option
-from prismlm.cli.output import plain, print_json, say, show, show_rows, token_text, wrote
+from prismlm.cli.output import print_json, say, show, show_rows, show_value, token_text, wrote
 from prismlm.errors import InputError
 from prismlm.outputs import check_ending, check_outputs, output_file
 
 if TYPE_CHECKING:
     from prismlm.instruments.channels.curves import WordedCurves
-    from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport
-    from prismlm.instruments.channels.top_sequences import ChannelSequence, Passage
+    from prismlm.instruments.channels.report import ChannelReport
     from prismlm.instruments.results import Row
 
 DOTS_PER_INCH = 160
 CHANNELS_SHOWN, TOKENS_SHOWN, LAYERS_OF_A_TEXT = 8, 3, 4
-WORDS_AROUND, WORDS_IN_FULL = 2, 14
 SecondModel = Annotated[Path | None, option("MODEL", "Metrics of a second model beside it.")]
 ImageFormat = Annotated[Literal["svg", "png"], option(None, "Of the plots.", "--format")]
 
@@ -152,78 +150,32 @@ def _print(
                 show(one.metrics)
         for table in report.tables[1:] if channel is None else ():
             show(table)
-    for one in report.layers:
+    for one in report.to_dict()["layers"]:
         if channel is not None:
-            _print_channel(one, one.channels[channel], report)
-        elif one.channels:
-            _print_channels(one, report, all_shown=layer is not None)
+            say(f"Layer {one['layer']}", style="bold")
+            show_value(one["channels"][channel])
+        elif one["channels"]:
+            _print_channels(one, all_shown=layer is not None)
     if report.text is not None:
         _print_text(report.text) if channel is None else _print_curve(report.text, channel)
 
 
-def _print_channels(layer: LayerReport, report: ChannelReport, *, all_shown: bool) -> None:
+def _print_channels(layer: Row, *, all_shown: bool) -> None:
     """Print channels, all or some spread evenly over the half-lives, both ends included."""
-    chosen = sorted(layer.channels, key=lambda channel: channel.half_life or 0.0)
+    chosen = sorted(layer["channels"], key=lambda channel: channel["half_life"] or 0.0)
     if not all_shown:
         step = max(1.0, (len(chosen) - 1) / (CHANNELS_SHOWN - 1))
         chosen = [chosen[round(step * i)] for i in range(min(CHANNELS_SHOWN, len(chosen)))]
     rows: list[Row] = []
     for channel in chosen:
-        row = _figures(layer, channel)
-        if channel.sequences:
-            first = channel.sequences[0]
-            tokens = [token_text(token.text) for token in channel.tokens[:TOKENS_SHOWN]]
-            row["writes_most"] = "  ".join(tokens)
-            row["first_sequence"] = _excerpt(first, report.passages[first.start], WORDS_AROUND)
-        rows.append(row)
-    columns = {"channel": "", "half_life": ".2f", "repetition": ".2f", "lag": "+d"}
-    columns |= {"writes_most": "", "first_sequence": ""}
-    title = f"Layer {layer.layer}: {len(chosen)} of {len(layer.channels)}; all with --layer"
+        tokens = [token_text(token["text"]) for token in channel["tokens"][:TOKENS_SHOWN]]
+        first = channel["sequences"][0]["tokens"] if channel["sequences"] else []
+        sequence = " ".join(token_text(token["text"]) for token in first)
+        rows.append(channel | {"writes_most": "  ".join(tokens), "in first sequence": sequence})
+    columns = {"channel": "", "half_life": ".2f", "repetition": ".2f"}
+    columns |= {"writes_most": "", "in first sequence": ""}
+    title = f"Layer {layer['layer']}: {len(chosen)} of {len(layer['channels'])}; all with --layer"
     show_rows(title, columns, rows)
-
-
-def _figures(layer: LayerReport, channel: Channel) -> Row:
-    """Return its figures; no lag with shared gates or a gate that never varies."""
-    row: Row = {name: getattr(channel, name) for name in ("channel", "half_life", "repetition")}
-    lags = None if layer.shared_gates else layer.lags
-    if lags is not None and not lags.p[channel.channel].isnan():
-        row["lag"] = int(lags.peak[channel.channel].item())
-    return row
-
-
-def _print_channel(layer: LayerReport, channel: Channel, report: ChannelReport) -> None:
-    rows = [
-        {"writes most": token_text(token.text), "times": token.count, "gate": token.gate}
-        for token in channel.tokens
-    ]
-    columns = {"writes most": "", "times": "", "gate": ".2f"}
-    facts = {"decay": channel.decay} | _figures(layer, channel)
-    facts = {name: value for name, value in facts.items() if value is not None}
-    show_rows(f"Layer {layer.layer}", columns, rows, **facts)
-    passages = [(one, report.passages[one.start]) for one in channel.sequences]
-    sequences = [
-        {
-            "writes": one.total,
-            "text": _excerpt(one, passage, WORDS_IN_FULL),
-            "document": passage.document.title or passage.document.doc_id,
-        }
-        for one, passage in passages
-    ]
-    show_rows("Sequences", {"writes": ".2f", "text": "", "document": ""}, sequences)
-
-
-def _excerpt(sequence: ChannelSequence, passage: Passage, around: int) -> str:
-    """Return the words around the one that writes most, kept ones in brackets."""
-    words = passage.text
-    marked = {words.word_of[token.position - sequence.start] for token in sequence.tokens}
-    middle = words.word_of[sequence.tokens[0].position - sequence.start]
-    first = max(0, middle - around)
-    pieces = ["…"] if first else []
-    for number, word in enumerate(words.words[first : middle + around + 1], first):
-        blank = " " if not word or word[0].isspace() else ""
-        inner = " ".join(plain(word).split()) or token_text(word)
-        pieces.append(f"{blank}[{inner}]" if number in marked else f"{blank}{inner}")
-    return "".join(pieces)
 
 
 def _print_text(text: WordedCurves) -> None:

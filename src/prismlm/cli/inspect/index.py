@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import flag, load_with_lens
-from prismlm.cli.output import print_facts, print_json, say, show_rows
+from prismlm.cli.output import print_json, say, show_value
 
 # Rows of the convergence table.
 POINTS_SHOWN = 12
-FACTS = (
-    *("tokens", "documents", "prototypes", "with_contexts", "in_use", "contexts"),
-    *("distinct_documents", "largest_document_share", "duplicate_share", "near_duplicate_share"),
-)
 
 
 def index(
@@ -38,28 +34,12 @@ def index(
         print_json(value)
         return
     trained = trained_on_words(value["trained_on"], value["split"])
-    print_facts({name: value[name] for name in FACTS} | {"model trained on them": trained})
-    say("")
-    _print_tables(value)
-    say(value["lens"] + "\n", style="dim")
-    say(value["verdict"])
-    for files in verified.values():
-        say(
-            f"{files} files of weights hold what was written"
-            if files
-            else "The weights cannot be verified: an older prismlm noted no checksums of them."
-        )
-
-
-def _print_tables(value: dict[str, Any]) -> None:
-    if value["converged_at"] is not None:
-        points = value["convergence"]
-        shown = points[::-1][:: -(-len(points) // POINTS_SHOWN)][::-1]
-        columns = {"share": ".2%", "tokens": ",.0f", "mean_nearest_cosine": ".4f"}
-        title = "Share of the corpus, and how close the nearest place so far is to a prototype"
-        at = f"{value['converged_at']:.2%} of the corpus"
-        show_rows(title, columns, shown, **{"within 1 % of its last value after": at})
-    quantiles = value["spread"]
-    columns = {"of each prototype": ""} | dict.fromkeys(next(iter(quantiles.values())), ".1f")
-    rows = [{"of each prototype": name.replace("_", " ")} | q for name, q in quantiles.items()]
-    show_rows("Effective number = exp(entropy)", columns, rows)
+    # Of a long curve some points; of the spread, which each prototype has, quantiles.
+    points = value["convergence"]
+    value["convergence"] = points[::-1][:: -(-len(points) // POINTS_SHOWN)][::-1]
+    verdict, _ = value.pop("verdict"), value.pop("by_prototype")
+    show_value(value | {"model trained on them": trained})
+    say("Effective number = exp(entropy): equally weighted items with the same spread", style="dim")
+    say(verdict)
+    if verify and not value["weights_verified"]:
+        say("The weights cannot be verified: an older prismlm noted no checksums of them.")

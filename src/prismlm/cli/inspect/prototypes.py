@@ -8,10 +8,13 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import flag, load_with_lens, option
-from prismlm.cli.output import console_for_reading, print_json, say, show_rows
+from prismlm.cli.output import console_for_reading, print_facts, print_json, say, show_rows
 from prismlm.errors import InputError, suggest
 
 CONTEXTS_SHOWN = 5
+CARD = (
+    *("category", "role", "tags", "description", "usage", "positions", "score", "nearest_cosine"),
+)
 SORT_HELP = "text: positions that it is the nearest to; score: of the name."
 SortBy = Annotated[Literal["text", "usage", "score", "name", "id"], option(None, SORT_HELP)]
 
@@ -67,17 +70,7 @@ def _print_card(card: dict[str, Any]) -> None:
     from prismlm.index.around import Around
 
     say(f"#{card['id']} {card['name']}", style="bold")
-    say(" · ".join(filter(None, [card["category"], card["role"], *card["tags"]])), style="dim")
-    if card["description"]:
-        say(card["description"])
-    figures = [f"used at {card['usage']:.2%} of positions"]
-    if card["positions"] is not None:
-        figures.append(f"nearest of all at {card['positions']:,} positions")
-    if card["score"] is not None:
-        figures.append(f"name tells its passages from others: {card['score']:.0%}")
-    if card["nearest_cosine"] is not None:
-        figures.append(f"nearest training text at cosine {card['nearest_cosine']:.2f}")
-    say(" · ".join(figures), style="dim")
+    print_facts({name: card[name] for name in CARD if card[name]})
     raised = "  ".join(f"{token!s} {value:+.2f}" for token, value in card["tokens"])
     say("\nRaises more than others do, the most distinctive first; in logits", style="bold")
     say(f"  {raised}")
