@@ -15,20 +15,12 @@ from prismlm.cli.output import print_cost, print_facts, print_json, quality_fact
 Base = Annotated[
     str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
 ]
-Files = Annotated[
-    list[Path], option("DIR|FILE", "A corpus, or text to build one of; may be repeated.")
-]
-HeadPrototypes = Annotated[
-    int | None, option("K", "How many prototypes (default: 8192, or one for 16 positions).")
-]
-HeadWeights = Annotated[
-    Literal["cosine", "fitted"], option(None, "How a token's prototypes are chosen and weighed.")
-]
+Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; may be repeated.")]
+HeadPrototypes = Annotated[int | None, option("K", "Default: 8192, or one for 16 positions.")]
+HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "Of a token's prototypes.")]
 Rate = Annotated[float, option("R", "Learning rate, in units of the prototypes' elements.")]
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
-Uncertainty = Annotated[
-    bool, flag("--uncertainty", "Train a table that feeds the entropy of predictions back.")
-]
+Uncertainty = Annotated[bool, flag("--uncertainty", "Train a table of uncertainty feedback.")]
 EFFECTS = {
     "ce": "CE, uncertainty fed back",
     "ce_without": "CE, nothing fed back",

@@ -25,9 +25,7 @@ Dataset = Annotated[
         "formats of --data-files.",
     ),
 ]
-DataFiles = Annotated[
-    list[str] | None, option("FILE", "Only these files of the dataset; may be repeated.")
-]
+DataFiles = Annotated[list[str] | None, option("FILE", "Of the dataset; may be repeated.")]
 Inputs = Annotated[
     list[str] | None,
     typer.Argument(
@@ -39,13 +37,8 @@ Inputs = Annotated[
 ]
 Column = Annotated[str | None, option("NAME", "Name of the column (default: its role's).")]
 Heldout = Annotated[float, option("SHARE", "Share to hold out of documents without a split.")]
-SplitColumn = Annotated[
-    str | None,
-    option("NAME", "Column with train, heldout, validation or test; '' for none."),
-]
-OwnTokenizer = Annotated[
-    str | None, option("DIR|NAME", "Use this tokenizer instead of training one.")
-]
+SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
+OwnTokenizer = Annotated[str | None, option("DIR|NAME", "Instead of training one.")]
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
 
 

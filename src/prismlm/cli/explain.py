@@ -32,12 +32,8 @@ Generate = Annotated[
     int | None,
     option("N", "Tokens to add and explain (default: 0, or 50 to answer a chat).", least=0),
 ]
-Attention = Annotated[
-    list[str] | None, option("L:H", "With --json: what head H of layer L looks at; repeatable.")
-]
-Span = Annotated[
-    str | None, option("all|last|A:B", "Print the table of predictions: all, or only these.")
-]
+Attention = Annotated[list[str] | None, option("L:H", "For --json: heads H of layers L.")]
+Span = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
 
 def explain(

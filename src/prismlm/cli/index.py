@@ -29,17 +29,9 @@ CORPORA = "corpora"
 SHARD_TOKENS = 2**24
 LONGEST_DEFAULT_WINDOW = 1024
 
-ReadOrWritten = Annotated[
-    Path | None,
-    option("DIR", "Corpus to read, or write from --dataset (default: MODEL/corpora/NAME)."),
-]
-NewLens = Annotated[
-    str | None, option("NAME|DIR", "Write MODEL/lens/NAME (default: the corpus's name).")
-]
-ColumnNames = Annotated[
-    list[str] | None,
-    option("ROLE=NAME", "Column of the dataset, such as text=body; may be repeated."),
-]
+ReadOrWritten = Annotated[Path | None, option("DIR", "To read, or to write from --dataset.")]
+NewLens = Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")]
+ColumnNames = Annotated[list[str] | None, option("ROLE=NAME", "Such as text=body; repeatable.")]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).")]
 WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
 Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]

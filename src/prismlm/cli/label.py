@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from prismlm.index.lens import Lens
 
 EXAMPLES = 12
-MostUsed = Annotated[
-    int | None, option("N", "Ask for the N with most text; others keep their names.", least=0)
-]
+MostUsed = Annotated[int | None, option("N", "Ask for the N with most text.", least=0)]
 
 
 def label(

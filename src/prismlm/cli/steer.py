@@ -28,9 +28,7 @@ MEASURED = {
     "text": "text's own next token, Δ log p",
     "divergence": "KL (before ‖ after)",
 }
-Category = Annotated[
-    str | None, option("NAME", "Edit the prototypes that `prismlm label` gave this category.")
-]
+Category = Annotated[str | None, option("NAME", "Edit the prototypes of this category.")]
 DocumentId = Annotated[str | None, option("ID", "Edit those with contexts in this document.")]
 Strength = Annotated[
     float | None,
@@ -41,16 +39,9 @@ Strength = Annotated[
     ),
 ]
 Kind = Annotated[Literal["clamp", "scale", "ablate"], option(None, "What is done to a prototype.")]
-Only = Annotated[
-    Literal["prototypes", "residual"] | None, option(None, "Predict from this part alone.")
-]
-Prompts = Annotated[
-    Path | None, option("FILE", "File with one prompt per line; report effect sizes over them.")
-]
-HeldOutCorpus = Annotated[
-    Path | None,
-    option("DIR", "Held-out corpus for the perplexity cost (default: the lens's corpus)."),
-]
+Only = Annotated[Literal["prototypes", "residual"] | None, option(None, "Of z, this part alone.")]
+Prompts = Annotated[Path | None, option("FILE", "Effect sizes over a prompt a line.")]
+HeldOutCorpus = Annotated[Path | None, option("DIR", "For the cost (default: the lens's).")]
 
 
 def steer(

@@ -12,10 +12,7 @@ from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
 
 DevLimit = Annotated[int | None, option("N", "Rows of each dev set, the same for all seeds.")]
-Rate = Annotated[
-    float | None,
-    option("R", "Default: that of --search, or the source's for the model's type.", least=0),
-]
+Rate = Annotated[float | None, option("R", "Default: of --search, or the source.", least=0)]
 Warmup = Annotated[float | None, option("W", "Share of the steps.", least=0, most=1)]
 Search = Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI, for later runs.")]
 FromScratch = Annotated[bool, flag("--from-scratch", "The same model without its training too.")]

@@ -26,9 +26,7 @@ JudgeBy = Annotated[
         "(likelihood), or the nearer to the text that is continued (typical).",
     ),
 ]
-Out = Annotated[
-    Path | None, option("DIR", "Where all is kept (default: eval/judge of the first model).")
-]
+Out = Annotated[Path | None, option("DIR", "Default: eval/judge of the first model.")]
 
 
 def judge(

@@ -18,21 +18,12 @@ from prismlm.outputs import check_outputs
 if TYPE_CHECKING:
     from prismlm.eval.robustness import OpenedModel, Pair
 
-Models = Annotated[
-    list[Path], typer.Argument(metavar="MODEL...", help="Model directories to compare.")
-]
+Models = Annotated[list[Path], typer.Argument(metavar="MODEL...", help="To compare.")]
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
 Limit = Annotated[int | None, option("N", "Pairs of each slice, drawn by the seed.")]
-Entropy = Annotated[
-    float | None,
-    option("E", "Nats that mean entropies are matched to (default: the models' lowest).", least=0),
-]
-Sources = Annotated[
-    Path | None, option("DIR", "Holds wikitext2, dailydialog and ag_news (default: from the hub).")
-]
-Similarity = Annotated[
-    float, option("C", "The least cosine of a pair, by all-MiniLM-L6-v2.", least=-1, most=1)
-]
+Entropy = Annotated[float | None, option("E", "Nats (default: the models' lowest).", least=0)]
+Sources = Annotated[Path | None, option("DIR", "Of the corpora (default: from the hub).")]
+Similarity = Annotated[float, option("C", "The least cosine of a pair.", least=-1, most=1)]
 
 
 def robustness(

@@ -16,17 +16,10 @@ from prismlm.outputs import check_ending, check_outputs
 if TYPE_CHECKING:
     from prismlm.explain.attention_maps import AttentionMap
 
-Roles = Annotated[
-    bool, flag("--roles", "Which heads look for subject, object, determiners or verbs.")
-]
-CasesFile = Annotated[
-    Path | None,
-    option("FILE", "Sentences for --roles, JSON lines with marked words (default: bundled)."),
-]
+Roles = Annotated[bool, flag("--roles", "Which heads look for subjects, objects, verbs.")]
+CasesFile = Annotated[Path | None, option("FILE", "Sentences for --roles, as JSON lines.")]
 Draws = Annotated[int | None, option("N", "Of random words, for --roles.", least=1)]
-Untrained = Annotated[
-    bool, flag("--untrained/--no-untrained", "With --roles: search random weights too.")
-]
+Untrained = Annotated[bool, flag("--untrained/--no-untrained", "Of --roles: random weights too.")]
 
 
 def attention(

@@ -171,7 +171,8 @@ def _print_channels(layer: Row, *, all_shown: bool) -> None:
         tokens = [token_text(token["text"]) for token in channel["tokens"][:TOKENS_SHOWN]]
         first = channel["sequences"][0]["tokens"] if channel["sequences"] else []
         sequence = " ".join(token_text(token["text"]) for token in first)
-        rows.append(channel | {"writes_most": "  ".join(tokens), "in first sequence": sequence})
+        row = {"writes_most": "  ".join(tokens) or None, "in first sequence": sequence or None}
+        rows.append(channel | row)
     columns = {"channel": "", "half_life": ".2f", "repetition": ".2f"}
     columns |= {"writes_most": "", "in first sequence": ""}
     title = f"Layer {layer['layer']}: {len(chosen)} of {len(layer['channels'])}; all with --layer"

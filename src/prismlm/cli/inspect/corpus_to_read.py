@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 # Of a model whose training rows are not known.
 LENGTH = 256
-Length = Annotated[
-    int | None, option("T", "Tokens of a window (default: of a training row, or 256).")
-]
-Tokens = Annotated[
-    int, option("N", "Tokens to read, from all over the corpus; 0 for all.", least=0)
-]
+Length = Annotated[int | None, option("T", "Tokens of a window (default: as trained).")]
+Tokens = Annotated[int, option("N", "Tokens to read; 0 for all.", least=0)]
 
 
 def corpus_of(model: Path, corpus: Path | None) -> Corpus:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from prismlm.instruments.results import Report
 
 LeastVisible = Annotated[int, option("N", "Only queries that see so many tokens of their window.")]
-LossContext = Annotated[
-    int | None, option("T", "Tokens of a window of the loss (default: twice a row's).")
-]
+LossContext = Annotated[int | None, option("T", "Of the loss (default: twice a row's).")]
 
 
 def heads(

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
     By = Literal["relative", "points"]
 
-CasesFile = Annotated[
-    str,
-    option("NAME|FILE", "covid, men, mental_health, new_zealand or women; or JSON lines."),
-]
+CasesFile = Annotated[str, option("NAME|FILE", "Such as covid or women; or JSON lines.")]
 ControlFrom = Annotated[Literal["layer", "model"], option(None, "Where controls are drawn from.")]
 Unit = Annotated[Literal["relative", "points"], option(None, "Changes: in %, or in points.")]
 FirstToken = Annotated[bool, flag("--first-token", "Of a target of several tokens, the first.")]

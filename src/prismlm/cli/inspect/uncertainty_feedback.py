@@ -32,9 +32,7 @@ SignalFrom = Annotated[
     Literal["passes", "recursion"],
     option(None, "The model's own codes: by passes, or by recursion, the true ones."),
 ]
-Passes = Annotated[
-    int | None, option("N", "Of --signal passes (default: the model's, at least 2).")
-]
+Passes = Annotated[int | None, option("N", "Of --signal passes (default: the model's).")]
 Temperature = Annotated[float, option("T", "Of what is written; 0 takes the top token.")]
 
 
