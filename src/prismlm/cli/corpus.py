@@ -15,7 +15,7 @@ from prismlm.errors import InputError
 if TYPE_CHECKING:
     from prismlm.corpus import Corpus, HubDataset
 
-GROUPS = ("domains", "licenses")
+KEYS = {"domains": "domain", "licenses": "license"}
 
 Dataset = Annotated[
     str | None,
@@ -142,9 +142,9 @@ def _show(corpus: Corpus, *, as_json: bool) -> None:
     whole = max(1, meta["counts"]["tokens"])
     groups = {
         name: [
-            {**row, "share": row["tokens"] / whole}
+            {**row, KEYS[name]: row[KEYS[name]] or "unknown", "share": row["tokens"] / whole}
             for row in sorted(meta[name], key=lambda row: -row["tokens"])
         ]
-        for name in GROUPS
+        for name in KEYS
     }
     show_value({name: one for name, one in facts.items() if one} | groups)

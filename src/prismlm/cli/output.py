@@ -213,7 +213,7 @@ def _fact(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
         value = {key: one for key, one in value.items() if one not in (None, [], "")}
         inner = (f"{key.replace('_', ' ')} {_fact(key, one)}" for key, one in value.items())
-        return f"({', '.join(inner)})"
+        return f"({', '.join(inner)})" if value else "none"
     if isinstance(value, list):
         return ", ".join(_fact("", one) for one in value) or "none"
     if isinstance(value, bool):
