@@ -1,6 +1,5 @@
 """OpenAI's own client, over real HTTP, beside what `explain` says of the same text."""
 
-import asyncio
 import json
 import shutil
 import time
@@ -356,33 +355,6 @@ def test_a_name_of_another_site_that_points_here_is_refused(served):
         for port in ("", ":8000"):
             client = TestClient(app, base_url=f"http://{host}{port}")
             assert client.get("/v1/models").status_code == status
-
-
-def test_fifty_clients_lose_nothing(chat_model):
-    lm = prismlm.load(chat_model)
-    texts = [f"{TEXT} on day {number} of the {number % 7} weeks" for number in range(50)]
-    expected = [lm.generate(text, tokens=6 + number % 5) for number, text in enumerate(texts)]
-
-    async def ask(client, number):
-        answer = await client.completions.create(
-            model="tiny", prompt=texts[number], max_tokens=6 + number % 5, stream=number % 2 == 1
-        )
-        if number % 2 == 0:
-            return answer.choices[0].text, answer.prismlm
-        parts = [one async for one in answer]
-        return "".join(one.choices[0].text for one in parts), parts[-1].prismlm
-
-    async def all_of_them(address):
-        async with openai.AsyncOpenAI(**address) as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(50)))
-
-    with Served(lm, together=6) as server:
-        assert server.engine.together == 6
-        answers = asyncio.run(all_of_them(server.address))
-        assert (server.engine.waiting, server.engine.writing) == (0, 0)
-    for text, whole, (written, value) in zip(texts, expected, answers, strict=True):
-        assert text + written == whole
-        assert value["support"]["level"] in ("strong", "weak", "none")
 
 
 def wait_until(holds):

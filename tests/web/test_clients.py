@@ -1,0 +1,93 @@
+"""Other programs' clients, and many at once."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+
+import openai
+import pytest
+from langchain_openai import ChatOpenAI
+
+import prismlm
+from tests.helpers.chats import QUESTION
+from tests.web.conftest import Served
+
+TEXT = "The patient was given a dose of the drug"
+
+
+def test_langchain_invokes_and_streams(served, lm):
+    answer = lm.explain([{"role": "user", "content": QUESTION}], generate=12).answer
+    chat = ChatOpenAI(
+        model="tiny", base_url=served.address["base_url"], api_key="none", max_tokens=12
+    )
+    assert chat.invoke(QUESTION).content == answer
+    assert "".join(part.text for part in chat.stream(QUESTION)) == answer
+
+
+def test_llm_asks_on_the_command_line(served, lm, tmp_path):
+    answer = lm.explain([{"role": "user", "content": QUESTION}], generate=12).answer
+    settings = tmp_path / "extra-openai-models.yaml"
+    settings.write_text(
+        f"- {{model_id: tiny, model_name: tiny, api_base: {served.address['base_url']!r}}}\n"
+    )
+    for stream in ([], ["--no-stream"]):
+        asked = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "llm",
+                "-m",
+                "tiny",
+                "-o",
+                "max_tokens",
+                "12",
+                *stream,
+                QUESTION,
+            ],
+            env=os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert asked.stdout.strip() == answer.strip()
+
+
+@pytest.mark.parametrize(
+    ("clients", "seconds"), [(50, 0), pytest.param(200, 60, marks=pytest.mark.slow)]
+)
+def test_many_clients_lose_nothing(chat_model, clients, seconds):
+    """Each asks again until the time is over, at least once."""
+    lm = prismlm.load(chat_model)
+    texts = [f"{TEXT} on day {number} of the {number % 7} weeks" for number in range(clients)]
+    expected = [lm.generate(text, tokens=6 + number % 5) for number, text in enumerate(texts)]
+    ends = time.monotonic() + seconds
+
+    async def ask(client, number):
+        answers, how = [], {"max_tokens": 6 + number % 5, "stream": number % 2 == 1}
+        while not answers or time.monotonic() < ends:
+            answer = await client.completions.create(
+                model="tiny",
+                prompt=texts[number],
+                max_tokens=6 + number % 5,
+                stream=number % 2 == 1,
+            )
+            if number % 2 == 0:
+                answers.append((answer.choices[0].text, answer.prismlm))
+            else:
+                parts = [one async for one in answer]
+                answers.append(("".join(one.choices[0].text for one in parts), parts[-1].prismlm))
+        return answers
+
+    async def all_of_them(address):
+        async with openai.AsyncOpenAI(**address, timeout=600) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(clients)))
+
+    with Served(lm, together=6, waiting=clients) as server:
+        answers = asyncio.run(all_of_them(server.address))
+        assert (server.engine.waiting, server.engine.writing) == (0, 0)
+    for text, whole, of_client in zip(texts, expected, answers, strict=True):
+        for written, value in of_client:
+            assert text + written == whole
+            assert value["support"]["level"] in ("strong", "weak", "none")
