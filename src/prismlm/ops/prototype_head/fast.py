@@ -130,7 +130,7 @@ def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int6
 def cosines_of(
     unit_z: Tensor, unit_p: Tensor, indices: Int64[Tensor, "N m"]
 ) -> Float[Tensor, "N m"]:
-    """Return the products of states with m prototypes of each."""
+    """Return the products of rows with m rows of the other for each."""
     n, m = indices.shape
     if unit_z.device.type == "cpu" and not torch.compiler.is_compiling():
         starts = torch.arange(0, n * m + 1, m)
@@ -173,7 +173,7 @@ def _search(
     if len(states) > 1:
         point = torch.stack(states).gather(0, torch.stack(best).argmax(0, keepdim=True))[0]
     chosen = ranked(unit_z, unit_p, torch.cat(columns), k)
-    return *chosen, point, (unit_z[point] * unit_p).sum(1)
+    return *chosen, point, cosines_of(unit_p, unit_z, point[:, None])[:, 0]
 
 
 def route(
@@ -272,7 +272,9 @@ class _ChosenCosines(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         unit_z, unit_p, indices, point = ctx.saved_tensors
         of_cosines, of_points = grads[0], grads[1][:, None]
-        to_z = gather_sum(indices, of_cosines, unit_p).index_add_(0, point, unit_p * of_points)
+        to_z = None
+        if ctx.needs_input_grad[0]:
+            to_z = gather_sum(indices, of_cosines, unit_p).index_add_(0, point, unit_p * of_points)
         to_p = scatter_sum(indices, len(unit_p), (of_cosines, unit_z))
         return to_z, to_p.addcmul_(unit_z[point], of_points), None, None, None, None
 
