@@ -91,12 +91,6 @@ def denominators(
     return least, later
 
 
-def pair_ratios(size: int, base: float, ratio: float, scaling: Scaling) -> list[float]:
-    """Return ω_S / ω_N of each pair: ρ^(−4j/p) with a scaled base, ρ² with scaled angles."""
-    signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
-    return (signal / noise).tolist()
-
-
 def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> Iterator[Row]:
     if not states:
         raise InputError("no layers to take cross terms of: expected the states of at least one.")
