@@ -241,7 +241,7 @@ def head_in_model(setting: Setting, preset: str, rows: int, rounds: int) -> Figu
 
     def step(placed: bool) -> Callable[[], None]:
         def run() -> None:
-            model.mark_placed(placed)
+            model.placed = placed
             model.step += 1
             with autocast(setting.device, "bfloat16"):
                 loss = model(ids, labels=ids).loss

@@ -133,7 +133,7 @@ def run_bank(kind: str, runs: dict[str, Settings], out: Path) -> None:
                 "name": banked.name,
                 "settings": runs[banked.name],
                 "parameters": trainer.model.model.num_parameters(),
-                "tokens": trainer.meter.tokens,
+                "tokens": trainer.tokens_seen(),
                 "quality": quality_of(trainer, head).to_dict(),
                 "control": controls[shape].to_dict(),
                 "cpu_seconds_of_all_heads": seconds,

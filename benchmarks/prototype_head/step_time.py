@@ -47,7 +47,7 @@ class Turns(TrainerCallback):
     ) -> None:
         """Switch, and start the clock."""
         model = kwargs["model"]
-        model.mark_placed(state.global_step % 2 == 1)
+        model.placed = state.global_step % 2 == 1
         model.step = state.global_step // 2
         self._began = _now()
 

@@ -60,10 +60,9 @@ class Cost:
         }
 
 
-def seconds_of(call: Callable[[], object], times: int = 1, *, warm: bool = True) -> float:
+def seconds_of(call: Callable[[], object], times: int = 1) -> float:
     """Return the seconds of one call: the mean of some, after one that is not counted."""
-    if warm:
-        call()
+    call()
     began = time.perf_counter()
     for _ in range(times):
         call()

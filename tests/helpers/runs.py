@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from prismlm.training import LossWeights
 from prismlm.training.checkpoints import latest_checkpoint
 from tests.helpers import forked
 
@@ -57,7 +59,8 @@ def weights(directory):
 
 
 def curve(history):
-    free = {"tokens_per_second"}
+    """Return a history without means since the last log, which start anew when a run is resumed."""
+    free = {"tokens_per_second", "loss", "ce", *(field.name for field in fields(LossWeights))}
     return [{k: v for k, v in row.items() if k not in free} for row in history]
 
 

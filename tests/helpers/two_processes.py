@@ -18,23 +18,19 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
-from prismlm.training.losses import OptimizerStep
 from prismlm.training.training_signal import ShuffledSignal
 from tests.helpers.runs import InterruptAfter
 from tests.helpers.tiny_head import make
 
 
-def gradients_of(model, batches, reduce=lambda tensor: tensor, positions=None):
-    """Return every gradient of the step that these micro-batches are this process's part of."""
-    step = OptimizerStep.of(batches, positions)
-    losses = {}
+def gradients_of(model, batches):
+    """Return every gradient of the mean loss over some micro-batches, and that loss."""
+    total = 0
     for batch in batches:
-        output = model(**batch, within=step)
-        output.loss.backward()
-        for name, value in (output.losses | {"loss": output.loss.detach()}).items():
-            losses[name] = losses.get(name, 0) + value
-    gradients = {name: reduce(p.grad) for name, p in model.named_parameters()}
-    return gradients, {name: reduce(value) for name, value in losses.items()}
+        loss = model(**batch).loss / len(batches)
+        loss.backward()
+        total = total + loss.detach()
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}, total
 
 
 def spread_gradients_of(arguments, spread, recompute, batches):
@@ -42,19 +38,18 @@ def spread_gradients_of(arguments, spread, recompute, batches):
     model = make(**arguments).train()
     if recompute:
         parallel.recompute_activations(model.model)
-    device, processes = torch.device("cpu"), parallel.world_size()
     if spread == "ddp":
         wrapped = DistributedDataParallel(model, broadcast_buffers=False)
     else:
-        parallel.shard(model.model, device)
+        parallel.shard(model.model, torch.device("cpu"))
         wrapped = parallel.Sharded(model, model.model)
-    step, total = OptimizerStep.of(batches), 0
+    total = 0
     for number, batch in enumerate(batches, 1):
         with nullcontext() if number == len(batches) else wrapped.no_sync():
-            loss = wrapped(**batch, within=step).loss
+            loss = wrapped(**batch).loss / len(batches)
             total = total + loss.detach()
             rest = sum(p.sum() for p in model.prototype_head.parameters())
-            (loss * processes + 0 * rest).backward()
+            (loss + 0 * rest).backward()
     if spread == "fsdp2":
         parallel.average_gradients(model.prototype_head)
     gradients = {
@@ -62,7 +57,7 @@ def spread_gradients_of(arguments, spread, recompute, batches):
         for name, p in model.named_parameters()
         if p.grad is not None
     }
-    return gradients, parallel.over_processes(total)
+    return gradients, parallel.over_processes(total) / parallel.world_size()
 
 
 def main(directory):
@@ -71,9 +66,6 @@ def main(directory):
     parallel.join()
     jobs = pickle.loads((directory / "jobs.pickle").read_bytes())
     results = {}
-    for name, (arguments, batches) in jobs["gradients"].items():
-        mine = batches[parallel.rank()]
-        results[name] = gradients_of(make(**arguments), mine, parallel.over_processes)
     for name, (*how, batches) in jobs.get("spread", {}).items():
         results[name] = spread_gradients_of(*how, batches[parallel.rank()])
     for name, parts in jobs.get("shuffled", {}).items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import prismlm
 from prismlm.corpus import Corpus
@@ -98,13 +98,6 @@ def test_the_same_command_says_what_there_is_and_other_settings_are_refused(
         attach(str(base), [short_corpus], attached.directory, replace(OPTIONS, window=32))
 
 
-def test_a_directory_of_something_else_is_left_alone(base, short_corpus, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="was not written by prismlm attach"):
-        attach(str(base), [short_corpus], tmp_path, OPTIONS)
-    assert os.listdir(tmp_path) == ["notes.txt"]
-
-
 def test_a_corpus_smaller_than_the_prototypes(base, texts, tmp_path):
     many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
     with pytest.raises(InputError, match="are fewer than the 10,000,000 prototypes"):
@@ -115,22 +108,6 @@ def test_a_corpus_smaller_than_the_prototypes(base, texts, tmp_path):
     noted = read_json(tmp_path / "model" / META_FILE)["provenance"]["attached"]
     assert noted["fit.prototypes"] == max(4, result.states // 16)
     assert prismlm.load(tmp_path / "model").head.num_prototypes == noted["fit.prototypes"]
-
-
-def test_too_little_room_for_the_states_of_the_prototypes(base, short_corpus, tmp_path):
-    little = AttachOptions(fit=FIT, window=64, states_gb=1e-6)
-    with pytest.raises(InputError, match="more --states-gb"):
-        attach(str(base), [short_corpus], tmp_path / "model", little)
-
-
-def test_another_model_is_not_attached_in_its_place(base, short_corpus, tmp_path):
-    many = AttachOptions(fit=FitOptions(prototypes=10**7), window=64)
-    other = tmp_path / "other"
-    shutil.copytree(base, other)
-    with pytest.raises(InputError, match="fewer than"):
-        attach(str(base), [short_corpus], tmp_path / "model", many)
-    with pytest.raises(InputError, match=r"begun with other settings \(.*model: "):
-        attach(str(other), [short_corpus], tmp_path / "model", OPTIONS)
 
 
 def test_a_model_in_bfloat16(base, short_corpus, tmp_path):
@@ -154,12 +131,6 @@ def test_a_corpus_of_another_tokenizer(base, tmp_path):
         attach(str(base), [other.path], tmp_path / "model", OPTIONS)
 
 
-def no_end(model):
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    tokenizer.eos_token = None
-    tokenizer.save_pretrained(model)
-
-
 def no_tokenizer(model):
     for path in model.glob("tokenizer*"):
         path.unlink()
@@ -172,11 +143,6 @@ def a_shard_less(model):
     sorted(model.glob("model-*.safetensors"))[1].unlink()
 
 
-def no_output_embedding(model):
-    config = read_json(model / "config.json") | {"tie_word_embeddings": False}
-    (model / "config.json").write_text(json.dumps(config))
-
-
 def code_of_its_own(model):
     classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     config = read_json(model / "config.json") | {"model_type": "own", "auto_map": classes}
@@ -186,10 +152,8 @@ def code_of_its_own(model):
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (no_end, "the tokenizer 'MODEL' has no end-of-text token"),
         (no_tokenizer, "the model in MODEL has no tokenizer"),
         (a_shard_less, "the checkpoint in MODEL cannot be read: No such file or directory: MODEL/"),
-        (no_output_embedding, "the checkpoint in MODEL has no lm_head.weight"),
         (code_of_its_own, "the model in MODEL needs code that comes with it"),
     ],
 )
@@ -207,19 +171,12 @@ def test_what_is_wrong_with_a_model_is_said_of_it_and_can_be_put_right(base, tmp
     with pytest.raises(PrismError) as estimated:
         estimate_attach(str(model), texts, OPTIONS)
     assert str(model) in str(estimated.value)
-    if harm is not no_end:
-        # Nothing broken was copied, so that the same command goes on with what was put right.
-        assert not (out / "config.json").exists()
+    # Nothing broken was copied, so that the same command resumes with what was put right.
+    assert not (out / "config.json").exists()
     shutil.rmtree(model)
     shutil.copytree(base, model)
     if harm is a_shard_less:
         assert attach(str(model), texts, out, OPTIONS).lens.is_dir()
-
-
-@pytest.mark.parametrize("gigabytes", [0, -1, float("nan")])
-def test_no_room_for_states(gigabytes):
-    with pytest.raises(InputError, match="--states-gb is"):
-        AttachOptions(states_gb=gigabytes)
 
 
 def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(base, tmp_path):

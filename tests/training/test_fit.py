@@ -172,11 +172,6 @@ def test_a_small_corpus_has_fewer_prototypes(given, states, count):
     assert FitOptions(prototypes=given).of_states(states).prototypes == count
 
 
-def test_more_prototypes_than_states(states):
-    with pytest.raises(InputError, match="to place 1,000,000 prototypes on"):
-        place(PrototypeHead(states.width, 10**6, 4), states, seed=0)
-
-
 # Fitted weights undo the length of prototypes, up to what float32 holds.
 @pytest.mark.parametrize(("weights", "rate"), [("cosine", 1e20), ("fitted", 1e38)])
 def test_a_rate_that_no_fit_bears_is_told(lm, states, weights, rate):

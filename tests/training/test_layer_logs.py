@@ -11,25 +11,21 @@ import yaml
 from safetensors.torch import load_file
 
 from prismlm.corpus import Corpus
-from prismlm.errors import FormatError
 from prismlm.instruments.heads import cross_terms, head_uses, layer_rates, read_states
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.presets import build_config, build_model
-from prismlm.training import TrainingInterrupted, build_recipe, parallel, train
+from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.layer_logs import (
     CHANNEL_COLUMNS,
     EVALUATED,
     HEAD_COLUMNS,
-    HEAD_FIGURES,
     PLACE,
     channels_figures,
-    heads_figures,
 )
 from prismlm.training.setup import prepare
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers import forked
-from tests.helpers.head_models import make_batch, make_signal_noise, random_rows
 from tests.helpers.runs import InterruptAfter
 
 PROTOT = {
@@ -157,12 +153,6 @@ def test_decays_by_token_have_no_half_lives(tiny_corpus):
         assert missing == {f"half_life_{name}" for name in ("min", "q25", "median", "q75", "max")}
 
 
-def test_no_rows_are_written_of_a_model_without_mixers_and_heads(settings):
-    llama = settings | {"model": {"preset": "llama-tiny"}, "steps": 6}
-    out = train(build_recipe(llama)).directory
-    assert not {"channels.csv", "heads.csv", "heads.json"} & {path.name for path in out.iterdir()}
-
-
 @pytest.mark.parametrize("kind", ["protot", "signal_noise"])
 def test_reading_changes_no_weight_and_can_be_left_out(request, kind):
     settings = request.getfixturevalue(kind)
@@ -198,17 +188,6 @@ def test_a_resumed_run_has_the_rows_of_the_straight_one_and_draws_them(protot, s
             assert [event.step for event in events] == [step for step, _ in expected]
             values = [value for _, value in expected]
             assert [event.value for event in events] == pytest.approx(values, rel=1e-5)
-
-
-def test_a_foreign_file_is_not_overwritten(protot):
-    recipe = build_recipe(protot)
-    with pytest.raises(TrainingInterrupted):
-        train(recipe, progress=InterruptAfter(12))
-    file = recipe.out / "channels.csv"
-    file.write_text("step,mine\n1,2\n")
-    with pytest.raises(FormatError, match=r"channels\.csv .* Move it away"):
-        train(recipe, resume=True)
-    assert file.read_text() == "step,mine\n1,2\n"
 
 
 def mean_of(uses, layer, group, name):
@@ -290,19 +269,6 @@ def test_gradients_of_layers_are_those_before_clipping(signal_noise, monkeypatch
         assert whole[step] > 1e-2
 
 
-def test_reading_takes_one_forward_pass_without_logits(tiny_corpus):
-    corpus = Corpus.open(tiny_corpus)
-    model = make_signal_noise(len(corpus.tokenizer))
-    heldout = HeldOut(corpus, 32, 0)
-    calls, logits = [], []
-    model.model.register_forward_pre_hook(lambda *_: calls.append(1))
-    model.lm_head.register_forward_pre_hook(lambda *_: logits.append(1))
-    rows = heads_figures(model, heldout.batches(9000), 32, [math.nan] * 2)
-    assert len(calls) == len(list(heldout.batches(9000))) > 1
-    assert not logits
-    assert all(math.isnan(row["gradient_norm"]) for row in rows)
-
-
 COMPILED = """
 import sys, yaml
 from functools import partial
@@ -338,37 +304,3 @@ def test_a_compiled_model_trains_and_is_read_as_one_that_is_not(signal_noise, wi
     )
     for one, other in zip(report["rates"]["rows"], expected["rates"]["rows"], strict=True):
         assert one["gain"] == pytest.approx(other["gain"], rel=1e-3)
-
-
-def test_short_rows_are_read_from_queries_that_see_all_of_them(signal_noise, tiny_corpus):
-    signal_noise["data"]["length"] = 8
-    out = train(build_recipe(signal_noise)).directory
-    model, _ = read_checkpoint(out)
-    heldout = HeldOut(Corpus.open(tiny_corpus), 8, 0)
-    uses = head_uses(model, heldout.batches(300), least_visible=8)
-    for row in read(out, "heads.csv")[2:]:
-        expected = mean_of(uses, row["layer"], "noise", "entropy")
-        assert row["noise_entropy"] == pytest.approx(expected, rel=1e-5)
-        assert row["attention_tokens"] == uses["tokens"]
-
-
-def test_where_no_query_sees_enough_the_rest_of_the_row_is_there():
-    model = make_signal_noise()
-    batches = [make_batch(*random_rows(9, 12))]
-    for length, nothing in ((12, False), (13, True), (32, True)):
-        for row in heads_figures(model, batches, length, [math.nan] * len(model.model.layers)):
-            assert row["positions"] == 21
-            assert math.isfinite(row["rate"])
-            assert row["attention_tokens"] == (0 if nothing else 21)
-            heads = [row[f"{g}_{n}"] for g in ("signal", "noise") for n in HEAD_FIGURES]
-            assert all(math.isnan(value) == nothing for value in heads)
-
-
-def test_blocks_are_compiled_again_after_a_reading():
-    model = make_signal_noise()
-    parallel.compile_blocks(model, "eager")
-    graphs = [block._compiled_call_impl for block in parallel.blocks(model)]
-    assert None not in graphs
-    with parallel.uncompiled(model):
-        assert all(module._compiled_call_impl is None for module in model.modules())
-    assert [block._compiled_call_impl for block in parallel.blocks(model)] == graphs

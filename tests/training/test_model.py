@@ -38,26 +38,8 @@ def test_the_head_is_left_out_until_it_is_placed():
     assert output.routing is None
     assert list(output.losses) == ["ce"]
     assert output.loss.item() == output.losses["ce"].item()
-    model.mark_placed()
+    model.placed = True
     assert model(**batch()).routing is not None
-    assert model.state_dict()["head_placed"]
-
-
-def test_whether_it_is_placed_is_read_with_the_weights():
-    model = make(placed=False)
-    model.load_state_dict(make(placed=True).state_dict())
-    assert model.placed
-    assert model(**batch()).routing is not None
-    model.load_state_dict(make(placed=False).state_dict())
-    assert not model.placed
-
-
-def test_without_labels_there_is_no_loss_but_routing():
-    inputs = batch()
-    del inputs["labels"]
-    output = make()(**inputs)
-    assert output.loss is None
-    assert set(output.losses) == {"prototype_pull", "point_pull", "residual", "diversity"}
 
 
 @pytest.mark.parametrize("detach", [True, False])
@@ -82,13 +64,6 @@ def test_padding_moves_no_prototype_and_no_loss():
     second = model(**inputs).losses
     for name, value in first.items():
         torch.testing.assert_close(value, second[name])
-
-
-def test_a_batch_of_padding_alone_moves_no_prototype():
-    model, inputs = make(), batch()
-    inputs["token_mask"][:] = False
-    losses = model(**inputs).losses
-    assert [losses[name] for name in ("prototype_pull", "point_pull", "residual")] == [0, 0, 0]
 
 
 def test_fewer_tokens_than_prototypes_per_token_are_routed_and_none_are_refused():
@@ -120,15 +95,3 @@ def test_no_draw_from_the_global_generator():
     state = torch.get_rng_state()
     model(**inputs).loss.backward()
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_a_negative_weight_is_refused():
-    with pytest.raises(InputError, match="point_pull is -1"):
-        LossWeights(point_pull=-1)
-
-
-def test_generate_is_the_decoders():
-    model = make().eval()
-    ids = batch(1, 4)["input_ids"]
-    arguments = {"max_new_tokens": 3, "do_sample": False}
-    assert torch.equal(model.generate(ids, **arguments), model.model.generate(ids, **arguments))

@@ -69,7 +69,7 @@ def test_it_is_refused_where_it_means_nothing(settings, signal_noise):
     with pytest.raises(InputError, match="'llama' has no noise heads"):
         train(build_recipe(own))
     signal_noise["model"] = SIGNAL_NOISE | {"noise_weight": 0.3}
-    with pytest.raises(InputError, match=r"noise_weight: \{initial: 0.3, final: 0.3\}"):
+    with pytest.raises(InputError, match="two equal values: initial and final"):
         train(build_recipe(signal_noise))
     for value in (-0.1, 1.5):
         with pytest.raises(InputError, match=r"noise_weight\.final"):

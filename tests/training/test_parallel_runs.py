@@ -14,7 +14,7 @@ from prismlm.training import build_recipe, train
 from prismlm.training.parallel import blocks, recompute_activations
 from prismlm.training.training_signal import ShuffledSignal
 from tests.helpers import forked
-from tests.helpers.micro_batches import WEIGHTS, assert_same, split, uneven_rows
+from tests.helpers.micro_batches import WEIGHTS, uneven_rows
 from tests.helpers.spread_runs import (
     ONE_PASS,
     TWO_PASSES,
@@ -89,18 +89,6 @@ def between(rows, bounds):
     return [{k: v[first:last] for k, v in rows.items()} for first, last in bounds]
 
 
-def plain_jobs():
-    """Return the plain gradients of two processes, whose parts are added up."""
-    return {
-        f"{kind} {name}": (
-            {"weights": WEIGHTS, "detach": kind == "detached"},
-            [between(uneven_rows(), mine) for mine in passes],
-        )
-        for kind in ("attached", "detached")
-        for name, passes in (("once", ONE_PASS), ("twice", TWO_PASSES))
-    }
-
-
 def arguments_of(family):
     # The head's losses reach the decoder, so that its gradients are of all of them.
     return {"weights": WEIGHTS, "detach": False, **FAMILIES[family]}
@@ -132,7 +120,6 @@ def launched(tiny_corpus, tmp_path_factory):
         name: settings_of(tiny_corpus, name) | {"out": str(directory / name)} for name in RUNS
     }
     jobs = {
-        "gradients": plain_jobs(),
         "spread": spread_jobs(),
         "shuffled": {"codes": CODES.split(2)},
         "runs": [(name, one, STOPPED.get(name, 0)) for name, one in settings.items()],
@@ -145,39 +132,19 @@ def launched(tiny_corpus, tmp_path_factory):
     return settings, results
 
 
-@pytest.mark.parametrize("kind", ["attached", "detached"])
-@pytest.mark.parametrize(("passes", "sizes"), [("once", [4, 4]), ("twice", [2, 2, 2, 2])])
-def test_two_processes_have_the_gradient_of_one(launched, kind, passes, sizes):
-    model = make(weights=WEIGHTS, detach=kind == "detached")
-    gradients, losses = gradients_of(model, split(uneven_rows(), *sizes))
-    for rank in (0, 1):
-        assert_same(gradients, launched[1][rank][f"{kind} {passes}"][0])
-        assert_same(losses, launched[1][rank][f"{kind} {passes}"][1])
-
-
 @pytest.mark.parametrize("name", spread_jobs())
 def test_a_spread_model_has_the_loss_and_the_gradients_of_a_whole_one(launched, name):
     arguments, *_, batches = spread_jobs()[name]
     model = make(**arguments).train()
-    expected, losses = gradients_of_trained(model, [row for own in batches for row in own])
+    expected, total = gradients_of(model, [row for own in batches for row in own])
     for rank in (0, 1):
         gradients, loss = launched[1][rank][name]
-        torch.testing.assert_close(loss, losses["loss"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(loss, total, rtol=1e-5, atol=1e-6)
         assert gradients.keys() == expected.keys()
         for key, value in expected.items():
             torch.testing.assert_close(gradients[key], value, rtol=5e-5, atol=5e-7, msg=key)
     layer = "attention" if name.startswith("signal-noise") else "mixer"
     assert any(layer in key and value.abs().max() > 1e-5 for key, value in expected.items())
-
-
-def gradients_of_trained(model, batches):
-    """As ``gradients_of``, of a model that may hold parameters without a gradient."""
-    for p in model.parameters():
-        if not p.requires_grad:
-            p.grad = torch.zeros_like(p)
-    gradients, losses = gradients_of(model, batches)
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
-    return {name: gradients[name] for name in trained}, losses
 
 
 def test_two_processes_shuffle_codes_as_one(launched):
@@ -263,7 +230,7 @@ def test_recomputed_activations_give_the_same_loss_and_gradients(family, dropout
         inner = block.attention if family == "signal-noise" else block.mixer
         inner.register_forward_hook(lambda *_, runs=runs: runs.append(1))
         torch.manual_seed(5)
-        found.append(gradients_of_trained(model, [packed_rows()]))
+        found.append(gradients_of(model, [packed_rows()]))
         calls.append(len(runs))
     assert calls == [1, 2]
     (plain, losses), (again, repeated) = found

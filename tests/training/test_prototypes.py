@@ -10,7 +10,6 @@ from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.model import Usage
 from prismlm.training.prototypes import (
     HeadSchedule,
-    ReviveUnused,
     place_prototypes,
     revive,
     sample_states,
@@ -55,16 +54,6 @@ def test_every_prototype_points_along_a_state_of_its_own():
     assert model.placed
 
 
-def test_dropout_and_the_global_generator_are_left_alone():
-    model = make(attention_dropout=0.5).train()
-    state = torch.get_rng_state()
-    first = sample_states(model.model, rows(3), 20, torch.Generator().manual_seed(3))
-    second = sample_states(model.model, rows(3), 20, torch.Generator().manual_seed(3))
-    assert torch.equal(first, second)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert model.model.training
-
-
 def test_all_positions_can_be_asked_for_and_no_more():
     model, items = make(), rows(4, length=40, valid=30)
     generator = torch.Generator().manual_seed(0)
@@ -90,14 +79,6 @@ def test_clusters_cover_the_states_better_than_states_do():
             states.norm(dim=1).mean().item() / 3, rel=0.02
         )
     assert cover["kmeans"] > cover["states"] + 0.01
-
-
-def test_random_prototypes_are_left_as_they_were_drawn():
-    model = make(placed=False)
-    before = model.prototype_head.prototypes.detach().clone()
-    place_prototypes(model, rows(5), torch.Generator().manual_seed(0), "random")
-    assert model.placed
-    assert torch.equal(model.prototype_head.prototypes, before)
 
 
 def head_with(prototypes, per_token=1):
@@ -168,22 +149,6 @@ def test_with_too_few_states_the_rest_waits_and_with_none_in_use_nothing_moves()
     assert revived(one, counts=(0, 0, 0, 0))[3] == 0
     assert revived(None)[3] == 0
     assert revived(one, counts=(1, 1, 1, 1))[3] == 0
-
-
-@pytest.mark.parametrize(
-    ("step", "due"), [(5, False), (8, False), (9, True), (13, True), (17, False)]
-)
-def test_it_waits_until_a_prototype_had_its_chance(step, due, monkeypatch):
-    from types import SimpleNamespace
-
-    called = []
-    monkeypatch.setattr("prismlm.training.prototypes.revive", lambda *a: called.append(a))
-    model = SimpleNamespace(prototype_head=None, usage=Usage(3))
-    head = {"initialise_at_step": 5, "revive_every": 4, "revive_until": 0.8}
-    callback = ReviveUnused(Recipe(corpus="c", out="o", model={}, steps=20, head=head))
-    state = SimpleNamespace(global_step=step)
-    callback.on_step_end(None, state, None, model=model, optimizer=object())
-    assert bool(called) == due
 
 
 def test_revival_brings_back_what_training_lost_and_survives_a_stop(settings, tmp_path):

@@ -36,39 +36,29 @@ def test_a_minimal_recipe_has_the_documented_defaults(tmp_path):
         ("loses: {}", ["'loses'", "mean 'losses'"]),
         (
             "noise_weight: {initail: 0.1}",
-            ["'noise_weight.initail'", "mean 'initial'", "Known in noise_weight: initial, final."],
+            ["'noise_weight.initail'", "mean 'initial'", "Known there: initial, final."],
         ),
         ("noise_weight: {final: 2}", ["noise_weight.final is 2", "(in the last step)"]),
         ("head: {prototypes: many}", ["head.prototypes is 'many'", "valid integer", "K,"]),
         ("head: {prototypes: 0}", ["head.prototypes is 0", "greater than or equal to 1"]),
-        ("head: {prototypes: 2.5}", ["head.prototypes is 2.5"]),
-        ("head: {detach: 1}", ["head.detach is 1", "boolean"]),
         ("head: 5", ["head is 5"]),
-        ("head:", ["head is nothing"]),
         ("head: {prototypes: 8, prototypes_per_token: 9}", ["head", "more than the 8 prototypes"]),
-        ("head: {prototypes_per_token: 0}", ["prototypes_per_token is 0", "equal to 1"]),
-        ("device: gpu", ["device is 'gpu'", "'auto', 'cpu' or 'cuda'"]),
         ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
         ("head: {initialise_at_step: 200}", ["initialise_at_step is 200", "200 steps"]),
-        ("optimizer: {schedule: cosin}", ["optimizer.schedule", "'cosine', 'linear'"]),
         (
             "optimizer: {schedule: linear, final_learning_rate_share: 0.1}",
             ["optimizer: final_learning_rate_share is 0.1", "'linear'", "choose 'cosine'"],
         ),
         ("optimizer: {learning_rate: .nan}", ["optimizer.learning_rate is nan"]),
         ("optimizer: {learning_rate: '0.1'}", ["optimizer.learning_rate is '0.1'"]),
-        ("optimizer: {betas: [0.9]}", ["optimizer.betas"]),
         ("optimizer: {betas: [0.9, 1.0]}", ["optimizer.betas.1 is 1.0", "less than 1"]),
         ("losses: {warmup: 1.5}", ["losses.warmup is 1.5", "less than or equal to 1"]),
         ("data: {length: 100000}", ["data.length is 100000", "512"]),
         ("seed: 1\nseed: 2", ["line 6", "'seed' is given twice"]),
-        ("head: {scale: 1.0, scale: 2.0}", ["'scale' is given twice"]),
         ("head: {scale: [}", ["recipe.yaml, line"]),
         ("3: 4", ["key 3 is not a name"]),
         (f"head: {'[' * 5000}{']' * 5000}", ["recipe.yaml", "recursion"]),
         (f"seed: {'9' * 5000}", ["recipe.yaml", "5000 digits"]),
-        ("seed: 2001-99-99", ["recipe.yaml", "month"]),
-        ("data: &a [1]\nhead: [*a, *a]", ["line 6", "aliases (*name) are not read"]),
     ],
 )
 def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, expected):
@@ -109,17 +99,6 @@ def test_steps_or_epochs_are_given(tmp_path):
     assert load_recipe(write(tmp_path, MINIMAL), ["steps=0", "epochs=3"]).epochs == 3
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "text"])
-def test_what_is_no_mapping_is_refused(tmp_path, text):
-    with pytest.raises(InputError, match="expected keys such as corpus"):
-        load_recipe(write(tmp_path, text))
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"nowhere\.yaml"):
-        load_recipe(tmp_path / "nowhere.yaml")
-
-
 def test_overrides_are_yaml_and_as_strict(tmp_path):
     path = write(tmp_path, MINIMAL)
     recipe = load_recipe(
@@ -129,8 +108,8 @@ def test_overrides_are_yaml_and_as_strict(tmp_path):
     assert recipe.optimizer.learning_rate == 0.001
     assert recipe.model == {"preset": "llama-laptop"}
     for override, expected in (
-        ("head.prototype=64", r"--set head.prototype=64: there is no setting"),
-        ("head.prototypes=x", r"--set head.prototypes=x: head.prototypes is 'x'"),
+        ("head.prototype=64", "there is no setting 'head.prototype'"),
+        ("head.prototypes=x", "head.prototypes is 'x'"),
         ("head.prototypes", "expected KEY=VALUE"),
         ("=3", "expected KEY=VALUE"),
         ("steps.a=3", "steps is a single value"),
@@ -209,28 +188,3 @@ def test_the_recipes_of_the_mixers_source_say_what_its_table_says():
         convolves = {first.mixer.convolves, second.mixer.convolves}
         assert (first.mixer.shared_gates, round(temperatures, 5), *convolves) == row
         assert second.mixer.log_write_temperature.item() == 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "blamed"),
-    [
-        (("model.preset=llama-tiny", "model.bogus=3"), "--set model.bogus=3"),
-        (("model.bogus=3", "model.preset=llama-tiny"), "--set model.bogus=3"),
-        (("model.bogus=3", "model.preset=bogus"), "--set model.preset=bogus"),
-        (("model.preset=llama-tiny", "model.vocab_size=8"), "--set model.vocab_size=8"),
-    ],
-)
-def test_the_setting_that_is_wrong_is_blamed(tmp_path, overrides, blamed):
-    file = tmp_path / "recipe.yaml"
-    file.write_text("corpus: c\nout: o\nsteps: 5\n", encoding="utf-8")
-    with pytest.raises(InputError) as raised:
-        load_recipe(file, overrides)
-    assert str(raised.value).startswith(f"{blamed}: ")
-
-
-def test_a_file_is_blamed_for_its_own_setting_whatever_was_set_beside(tmp_path):
-    file = tmp_path / "recipe.yaml"
-    file.write_text("corpus: c\nout: o\nsteps: 5\nmodel: {bogus: 3}\n", encoding="utf-8")
-    with pytest.raises(InputError) as raised:
-        load_recipe(file, ["model.preset=llama-tiny"])
-    assert str(raised.value).startswith(f"{file}: there is no setting 'model.bogus' of llama.")

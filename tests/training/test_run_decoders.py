@@ -7,14 +7,9 @@ import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.index.build import IndexOptions, build_index
-from prismlm.layers import PrototypeHead
-from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import capture
-from prismlm.training import PrismForCausalLM, build_recipe, train
+from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare
-from tests.helpers.micro_batches import split
-from tests.helpers.tiny_head import PULLS, VOCABULARY, batch
-from tests.helpers.two_processes import gradients_of
 
 PROTOT = {"preset": "protot-tiny", "hidden_size": 32, "num_channels": 8}
 DELTANET = {"model_type": "prismlm_deltanet", "hidden_size": 32, "num_hidden_layers": 2}
@@ -89,13 +84,6 @@ def test_rows_of_recurrent_models_hold_one_document_whose_padding_changes_nothin
         torch.testing.assert_close(together.z[row, : len(ids)], alone.z[0], atol=1e-6, rtol=1e-5)
 
 
-def test_packing_is_as_the_recipe_says(settings):
-    llama = {"model": {"preset": "llama-tiny"}}
-    for packing, shared in (("auto", True), ("packed", True), ("padded", False)):
-        data = {"data": {"length": 32, "packing": packing}}
-        assert prepare(build_recipe(settings | llama | data)).rows.shared_rows == shared
-
-
 @pytest.mark.parametrize("name", PACKED | ALONE)
 def test_a_family_trains_with_a_head_and_is_indexed_and_explained(settings, name):
     recipe = recipe_of(settings, (PACKED | ALONE)[name], RATES.get(name, 1e-2))
@@ -118,45 +106,6 @@ def test_a_family_trains_with_a_head_and_is_indexed_and_explained(settings, name
     assert sum(step.target_from == "generated" for step in trace) == 3
     shares = trace.sources("domain")
     assert sum(i.share for i in shares.items) + shares.unattributed == pytest.approx(1, abs=1e-6)
-
-
-def with_mlp(**settings):
-    torch.manual_seed(0)
-    model = build_model(build_config(ONE_LAYER | {"head_size": 6} | settings, VOCABULARY, 0))
-    head = PrototypeHead(24, 12, 3)
-    head.reset_parameters(torch.Generator().manual_seed(1))
-    return PrismForCausalLM(model, head, weights=PULLS, detach=True)
-
-
-@pytest.mark.parametrize("name", MLPS)
-def test_a_step_in_parts_is_the_step(name):
-    rows = batch(6, 10)
-    rows["labels"] = rows["labels"].clone()
-    rows["labels"][:3, 4:] = -100
-    parts = split(rows, 2, 4)
-    found, losses = gradients_of(with_mlp(**MLPS[name]), parts)
-    if name != "experts":
-        whole, sums = gradients_of(with_mlp(**MLPS[name]), [rows])
-    else:
-        # Routers' losses are means over each part, which count as their parts' predictions do.
-        reference = with_mlp(**MLPS[name])
-        predictions = [int((part["labels"][:, 1:] != -100).sum()) for part in parts]
-        total = 0
-        for part, count in zip(parts, predictions, strict=True):
-            output = reference.model(
-                input_ids=part["input_ids"], labels=part["labels"], use_cache=False
-            )
-            assert output.aux_loss >= 1
-            total = total + output.loss * count / sum(predictions)
-        total.backward()
-        whole = {n: p.grad for n, p in reference.named_parameters() if n.startswith("model.")}
-        assert whole["model.model.layers.0.mlp.router.weight"].any()
-        sums = {"ce": total.detach()}
-    # Prototypes are pulled to the nearest state of each part.
-    whole.pop("prototype_head.prototypes", None)
-    for key, value in whole.items():
-        torch.testing.assert_close(found[key], value, rtol=2e-5, atol=2e-7, msg=key)
-    torch.testing.assert_close(losses["ce"], sums["ce"])
 
 
 @pytest.mark.parametrize("name", MLPS)

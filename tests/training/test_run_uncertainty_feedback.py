@@ -3,11 +3,8 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import prismlm
-from prismlm.cli.app import app
-from prismlm.errors import InputError
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.training import build_recipe, train
@@ -63,14 +60,6 @@ def test_a_table_from_zero_begins_as_the_model_without_feedback(fed_back):
     assert losses[0][-1] != losses[1][-1]
 
 
-def test_one_pass_trains_the_neutral_code_alone(fed_back):
-    fed_back["uncertainty_feedback"]["passes"] = 1
-    start = prepare(build_recipe(fed_back)).model.uncertainty.embedding.weight.detach().clone()
-    result = train(build_recipe(fed_back))
-    table = load_file(result.directory / TABLE)["embedding"]
-    assert (table != start).any(1).nonzero().tolist() == [[32]]
-
-
 def test_documents_of_a_packed_row_know_nothing_of_each_others_uncertainty(fed_back):
     prepared = prepare(build_recipe(fed_back))
     rows, model = prepared.rows, prepared.model.model.eval()
@@ -112,24 +101,3 @@ def test_beside_a_head_the_decoder_is_that_without_one(fed_back, tmp_path):
         # Of what is generated, the code of the prediction before it.
         assert all(0 < share <= 1 for share in found[1:])
         assert steps[-1].to_dict()["uncertainty"] == found[-1]
-
-
-def test_a_recipe_that_cannot_be(fed_back):
-    for change, words in (
-        ({"levels": 1}, "levels"),
-        ({"deviation": -0.1}, "deviation"),
-    ):
-        with pytest.raises(InputError, match=words):
-            build_recipe(
-                fed_back | {"uncertainty_feedback": fed_back["uncertainty_feedback"] | change}
-            )
-
-
-def test_explain_shows_what_was_fed_back(fed_back):
-    fed_back["head"] |= {"enabled": True, "detach": True}
-    out = train(build_recipe(fed_back)).directory
-    result = CliRunner().invoke(app, ["explain", str(out), "The river and", "--tokens", "0:"])
-    assert result.exit_code == 0, result.output
-    assert "fed back" in result.output
-    steps = list(prismlm.load(out).explain("The river and"))
-    assert f"{steps[-1].uncertainty:.0%}" in result.output

@@ -1,5 +1,6 @@
 """Runs whose length is told in epochs, on some of the documents, at a rate for their rows."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -75,12 +76,6 @@ def test_every_epoch_takes_each_row_where_the_last_step_is_smaller(epochs, tmp_p
     assert rows.taken == [3] * 10
 
 
-def test_prototypes_are_placed_before_the_last_step(epochs):
-    epochs["head"] = {"prototypes": 48, "prototypes_per_token": 4, "initialise_at_step": 100_000}
-    with pytest.raises(InputError, match="initialise_at_step is 100000, and training has"):
-        prepare(build_recipe(epochs))
-
-
 def test_documents_are_the_same_for_every_seed(epochs, tiny_corpus):
     corpus = Corpus.open(tiny_corpus)
     chosen = chosen_documents(corpus, 20)
@@ -135,8 +130,10 @@ def test_a_cosine_ends_at_its_floor(settings, tmp_path):
     assert found[10] == pytest.approx(0.1)
 
 
-def test_without_a_floor_it_ends_at_nothing(settings, tmp_path):
-    found = rates(settings, tmp_path)
-    assert found[:3] == [0, 0.5, 1]
-    assert found[6] == pytest.approx(0.5)
-    assert found[10] == 0
+def test_the_history_is_reported_where_the_recipe_says(settings, tmp_path, monkeypatch):
+    settings["logging"]["report_to"] = ["trackio"]
+    recipe = build_recipe(settings)
+    assert training_arguments(recipe, tmp_path).report_to == ["trackio"]
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(InputError, match="'trackio', which is not installed: pip install trackio"):
+        train(recipe)

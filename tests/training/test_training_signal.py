@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from prismlm.errors import InputError
-from prismlm.ops.uncertainty_feedback import entropy_codes, shuffle_codes
-from prismlm.training import build_recipe, train
+from prismlm.training import build_recipe
 from prismlm.training.setup import prepare
 from prismlm.training.training_signal import PreviousBatch, ShuffledSignal, set_training_signal
 
@@ -20,22 +18,6 @@ def shuffled(settings):
     settings["logging"]["every"] = 1
     settings["steps"] = 14
     return settings
-
-
-def test_codes_change_places_and_nothing_else():
-    found = shuffle_codes(CODES, torch.Generator().manual_seed(0))
-    known = CODES >= 0
-    assert torch.equal(found >= 0, known)
-    assert found[known].sort().values.tolist() == [3, 4, 5, 6, 7, 7, 9]
-    assert not torch.equal(found, CODES)
-    # Over the rows: with any order within rows the first would keep its sum of 18.
-    sums = {
-        int(shuffle_codes(CODES, torch.Generator().manual_seed(seed))[0, 1:].sum())
-        for seed in range(5)
-    }
-    assert len(sums) > 1
-    none = torch.full((2, 3), -1)
-    assert torch.equal(shuffle_codes(none, torch.Generator()), none)
 
 
 def at(signal, step):
@@ -91,16 +73,6 @@ def test_a_step_feeds_the_codes_of_the_signal_in_order_elsewhere(shuffled):
     assert torch.equal(own_evaluated, other_evaluated)
 
 
-def test_a_run_is_not_that_of_the_own_signal(shuffled, tmp_path):
-    straight = train(build_recipe(shuffled))
-    own = shuffled | {"uncertainty_feedback": shuffled["uncertainty_feedback"] | {"signal": "own"}}
-    own = train(build_recipe(own | {"out": str(tmp_path / "own")}))
-    logs = [[row for row in r.history if "loss" in row] for r in (straight, own)]
-    begun = [log[0]["uncertainty_codes_seen"] for log in logs]
-    assert begun[0] == begun[1]
-    assert logs[0][-1]["loss"] != logs[1][-1]["loss"]
-
-
 def test_the_signal_of_the_source_is_that_of_the_batch_before():
     signal, codes = PreviousBatch(64), torch.full((2, 4), 5)
     assert torch.equal(signal(codes), torch.tensor([[-1, 32, 32, 32]] * 2))
@@ -112,27 +84,3 @@ def test_the_signal_of_the_source_is_that_of_the_batch_before():
     # Longer than the batch before: neutral. Other rows: nothing is known of them.
     assert signal(torch.full((2, 6), 5))[1].tolist() == [-1, 63, 63, 63, 32, 32]
     assert set(signal(torch.full((3, 4), 5)).flatten().tolist()) == {-1, 32}
-
-
-def test_a_model_trains_as_the_source_says_with_the_codes_of_other_texts(shuffled):
-    shuffled["uncertainty_feedback"] |= {"signal": "previous_batch", "passes": 1}
-    prepared = prepare(build_recipe(shuffled))
-    assert set_training_signal(prepared.recipe, prepared.model.uncertainty) == []
-    rows = [prepared.rows[i] for i in range(4)]
-    model = prepared.model.model.train()
-    batches = [
-        {"input_ids": torch.stack([r["input_ids"] for r in rows[i : i + 2]])} for i in (0, 2)
-    ]
-    first, second = (model(**batch, use_cache=False) for batch in batches)
-    predicted = entropy_codes(first.logits, 65536)
-    assert torch.equal(second.uncertainty_codes[:, 1:], predicted[:, :-1])
-    assert set(second.uncertainty_codes[:, 0].tolist()) == {-1}
-
-
-def test_one_pass_has_nothing_to_shuffle(shuffled):
-    shuffled["uncertainty_feedback"]["passes"] = 1
-    with pytest.raises(InputError, match=r"looks the same in any order; choose passes: 2"):
-        build_recipe(shuffled)
-    shuffled["uncertainty_feedback"] |= {"passes": 2, "signal": "other"}
-    with pytest.raises(InputError, match=r"signal.*'own', 'shuffled' or"):
-        build_recipe(shuffled)

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm.corpus import build_corpus
-from prismlm.corpus.estimate import built, draw
-from prismlm.corpus.read import DocumentReader
+from prismlm.corpus import build_corpus, estimate_build
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer, tokenizer_fingerprint
 from prismlm.corpus.windows import split_counts
@@ -26,7 +24,6 @@ from prismlm.index.build import IndexOptions, build_index, check_index
 from prismlm.index.codes import CodeName
 from prismlm.index.layout import read_meta
 from prismlm.index.lens import Lens
-from prismlm.index.positions import probabilities
 from prismlm.index.states import (
     META_FILE,
     HiddenStates,
@@ -52,7 +49,6 @@ from prismlm.models.sidecar import (
     weight_of,
 )
 from prismlm.models.uncertainty_feedback import (
-    attach_uncertainty,
     has_uncertainty,
     save_uncertainty,
     uncertainty_of,
@@ -60,13 +56,7 @@ from prismlm.models.uncertainty_feedback import (
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, keeping, read_note, writing
 from prismlm.training.evaluation import HeldOut, cross_entropy
-from prismlm.training.fit import (
-    KMEANS_ITERATIONS,
-    STATES_PER_CLUSTER,
-    FitOptions,
-    Fitting,
-    fit,
-)
+from prismlm.training.fit import FitOptions, Fitting, fit
 from prismlm.training.recipe_file import flat
 from prismlm.training.run import check_ours, write_history
 from prismlm.training.setup import versions
@@ -78,7 +68,6 @@ from prismlm.training.tuning import (
     check_lora,
     effect_of_table,
     train_table,
-    with_adapters,
 )
 
 ATTACH_FILE, EFFECT_FILE = "attach.json", "uncertainty_feedback.json"
@@ -92,6 +81,8 @@ MAX_DEFAULT_WINDOW = 512
 STEPS_MEASURED = 3
 # Windows overlap by a quarter.
 READ_TWICE = 4 / 3
+# A forward and a backward pass take about so many forward passes.
+BACKWARD = 3
 
 
 @dataclass(frozen=True)
@@ -229,20 +220,14 @@ def attach(
     kept = keeping(lambda: f"The finished parts are kept in {out}.")
     with writing(out, within=True), kept:
         _begin(out, base, corpus, options)
-        tuned = options.lora is None or (out / CONFIG_FILE).is_file()
-        work = _Work(out, base, options, progress, out if tuned else out / WORK / BASE)
+        work = _Work(out, base, options, progress)
         read = work.corpus(corpus)
         lens = out / "lens" / read.name
         if not (has_sidecar(out) and lens.exists()):
-            work.check(read)
-            if options.lora and not tuned:
-                work.tune(read, options.lora)
-            if options.uncertainty:
-                work.table(read, options.uncertainty)
-            states = work.states(read)
-            head = work.head(read, states)
-            work.lens(read, states, head, lens)
-        work.names(lens)
+            work.make_parts(read, lens)
+        if read_meta(lens).labels is None:
+            opened = Lens.open(lens, work.model, load_sidecar(out).head)
+            label_lens(opened, work.model, progress=progress)
         if not options.keep_states:
             shutil.rmtree(out / WORK, ignore_errors=True)
     made = load_sidecar(out).provenance
@@ -266,9 +251,7 @@ def _begin(
     }
     if (out / ATTACH_FILE).is_file():
         before = read_note(out / ATTACH_FILE, out)
-        parts = [ADAPTER, f"{WORK}/{STATES}/{META_FILE}"]
-        # The file of a model that had a table before was copied with it.
-        parts += [EFFECT_FILE] if "uncertainty" not in before else []
+        parts = (ADAPTER, EFFECT_FILE, f"{WORK}/{STATES}/{META_FILE}")
         begun = has_sidecar(out) or any((out / part).exists() for part in parts)
         if begun or any(before.get(key) != now[key] for key in OF_THE_MODEL):
             way_out = "Put them back, or choose another --out."
@@ -279,21 +262,23 @@ def _begin(
 
 
 class _Work:
-    """The parts, each of which returns what is there, or makes it."""
+    """A model that is attached to, opened, and the steps that make its parts."""
 
     def __init__(
-        self,
-        out: Path,
-        base: BaseCheckpoint,
-        options: AttachOptions,
-        progress: Reporter,
-        source: Path,
+        self, out: Path, base: BaseCheckpoint, options: AttachOptions, progress: Reporter
     ) -> None:
         self.out, self.base, self.options, self.progress = out, base, options, progress
         self.device = device_named(options.device)
-        self._open(source)
+        # Fine-tuned weights take the place of those that were given.
+        self.tuned = options.lora is None or (out / CONFIG_FILE).is_file()
+        self._open(out if self.tuned else out / WORK / BASE)
         self.window = options.window_of(self.model)
         self.index = options.index(self.window)
+        self.reading: dict[str, Any] = {
+            "window": self.window,
+            "bf16": options.bf16,
+            "progress": progress,
+        }
 
     def _open(self, source: Path) -> None:
         if self.base.is_gguf:
@@ -310,7 +295,7 @@ class _Work:
 
     def corpus(self, given: Sequence[Path | str]) -> Corpus:
         """Return the corpus that was given, or one of the files that were."""
-        if len(given) == 1 and (Path(given[0]) / "corpus.json").is_file():
+        if _is_corpus(given):
             return Corpus.open(Path(given[0]))
         directory = self.out / CORPORA / (Path(given[0]).resolve().stem or "corpus")
         if (directory / "corpus.json").is_file():
@@ -341,11 +326,40 @@ class _Work:
         needed = available * per_position
         check_room(f"the hidden states in {self.out}", self.out, needed, self.out / WORK)
 
+    def make_parts(self, corpus: Corpus, lens: Path) -> None:
+        """Make what is not there yet: adapter, table, states, head and lens."""
+        options = self.options
+        self.check(corpus)
+        if options.lora and not self.tuned:
+            self.tune(corpus, options.lora)
+        if options.uncertainty and not (self.out / EFFECT_FILE).is_file():
+            self.table(corpus, options.uncertainty)
+        states = read_states(
+            self.model,
+            corpus,
+            self.out / WORK / STATES,
+            stride=self.index.stride,
+            limit_bytes=options.states_gb * 1e9,
+            **self.reading,
+        )
+        head = self.head(corpus, states)
+        if not lens.exists():
+            build_index(
+                self.model,
+                head.to(self.device),
+                corpus,
+                lens,
+                self.index,
+                trained_on="fine-tuned" if options.lora else False,
+                tokenizer=tokenizer_fingerprint(self.tokenizer),
+                states=states,
+                progress=self.progress,
+            )
+
     def tune(self, corpus: Corpus, options: LoraOptions) -> None:
         """Fine-tune the model on the corpus, and open what came of it."""
-        adapter = self.out / ADAPTER
+        adapter, tokens = self.out / ADAPTER, self.options.heldout_tokens
         if not adapter.exists():
-            tokens = self.options.heldout_tokens
             with self.progress.task("Measuring the model", tokens, "tokens") as task:
                 text = HeldOut(corpus, self.window, 0).counted(tokens, task)
                 ce_before = cross_entropy(self.model, text)
@@ -355,58 +369,32 @@ class _Work:
                 options,
                 adapter,
                 base=self.base.name,
-                window=self.window,
-                bf16=self.options.bf16,
                 note={"ce_before": ce_before},
-                progress=self.progress,
+                **self.reading,
             )
             write_history(self.out / WORK, history)
         put_adapted(self.source, adapter, self.out)
         self._open(self.out)
 
     def table(self, corpus: Corpus, options: TableOptions) -> None:
-        """Train a table of uncertainty codes, and note what it changes, where that is not there."""
-        if (self.out / EFFECT_FILE).is_file() and has_uncertainty(self.out):
-            return
-        train_table(
-            self.model,
-            corpus,
-            options,
-            window=self.window,
-            bf16=self.options.bf16,
-            progress=self.progress,
-        )
+        """Train a table of uncertainty codes, and note what it changes."""
+        train_table(self.model, corpus, options, **self.reading)
         feedback = uncertainty_of(self.model)
         assert feedback is not None
         heldout = HeldOut(corpus, self.window, 0)
         effect = effect_of_table(self.model, heldout, self.options.heldout_tokens)
-        # First, so that a run which is cut off between the two is bound to its options.
-        keep_json(self.out / EFFECT_FILE, effect)
         save_uncertainty(self.out, feedback)
-
-    def states(self, corpus: Corpus) -> HiddenStates:
-        """Return the hidden states."""
-        return read_states(
-            self.model,
-            corpus,
-            self.out / WORK / STATES,
-            window=self.window,
-            stride=self.index.stride,
-            limit_bytes=self.options.states_gb * 1e9,
-            bf16=self.options.bf16,
-            progress=self.progress,
-        )
+        keep_json(self.out / EFFECT_FILE, effect)
 
     def head(self, corpus: Corpus, states: HiddenStates) -> PrototypeHead:
         """Return the head, fitted and measured."""
         if has_sidecar(self.out):
             return load_sidecar(self.out, self.model).head
-        options = self.options.fit
-        device, tokens = self.device, self.options.heldout_tokens
-        head, history = fit(self.model, states, options, device=device, progress=self.progress)
+        options, tokens = self.options.fit, self.options.heldout_tokens
+        head, history = fit(self.model, states, options, device=self.device, progress=self.progress)
         with self.progress.task("Measuring the head", tokens, "tokens") as task:
             text = HeldOut(corpus, self.window, 0).counted(tokens, task)
-            quality = measure_quality(self.model, head.to(device), self.logit_map, text)
+            quality = measure_quality(self.model, head.to(self.device), self.logit_map, text)
         base = base_of(self.model)
         named = replace(base, name=self.base.name, revision=self.base.revision)
         provenance = self._provenance(corpus, states, quality)
@@ -438,41 +426,9 @@ class _Work:
             "versions": versions("torch", "transformers"),
         }
 
-    def lens(self, corpus: Corpus, states: HiddenStates, head: PrototypeHead, out: Path) -> None:
-        """Write the lens where it is not there."""
-        if not out.exists():
-            build_index(
-                self.model,
-                head.to(self.device),
-                corpus,
-                out,
-                self.index,
-                trained_on="fine-tuned" if self.options.lora else False,
-                tokenizer=tokenizer_fingerprint(self.tokenizer),
-                states=states,
-                progress=self.progress,
-            )
 
-    def names(self, lens: Path) -> None:
-        """Name the prototypes, where the lens keeps positions and has no names yet."""
-        meta = read_meta(lens)
-        if meta.labels is None:
-            opened = Lens.open(lens, self.model, load_sidecar(self.out).head)
-            label_lens(opened, self.model, progress=self.progress)
-
-
-def _tuning_seconds(opened: PreTrainedModel, options: AttachOptions, window: int) -> float:
-    """Return what training the table and the adapters takes for each token of the corpus."""
-    seconds = 0.0
-    if (feedback := uncertainty_of(opened)) is not None and options.uncertainty is not None:
-        opened.requires_grad_(False)
-        feedback.embedding.requires_grad_(True)
-        seconds += options.uncertainty.epochs * _time_tuning(opened, window)
-    if options.lora is not None:
-        check_lora()
-        adapted = with_adapters(opened, options.lora)
-        seconds += options.lora.epochs * _time_tuning(adapted, window)
-    return seconds
+def _is_corpus(given: Sequence[Path | str]) -> bool:
+    return len(given) == 1 and (Path(given[0]) / "corpus.json").is_file()
 
 
 def estimate_attach(
@@ -497,11 +453,18 @@ def estimate_attach(
             put_base(base, Path(name) / "model")
         path = Path(name) / "model" if base.is_gguf else base.path
         opened, tokenizer = read_checkpoint(path, device=device)
-        if options.uncertainty is not None:
-            # Two passes, in all that follows.
-            attach_uncertainty(opened)
         window = options.window_of(opened)
-        documents, tokens = _counts(corpus, tokenizer, options)
+        if _is_corpus(corpus):
+            documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
+        else:
+            check_tokenizer(tokenizer, base.name)
+            built = estimate_build(
+                list(corpus),
+                Path(name) / "corpus",
+                tokenizer=path,
+                skip_bad_rows=options.skip_bad_rows,
+            )
+            documents, tokens = built.documents, built.tokens
         per_token, kept = _time_reading(opened, window, Path(name), options.bf16)
         row = bytes_per_position(kept.width)
         states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
@@ -511,16 +474,16 @@ def estimate_attach(
         fitting = Fitting(opened, kept, fitted, head.to(device))
         rows = torch.arange(min(fitted.batch, len(kept))).numpy()
         per_step = seconds_of(lambda: fitting.take(rows), STEPS_MEASURED)
-        per_position = _time_indexing(opened, head, kept)
-        tuning = _tuning_seconds(opened, options, window)
-    steps = fitted.steps(states)
-    clustered = min(states, STATES_PER_CLUSTER * head.num_prototypes) * KMEANS_ITERATIONS
-    unread = max(0, tokens - states) * per_token * READ_TWICE
+    steps, tuned = fitted.steps(states), [options.lora, options.uncertainty]
+    # With a table a model reads everything twice.
+    per_token *= 2 if options.uncertainty is not None else 1
     seconds = {
-        "tune_seconds": tokens * tuning,
+        "tune_seconds": BACKWARD * tokens * per_token * sum(one.epochs for one in tuned if one),
         "read_seconds": states * per_token * READ_TWICE,
-        "fit_seconds": clustered * per_position / 2 + steps * per_step,
-        "lens_seconds": unread + tokens * per_position,
+        "fit_seconds": steps * per_step,
+        # Text whose states were not kept is read again; a position takes no longer than in a fit.
+        "lens_seconds": max(0, tokens - states) * per_token * READ_TWICE
+        + tokens * per_step / len(rows),
     }
     disk = {
         "states_bytes": states * row,
@@ -533,27 +496,6 @@ def estimate_attach(
         {"tokens": tokens, "states": states, "steps": steps, **seconds, **disk},
         basis="Measured on one forward pass and a few steps.",
     )
-
-
-def _counts(
-    corpus: Sequence[Path | str], tokenizer: Any, options: AttachOptions
-) -> tuple[int, int]:
-    """Return the documents to train on, and their positions: of text files, from a sample."""
-    if len(corpus) == 1 and (Path(corpus[0]) / "corpus.json").is_file():
-        documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
-        return documents, tokens - documents
-    check_tokenizer(tokenizer, tokenizer.name_or_path)
-    reader = DocumentReader(
-        list(corpus),
-        tokenizer=tokenizer,
-        skip_bad_rows=options.skip_bad_rows,
-        answered_chats=True,
-    )
-    sample = draw(reader)
-    with built(sample, tokenizer) as first:
-        documents, tokens = split_counts(first, "train")
-    scale = sample.scale or 1.0
-    return round(scale * documents), round(scale * (tokens - documents))
 
 
 def _time_reading(
@@ -571,22 +513,3 @@ def _time_reading(
         writer.add(z, ids.flatten().cpu())
         writer.end_block()
     return seconds / ids.numel(), HiddenStates.open(directory / STATES)
-
-
-@torch.no_grad()
-def _time_indexing(model: Any, head: PrototypeHead, states: HiddenStates) -> float:
-    """Return the seconds that a position takes in the index when its state is there."""
-    rows = torch.arange(min(512, len(states))).numpy()
-    z, tokens = states.states(rows).to(model.device), states.tokens(rows).to(model.device)
-
-    def position() -> None:
-        head.nearest(z)
-        probabilities(model, z.to(model.dtype), tokens)
-
-    return seconds_of(position, 1) / len(rows)
-
-
-def _time_tuning(model: Any, window: int) -> float:
-    """Return the seconds that a token takes in training what is not frozen of a model."""
-    ids = torch.zeros(1, window, dtype=torch.int64, device=model.device)
-    return seconds_of(lambda: model(input_ids=ids, labels=ids).loss.backward(), 1) / window

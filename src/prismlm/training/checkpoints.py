@@ -8,42 +8,39 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from prismlm.errors import DivergenceError, FormatError
 from prismlm.files import discard, room_to_write
 from prismlm.training import parallel
 from prismlm.training.model import PrismForCausalLM
 
+CHECKPOINTS = "checkpoints"
 STATE_FILE = "prismlm_training_state.pt"
-# Of one parameter: its float32 weight and AdamW's two moments.
+# Bytes per parameter: its float32 weight and AdamW's two moments.
 BYTES_PER_PARAMETER = 12
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
-def save_state(directory: Path, model: PrismForCausalLM, meter: dict[str, Any], uses: Any) -> None:
+def save_state(directory: Path, model: PrismForCausalLM, tokens: int, uses: Any) -> None:
     """Write what a model directory lacks to resume training from it, bit for bit."""
     state = {
         "uses": uses,
         "head": model.prototype_head.state_dict(),
         "head_placed": model.placed,
-        "meter": meter,
+        "tokens": tokens,
     }
     torch.save(state, directory / STATE_FILE)
 
 
-def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
-    """Put a checkpoint's weights into ``model``; return the running averages."""
+def load_state(directory: Path, model: PrismForCausalLM) -> int:
+    """Put a checkpoint's weights into ``model``; return the tokens it was trained on."""
     try:
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
         backbone: PreTrainedModel = type(model.model).from_pretrained(
@@ -51,45 +48,16 @@ def load_state(directory: Path, model: PrismForCausalLM) -> dict[str, Any]:
         )
         model.model.load_state_dict(backbone.state_dict())
         model.prototype_head.load_state_dict(state["head"])
-        model.mark_placed(state["head_placed"])
+        model.placed = state["head_placed"]
         if model.usage is not None and state["uses"] is not None:
             model.usage.load(state["uses"])
-        return state["meter"]
+        return state["tokens"]
     except Exception as error:  # torch, safetensors and transformers raise what they like
         raise FormatError(
             f"the checkpoint {directory} cannot be resumed from "
             f"({str(error) or type(error).__name__}). Delete it, and training resumes from the one "
             "before."
         ) from error
-
-
-def gather_shards(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole state of a sharded model's optimizer: a ``state_dict`` hook.
-
-    Every process has to call.
-    """
-    state = {
-        parameter: {name: parallel.full(value) for name, value in values.items()}
-        for parameter, values in saved["state"].items()
-    }
-    return saved | {"state": state}
-
-
-def load_optimizer(
-    directory: Path, optimizer: torch.optim.Optimizer, scheduler: LRScheduler
-) -> None:
-    """Read the state of a sharded model's optimizer; every process takes its shards."""
-    whole, schedule = (
-        torch.load(directory / name, map_location="cpu", weights_only=True)
-        for name in (OPTIMIZER_NAME, SCHEDULER_NAME)
-    )
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state = {
-        index: {name: parallel.like(parameters[index], v) for name, v in values.items()}
-        for index, values in whole["state"].items()
-    }
-    optimizer.load_state_dict(whole | {"state": state})
-    scheduler.load_state_dict(schedule)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -110,25 +78,13 @@ def latest_checkpoint(directory: Path) -> Path | None:
     return next(reversed(list_checkpoints(directory)), None)
 
 
-@contextmanager
-def new_checkpoint(directory: Path, keep: int, needed: int) -> Iterator[Path]:
-    """Yield a hidden directory for a checkpoint; on success move it in and delete old ones.
-
-    For the first process; all of them have to be done when it leaves.
-    """
-    hidden = directory / ".saving"
-    try:
-        with guard_writing(f"a checkpoint in {directory}", directory, needed):
-            shutil.rmtree(hidden, ignore_errors=True)
-            hidden.mkdir(parents=True)
-            yield hidden
-            for checkpoint in list_checkpoints(hidden):
-                target = directory / checkpoint.name
-                if target.exists():
-                    discard(target)
-                os.rename(checkpoint, target)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
+def publish(hidden: Path, directory: Path, keep: int) -> None:
+    """Give what was written in a hidden directory its name, and delete all but the newest."""
+    for checkpoint in list_checkpoints(hidden):
+        target = directory / checkpoint.name
+        if target.exists():
+            discard(target)
+        os.rename(checkpoint, target)
     for old in list_checkpoints(directory)[:-keep]:
         discard(old)
 

@@ -17,7 +17,6 @@ from prismlm.training.run import check_new
 from prismlm.training.setup import device_of, prepare, resolved, with_steps
 from prismlm.training.trainer import PrismTrainer
 
-WARMUP_STEPS = 1
 MEASURED_STEPS = 3
 
 
@@ -34,12 +33,14 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         InputError: as :func:`prismlm.training.run.train`.
     """
     check_new(recipe.out, resume=resume)
-    count = WARMUP_STEPS + MEASURED_STEPS
+    # The first step warms up.
+    count = 1 + MEASURED_STEPS
     changes = {
         "steps": count,
         "head": recipe.head.model_copy(update={"initialise_at_step": 0}),
         "evaluation": recipe.evaluation.model_copy(update={"every": 0}),
         "checkpoint": recipe.checkpoint.model_copy(update={"every": count, "keep": 1}),
+        "logging": recipe.logging.model_copy(update={"report_to": ()}),
     }
     prepared = prepare(recipe.model_copy(update=changes))
     clock = _Clock()
@@ -47,7 +48,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         trainer = PrismTrainer(prepared, Path(name), [clock])
         trainer.train()
         checkpoint = sum(path.stat().st_size for path in Path(name).rglob("*") if path.is_file())
-    per_step = sorted(clock.seconds[WARMUP_STEPS:])[MEASURED_STEPS // 2]
+    per_step = sorted(clock.seconds[1:])[MEASURED_STEPS // 2]
     rows, recipe = prepared.rows, with_steps(recipe, prepared.rows)
     tokens = recipe.steps * recipe.positions_per_step
     whole, head = (

@@ -50,8 +50,9 @@ class HeldOut:
         order = np.random.default_rng(self.seed).permutation(documents)
         stride = max(1, self.window // 2)
         corpus = self.corpus
-        laid = corpus.starts, corpus.lengths, self.window, stride, corpus.prefix
-        grid = document_windows(order, *laid)
+        grid = document_windows(
+            order, corpus.starts, corpus.lengths, self.window, stride, corpus.prefix
+        )
         owned = np.cumsum(grid.length - grid.skip)
         count = int(np.searchsorted(owned, tokens)) + 1
         names = ("document", "start", "length", "skip")
@@ -118,16 +119,14 @@ def verdict(ce: float, unigram: float, history: Sequence[dict[str, Any]]) -> str
     """Return what a cross-entropy on held-out text says of a run, in a sentence or two."""
     if ce >= unigram:
         return (
-            "The model has learned nothing yet: guessing tokens by their frequency alone does as "
-            "well on held-out text. Train it longer, or try another learning rate."
+            "The model predicts held-out text no better than token frequencies do. Train it "
+            "longer, or try another learning rate."
         )
     figures = [(row["eval_ce"], row["step"]) for row in history if "eval_ce" in row]
     if figures and figures[-1][0] - min(figures)[0] > WORSE:
         return (
-            f"The model was better on held-out text at step {min(figures)[1]:,}: since then it has "
-            "been learning the training text by heart. Use more text, or stop there."
+            f"The model overfits: it was better on held-out text at step {min(figures)[1]:,}. Use "
+            "more text, or stop there."
         )
-    return (
-        "The model has learned from the text: guessing tokens by their frequency alone would be "
-        f"{math.exp(unigram - ce):,.1f} times as perplexed by held-out text."
-    )
+    ratio = math.exp(unigram - ce)
+    return f"The perplexity of token frequencies alone is {ratio:,.1f} times as high."

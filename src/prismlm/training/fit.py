@@ -132,7 +132,8 @@ class Vocabulary(VocabularySample):
         device = self.weight.device
         tokens, log_counts = tokens.to(device), log_counts.to(device)
         weight = self.weight[tokens].float()
-        if _in_bf16(z, weight):
+        large = len(z) >= LEAST_STATES and len(weight) >= LEAST_TOKENS
+        if z.device.type == "cpu" and large and has_fast_product():
             weight = weight.bfloat16()
         logits = F.linear(z.to(weight.dtype), weight).float()
         if self.bias is not None:
@@ -142,12 +143,6 @@ class Vocabulary(VocabularySample):
             F.log_softmax(self.logit_map(raw) + log_counts, -1) for raw in (logits, logits + change)
         )
         return F.kl_div(own, target, reduction="batchmean", log_target=True)
-
-
-def _in_bf16(z: Tensor, weight: Tensor) -> bool:
-    """Whether a product of these is so large that bf16 pays, on a CPU that multiplies it."""
-    large = len(z) >= LEAST_STATES and len(weight) >= LEAST_TOKENS
-    return z.device.type == "cpu" and large and has_fast_product()
 
 
 def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
@@ -177,16 +172,9 @@ def fit(
     device: str = "cpu",
     progress: Reporter = SILENT,
 ) -> tuple[PrototypeHead, list[dict[str, float]]]:
-    """Fit a head to hidden states.
+    """Fit a head to hidden states of a model, which is not run.
 
         loss = KL(model ‖ ẑ alone) + residual · mean ‖z − ẑ‖² / mean ‖z‖² + pull · (R1 + R2)
-
-    Args:
-        model: whose output embedding turns states into logits; it is not run, and not changed.
-        states: its hidden states.
-        options: see :class:`FitOptions`.
-        device: where the head is fitted.
-        progress: shows steps done.
 
     Returns:
         The head, in evaluation mode on the CPU, its prototypes rounded to bf16, and one row of

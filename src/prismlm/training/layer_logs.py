@@ -10,20 +10,16 @@ import csv
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerState,
-)
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.windows import WindowBatch
-from prismlm.errors import FormatError
 from prismlm.files import atomic_file, write_json
 from prismlm.instruments.channels import gate_uses
 from prismlm.instruments.heads import (
@@ -41,8 +37,9 @@ from prismlm.models.decoders.mixers import half_life, has_mixers, mixers_of
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.outputs import put_csv
 from prismlm.training import checkpoints, parallel
+from prismlm.training.checkpoints import CHECKPOINTS
 from prismlm.training.evaluation import perplexity
-from prismlm.training.trainer import CHECKPOINTS, PrismTrainer
+from prismlm.training.trainer import PrismTrainer
 
 CHANNELS_FILE, HEADS_FILE, REPORT_FILE = "channels.csv", "heads.csv", "heads.json"
 PLACE = ("step", "epoch", "layer")
@@ -96,45 +93,35 @@ def layer_logs(trainer: PrismTrainer, out: Path, tensorboard: str, done: int) ->
     """
     prepared = trainer.prepared
     decoder, heldout, recipe = prepared.model.model, prepared.heldout, prepared.recipe
+    drawn = out / tensorboard if recipe.logging.tensorboard else None
     logs: list[LayerLog] = []
+    channel_tokens, head_tokens = recipe.evaluation.channel_tokens, _head_tokens(trainer)
+    norms = [math.nan] * (len(parallel.blocks(decoder)) if head_tokens else 0)
 
-    def add(file: str, columns: tuple[str, ...], measure: Callable[[], Sequence[Row]]) -> None:
-        drawn = out / tensorboard / Path(file).stem if recipe.logging.tensorboard else None
-        logs.append(LayerLog(trainer, out / file, columns, measure, done, drawn))
+    def channels() -> list[Row]:
+        return channels_figures(decoder, heldout.batches(channel_tokens))
 
-    if (tokens := recipe.evaluation.channel_tokens) and has_mixers(decoder):
-        add(
-            CHANNELS_FILE,
-            CHANNEL_COLUMNS,
-            lambda: channels_figures(decoder, heldout.batches(tokens)),
-        )
-    if count := _head_tokens(trainer):
-        gradients = LayerGradients(trainer)
-        trainer.on_gradients = gradients.read
-        add(
-            HEADS_FILE,
-            HEAD_COLUMNS,
-            lambda: heads_figures(
-                decoder, heldout.batches(count), recipe.data.length, gradients.norms
-            ),
-        )
+    def heads() -> list[Row]:
+        return heads_figures(decoder, heldout.batches(head_tokens), recipe.data.length, norms)
+
+    if channel_tokens and has_mixers(decoder):
+        logs.append(LayerLog(trainer, out / CHANNELS_FILE, CHANNEL_COLUMNS, channels, done, drawn))
+    if head_tokens:
+        trainer.on_gradients = partial(_read_gradients, trainer, norms)
+        logs.append(LayerLog(trainer, out / HEADS_FILE, HEAD_COLUMNS, heads, done, drawn))
     return logs
 
 
 class LayerLog(TrainerCallback):
     """Measures the layers of a model at every evaluation; keeps the figures in a file of the run.
 
-    Columns: ``step``; ``epoch``, tokens trained on over tokens of the training text; ``layer``,
-    from 0; what is measured; ``ce``, of the evaluation that the rows belong to, ``perplexity`` =
-    exp(ce) and ``ce_tokens``, the predictions behind it.
-
     Args:
         trainer: of the run, which counts its tokens.
         file: the CSV file.
-        columns: what is measured.
+        columns: what is measured, between where and the evaluation that the rows belong to.
         measure: returns the columns of each layer; every process calls it.
         done: the step of the checkpoint that the run is resumed from, or 0.
-        drawn: a directory for TensorBoard, which watches one file in each; None draws nothing.
+        tensorboard: the run's directory for TensorBoard; None draws nothing.
     """
 
     def __init__(
@@ -144,24 +131,18 @@ class LayerLog(TrainerCallback):
         columns: Sequence[str],
         measure: Callable[[], Sequence[Row]],
         done: int = 0,
-        drawn: Path | None = None,
+        tensorboard: Path | None = None,
     ) -> None:
         self._trainer, self._file, self._measure = trainer, file, measure
         self.columns = (*PLACE, *columns, *EVALUATED)
-        self._done, self._drawn = done, drawn
+        self._done, self._tensorboard = done, tensorboard
         self._writer: Any = None
         self.rows: list[dict[str, Any]] = self._read() if done and file.is_file() else []
 
     def _read(self) -> list[dict[str, Any]]:
         """Return the rows up to the checkpoint, as they stand there."""
         with self._file.open(encoding="utf-8", newline="") as opened:
-            reader = csv.DictReader(opened)
-            if tuple(reader.fieldnames or ()) != self.columns:
-                raise FormatError(
-                    f"{self._file} has other columns than this version of prismlm writes. Move it "
-                    "away, and the run starts a new one."
-                )
-            return [row for row in reader if int(row["step"]) <= self._done]
+            return [row for row in csv.DictReader(opened) if int(row["step"]) <= self._done]
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Measure the model that was evaluated."""
@@ -176,7 +157,7 @@ class LayerLog(TrainerCallback):
         """
         if any(int(row["step"]) == step for row in self.rows):
             return
-        epoch = self._trainer.meter.tokens / self._trainer.prepared.rows.num_tokens
+        epoch = self._trainer.tokens_seen() / self._trainer.prepared.rows.num_tokens
         same = {"ce": ce, "perplexity": perplexity(ce), "ce_tokens": ce_tokens}
         rows = [
             {"step": step, "epoch": epoch, "layer": layer} | own | same
@@ -190,13 +171,14 @@ class LayerLog(TrainerCallback):
                 self._draw(rows)
 
     def _draw(self, rows: list[Row]) -> None:
-        if self._drawn is None:
+        if self._tensorboard is None:
             return
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
             purge = self._done + 1 if self._done else None
-            self._writer = SummaryWriter(str(self._drawn), purge_step=purge)
+            run = self._tensorboard / self._file.stem
+            self._writer = SummaryWriter(str(run), purge_step=purge)
         for row in rows:
             for name in self.columns:
                 if name not in NOT_DRAWN and not math.isnan(row[name]):
@@ -207,9 +189,8 @@ class LayerLog(TrainerCallback):
 def channels_figures(decoder: nn.Module, batches: Iterable[WindowBatch]) -> list[Row]:
     """Return the columns of each layer, gates read on a text.
 
-    ``alpha``; ``tau_write`` and ``tau_read``, equal with shared gates; the figures of
-    :class:`GateUse` for both gates; quantiles of the channels' half-lives, in positions, or NaN
-    with decays by token; ``gate_tokens``, the held-out tokens behind the gates' figures.
+    ``alpha``; both temperatures, equal with shared gates; the figures of :class:`GateUse`;
+    quantiles of half-lives, in positions, or NaN with decays by token; ``gate_tokens``.
     """
     with parallel.whole(decoder):
         uses = gate_uses(decoder, batches)
@@ -225,13 +206,11 @@ def channels_figures(decoder: nn.Module, batches: Iterable[WindowBatch]) -> list
 @torch.no_grad()
 def _parameters(mixer: PrototypeMixer) -> Row:
     """Return a mixer's α, temperatures and half-lives; its parameters may be sharded."""
-    write = parallel.full(mixer.log_write_temperature)
-    read = None if mixer.shared_gates else mixer.log_read_temperature
-    row: Row = {
-        "alpha": parallel.full(mixer.alpha).float().mean().item(),
-        "tau_write": write.float().exp().mean().item(),
-        "tau_read": (write if read is None else parallel.full(read)).float().exp().mean().item(),
-    }
+    write = mixer.log_write_temperature
+    read = write if mixer.shared_gates else mixer.log_read_temperature
+    row: Row = {"alpha": parallel.full(mixer.alpha).float().mean().item()}
+    for name, logarithm in (("tau_write", write), ("tau_read", read)):
+        row[name] = parallel.full(logarithm).float().exp().mean().item()
     names = [f"half_life_{name}" for name in QUANTILES]
     if mixer.decay_map is not None:
         return row | dict.fromkeys(names, math.nan)
@@ -240,29 +219,20 @@ def _parameters(mixer: PrototypeMixer) -> Row:
     return row | dict(zip(names, lives.quantile(places).tolist(), strict=True))
 
 
-class LayerGradients:
-    """‖∂L/∂θ_ℓ‖ over all parameters θ_ℓ of block ℓ, before clipping.
-
-    Read once an evaluation, so that other steps cost nothing.
-    """
-
-    def __init__(self, trainer: PrismTrainer) -> None:
-        self._recipe = trainer.prepared.recipe
-        self._blocks = parallel.blocks(trainer.model.model)
-        self.norms = [math.nan] * len(self._blocks)
-
-    def read(self, step: int) -> None:
-        """Take in the gradients of a step, counted from 1. Every process has to call."""
-        every = self._recipe.evaluation.every
-        if step == self._recipe.steps or (every and step % every == 0):
-            self.norms = [_norm(block) for block in self._blocks]
-
-
 @torch.no_grad()
-def _norm(block: nn.Module) -> float:
-    grads = [p.grad for p in block.parameters() if p.grad is not None]
-    each: list[Tensor] = [parallel.full(grad.float().norm()) for grad in grads]
-    return float(torch.stack(each).norm()) if each else 0.0
+def _read_gradients(trainer: PrismTrainer, norms: list[float], step: int) -> None:
+    """Put ‖∂L/∂θ_ℓ‖ of each block ℓ, before clipping, into ``norms``, in steps that are evaluated.
+
+    Every process has to call.
+    """
+    recipe = trainer.prepared.recipe
+    every = recipe.evaluation.every
+    if step != recipe.steps and not (every and step % every == 0):
+        return
+    for layer, block in enumerate(parallel.blocks(trainer.model.model)):
+        grads = [p.grad for p in block.parameters() if p.grad is not None]
+        each = [parallel.full(grad.float().norm()) for grad in grads]
+        norms[layer] = float(torch.stack(each).norm()) if each else 0.0
 
 
 def heads_figures(
@@ -270,12 +240,9 @@ def heads_figures(
 ) -> list[Row]:
     """Return the columns of each layer, from one forward pass over the text without logits.
 
-    λ; R(Z), R(Z|U_s), R(Z|U_n) and ΔR in nats, what a layer's step adds to ΔR and the rest of
-    :func:`layer_rates`; K_SN, K_SS, K_NN and K_SN / √(K_SS K_NN) of the model's own rotations, with
-    the content of this text; means over the heads of each group of figures of :func:`head_uses`;
-    the norm of the layer's gradient in the step before, unclipped; ``positions`` behind the rates
-    and ``attention_tokens`` behind the heads, whose queries see 16 tokens, or a whole row if that
-    is shorter. Where no document is that long, heads are NaN, of 0 tokens.
+    :func:`layer_rates`; cross terms of the model's own rotations, with the content of this text;
+    means over the heads of each group of :func:`head_uses`, whose queries see 16 tokens, or a whole
+    row if that is shorter, NaN where no document is that long; the layer's gradient norm.
     """
     model, least = cast("PreTrainedModel", decoder), min(LEAST_VISIBLE, length)
     with parallel.whole(decoder), parallel.uncompiled(decoder):

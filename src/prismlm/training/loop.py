@@ -29,8 +29,12 @@ def check_options(options: Any, name: str = "", may_be_zero: Collection[str] = (
             check_whole(f"{name}{field.name}", value, 0 if zero else 1)
         else:
             wanted = "0 or more" if zero else "a positive number"
-            least = 0 if zero else math.ulp(0)
-            check_number(f"{name}{field.name}", value, wanted, lambda x, least=least: x >= least)
+            check_number(
+                f"{name}{field.name}",
+                value,
+                wanted,
+                lambda x, zero=zero: x > 0 or (zero and x == 0),
+            )
 
 
 def batches(count: int, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:

@@ -1,14 +1,8 @@
-"""What training minimises: the head's losses on one forward pass, and the sum over a step.
-
-The gradient of a step is that of the loss over all of the step's tokens, however its rows are
-split into processes and micro-batches: each forward pass contributes its share.
-"""
+"""What the prototype head is trained to minimise, on one forward pass."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 
@@ -20,20 +14,10 @@ from torch import Tensor
 from prismlm.errors import InputError, check_number
 from prismlm.models.seam import LogitMap
 from prismlm.ops.tiles import at_once
-from prismlm.training import parallel
 
 NO_LABEL = -100
 # Logits whose divergence is formed at a time, on a CPU.
 TILE_ELEMENTS = 2**17
-# What each part of the head's loss is a mean over.
-MEAN_OVER = {
-    "prototype_pull": "passes",
-    "point_pull": "tokens",
-    "residual": "tokens",
-    "prototype_only_ce": "labels",
-    "prototype_only_kl": "labels",
-    "diversity": "passes",
-}
 
 
 @dataclass(frozen=True)
@@ -60,22 +44,6 @@ class LossWeights:
         for field in fields(self):
             weight = getattr(self, field.name)
             check_number(f"the weight of {field.name}", weight, "0 or more", lambda x: x >= 0)
-
-
-class States(NamedTuple):
-    """Hidden states the head is trained on, with what the model made of them.
-
-    Attributes:
-        z: [N, d].
-        mask: false on padding.
-        labels: the token that follows each state; −100 where none is to be predicted.
-        embedded: W z + b as the model formed it, [N, V]; None where no loss needs all of it.
-    """
-
-    z: Float[Tensor, "N d"]
-    mask: Bool[Tensor, " N"] | None
-    labels: Int64[Tensor, " N"] | None
-    embedded: Float[Tensor, "N V"] | None
 
 
 class OutputMap(NamedTuple):
@@ -134,11 +102,7 @@ class VocabularySample:
 
 
 def sample_positions(length: int, share: float, step: int, device: torch.device) -> Tensor:
-    """Return every s-th position of a row, s = round(1 / share), starting one later each step.
-
-    The choice depends on the step alone: a resumed run makes it again, and so does every split
-    of the step into processes and micro-batches.
-    """
+    """Return every s-th position of a row, s = round(1 / share), starting one later each step."""
     stride = max(1, min(length, round(1 / share)))
     return torch.arange(step % stride, length, stride, device=device)
 
@@ -148,27 +112,11 @@ def following(labels: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
     return F.pad(labels[:, 1:], (0, 1), value=NO_LABEL)
 
 
-def select(
-    z: Float[Tensor, "B T d"],
-    embedded: Float[Tensor, "B T V"] | None,
-    mask: Bool[Tensor, "B T"] | None,
-    labels: Int64[Tensor, "B T"] | None,
-    positions: Int64[Tensor, " S"] | None,
-) -> States:
-    """Flatten rows to states, at all positions or at the given ones; labels move one ahead."""
-
-    def flat(tensor: Tensor | None) -> Any:
-        if tensor is None:
-            return None
-        return (tensor if positions is None else tensor[:, positions]).flatten(0, 1)
-
-    labels = None if labels is None else following(labels)
-    return States(flat(z), flat(mask), flat(labels), flat(embedded))
-
-
 def prototype_only_losses(
+    z: Float[Tensor, "N d"],
     reconstruction: Float[Tensor, "N d"],
-    states: States,
+    labels: Int64[Tensor, " N"] | None,
+    mask: Bool[Tensor, " N"] | None,
     output_map: OutputMap,
     weights: LossWeights,
     sample: tuple[Int64[Tensor, " S"], Float[Tensor, " S"]] | None = None,
@@ -182,117 +130,36 @@ def prototype_only_losses(
     p is a target: the model's own logits get no gradient from it.
 
     Args:
+        z: hidden states.
         reconstruction: ẑ.
-        states: what it reconstructs.
+        labels: the token that follows each state; −100 where none is to be predicted.
+        mask: false on padding.
         output_map: from states to logits.
         weights: a loss of weight 0 is left out.
         sample: of :meth:`VocabularySample.draw`, that the KL is taken over; None: all tokens.
     """
-    kept = states.mask if states.labels is None else states.labels != NO_LABEL
-    counts = None
+    counted = mask if labels is None else labels != NO_LABEL
     losses: dict[str, Tensor] = {}
-    logits = None
-    if (weights.prototype_only_ce and states.labels is not None) or sample is None:
-        logits = output_map(reconstruction)
-    if weights.prototype_only_ce and states.labels is not None and logits is not None:
-        ce = F.cross_entropy(logits.float(), states.labels, ignore_index=NO_LABEL, reduction="none")
-        losses["prototype_only_ce"] = _mean(ce, kept)
+    if weights.prototype_only_ce and labels is not None:
+        logits = output_map(reconstruction).float()
+        ce = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")
+        losses["prototype_only_ce"] = _mean(ce, counted)
     if weights.prototype_only_kl:
-        if sample is not None:
-            # Forming the target's logits anew is faster than gathering them from all V columns.
+        if sample is None:
+            target, logits, counts = output_map(z), output_map(reconstruction), None
+        else:
             tokens, counts = sample
             some = output_map.of_tokens(tokens)
-            target, logits = some(states.z.detach()), some(reconstruction)
-        elif states.embedded is None:
-            raise InputError("prototype_only_kl needs what the model's output embedding gave.")
-        else:
-            target = output_map.logit_map(states.embedded.detach())
-        assert logits is not None
-        losses["prototype_only_kl"] = _mean(divergence(target, logits, counts), kept)
+            target, logits = some(z), some(reconstruction)
+        kl = divergence(target.detach(), logits, counts)
+        losses["prototype_only_kl"] = _mean(kl, counted)
     return losses
 
 
-def _mean(values: Tensor, kept: Tensor | None) -> Tensor:
-    if kept is None:
+def _mean(values: Tensor, counted: Tensor | None) -> Tensor:
+    if counted is None:
         return values.mean()
-    return (values * kept).sum() / kept.sum().clamp_min(1)
-
-
-class OptimizerStep:
-    """How much there is in one optimizer step.
-
-        CE, R2, RES:  Σ over the step's tokens / their number in the whole step
-        R1, DIV:      mean over the forward passes of the step
-
-    The minimum of R1 is over the states of one pass: what one process sees in one micro-batch.
-
-    Args:
-        counts: predictions, tokens without padding, and both again of what the head trains on; of
-            the whole step, int64 [4].
-        micro_batches: forward passes of one process.
-
-    Attributes:
-        labels: predictions of the step, int64 scalar.
-        tokens: tokens of the step, without padding, int64 scalar.
-    """
-
-    def __init__(self, counts: Int64[Tensor, "4"], micro_batches: int) -> None:
-        self.labels, self.tokens, self._head_labels, self._head_tokens = counts.unbind()
-        self._passes = micro_batches * parallel.world_size()
-
-    @classmethod
-    def of(
-        cls, batches: Sequence[dict[str, Tensor]], positions: Tensor | None = None
-    ) -> OptimizerStep:
-        """Count the micro-batches of this process, and add up over all processes."""
-        counts = torch.stack([_counts(batch, positions) for batch in batches]).sum(0)
-        return cls(parallel.over_processes(counts), len(batches))
-
-    def loss_arguments(self, model: Any) -> dict[str, Any]:
-        """Return what makes a decoder divide its loss by the step's count, if it can do that."""
-        return {"num_items_in_batch": self.labels.clamp_min(1)} if divides_by_count(model) else {}
-
-    def share_of_ce(self, model: Any, ce: Tensor, labels: Tensor) -> Tensor:
-        """Return what one forward pass contributes to the step's cross-entropy."""
-        if divides_by_count(model):
-            return ce
-        return ce * ((labels[:, 1:] != NO_LABEL).sum() / self.labels.clamp_min(1))
-
-    def shares(self, parts: dict[str, Tensor], states: States) -> dict[str, Tensor]:
-        """Return what the head's losses on one forward pass contribute to those of the step."""
-        own_tokens = len(states.z) if states.mask is None else states.mask.sum()
-        own_labels = 0 if states.labels is None else (states.labels != NO_LABEL).sum()
-        share = {
-            "tokens": own_tokens / self._head_tokens.clamp_min(1),
-            "labels": own_labels / self._head_labels.clamp_min(1),
-            "passes": 1 / self._passes,
-        }
-        return {name: part * share[MEAN_OVER[name]] for name, part in parts.items()}
-
-
-def divides_by_count(model: Any) -> bool:
-    """Say whether a decoder's own loss is Σ / ``num_items_in_batch`` where that is given.
-
-    This is Trainer's criterion, but a router's loss is a mean in any case.
-    """
-    if getattr(model.config, "output_router_logits", False):
-        return False
-    declared = getattr(model, "accepts_loss_kwargs", None)
-    if declared is not None:
-        return bool(declared)
-    parameters = inspect.signature(model.forward).parameters.values()
-    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def _counts(batch: dict[str, Tensor], positions: Tensor | None) -> Int64[Tensor, "4"]:
-    """Return predictions and tokens of a micro-batch, and of what the head trains on."""
-    ids = batch["input_ids"]
-    mask = batch.get("token_mask", batch.get("attention_mask"))
-    tokens = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    labels = following(batch["labels"]) != NO_LABEL
-    counted = [labels, tokens]
-    counted += counted if positions is None else [labels[:, positions], tokens[:, positions]]
-    return torch.stack([one.sum() for one in counted])
+    return (values * counted).sum() / counted.sum().clamp_min(1)
 
 
 def divergence(

@@ -18,12 +18,11 @@ from prismlm.ops.prototype_head import Routing
 from prismlm.training import parallel
 from prismlm.training.losses import (
     LossWeights,
-    OptimizerStep,
     OutputMap,
     VocabularySample,
+    following,
     prototype_only_losses,
     sample_positions,
-    select,
 )
 
 # Candidates for a revival are drawn from the worst quarter of a forward pass's states: the very
@@ -87,8 +86,8 @@ class PrismOutput(ModelOutput):
         logits: [B, T, V], the model's own.
         past_key_values: the cache, if one was asked for.
         losses: unweighted scalars by name: ce, prototype_pull, point_pull, residual, diversity,
-            and prototype_only_ce and prototype_only_kl if they have a weight. In a
-            step of :class:`PrismTrainer` diversity, too, needs a weight.
+            and prototype_only_ce and prototype_only_kl if they have a weight; in training
+            diversity, too, needs one.
         routing: the prototypes of each of the N states the head was run on: all B·T, or in
             training those of ``sampled_positions``; None before they are placed.
     """
@@ -109,8 +108,7 @@ class PrismForCausalLM(nn.Module):
     the head; it reads the state z that enters the output embedding. Before the prototypes are
     placed the head is left out and the loss is the plain CE.
 
-    The means are over one forward pass, unless :meth:`forward` is told which optimizer step it is
-    a part of, as :class:`PrismTrainer` does. R1's minimum is over one forward pass in any case.
+    Means, and R1's minimum, are over one forward pass.
 
     Source: PRISM: Training Data Prototypes for Language Models (Guide Labs, 2025).
 
@@ -129,13 +127,11 @@ class PrismForCausalLM(nn.Module):
         residual_reduction: whether RES averages over the d elements or sums.
         position_share: share of a row's positions that the head is trained on in each step; they
             shift from step to step. The model trains on all of them.
-        placed: whether the prototypes hold something; False leaves the head out until
-            :meth:`mark_placed`.
+        placed: whether the prototypes hold something; False leaves the head out.
     """
 
     accepts_loss_kwargs = False
     main_input_name = "input_ids"
-    head_placed: Tensor
 
     def __init__(
         self,
@@ -155,6 +151,7 @@ class PrismForCausalLM(nn.Module):
         self.detach = detach
         self.residual_reduction: Literal["mean", "sum"] = residual_reduction
         self.position_share = position_share
+        self.placed = placed
         self.loss_scale = 1.0
         self.prototypes_per_token = head.prototypes_per_token
         self.step = 0
@@ -162,10 +159,6 @@ class PrismForCausalLM(nn.Module):
         self.vocabulary: VocabularySample | None = None
         self.uncertainty = uncertainty_of(model)
         self.logit_map = LogitMap.of(model)
-        self.register_buffer("head_placed", torch.tensor(placed))
-        # Looked at in every pass: a tensor would be waited for, and is unknown when it is exported.
-        self._placed = placed
-        self.register_load_state_dict_post_hook(_read_placed)
 
     @property
     def config(self) -> Any:
@@ -175,20 +168,6 @@ class PrismForCausalLM(nn.Module):
     def table_parameters(self) -> list[nn.Parameter]:
         """Return the parameters of the table of uncertainty codes, if there is one."""
         return [] if self.uncertainty is None else list(self.uncertainty.embedding.parameters())
-
-    @property
-    def placed(self) -> bool:
-        """Whether the prototypes are placed and the head takes part."""
-        return self._placed
-
-    def mark_placed(self, placed: bool = True) -> None:
-        """Let the head take part, or not, from the next forward pass on."""
-        self.head_placed.fill_(placed)
-        self._placed = placed
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate with the decoder, which the head does not change."""
-        return self.model.generate(*args, **kwargs)
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """Trade time for memory in the decoder."""
@@ -205,7 +184,6 @@ class PrismForCausalLM(nn.Module):
         position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         token_mask: Tensor | None = None,
-        within: OptimizerStep | None = None,
         **kwargs: Any,
     ) -> PrismOutput:
         """Run the decoder, then the head on the states it sent to its output embedding."""
@@ -215,8 +193,6 @@ class PrismForCausalLM(nn.Module):
             )
         # With a cache the decoder would not derive the mask of packed rows from position_ids.
         kwargs.setdefault("use_cache", False)
-        if within is not None:
-            kwargs |= within.loss_arguments(self.model)
         with capture(self.model) as seen:
             output = self.model(
                 input_ids=input_ids,
@@ -228,14 +204,9 @@ class PrismForCausalLM(nn.Module):
         mask = token_mask if token_mask is not None else attention_mask
         routing, parts = None, {}
         if self.placed:
-            keep = None if mask is None else mask.bool()
-            routing, parts = self.run_head(seen, keep, labels, within)
-        loss, losses = None, {}
-        if labels is not None:
-            ce = output.loss
-            if within is not None:
-                ce = within.share_of_ce(self.model, ce, labels)
-            loss, losses = self.total(ce, parts), {"ce": ce.detach()}
+            routing, parts = self.run_head(seen, None if mask is None else mask.bool(), labels)
+        loss = None if labels is None else self.total(output.loss, parts)
+        losses = {} if labels is None else {"ce": output.loss.detach()}
         losses |= {name: part.detach() for name, part in parts.items()}
         return PrismOutput(
             loss=loss,
@@ -246,49 +217,43 @@ class PrismForCausalLM(nn.Module):
         )
 
     def run_head(
-        self,
-        seen: Captured,
-        mask: Tensor | None,
-        labels: Tensor | None,
-        within: OptimizerStep | None = None,
+        self, seen: Captured, mask: Tensor | None, labels: Tensor | None
     ) -> tuple[Routing, dict[str, Tensor]]:
         """Run the head on what a forward pass sent through the output embedding.
 
         The prototype-only losses form N×V logits of their own, so they are left out at weight 0.
         """
-        z, weights = seen.z.detach() if self.detach else seen.z, self.weights
+        weights, device = self.weights, seen.z.device
         positions, sample = None, None
-        if self.training:
-            positions = self.head_positions(z.shape[1], self.step, z.device)
-            if self.vocabulary is not None and weights.prototype_only_kl:
-                sample = self.vocabulary.to(z.device).draw(self.step)
-        embedded = seen.embedded if weights.prototype_only_kl and sample is None else None
-        states = select(z, embedded, mask, labels, positions)
+        if self.training and self.position_share < 1:
+            length = seen.z.shape[1]
+            positions = sample_positions(length, self.position_share, self.step, device)
+        if self.training and self.vocabulary is not None and weights.prototype_only_kl:
+            sample = self.vocabulary.to(device).draw(self.step)
+
+        def flat(tensor: Tensor) -> Tensor:
+            return (tensor if positions is None else tensor[:, positions]).flatten(0, 1)
+
+        z = flat(seen.z.detach() if self.detach else seen.z)
+        mask = None if mask is None else flat(mask)
+        labels = None if labels is None else flat(following(labels))
         head, k = self.prototype_head, self.prototypes_per_token
-        output = head(states.z, mask=states.mask, prototypes_per_token=k)
+        output = head(z, mask=mask, prototypes_per_token=k)
         of_head = head.losses(
-            states.z,
+            z,
             output,
-            mask=states.mask,
+            mask=mask,
             residual_reduction=self.residual_reduction,
-            with_diversity=weights.diversity > 0 or within is None,
+            with_diversity=weights.diversity > 0 or not self.training,
         )
         parts = {name: loss for name, loss in of_head._asdict().items() if loss is not None}
         if weights.prototype_only_ce or weights.prototype_only_kl:
             parts |= prototype_only_losses(
-                output.reconstruction, states, self._output_map(), weights, sample
+                z, output.reconstruction, labels, mask, self._output_map(), weights, sample
             )
         if self.training and self.usage is not None:
-            self.usage.add(output, states.z.detach(), states.mask)
-        if within is not None:
-            parts = within.shares(parts, states)
+            self.usage.add(output, z.detach(), mask)
         return output.routing, parts
-
-    def head_positions(self, length: int, step: int, device: torch.device) -> Tensor | None:
-        """Return the positions of a row that the head trains on in a step; None for all."""
-        if self.position_share == 1:
-            return None
-        return sample_positions(length, self.position_share, step, device)
 
     def _output_map(self) -> OutputMap:
         embedding: Any = output_embedding(self.model)
@@ -305,7 +270,3 @@ class PrismForCausalLM(nn.Module):
             if weight:
                 loss = loss + self.loss_scale * weight * part
         return loss
-
-
-def _read_placed(model: PrismForCausalLM, _keys: object) -> None:
-    model.mark_placed(bool(model.head_placed))

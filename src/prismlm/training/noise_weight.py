@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerState,
-)
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from prismlm.errors import InputError
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
@@ -68,9 +64,7 @@ def check_noise_weight_of(recipe: Recipe, decoder: PreTrainedModel) -> None:
             "no noise heads. Leave it out, or train a model of type 'prismlm_signal_noise'."
         )
     if has_noise and "noise_weight" in recipe.model:
-        given = recipe.model["noise_weight"]
         raise InputError(
-            f"the recipe sets model.noise_weight to {given}, and training sets λ before each step. "
-            f"For a fixed one write noise_weight: {{initial: {given}, final: {given}}} beside "
-            "model, not in it."
+            "the recipe sets model.noise_weight, and training sets λ before each step. For a fixed "
+            "one give noise_weight, beside model, two equal values: initial and final."
         )

@@ -43,12 +43,7 @@ def join() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process now, with what was registered for the end done.
-
-    Threads of the process group outlive the interpreter, and with FSDP2 about one process in
-    twenty is then aborted while libraries are unloaded, after all its work: torchrun would report
-    a failure.
-    """
+    """End this process now: threads of the process group may abort it while libraries unload."""
     atexit._run_exitfuncs()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -161,21 +156,14 @@ def blocks(decoder: Any) -> list[nn.Module]:
 
 
 def compile_blocks(decoder: Any, backend: str = "inductor") -> None:
-    """Compile every block of a decoder.
-
-    What is between the blocks stays as it is: the output embedding's hooks, through which the
-    states are seen, and the masks, whose form depends on the data.
-    """
+    """Compile every block of a decoder; hooks and masks, between the blocks, stay eager."""
     for block in blocks(decoder):
         block.compile(backend=backend)
 
 
 @contextmanager
 def uncompiled(decoder: nn.Module) -> Iterator[None]:
-    """Run what :func:`compile_blocks` compiled as it was before, so that hooks within it are seen.
-
-    A graph that exists knows nothing of hooks that are put into its block later.
-    """
+    """Run compiled blocks as they were before, since graphs know nothing of hooks put in later."""
     compiled = [(m, m._compiled_call_impl) for m in decoder.modules() if m._compiled_call_impl]
     for module, _ in compiled:
         module._compiled_call_impl = None
@@ -268,14 +256,30 @@ def full_state(module: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def like(parameter: Tensor, value: Any) -> Any:
-    """Return this process's shard of what belongs to a sharded parameter; all else as it is."""
-    if not isinstance(parameter, DTensor) or not isinstance(value, Tensor):
-        return value
-    if value.shape != parameter.shape:
-        return value
-    device = parameter.to_local().device
-    return distribute_tensor(value.to(device), parameter.device_mesh, parameter.placements)
+def gather_shards(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the whole state of a sharded model's optimizer: a ``state_dict`` hook for all."""
+    state = {
+        parameter: {name: full(value) for name, value in values.items()}
+        for parameter, values in saved["state"].items()
+    }
+    return saved | {"state": state}
+
+
+def take_shards(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> dict[str, Any]:
+    """Return each process's shards of a whole state: a ``load_state_dict`` hook."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def shard_of(parameter: Tensor, value: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+            return value
+        value = value.to(parameter.to_local().device)
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+
+    state = {
+        index: {name: shard_of(parameters[index], value) for name, value in values.items()}
+        for index, values in whole["state"].items()
+    }
+    return whole | {"state": state}
 
 
 def chosen(parallel: Literal["auto", "ddp", "fsdp2"]) -> Literal["none", "ddp", "fsdp2"]:

@@ -28,7 +28,7 @@ from prismlm.training.spherical_kmeans import spherical_kmeans
 ROWS_PER_PASS = 8
 # Few states of one row: states of one document resemble each other.
 STATES_PER_ROW = 16
-# What k-means clusters: more states than this for each prototype place them hardly better.
+# More states than this for each prototype place them hardly better.
 STATES_PER_CLUSTER = 8
 KMEANS_ITERATIONS = 10
 
@@ -50,18 +50,17 @@ def place_prototypes(
             with the mean norm of the states); ``random`` leaves them as they were drawn.
     """
     head = model.prototype_head
-    if method != "random":
-        count = head.num_prototypes
-        if method == "kmeans":
-            wanted = STATES_PER_CLUSTER * count
-            states = sample_states(model.model, rows, wanted, generator, at_least=count)
-            # The states are in random order already.
-            clusters = spherical_kmeans(states, states[:count], KMEANS_ITERATIONS)
-            states = clusters.centres * states.norm(dim=-1).mean()
-        else:
-            states = sample_states(model.model, rows, count, generator)
+    count = head.num_prototypes
+    if method == "kmeans":
+        wanted = STATES_PER_CLUSTER * count
+        states = sample_states(model.model, rows, wanted, generator, at_least=count)
+        # The states are in random order already.
+        clusters = spherical_kmeans(states, states[:count], KMEANS_ITERATIONS)
+        head.place_on((clusters.centres * states.norm(dim=-1).mean()).to(head.prototypes.device))
+    elif method == "states":
+        states = sample_states(model.model, rows, count, generator)
         head.place_on(states.to(head.prototypes.device))
-    model.mark_placed()
+    model.placed = True
 
 
 @torch.no_grad()
@@ -107,10 +106,10 @@ def sample_states(
 
 def _states(model: Any, batch: list[dict[str, Tensor]], device: torch.device) -> list[Tensor]:
     """Return the float32 states of each row's tokens, on the CPU: [tokens, d] each."""
-    input_ids = torch.stack([row["input_ids"] for row in batch]).to(device)
-    position_ids = torch.stack([row["position_ids"] for row in batch]).to(device)
+    names = ("input_ids", "position_ids")
+    given = {name: torch.stack([row[name] for row in batch]).to(device) for name in names}
     with capture(model, logits=False) as seen:
-        model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        model(**given, use_cache=False)
     z = seen.z.float().cpu()
     return [z[row][item["token_mask"]] for row, item in enumerate(batch)]
 
@@ -208,7 +207,11 @@ class ReviveUnused(TrainerCallback):
             return
         generator = torch.Generator().manual_seed(recipe.seed + step)
         optimizer = kwargs["optimizer"]
-        optimizer = getattr(optimizer, "optimizer", optimizer)
         model.usage.merge()
-        revive(model.prototype_head, model.usage, optimizer, generator)
+        revive(
+            model.prototype_head,
+            model.usage,
+            getattr(optimizer, "optimizer", optimizer),
+            generator,
+        )
         model.usage.reset()

@@ -204,6 +204,9 @@ class LoggingRecipe(Section):
     that of the last alone"""
     tensorboard: bool = True
     """whether to write OUT/tensorboard"""
+    report_to: Annotated[tuple[Literal["wandb", "mlflow", "trackio"], ...], Field(strict=False)] = (
+        Field(default=(), description="where else to: wandb, mlflow, trackio; each as it is set up")
+    )
 
 
 class NoiseWeightRecipe(Section):
@@ -261,11 +264,6 @@ class Range(Section):
             raise ValueError(f"low is {self.low}; with log: true it has to be above 0")
         return self
 
-    @property
-    def whole(self) -> bool:
-        """Whether both ends are whole numbers; what is searched is one only if the key takes it."""
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
 
 # Choices are at least two, all different.
 Dimension: TypeAlias = tuple[Scalar, ...] | Range
@@ -277,25 +275,20 @@ def dimension_of(key: str, entry: Any) -> Dimension:
         try:
             return Range.model_validate(entry)
         except ValidationError as error:
-            # A key that is not known before the one that is then missing.
-            first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-            part = ".".join(map(str, first["loc"][:1]))
+            first = error.errors()[-1]
+            part = ".".join([key, *map(str, first["loc"])])
             raise ValueError(
-                f"{key}{'.' * bool(part)}{part}: {first['msg']}. A range is such as "
+                f"{part}: {first['msg']}. A range is such as "
                 "{low: 1.0e-4, high: 1.0e-2, log: true}"
             ) from None
-    if not isinstance(entry, (list, tuple)):
+    choices: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else []
+    scalar = all(isinstance(value, (bool, int, float, str)) for value in choices)
+    if not scalar or len(set(map(repr, choices))) < max(2, len(choices)):
         raise ValueError(
-            f"{key} is {entry!r}; expected a list of choices, or a range {{low, high}}"
+            f"{key} is {entry!r}; expected a list of at least two choices, all different, or a "
+            "range {low, high}"
         )
-    scalar = all(isinstance(value, (bool, int, float, str)) for value in entry)
-    finite = not any(isinstance(value, float) and not math.isfinite(value) for value in entry)
-    if not (scalar and finite) or len({(type(v), v) for v in entry}) < max(2, len(entry)):
-        raise ValueError(
-            f"{key} is {list(entry)!r}; expected at least two choices, all different, each a "
-            "finite number, a text, true or false"
-        )
-    return tuple(entry)
+    return tuple(choices)
 
 
 class SearchRecipe(Section):

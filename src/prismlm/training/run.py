@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerState
 
-from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, Interrupted, changes
+from prismlm.errors import DivergenceError, InputError, Interrupted, NotFiniteError, changes
 from prismlm.explain.quality import HeadQuality
 from prismlm.files import (
     atomic_file,
@@ -29,12 +29,13 @@ from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, writing
 from prismlm.training import checkpoints, parallel
+from prismlm.training.checkpoints import CHECKPOINTS
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
 from prismlm.training.layer_logs import layer_logs, write_heads_report
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_file import flat
-from prismlm.training.setup import Prepared, prepare, resolved
-from prismlm.training.trainer import CHECKPOINTS, PrismTrainer
+from prismlm.training.setup import Prepared, described, prepare
+from prismlm.training.trainer import REMEDY, PrismTrainer
 
 RUN_FILE = "training.json"
 HISTORY_FILE = "training.jsonl"
@@ -43,9 +44,14 @@ TENSORBOARD = "tensorboard"
 SEARCH = "search"
 BEST_FILE = "best.yaml"
 # What may differ when a run is resumed: it changes neither weights nor figures.
-FREE_TO_CHANGE = ("corpus", "out", "checkpoint.every", "checkpoint.keep", "logging.tensorboard")
-# What runs did before a setting was there, where that is not its default now.
-BEFORE = {"optimizer.weight_decay_exempt": [], "losses.kl_tokens": None}
+FREE_TO_CHANGE = (
+    "corpus",
+    "out",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "logging.tensorboard",
+    "logging.report_to",
+)
 
 
 class TrainingInterrupted(Interrupted):
@@ -113,9 +119,8 @@ def train(
 ) -> TrainingResult:
     """Train a model and its prototypes; write the model directory ``recipe.out``.
 
-    Checkpoints go to ``out/checkpoints``, each a model directory; the finished model is put into
-    ``out`` itself with ``training.jsonl``, the history. On Ctrl-C the current step is finished
-    and a checkpoint written.
+    Checkpoints, each a model directory, go to ``out/checkpoints``. On Ctrl-C the current step is
+    finished and a checkpoint written.
 
     Args:
         recipe: see :class:`Recipe`.
@@ -134,11 +139,9 @@ def train(
     """
     parallel.join()
     out = recipe.out
-    # torchrun ends the other processes of a failed one with SIGTERM: they would wait for it.
-    signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
-    stop = StopOnInterrupt(Interrupts(lambda: "training stopped", signals))
     with ExitStack() as stack, quiet_transformers():
         parallel.on_main(lambda: check_new(out, resume=resume))
+        _check_reporters(recipe)
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
         prepared = prepare(recipe)
         recipe, parameters = prepared.recipe, prepared.model.parameters()
@@ -151,12 +154,14 @@ def train(
         checkpoint = parallel.on_main(lambda: checkpoints.latest_checkpoint(out / CHECKPOINTS))
         done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
         logs = layer_logs(trainer, out, TENSORBOARD, done)
-        _take_steps(trainer, stop, [*logs, stop], checkpoint, progress)
-        quality = _measure(trainer, progress)
+        with _reporting_divergence(trainer):
+            _take_steps(trainer, logs, checkpoint, progress)
+            quality = _measure(trainer, progress)
         for log in logs:
             log.add(step=trainer.state.global_step, ce=quality.ce, ce_tokens=quality.tokens)
         write_heads_report(trainer, out)
-        _finish(trainer, quality)
+        tokens = trainer.tokens_seen()
+        _finish(trainer, quality, tokens)
     return TrainingResult(
         directory=out,
         history_file=out / HISTORY_FILE,
@@ -164,7 +169,7 @@ def train(
         quality=quality if recipe.head.enabled else None,
         history=trainer.state.log_history,
         steps=trainer.state.global_step,
-        tokens=trainer.meter.tokens,
+        tokens=tokens,
         unigram_ce=unigram_ce(prepared.corpus),
     )
 
@@ -195,31 +200,24 @@ def check_new(out: Path, *, resume: bool) -> None:
         )
 
 
-def described(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
-    """Return what a run is, as ``training.json`` notes it."""
-    return {
-        "recipe": recipe.to_dict(),
-        "resolved": resolved(recipe),
-        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
-        "processes": parallel.world_size(),
-    }
+def _check_reporters(recipe: Recipe) -> None:
+    for name in recipe.logging.report_to:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(
+                f"logging.report_to has {name!r}, which is not installed: pip install {name}, or "
+                "leave it out."
+            )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return what changes results between two runs, of :func:`described`, as ``key: old → new``."""
-    # A run begun before a setting was there ran with what is now its default, but for BEFORE.
-    defaults = Recipe(corpus=Path(), out=Path(), model={}, steps=1).to_dict()
-    then, new = _compared(before, flat(defaults) | BEFORE), _compared(now, {})
-    if not now["recipe"]["steps"]:
-        # They follow from the epochs, which are compared.
-        new["steps"] = then["steps"]
-    return changes(then, new)
 
+    def compared(run: dict[str, Any]) -> dict[str, Any]:
+        values = flat(run["recipe"]) | run["resolved"]
+        values |= {"text": run["corpus"]["fingerprint"], "processes": run["processes"]}
+        return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
 
-def _compared(run: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    values = defaults | flat(run["recipe"]) | run.get("resolved", {})
-    values |= {"text": run["corpus"]["fingerprint"], "processes": run.get("processes", 1)}
-    return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
+    return changes(compared(before), compared(now))
 
 
 def _begin(prepared: Prepared, resume: bool) -> None:
@@ -235,10 +233,22 @@ def _begin(prepared: Prepared, resume: bool) -> None:
         )
 
 
+@contextmanager
+def _reporting_divergence(trainer: PrismTrainer) -> Iterator[None]:
+    """Report figures that are not finite as training that diverged."""
+    try:
+        yield
+    except NotFiniteError as error:
+        newest = checkpoints.last_good(trainer.prepared.recipe.out / CHECKPOINTS)
+        raise DivergenceError(
+            f"a figure is not finite after step {trainer.state.global_step}: {error} {newest} "
+            f"{REMEDY}"
+        ) from error
+
+
 def _take_steps(
     trainer: PrismTrainer,
-    stop: StopOnInterrupt,
-    callbacks: list[TrainerCallback],
+    callbacks: list[Any],
     checkpoint: Path | None,
     progress: Reporter,
 ) -> None:
@@ -246,20 +256,21 @@ def _take_steps(
     recipe, out = trainer.prepared.recipe, trainer.prepared.recipe.out
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
     positions = recipe.positions_per_step * parallel.world_size()
+    # torchrun ends the other processes of a failed one with SIGTERM: they would wait for it.
+    signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
+    stop = StopOnInterrupt(Interrupts(lambda: "training stopped", signals))
     with stop.interrupts, progress.task("training", (recipe.steps - done) * positions) as task:
         if parallel.is_main():
             trainer.add_callback(ReportProgress(task, positions, out))
             if recipe.logging.tensorboard:
                 trainer.add_callback(_tensorboard(out / TENSORBOARD, done))
-        for callback in callbacks:
+        for callback in [*callbacks, stop]:
             trainer.add_callback(callback)
         if checkpoint is not None and done >= recipe.steps:
             # Trainer would run one more step before it noticed that it is finished.
             trainer.load_checkpoint(checkpoint)
         else:
-            begun = None if checkpoint is None else str(checkpoint)
-            with trainer.reporting_divergence():
-                trainer.train(resume_from_checkpoint=begun)
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             trainer.check_finite()
         if stop.interrupted:
             newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)
@@ -273,27 +284,24 @@ def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
     corpus, heldout = trainer.prepared.corpus, trainer.prepared.heldout
     tokens = trainer.prepared.recipe.evaluation.final_tokens
     available = int(corpus.lengths[corpus.split("heldout")].sum())
-    shown = progress.task("measuring quality", min(tokens, available))
-    with trainer.reporting_divergence(), shown as task:
+    with progress.task("measuring quality", min(tokens, available)) as task:
         return trainer.measure(heldout.counted(tokens, task))
 
 
-def _finish(trainer: PrismTrainer, quality: HeadQuality) -> None:
+def _finish(trainer: PrismTrainer, quality: HeadQuality, tokens: int) -> None:
     """Put the finished model into ``out``; ``prismlm.json`` last, so that it says it is whole."""
     prepared, state = trainer.prepared, trainer.state
     recipe, out = prepared.recipe, prepared.recipe.out
-    provenance = prepared.provenance(steps=state.global_step, tokens=trainer.meter.tokens)
+    provenance = prepared.provenance(steps=state.global_step, tokens=tokens)
     figures = quality.to_dict()
     provenance["quality"] = figures if recipe.head.enabled else {"ce": quality.ce}
     checkpoints.check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
-    hidden, main = temporary_sibling(out / "model"), parallel.is_main()
+    hidden = temporary_sibling(out / "model")
     with checkpoints.guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
-        if main:
-            hidden.mkdir()
         try:
             trainer.write_model(hidden, provenance)
-            if main:
+            if parallel.is_main():
                 if not recipe.head.enabled:
                     # A plain model's directory is a plain checkpoint.
                     for name in (META_FILE, HEAD_FILE):
@@ -302,7 +310,7 @@ def _finish(trainer: PrismTrainer, quality: HeadQuality) -> None:
                     os.replace(path, out / path.name)
                 write_history(out, state.log_history)
         finally:
-            if main:
+            if parallel.is_main():
                 shutil.rmtree(hidden, ignore_errors=True)
         parallel.barrier()
 

@@ -8,11 +8,10 @@ import os
 import shutil
 import statistics
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -20,58 +19,49 @@ import yaml
 
 from prismlm.corpus.store import Corpus
 from prismlm.cost import Cost
-from prismlm.errors import DivergenceError, FormatError, InputError, PrismError, changes
+from prismlm.errors import DivergenceError, InputError, PrismError, changes, suggest
 from prismlm.files import atomic_file, read_json, room_to_write, write_json
-from prismlm.progress import SILENT, Reporter, Task
+from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 from prismlm.training import parallel
 from prismlm.training.estimate import estimate
 from prismlm.training.evaluation import perplexity
 from prismlm.training.layer_logs import CHANNELS_FILE, HEADS_FILE, REPORT_FILE
 from prismlm.training.recipe import Dimension, Range, Recipe, Scalar, SearchRecipe
-from prismlm.training.recipe_file import check_space, recipe_with, takes_whole_numbers
+from prismlm.training.recipe_file import build_recipe, flat, section_of
 from prismlm.training.run import (
     BEST_FILE,
     HISTORY_FILE,
     RUN_FILE,
     SEARCH,
     TENSORBOARD,
-    described,
     differences,
     train,
 )
-from prismlm.training.setup import prepare, versions
+from prismlm.training.setup import described, versions
 
 JOURNAL, STUDY = "study.journal", "prismlm"
-PACKAGES = {"optuna": "optuna", "optuna_integration": "optuna-integration", "botorch": "botorch"}
 RESULTS_FILE, TABLE_FILE, BEST_MODEL, TRIALS = "search.json", "search.csv", "best", "trials"
 # What stays of a run when it is measured: its model does not.
 KEPT = (RUN_FILE, HISTORY_FILE, CHANNELS_FILE, HEADS_FILE, REPORT_FILE, TENSORBOARD)
+# What cannot be searched over: it is no hyper-parameter, or trials would not compare.
+FIXED = (
+    *("corpus", "out", "seed", "device", "parallel", "data.length"),
+    *("search", "evaluation", "checkpoint", "logging"),
+)
+# Counted in steps; they keep their share of a run where a trial has more or fewer.
+IN_STEPS = (
+    "steps",
+    "head.initialise_at_step",
+    "head.revive_every",
+    "evaluation.every",
+    "checkpoint.every",
+)
 OF_THE_HEAD = ("head.", "losses.", "optimizer.head_")
 OBJECTIVE = (
     "mean over the seeds of the cross-entropy on held-out text at the end of training, in nats per "
     "token; the less the better"
 )
-
-
-@dataclass(frozen=True)
-class SeedOutcome:
-    """One run of a trial.
-
-    Attributes:
-        seed: the run's.
-        ce: cross-entropy on ``evaluation.final_tokens`` of held-out text at the end, in nats per
-            token; None if the run failed.
-        steps: optimizer steps, 0 if it failed.
-        tokens: tokens trained on, padding left out, 0 if it failed.
-        failed: why the run failed, or None.
-    """
-
-    seed: int
-    ce: float | None
-    steps: int = 0
-    tokens: int = 0
-    failed: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,28 +71,26 @@ class TrialResult:
     Attributes:
         number: from 0, in the order tried.
         values: by recipe key.
-        seeds: its runs; those after a failed one are not run.
-        failed: why the trial failed, or None.
-        ce: the objective, the mean over the seeds; None if the trial failed.
-        deviation: over the seeds (n − 1); None for one seed or a failed trial.
+        seeds: the cross-entropy of each run, on ``evaluation.final_tokens`` of held-out text at the
+            end, in nats per token; those after a failed one are not run.
+        failed: why a run, and so the trial, failed; None if it did not.
     """
 
     number: int
     values: dict[str, Scalar]
-    seeds: tuple[SeedOutcome, ...]
-    failed: str | None = field(init=False, default=None)
-    ce: float | None = field(init=False, default=None)
-    deviation: float | None = field(init=False, default=None)
+    seeds: tuple[float, ...]
+    failed: str | None = None
 
-    def __post_init__(self) -> None:
-        values = [seed.ce for seed in self.seeds if seed.ce is not None]
-        if len(values) < len(self.seeds):
-            failed = next(seed.failed for seed in self.seeds if seed.ce is None)
-            object.__setattr__(self, "failed", failed)
-            return
-        object.__setattr__(self, "ce", statistics.fmean(values))
-        if len(values) > 1:
-            object.__setattr__(self, "deviation", statistics.stdev(values))
+    @property
+    def ce(self) -> float | None:
+        """The objective, the mean over the seeds; None if the trial failed."""
+        return statistics.fmean(self.seeds) if self.failed is None else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over the seeds (n − 1); None for one seed or a failed trial."""
+        several = self.failed is None and len(self.seeds) > 1
+        return statistics.stdev(self.seeds) if several else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the trial as JSON values, with perplexity = exp(ce) unless that is infinite."""
@@ -115,7 +103,7 @@ class TrialResult:
             "perplexity": power if math.isfinite(power) else None,
             "values": self.values,
             "failed": self.failed,
-            "seeds": [asdict(seed) for seed in self.seeds],
+            "seeds": list(self.seeds),
         }
 
 
@@ -133,9 +121,9 @@ class SearchResult:
 
     @property
     def ranked(self) -> list[TrialResult]:
-        """The completed trials, the best first, the earlier of equals."""
+        """The completed trials, the best first."""
         complete = [trial for trial in self.trials if trial.ce is not None]
-        return sorted(complete, key=lambda trial: (trial.ce or 0.0, trial.number))
+        return sorted(complete, key=lambda trial: trial.ce or 0.0)
 
     @property
     def best(self) -> TrialResult | None:
@@ -170,8 +158,8 @@ def search(
     The objective is the mean over the seeds of the held-out cross-entropy at the end of training.
     Everything is kept in ``out/search``: the study, which Optuna keeps in a journal, each run's
     history, and after every trial the results so far. With ``resume`` a search that was stopped
-    keeps its finished trials and tries the others. A trial whose training diverges, or finds no
-    memory, has failed; the search continues.
+    keeps its finished trials and tries the others. A trial whose training diverges, finds no
+    memory or has too little text for a step has failed; the search continues.
 
     Source: ProtoT, §4.
 
@@ -184,7 +172,6 @@ def search(
     Raises:
         InputError: a package is missing, the space does not fit the recipe, ``out`` holds
             something else or another search, or the corpus is missing or too small.
-        FormatError: the corpus or the study is damaged.
         PrismError: every trial failed, or the disk is full.
         TrainingInterrupted: Ctrl-C was pressed.
     """
@@ -196,18 +183,10 @@ def search(
         "search": recipe.search.model_dump(mode="json"),
         "versions": versions("optuna", "optuna-integration", "botorch"),
     }
-    # What the trial with the most rows a step needs is missed now, and not in the middle.
-    sizes: dict[str, Any] = {
-        key: dimension.high if isinstance(dimension, Range) else max(cast("list[int]", dimension))
-        for key, dimension in recipe.search.dimensions().items()
-        if key in ("batch_size", "gradient_accumulation")
-    }
-    prepare(recipe_with(recipe, sizes))
     directory = recipe.out / SEARCH
     way_out = "Make room, then resume with --resume."
     room = room_to_write(f"the search in {recipe.out}", recipe.out, way_out)
     with writing(directory, within=True), room:
-        check_search(recipe, resume=resume)
         _check_same(directory, noted)
         study = _open_study(directory)
         result = _write(recipe, directory, noted, _finished(study))
@@ -233,11 +212,8 @@ def _check_packages(search: SearchRecipe) -> None:
             import botorch  # noqa: F401
             import optuna_integration.botorch  # noqa: F401
     except ModuleNotFoundError as error:
-        missing = PACKAGES.get((error.name or "").split(".")[0])
-        if missing is None:
-            raise
         raise InputError(
-            f"a search with the sampler {search.sampler!r} needs {missing}, which is not "
+            f"a search with the sampler {search.sampler!r} needs {error.name}, which is not "
             "installed. Install prismlm with its search extra: pip install 'prismlm[search]'"
         ) from error
 
@@ -264,6 +240,68 @@ def check_search(recipe: Recipe, *, resume: bool) -> None:
         )
 
 
+def check_space(recipe: Recipe) -> None:
+    """Check that every key of a recipe's search space is one, and takes every choice and end."""
+    known = [key for key in flat(recipe.to_dict()) if not f"{key}.".startswith(_dotted(FIXED))]
+    for key, dimension in recipe.search.dimensions().items():
+        if f"{key}.".startswith(_dotted(FIXED)):
+            raise InputError(
+                f"search.space: {key} cannot be searched over: trials would not compare, or it "
+                "changes nothing of them. Leave it out."
+            )
+        # Those of the model are its own, which building it checks.
+        if key not in known and not (key.startswith("model.") and key.count(".") == 1):
+            raise InputError(
+                f"search.space: there is no recipe key {key!r}.{suggest(key, known)} Known: "
+                f"{', '.join(known)}, and model.NAME for the model's own."
+            )
+        ends = (dimension.low, dimension.high) if isinstance(dimension, Range) else dimension
+        for value in ends:
+            recipe_with(recipe, {key: value})
+
+
+def _dotted(keys: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{key}." for key in keys)
+
+
+def recipe_with(
+    recipe: Recipe,
+    values: Mapping[str, Scalar],
+    *,
+    seed: int | None = None,
+    out: Path | None = None,
+) -> Recipe:
+    """Return a recipe with other values, as long as the given one in positions trained on.
+
+    Where a step takes more or fewer positions than before, all that is counted in steps is scaled,
+    unless ``steps`` is among the values: every trial sees as much text.
+    """
+    settings = recipe.to_dict()
+    for key, value in values.items():
+        _put(settings, key, value)
+    settings["seed"] = recipe.seed if seed is None else seed
+    settings["out"] = str(recipe.out if out is None else out)
+    changed = build_recipe(settings, "search.space")
+    ratio = recipe.positions_per_step / changed.positions_per_step
+    if "steps" in values or ratio == 1:
+        return changed
+    for key, count in flat(settings).items():
+        if key in IN_STEPS and count:
+            _put(settings, key, max(1, round(count * ratio)))
+    head = settings["head"]
+    if head["initialise_at_step"] is not None and settings["steps"]:
+        # Rounding may have put it at the end of a very short run.
+        head["initialise_at_step"] = min(head["initialise_at_step"], settings["steps"] - 1)
+    return build_recipe(settings, "search.space")
+
+
+def _put(settings: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for part in sections:
+        settings = settings[part]
+    settings[name] = value
+
+
 def _check_same(directory: Path, noted: dict[str, Any]) -> None:
     """Check that a search there is this one; InputError names what differs."""
     file = directory / RESULTS_FILE
@@ -286,33 +324,26 @@ def _open_study(directory: Path) -> Any:
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-    journal = directory / JOURNAL
+    journal = str(directory / JOURNAL)
     # A killed process left it; this one alone may write here.
     for lock in directory.glob(f"{JOURNAL}.lock*"):
         lock.unlink()
-    try:
-        backend = JournalFileBackend(str(journal), JournalFileOpenLock(str(journal)))
-        return optuna.create_study(
-            storage=optuna.storages.JournalStorage(backend),
-            study_name=STUDY,
-            direction="minimize",
-            load_if_exists=True,
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            f"{journal} cannot be read ({error}). Search into another out; the results so far "
-            f"are in {directory}."
-        ) from error
+    return optuna.create_study(
+        storage=optuna.storages.JournalStorage(
+            JournalFileBackend(journal, JournalFileOpenLock(journal))
+        ),
+        study_name=STUDY,
+        direction="minimize",
+        load_if_exists=True,
+    )
 
 
 def _finished(study: Any) -> tuple[TrialResult, ...]:
     """Return the trials with an outcome; one that was cut short is in the study alone."""
     trials = (t for t in study.get_trials(deepcopy=False) if "seeds" in t.user_attrs)
     return tuple(
-        TrialResult(
-            number, dict(trial.params), tuple(SeedOutcome(**s) for s in trial.user_attrs["seeds"])
-        )
-        for number, trial in enumerate(trials)
+        TrialResult(number, dict(t.params), tuple(t.user_attrs["seeds"]), t.user_attrs["failed"])
+        for number, t in enumerate(trials)
     )
 
 
@@ -326,20 +357,17 @@ def _try(study: Any, recipe: Recipe, directory: Path, progress: Reporter) -> Tri
     for cut_short in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         study.tell(cut_short.number, state=TrialState.FAIL)
     number = len(_finished(study))
+    dimensions = recipe.search.dimensions().items()
     with warnings.catch_warnings():
         # Of Optuna's experimental classes, and BoTorch's of few and unscaled data.
         warnings.simplefilter("ignore")
         study.sampler = _sampler(recipe, number)
-        asked = study.ask(
-            {
-                key: _distribution(recipe, key, dimension)
-                for key, dimension in recipe.search.dimensions().items()
-            }
-        )
+        asked = study.ask({key: _distribution(key, dimension) for key, dimension in dimensions})
     values = {key: asked.params[key] for key in recipe.search.space}
-    trial = run_trial(recipe, number, values, directory, progress)
-    asked.set_user_attr("seeds", [asdict(seed) for seed in trial.seeds])
-    study.tell(asked, trial.ce, state=TrialState.FAIL if trial.ce is None else None)
+    trial = _run_trial(recipe, number, values, directory, progress)
+    asked.set_user_attr("failed", trial.failed)
+    asked.set_user_attr("seeds", list(trial.seeds))
+    study.tell(asked, trial.ce, state=TrialState.FAIL if trial.failed else None)
     return trial
 
 
@@ -357,65 +385,50 @@ def _sampler(recipe: Recipe, number: int) -> Any:
     return BoTorchSampler(n_startup_trials=startup, seed=seed)
 
 
-def _distribution(recipe: Recipe, key: str, dimension: Dimension) -> Any:
+def _distribution(key: str, dimension: Dimension) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if not isinstance(dimension, Range):
         return CategoricalDistribution(dimension)
-    if takes_whole_numbers(recipe, key, dimension):
+    if takes_whole_numbers(key, dimension):
         return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
     return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log)
 
 
-def run_trial(
+def takes_whole_numbers(key: str, dimension: Range) -> bool:
+    """Say whether a range holds whole numbers only: by its ends, unless the key takes others."""
+    whole = isinstance(dimension.low, int) and isinstance(dimension.high, int)
+    if key.startswith("model."):
+        return whole
+    *sections, name = key.split(".")
+    annotation = section_of(sections).model_fields[name].annotation
+    return whole and float not in (annotation, *get_args(annotation))
+
+
+def _run_trial(
     recipe: Recipe, number: int, values: dict[str, Scalar], directory: Path, progress: Reporter
 ) -> TrialResult:
     """Train a trial's models, one for each seed until one fails, and measure them.
 
-    Of each run the history is kept and the model is not.
+    Their histories are kept and the models are not.
     """
     place = directory / TRIALS / f"{number:04d}"
     shutil.rmtree(place, ignore_errors=True)
-    outcomes: list[SeedOutcome] = []
+    seeds: list[float] = []
+    failed = None
     for seed in range(recipe.seed, recipe.seed + recipe.search.seeds):
+        run = recipe_with(recipe, values, seed=seed, out=place / f"seed-{seed}")
         try:
-            run = recipe_with(recipe, values, seed=seed, out=place / f"seed-{seed}")
-            outcomes.append(_run(run, _Named(progress, f"trial {number}, seed {seed}")))
-        except InputError as error:
-            shown = ", ".join(f"{key} {value}" for key, value in values.items())
-            raise InputError(f"trial {number} ({shown}) cannot be run: {error}") from error
-        if outcomes[-1].ce is None:
+            result = train(run, progress=progress)
+            seeds.append(result.ce)
+        except (DivergenceError, InputError, torch.OutOfMemoryError) as error:
+            failed = str(error).split("\n")[0].split(". ")[0].rstrip(".")
+        for path in run.out.iterdir() if run.out.is_dir() else ():
+            if path.name not in KEPT:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if failed:
             break
-    return TrialResult(number, values, tuple(outcomes))
-
-
-def _run(recipe: Recipe, progress: Reporter) -> SeedOutcome:
-    try:
-        result = train(recipe, progress=progress)
-        ce = result.ce
-        failed = None if math.isfinite(ce) else f"the held-out cross-entropy is {ce}"
-        outcome = SeedOutcome(recipe.seed, ce, result.steps, result.tokens)
-    except (DivergenceError, torch.OutOfMemoryError) as error:
-        failed = str(error).split("\n", maxsplit=1)[0].split(". ", maxsplit=1)[0].rstrip(".")
-        outcome = SeedOutcome(recipe.seed, None)
-    for path in recipe.out.iterdir() if recipe.out.is_dir() else ():
-        if path.name not in KEPT:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return outcome if failed is None else SeedOutcome(recipe.seed, None, failed=failed)
-
-
-class _Named:
-    """Shows the training of one run under the name of its trial, and no other task."""
-
-    def __init__(self, inner: Reporter, name: str) -> None:
-        self._inner, self._name = inner, name
-
-    def task(
-        self, description: str, total: int | None = None, unit: str = "tokens"
-    ) -> AbstractContextManager[Task]:
-        """Open a task."""
-        shown = self._inner if description == "training" else SILENT
-        return shown.task(self._name, total, unit)
+    return TrialResult(number, values, tuple(seeds), failed)
 
 
 def _write(
@@ -424,15 +437,13 @@ def _write(
     """Write ``search.json``, ``search.csv`` and, if a trial is complete, ``best.yaml``."""
     result = SearchResult(directory, trials)
     if (best := result.best) is not None:
-        of_the_best = recipe_with(recipe, best.values, out=recipe.out / BEST_MODEL)
-        runs = f"{len(best.seeds)} seeds" if len(best.seeds) > 1 else "one seed"
+        of_the_best = recipe_with(recipe, best.values, out=recipe.out / BEST_MODEL).to_dict()
         head = (
-            f"# The best of {len(trials)} trials of a search: trial {best.number}, held-out "
-            f"cross-entropy\n# {best.ce:.4f}, the mean of {runs}. The others are in "
-            f"{RESULTS_FILE}.\n\n"
+            f"# Trial {best.number}, the best of {len(trials)}; the others are in {RESULTS_FILE}."
+            f"\n# Held-out cross-entropy {best.ce:.4f}, mean over seeds: {len(best.seeds)}.\n\n"
         )
         with atomic_file(result.best_recipe) as temporary:
-            text = yaml.safe_dump(of_the_best.to_dict(), sort_keys=False, allow_unicode=True)
+            text = yaml.safe_dump(of_the_best, sort_keys=False, allow_unicode=True)
             temporary.write_text(head + text, encoding="utf-8")
     columns = ["trial", "state", "ce", "deviation", "perplexity", *recipe.search.space]
     columns += ["seeds", "failed"]
@@ -440,8 +451,8 @@ def _write(
         writer = csv.DictWriter(file, columns, extrasaction="ignore")
         writer.writeheader()
         for trial in trials:
-            seeds = ["failed" if seed.ce is None else repr(seed.ce) for seed in trial.seeds]
-            writer.writerow(trial.to_dict() | trial.values | {"seeds": " ".join(seeds)})
+            seeds = " ".join(map(repr, trial.seeds))
+            writer.writerow(trial.to_dict() | trial.values | {"seeds": seeds})
     write_json(directory / RESULTS_FILE, noted | result.to_dict())
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -48,9 +49,7 @@ class Prepared:
     def provenance(self, *, steps: int, tokens: int) -> dict[str, Any]:
         """Return how the model was made, as it stands in ``prismlm.json``."""
         return {
-            "recipe": self.recipe.to_dict(),
-            "resolved": resolved(self.recipe),
-            "corpus": {"name": self.corpus.name, "fingerprint": self.corpus.fingerprint},
+            **described(self.recipe, self.corpus),
             "seed": self.recipe.seed,
             "steps": steps,
             "tokens": tokens,
@@ -66,12 +65,11 @@ class Prepared:
         if passes < MAX_PASSES + 0.5:
             return None
         count = recipe.data.documents or len(self.corpus.split("train"))
-        documents = "1 document" if count == 1 else f"{count:,} documents"
         enough = max(1, round(recipe.steps * MAX_PASSES / passes))
         return (
-            f"{passes:,.0f} passes over {documents}: beyond {MAX_PASSES}, repeated text teaches a "
-            "model less and less, and it may learn it by heart. Use more text, or fewer steps "
-            f"(--set steps={enough})."
+            f"{passes:,.0f} passes over {count:,} documents: beyond {MAX_PASSES}, repeated text "
+            "teaches a model less and less, and it may learn it by heart. Use more text, or fewer "
+            f"steps (--set steps={enough})."
         )
 
 
@@ -98,6 +96,16 @@ def prepare(recipe: Recipe) -> Prepared:
     heldout.batches(1)
     recipe = with_steps(recipe, rows)
     return Prepared(recipe, corpus, rows, heldout, attach_head(recipe, backbone, corpus))
+
+
+def described(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
+    """Return what a run is: all that decides its result."""
+    return {
+        "recipe": recipe.to_dict(),
+        "resolved": resolved(recipe),
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
+        "processes": parallel.world_size(),
+    }
 
 
 def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> PackedDataset:
@@ -230,8 +238,6 @@ def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python, of prismlm and of those packages that are installed."""
     known = {"prismlm": __version__, "python": platform.python_version()}
     for package in packages:
-        try:
+        with suppress(PackageNotFoundError):
             known[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return known

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.ops.prototype_head.routing import inverse_norms
-from prismlm.ops.tiles import at_once
 
+# Cosines that are formed at a time.
 TILE_ELEMENTS = 2**21
 
 
@@ -20,7 +20,7 @@ class Clusters(NamedTuple):
 
     Attributes:
         centres: unit vectors.
-        assignment: the nearest centre of each vector, ties to the lower index.
+        assignment: the nearest centre of each vector.
         objective: mean cosine of the vectors to their centres after each iteration.
     """
 
@@ -31,9 +31,7 @@ class Clusters(NamedTuple):
 
 @torch.no_grad()
 def spherical_kmeans(
-    vectors: Float[Tensor, "N d"],
-    centres: Float[Tensor, "K d"],
-    iterations: int,
+    vectors: Float[Tensor, "N d"], centres: Float[Tensor, "K d"], iterations: int
 ) -> Clusters:
     """Move centres to the mean directions of the vectors nearest to them.
 
@@ -49,40 +47,27 @@ def spherical_kmeans(
         iterations: how often centres move.
 
     Raises:
-        InputError: fewer vectors than centres, or widths that differ.
+        InputError: fewer vectors than centres.
     """
-    check_arguments(vectors, centres, iterations)
-    unit = vectors.float() * inverse_norms(vectors.float())
-    centres = centres.float() * inverse_norms(centres.float())
+    if not 1 <= len(centres) <= len(vectors):
+        raise InputError(
+            f"there are {len(vectors)} vectors for {len(centres)} centres: give at least as many."
+        )
+    unit, centres = F.normalize(vectors.float(), dim=-1), F.normalize(centres.float(), dim=-1)
     objective: list[Tensor] = []
     best, assignment = _nearest(unit, centres)
     for _ in range(iterations):
         sums = torch.zeros_like(centres).index_add_(0, assignment, unit)
         empty = (torch.bincount(assignment, minlength=len(centres)) == 0).nonzero().squeeze(1)
         sums[empty] = unit[best.argsort(stable=True)[: len(empty)]]
-        centres = sums * inverse_norms(sums)
+        centres = F.normalize(sums, dim=-1)
         best, assignment = _nearest(unit, centres)
         objective.append(best.mean())
     return Clusters(centres, assignment, torch.stack(objective) if objective else best.new_empty(0))
 
 
-def check_arguments(vectors: Tensor, centres: Tensor, iterations: int) -> None:
-    """Raise InputError for what cannot be clustered."""
-    if vectors.ndim != 2 or centres.ndim != 2 or vectors.shape[1] != centres.shape[1]:
-        raise InputError(
-            "spherical_kmeans expects vectors [N, d] and centres [K, d], got "
-            f"{list(vectors.shape)} and {list(centres.shape)}."
-        )
-    if not 1 <= len(centres) <= len(vectors):
-        raise InputError(
-            f"there are {len(vectors)} vectors for {len(centres)} centres: give at least as many."
-        )
-    if iterations < 0:
-        raise InputError(f"iterations is {iterations}; expected 0 or more.")
-
-
 def _nearest(unit: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cosine of each vector to its nearest centre and which one that is, by tiles."""
-    tiles = torch.split(unit, max(16, at_once(unit, TILE_ELEMENTS) // len(centres)))
+    tiles = torch.split(unit, max(16, TILE_ELEMENTS // len(centres)))
     best, index = zip(*((tile @ centres.T).max(1) for tile in tiles), strict=True)
     return torch.cat(best), torch.cat(index)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import default_collate
-from transformers import (
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from prismlm.allocator import keep_freed_memory
@@ -35,7 +28,7 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback.model_class import TABLE
 from prismlm.training import checkpoints, parallel
 from prismlm.training.backbone import decayed_names
-from prismlm.training.losses import OptimizerStep
+from prismlm.training.checkpoints import CHECKPOINTS
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_callbacks, noise_weight_of
 from prismlm.training.prototypes import HeadSchedule, ReviveUnused
@@ -43,14 +36,12 @@ from prismlm.training.recipe import Recipe
 from prismlm.training.setup import Prepared, device_of
 from prismlm.training.training_signal import set_training_signal
 
-CHECKPOINTS = "checkpoints"
 # The share that a cosine may end at is of each group's own peak: the model's and the head's.
 SCHEDULES = {
     "cosine": "cosine_with_min_lr",
     "linear": "linear",
     "constant": "constant_with_warmup",
 }
-WATCHED = ("loss", "gradient of the model", "gradient of the prototype head")
 REMEDY = (
     "--resume starts again from there, to the same end unless the cause was outside of the run. "
     "Otherwise train into another out with a lower optimizer.learning_rate or "
@@ -67,10 +58,9 @@ class PrismTrainer(Trainer):
     checkpoint is a model directory and appears complete or not at all; and the logs hold each
     part of the loss, averaged since the last log.
 
-    A step's gradient, its losses and what is logged are those of all its tokens, however they are
-    split into processes and micro-batches (see :class:`OptimizerStep`). A step waits for nothing
-    that the device computes: whether losses and gradients were finite is looked at with the next
-    log, evaluation or checkpoint, and the first step that was not is named.
+    A step's loss is the mean over its micro-batches and processes. A step waits for nothing that
+    the device computes: whether losses and gradients were finite is looked at with the next log,
+    evaluation or checkpoint, and the first step that was not is named.
 
     Args:
         prepared: what is trained on what; its recipe says how.
@@ -78,7 +68,6 @@ class PrismTrainer(Trainer):
         callbacks: beside those that the recipe asks for.
 
     Attributes:
-        meter: averages of the losses, and the tokens trained on.
         on_gradients: called with each step's number, from 1, before its gradients are clipped.
     """
 
@@ -97,15 +86,13 @@ class PrismTrainer(Trainer):
             parallel.compile_blocks(model.model)
         self.prepared = prepared
         self.bf16_autocast = uses_bf16(recipe.precision, device)
-        self.meter = LossMeter()
         self.on_gradients: Callable[[int], object] = lambda step: None
-        self._head_norm: Tensor | None = None
         self._checkpoints = directory / CHECKPOINTS
+        self._parts: dict[str, list[Tensor]] = {}
+        self._tokens = torch.zeros((), dtype=torch.int64)
+        self._head_norm: Tensor | None = None
         self._last_log: tuple[float, int] | None = None
-        self._step: OptimizerStep | None = None
-        self._first_pass = True
-        # The first step in which each of WATCHED was not finite.
-        self._broken = torch.full((len(WATCHED),), math.inf)
+        self._broken = torch.tensor(math.inf)
         args = training_arguments(recipe, self._checkpoints)
         # Trainer would otherwise wrap the model in nn.DataParallel, which no hook survives.
         args._n_gpu = min(args.n_gpu, 1)
@@ -119,8 +106,6 @@ class PrismTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)
         self.spread = parallel.chosen(recipe.parallel)
-        # Trainer then leaves the division by micro-batches to compute_loss.
-        self.model_accepts_loss_kwargs = True
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         if self.spread == "fsdp2":
@@ -145,7 +130,8 @@ class PrismTrainer(Trainer):
             kind, settings = self.get_optimizer_cls_and_kwargs(self.args)
             self.optimizer = kind(self._parameter_groups(), **settings)
             if self.spread == "fsdp2":
-                self.optimizer.register_state_dict_post_hook(checkpoints.gather_shards)
+                self.optimizer.register_state_dict_post_hook(parallel.gather_shards)
+                self.optimizer.register_load_state_dict_pre_hook(parallel.take_shards)
         return self.optimizer
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
@@ -156,30 +142,22 @@ class PrismTrainer(Trainer):
             if p.requires_grad and not name.startswith(TABLE)
         }
         decayed = decayed_names(decoder, optimizer.weight_decay_exempt)
-        matrices = [p for name, p in trained.items() if name in decayed]
-        vectors = [p for name, p in trained.items() if name not in decayed]
         head = list(self.model.prototype_head.parameters())
         groups: list[dict[str, Any]] = [
-            {"params": matrices, "weight_decay": self.args.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
+            {
+                "params": [p for name, p in trained.items() if name in decayed],
+                "weight_decay": self.args.weight_decay,
+            },
+            {
+                "params": [p for name, p in trained.items() if name not in decayed],
+                "weight_decay": 0.0,
+            },
             {"params": head, "weight_decay": 0.0, "lr": optimizer.head_learning_rate},
         ]
         if table := self.model.table_parameters():
             # Rows that no code of a step asked for are to stay where they are.
             groups.append({"params": table, "weight_decay": 0.0})
         return groups
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[Any], Tensor | None]:
-        """Return the micro-batches of a step, and the predictions in it in all processes."""
-        batches = list(islice(epoch_iterator, num_batches))
-        self._step, self._first_pass = None, True
-        if batches:
-            length, number = batches[0]["input_ids"].shape[1], self.state.global_step
-            positions = self.model.head_positions(length, number, device)
-            self._step = OptimizerStep.of(batches, positions)
-        return batches, None if self._step is None else self._step.labels
 
     def compute_loss_context_manager(self) -> ExitStack:
         """Run the forward pass under autocast, without a float32 copy of the logits after it."""
@@ -195,21 +173,14 @@ class PrismTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return what one micro-batch contributes to the step's loss, noting its parts.
-
-        Outside of training, the mean over the micro-batch.
-        """
-        step = self._step if model.training else None
-        if step is None:
-            output = model(**inputs)
-            return (output.loss, output) if return_outputs else output.loss
-        output = model(**inputs, within=step)
-        self._watch("loss", output.loss.detach())
-        tokens = step.tokens if self._first_pass else None
-        self.meter.add({"loss": output.loss.detach()} | output.losses, tokens)
-        self._first_pass = False
-        # DDP and FSDP2 take the mean over processes where the shares are to be added.
-        loss = output.loss * self.args.world_size if self.spread != "none" else output.loss
+        """Return the loss of one micro-batch, noting its parts."""
+        output = model(**inputs)
+        loss = output.loss
+        if model.training:
+            self._note_broken(loss.detach())
+            for name, value in (output.losses | {"loss": loss.detach()}).items():
+                self._parts.setdefault(name, []).append(value)
+            self._tokens = self._tokens.to(loss.device) + inputs["token_mask"].sum()
         if self.spread == "ddp":
             # A parameter that has no part in a loss would keep the other processes waiting.
             loss = loss + 0 * sum(p.sum() for p in self.model.prototype_head.parameters())
@@ -231,8 +202,7 @@ class PrismTrainer(Trainer):
             self._clip(table, self.args.max_grad_norm)
         limit = self.prepared.recipe.optimizer.head_max_grad_norm
         head_norm = self._clip(list(head.parameters()), limit)
-        self._watch("gradient of the model", norm)
-        self._watch("gradient of the prototype head", head_norm)
+        self._note_broken(norm + head_norm)
         self._head_norm = head_norm if self.model.placed else None
         return norm
 
@@ -241,22 +211,18 @@ class PrismTrainer(Trainer):
         assert isinstance(norm, Tensor)
         return parallel.full(norm)
 
-    def _watch(self, what: str, value: Tensor) -> None:
+    def _note_broken(self, value: Tensor) -> None:
         """Note the first step in which a value is not finite, without waiting for it."""
         self._broken = self._broken.to(value.device)
-        before = self._broken[WATCHED.index(what)]
-        now = before.clamp_max(self.state.global_step + 1)
-        before.copy_(torch.where(value.isfinite(), before, now))
+        now = self._broken.clamp_max(self.state.global_step + 1)
+        self._broken = torch.where(value.isfinite(), self._broken, now)
 
     def check_finite(self) -> None:
-        """Check the losses and gradients of the steps since the last call; all processes do."""
-        self._check_steps(parallel.over_processes(self._broken, dist.ReduceOp.MIN).tolist())
-
-    def _check_steps(self, steps: list[float]) -> None:
-        first = min(steps)
-        if math.isfinite(first):
+        """Check the losses and gradients of all steps so far; every process has to call."""
+        step = parallel.over_processes(self._broken, dist.ReduceOp.MIN).item()
+        if math.isfinite(step):
             raise DivergenceError(
-                f"the {WATCHED[steps.index(first)]} is not finite at step {int(first)}. "
+                f"the loss or a gradient is not finite at step {int(step)}. "
                 f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
             )
 
@@ -267,15 +233,14 @@ class PrismTrainer(Trainer):
         """
         self.check_finite()
         tokens = self.prepared.recipe.evaluation.tokens
-        with self.reporting_divergence():
-            quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
-            names = quality if self.model.placed else ("tokens", "ce")
-            figures = {f"eval_{name}": quality[name] for name in names}
-            self.log(dict(figures))
-            self._last_log = None
-            self.control = self.callback_handler.on_evaluate(
-                self.args, self.state, self.control, figures
-            )
+        quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
+        names = quality if self.model.placed else ("tokens", "ce")
+        figures = {f"eval_{name}": quality[name] for name in names}
+        self.log(dict(figures))
+        self._last_log = None
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, figures
+        )
         return figures
 
     def measure(self, text: Iterable[WindowBatch]) -> HeadQuality:
@@ -287,18 +252,9 @@ class PrismTrainer(Trainer):
             raise NotFiniteError(f"the cross-entropy on held-out text is {quality.ce}.")
         return quality
 
-    @contextmanager
-    def reporting_divergence(self) -> Iterator[None]:
-        """Report figures that are not finite as losses that are not."""
-        try:
-            yield
-        except NotFiniteError as error:
-            # It may have come in this process alone: the others are not asked.
-            self._check_steps(self._broken.tolist())
-            raise DivergenceError(
-                f"a figure is not finite after step {self.state.global_step}: {error} "
-                f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
-            ) from error
+    def tokens_seen(self) -> int:
+        """Return the tokens trained on so far, without padding; every process has to call."""
+        return int(parallel.over_processes(self._tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the parts of the loss, the head's gradient norm, λ, codes and the pace to a log."""
@@ -306,7 +262,10 @@ class PrismTrainer(Trainer):
             return
         if "loss" in logs:
             self.check_finite()
-            logs |= self.meter.drain()
+            means = torch.stack([torch.stack(v).float().mean() for v in self._parts.values()])
+            means = parallel.over_processes(means) / parallel.world_size()
+            logs |= dict(zip(self._parts, means.tolist(), strict=True))
+            self._parts = {}
             logs["loss_scale"] = self.model.loss_scale if self.model.placed else 0.0
             if self._head_norm is not None:
                 logs["head_grad_norm"] = self._head_norm.item()
@@ -316,7 +275,7 @@ class PrismTrainer(Trainer):
             if self.model.uncertainty is not None:
                 parallel.union(self.model.uncertainty.embedding.seen)
                 logs["uncertainty_codes_seen"] = int(self.model.uncertainty.embedding.seen.sum())
-            now, tokens = time.monotonic(), self.meter.tokens
+            now, tokens = time.monotonic(), self.tokens_seen()
             logs["tokens"] = tokens
             if self._last_log is not None:
                 since, before = self._last_log
@@ -329,28 +288,37 @@ class PrismTrainer(Trainer):
         checkpoints.check_weights_finite(self.model, self.state.global_step, self._checkpoints)
         if self.model.uncertainty is not None:
             parallel.union(self.model.uncertainty.embedding.seen)
+        hidden, main = self._checkpoints / ".saving", parallel.is_main()
         needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
-        keep = self.prepared.recipe.checkpoint.keep
-        new = checkpoints.new_checkpoint(self._checkpoints, keep, needed)
-        with ExitStack() as stack:
-            self.args.output_dir = str(parallel.on_main(lambda: stack.enter_context(new)))
+        guard = checkpoints.guard_writing(
+            f"a checkpoint in {self._checkpoints}", self._checkpoints, needed
+        )
+        with guard:
+            self.args.output_dir = str(hidden)
             try:
+                shutil.rmtree(hidden, ignore_errors=True)
+                parallel.barrier()
                 super()._save_checkpoint(model, trial)
                 # Every process adds its random generators before the directory is renamed.
                 parallel.barrier()
+                if main:
+                    keep = self.prepared.recipe.checkpoint.keep
+                    checkpoints.publish(hidden, self._checkpoints, keep)
             finally:
                 self.args.output_dir = str(self._checkpoints)
+                if main:
+                    shutil.rmtree(hidden, ignore_errors=True)
         parallel.barrier()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model; every process has to call, since a sharded one is gathered by all."""
         directory = self._checkpoints if output_dir is None else Path(output_dir)
-        steps, tokens = self.state.global_step, self.meter.tokens
-        self.write_model(directory, self.prepared.provenance(steps=steps, tokens=tokens))
-        meter = self.meter.state()
+        tokens = self.tokens_seen()
+        provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
+        self.write_model(directory, provenance)
         uses = None if self.model.usage is None else self.model.usage.state()
         if parallel.is_main():
-            checkpoints.save_state(directory, self.model, meter, uses)
+            checkpoints.save_state(directory, self.model, tokens, uses)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
@@ -375,14 +343,6 @@ class PrismTrainer(Trainer):
             self.optimizer.state_dict()
         super()._save_optimizer_and_scheduler(output_dir)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.spread != "fsdp2" or checkpoint is None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
-        assert self.optimizer is not None
-        assert isinstance(self.lr_scheduler, LRScheduler)
-        checkpoints.load_optimizer(Path(checkpoint), self.optimizer, self.lr_scheduler)
-
     def load_checkpoint(self, checkpoint: Path) -> None:
         """Take over model and state of a checkpoint, as of a run that is finished."""
         self._load_from_checkpoint(str(checkpoint))
@@ -391,68 +351,19 @@ class PrismTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        self.meter.load(checkpoints.load_state(Path(resume_from_checkpoint), self.model))
+        tokens = checkpoints.load_state(Path(resume_from_checkpoint), self.model)
+        self._tokens = torch.tensor(tokens if parallel.is_main() else 0)
 
 
-class LossMeter:
-    """Adds up what forward passes contribute to their steps, in float64, over all processes."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._steps: dict[str, int] = {}
-        self._tokens: Tensor | int = 0
-
-    @property
-    def tokens(self) -> int:
-        """All tokens trained on so far, without padding, in all processes."""
-        return int(self._tokens)
-
-    def add(self, shares: dict[str, Tensor], tokens: Tensor | None) -> None:
-        """Take in one forward pass; parts may come in later than the loss."""
-        for name, value in shares.items():
-            before = self._sums.get(name)
-            value = value.double()
-            self._sums[name] = value if before is None else before.to(value.device) + value
-            self._steps[name] = self._steps.get(name, 0) + int(tokens is not None)
-        if tokens is not None:
-            self._tokens = self._tokens + tokens
-
-    def drain(self) -> dict[str, float]:
-        """Return the averages over the steps since the last call, and start again.
-
-        Every process has to call it, as for :meth:`state`, and gets the same.
-        """
-        averages = {n: (s / self._steps[n]).item() for n, s in self._summed().items()}
-        self._sums, self._steps = {}, {}
-        return averages
-
-    def state(self) -> dict[str, Any]:
-        """Return what :meth:`load` needs to resume exactly."""
-        return {"tokens": self.tokens, "sums": self._summed(), "counts": dict(self._steps)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Resume from a saved state, whose sums are those of all processes together."""
-        self._tokens = state["tokens"]
-        factor = 1.0 if parallel.is_main() else 0.0
-        self._sums = {name: value * factor for name, value in state["sums"].items()}
-        self._steps = dict(state["counts"])
-
-    def _summed(self) -> dict[str, Tensor]:
-        if not self._sums:
-            return {}
-        sums = parallel.over_processes(torch.stack(list(self._sums.values()))).cpu()
-        return dict(zip(self._sums, sums.unbind(), strict=True))
-
-
-@dataclass(eq=False)
 class EvaluateEvery(TrainerCallback):
     """Asks for an evaluation every ``steps`` steps, but not after the last, which has its own."""
 
-    steps: int
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Ask if it is time."""
-        if state.global_step < state.max_steps and state.global_step % self.steps == 0:
+        if state.global_step < state.max_steps and state.global_step % self._steps == 0:
             control.should_evaluate = True
 
 
@@ -495,7 +406,7 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         save_strategy="steps",
         save_steps=recipe.checkpoint.every,
         eval_strategy="no",
-        report_to="none",
+        report_to=list(recipe.logging.report_to),
         disable_tqdm=True,
         remove_unused_columns=False,
         dataloader_drop_last=True,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,26 +96,26 @@ def check_lora() -> None:
         )
 
 
-def adapted_modules(model: PreTrainedModel, share: float) -> list[str]:
-    """Return the names of the linear layers in the last ``share`` of a model's blocks."""
-    every = blocks(model)
-    chosen = every[len(every) - max(1, round(share * len(every))) :]
-    within = {module for block in chosen for module in block.modules()}
-    return [
-        name
-        for name, module in model.named_modules()
-        if module in within and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-    ]
-
-
 def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
-    """Put untrained adapters into a model; return it as PEFT has it, in training mode."""
+    """Put untrained adapters into the linear layers of a model's last blocks.
+
+    Returns:
+        The model as PEFT has it, in training mode.
+    """
     from peft import LoraConfig, get_peft_model
 
+    every = blocks(model)
+    chosen = every[len(every) - max(1, round(options.blocks * len(every))) :]
+    within = {module for block in chosen for module in block.modules()}
     config = LoraConfig(
         r=options.rank,
         lora_alpha=ALPHA_OVER_RANK * options.rank,
-        target_modules=adapted_modules(model, options.blocks),
+        target_modules=[
+            name
+            for name, module in model.named_modules()
+            if module in within
+            and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+        ],
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
@@ -138,16 +137,13 @@ def adapt(
     note: dict[str, float] | None = None,
     progress: Reporter = SILENT,
 ) -> list[dict[str, float]]:
-    """Train adapters on the documents that a corpus does not hold out; write them to ``out``.
-
-    They are written as PEFT writes them, in bfloat16.
-    """
+    """Train adapters on the documents that a corpus does not hold out; write them to ``out``."""
     rows = _rows(model, corpus, min(options.length or window, window), options.seed)
     if bf16:
         # What is not trained need not be cast again in every pass; adapters stay float32.
         model.bfloat16()
     adapted = with_adapters(model, options)
-    training = Adapting(adapted, model, rows, options, bf16=bf16)
+    training = Adapting(adapted, rows, options, bf16=bf16)
     training.run_all("Fine-tuning", progress)
     tokens = round(training.steps * options.batch * rows.num_tokens / len(rows))
     noted = {**(note or {}), "tokens": tokens, "steps": training.steps}
@@ -180,7 +176,7 @@ def train_table(
     window: int,
     bf16: bool = False,
     progress: Reporter = SILENT,
-) -> list[dict[str, float]]:
+) -> None:
     """Put a table into a model, and train it alone on the documents that a corpus trains on."""
     if (earlier := uncertainty_of(model)) is not None:
         # Saved by a run that was cut off before it was measured.
@@ -192,11 +188,10 @@ def train_table(
     # Steps of Adam are smaller than what bfloat16 tells apart.
     table.float().requires_grad_(True)
     model.train()
-    training = Adapting(model, model, rows, options, bf16=bf16)
+    training = Adapting(model, rows, options, bf16=bf16)
     training.run_all("Training the table of uncertainty codes", progress)
     model.eval()
     table.to(dtype).requires_grad_(False)
-    return training.history
 
 
 def _rows(model: PreTrainedModel, corpus: Corpus, length: int, seed: int) -> PackedDataset:
@@ -211,15 +206,9 @@ class Adapting(Loop):
     remedy = "give its options a lower learning_rate"
 
     def __init__(
-        self,
-        adapted: nn.Module,
-        model: PreTrainedModel,
-        rows: PackedDataset,
-        options: TuningOptions,
-        *,
-        bf16: bool,
+        self, model: Any, rows: PackedDataset, options: TuningOptions, *, bf16: bool
     ) -> None:
-        self.learned = [one for one in adapted.parameters() if one.requires_grad]
+        self.learned = [one for one in model.parameters() if one.requires_grad]
         steps = max(1, round(options.epochs * (len(rows) // min(options.batch, len(rows)))))
         super().__init__([{"params": self.learned}], steps)
         self._model, self._rows, self._options, self._bf16 = model, rows, options, bf16
@@ -248,10 +237,10 @@ class Adapting(Loop):
 
     def _summed(self, rows: list[dict[str, Tensor]]) -> Tensor:
         device = self._model.device
-        names = [name for name in rows[0] if name not in ("labels", "token_mask")]
-        given = {name: torch.stack([row[name] for row in rows]).to(device) for name in names}
-        labels = torch.stack([row["labels"] for row in rows]).to(device)[:, 1:]
-        with torch.autocast(device.type, torch.bfloat16) if self._bf16 else nullcontext():
+        given = {n: torch.stack([row[n] for row in rows]).to(device) for n in rows[0]}
+        labels = given.pop("labels")[:, 1:]
+        del given["token_mask"]
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._bf16):
             logits = self._model(**given, use_cache=False).logits[:, :-1]
         flat = logits.flatten(0, 1).float()
         return F.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
