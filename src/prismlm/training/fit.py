@@ -97,14 +97,7 @@ class FitOptions:
 
 
 class Vocabulary(VocabularySample):
-    """A sample of a model's vocabulary, and how two predictions differ over it.
-
-    Args:
-        model: with the output embedding W, its bias and what follows it.
-        tokens: the tokens that follow the states, to count; int64 [N].
-        frequent: as of :class:`VocabularySample`.
-        drawn: as of :class:`VocabularySample`.
-    """
+    """A sample of a model's vocabulary, by the tokens that follow the states, with W."""
 
     def __init__(
         self, model: nn.Module, tokens: Int64[Tensor, " N"], frequent: int, drawn: int
@@ -146,10 +139,7 @@ class Vocabulary(VocabularySample):
 
 
 def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
-    """Put the prototypes on the centres of clusters of hidden states, each as z / (k τ).
-
-    Spherical k-means over a few states for each prototype; the centres have the states' mean norm.
-    """
+    """Put the prototypes on centres of clusters of hidden states, each as z / (k τ)."""
     count = head.num_prototypes
     if len(states) < count:
         raise InputError(

@@ -113,15 +113,10 @@ def layer_logs(trainer: PrismTrainer, out: Path, tensorboard: str, done: int) ->
 
 
 class LayerLog(TrainerCallback):
-    """Measures the layers of a model at every evaluation; keeps the figures in a file of the run.
+    """Measures the layers of a model at every evaluation; keeps the figures in a CSV file.
 
-    Args:
-        trainer: of the run, which counts its tokens.
-        file: the CSV file.
-        columns: what is measured, between where and the evaluation that the rows belong to.
-        measure: returns the columns of each layer; every process calls it.
-        done: the step of the checkpoint that the run is resumed from, or 0.
-        tensorboard: the run's directory for TensorBoard; None draws nothing.
+    ``measure`` returns the ``columns`` of each layer; ``done`` is the step of the checkpoint that
+    the run is resumed from; ``tensorboard`` its directory for TensorBoard, or None.
     """
 
     def __init__(

@@ -1,10 +1,8 @@
 """One process or several that train one model: who they are, and how the model is spread.
 
-``torchrun`` starts the processes and says through the environment how many there are. What they
-agree on is right, and free, in a single process. DDP, which accelerate puts around the model, keeps
-a copy of everything in every process. FSDP2 shards the decoder's parameters, gradients and
-optimizer state, one unit per block; the prototype head stays whole in every process, since every
-token needs all of its prototypes.
+DDP, which accelerate puts around the model, keeps a copy of everything in every process. FSDP2
+shards the decoder's parameters, gradients and optimizer state, one unit per block; the prototype
+head stays whole, since every token needs all of its prototypes.
 """
 
 from __future__ import annotations

@@ -41,13 +41,9 @@ def place_prototypes(
 ) -> None:
     """Set the prototypes, and let the head take part from now on.
 
-    Args:
-        model: the model with its head.
-        rows: the training rows.
-        generator: decides everything random; on the CPU.
-        method: ``states`` puts each on the hidden state of a random training position, as
-            z / (k τ); ``kmeans`` on the centre of a cluster of such states (spherical k-means,
-            with the mean norm of the states); ``random`` leaves them as they were drawn.
+    ``states`` puts each on the hidden state of a random training position, as z / (k τ);
+    ``kmeans`` on the centre of a cluster of such states (spherical k-means, with their mean norm);
+    ``random`` leaves them as they were drawn.
     """
     head = model.prototype_head
     count = head.num_prototypes
@@ -166,10 +162,8 @@ def revive(
 ) -> int:
     """Put unused prototypes onto random ones of the worst states; return how many.
 
-    A revived prototype has the direction of its state and the median norm of those in use. Its
-    moments in the optimizer start anew: none for the direction, the mean of the used for the size,
-    so that its first step is no larger than theirs. With fewer states than unused prototypes, the
-    rest wait.
+    A revived prototype has the direction of its state and the median norm of those in use; its
+    second moments are the mean of theirs, so that its first step is no larger.
     """
     unused = (usage.counts == 0).nonzero().squeeze(1)
     worst = usage.worst

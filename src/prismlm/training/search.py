@@ -156,16 +156,13 @@ def search(
     """Search a recipe's hyper-parameters as its ``search`` section says.
 
     The objective is the mean over the seeds of the held-out cross-entropy at the end of training.
-    Everything is kept in ``out/search``: the study, which Optuna keeps in a journal, each run's
-    history, and after every trial the results so far. With ``resume`` a search that was stopped
-    keeps its finished trials and tries the others. A trial whose training diverges, finds no
-    memory or has too little text for a step has failed; the search continues.
-
-    Source: ProtoT, §4.
+    The study, each run's history and the results so far are kept in ``out/search``. A trial whose
+    training diverges, finds no memory or has too little text for a step has failed; the search
+    continues. Source: ProtoT, §4.
 
     Args:
         recipe: what is trained, with the values that are not searched.
-        resume: continue the search in ``out``, or start if there is none.
+        resume: keep the finished trials of a search in ``out`` and try the others.
         progress: shows each run.
         on_trial: called with each trial when it is finished.
 
@@ -460,12 +457,8 @@ def _write(
 def estimate_search(recipe: Recipe, *, resume: bool = False) -> Cost:
     """Say what a search will take: that of one run of the recipe, for each run that is left.
 
-    Nothing is written, and Optuna is not needed. Disk is of one run while it lasts, its model being
-    removed when it is measured. The figures are ``trials`` in all, ``trials_left`` and ``runs``
-    left; the part ``run`` is :func:`estimate` of one.
-
-    Raises:
-        InputError: as :func:`search`, but not for a missing package or GPU.
+    Nothing is written, and Optuna is not needed. Disk is of one run while it lasts. The figures are
+    ``trials`` in all, ``trials_left`` and ``runs`` left; the part ``run`` is that of one.
     """
     check_search(recipe, resume=resume)
     search, file = recipe.search, recipe.out / SEARCH / RESULTS_FILE

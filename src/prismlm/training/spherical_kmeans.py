@@ -39,15 +39,9 @@ def spherical_kmeans(
 
     A centre that no vector is nearest to moves onto the vector with the lowest cosine to its own
     centre, the next such centre onto the next such vector. The mean cosine never falls while no
-    centre is empty. Source: Dhillon and Modha, Concept Decompositions, Machine Learning 42, 2001.
+    centre is empty. Vectors, N ≥ K, may have any norm; ``centres`` is where to start.
 
-    Args:
-        vectors: what to cluster, N ≥ K, of any norm.
-        centres: where to start, such as K of the vectors.
-        iterations: how often centres move.
-
-    Raises:
-        InputError: fewer vectors than centres.
+    Source: Dhillon and Modha, Concept Decompositions, Machine Learning 42, 2001.
     """
     if not 1 <= len(centres) <= len(vectors):
         raise InputError(

@@ -52,15 +52,12 @@ REMEDY = (
 class PrismTrainer(Trainer):
     """Train a :class:`PrismForCausalLM`.
 
-    Beside what Trainer does: prototypes and scale have a learning rate of their own and no weight
-    decay; the gradients of head and decoder are clipped each by its own norm, so that with
-    ``detach`` the decoder's weights are bit for bit those of a run without a head; every
-    checkpoint is a model directory and appears complete or not at all; and the logs hold each
-    part of the loss, averaged since the last log.
+    Beside what Trainer does: the head has a learning rate of its own, no weight decay and its own
+    clipping, so that with ``detach`` the decoder's weights are bit for bit those of a run without
+    one; a checkpoint is a model directory, complete or absent; logs hold each part of the loss.
 
-    A step's loss is the mean over its micro-batches and processes. A step waits for nothing that
-    the device computes: whether losses and gradients were finite is looked at with the next log,
-    evaluation or checkpoint, and the first step that was not is named.
+    A step waits for nothing that the device computes: whether losses and gradients were finite is
+    looked at with the next log, evaluation or checkpoint, and the first step that was not is named.
 
     Args:
         prepared: what is trained on what; its recipe says how.
