@@ -42,7 +42,7 @@ def toy(tiny_corpus, tmp_path):
     [
         ({"optimizer.learning_rat": [1e-3, 1e-2]}, "Did you mean 'optimizer.learning_rate'?"),
         ({"model.num_chanels": [4, 8]}, "Did you mean 'num_channels'?"),
-        ({"model": [4, 8]}, "no recipe key 'model'"),
+        ({"model": [4, 8]}, "'model' cannot be searched over"),
         ({"optimizer.learning_rate": {"low": 1e-3, "high": 1e-3}}, "is empty: low is 0.001"),
         ({"optimizer.learning_rate": {"low": 1e-2, "high": 1e-3}}, "low < high"),
         ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "has to be above 0"),
@@ -57,7 +57,7 @@ def toy(tiny_corpus, tmp_path):
         ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
         ({"batch_size": [[4], [8]]}, "at least two choices"),
         ({"optimizer.schedule": ["cosine", "steps"]}, "optimizer.schedule is 'steps'"),
-        ({"seed": [1, 2]}, "seed cannot be searched over"),
+        ({"seed": [1, 2]}, "'seed' cannot be searched over"),
         ({"data.length": [32, 64]}, "cannot be searched over"),
         ({"evaluation.final_tokens": [10, 20]}, "cannot be searched over"),
         ({}, "search.space"),

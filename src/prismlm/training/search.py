@@ -44,11 +44,11 @@ JOURNAL, STUDY = "study.journal", "prismlm"
 RESULTS_FILE, TABLE_FILE, BEST_MODEL, TRIALS = "search.json", "search.csv", "best", "trials"
 # What stays of a run when it is measured: its model does not.
 KEPT = (RUN_FILE, HISTORY_FILE, CHANNELS_FILE, HEADS_FILE, REPORT_FILE, TENSORBOARD)
-# What cannot be searched over: it is no hyper-parameter, or trials would not compare.
-FIXED = (
+# No hyper-parameters, or trials would not compare.
+FIXED = {
     *("corpus", "out", "seed", "device", "parallel", "data.length"),
     *("search", "evaluation", "checkpoint", "logging"),
-)
+}
 # Counted in steps; they keep their share of a run where a trial has more or fewer.
 IN_STEPS = (
     "steps",
@@ -239,26 +239,17 @@ def check_search(recipe: Recipe, *, resume: bool) -> None:
 
 def check_space(recipe: Recipe) -> None:
     """Check that every key of a recipe's search space is one, and takes every choice and end."""
-    known = [key for key in flat(recipe.to_dict()) if not f"{key}.".startswith(_dotted(FIXED))]
+    known = [key for key in flat(recipe.to_dict()) if not {key, key.split(".")[0]} & FIXED]
     for key, dimension in recipe.search.dimensions().items():
-        if f"{key}.".startswith(_dotted(FIXED)):
-            raise InputError(
-                f"search.space: {key} cannot be searched over: trials would not compare, or it "
-                "changes nothing of them. Leave it out."
-            )
         # Those of the model are its own, which building it checks.
         if key not in known and not (key.startswith("model.") and key.count(".") == 1):
             raise InputError(
-                f"search.space: there is no recipe key {key!r}.{suggest(key, known)} Known: "
+                f"search.space: {key!r} cannot be searched over.{suggest(key, known)} Known: "
                 f"{', '.join(known)}, and model.NAME for the model's own."
             )
         ends = (dimension.low, dimension.high) if isinstance(dimension, Range) else dimension
         for value in ends:
             recipe_with(recipe, {key: value})
-
-
-def _dotted(keys: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{key}." for key in keys)
 
 
 def recipe_with(
