@@ -465,6 +465,8 @@ def estimate_attach(
                 skip_bad_rows=options.skip_bad_rows,
             )
             documents, tokens = built.documents, built.tokens
+        # A document's last token predicts nothing.
+        tokens -= documents
         per_token, kept = _time_reading(opened, window, Path(name), options.bf16)
         row = bytes_per_position(kept.width)
         states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
