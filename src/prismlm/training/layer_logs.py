@@ -96,7 +96,9 @@ def layer_logs(trainer: PrismTrainer, out: Path, tensorboard: str, done: int) ->
     drawn = out / tensorboard if recipe.logging.tensorboard else None
     logs: list[LayerLog] = []
     channel_tokens, head_tokens = recipe.evaluation.channel_tokens, _head_tokens(trainer)
-    norms = [math.nan] * (len(parallel.blocks(decoder)) if head_tokens else 0)
+    # Found now: FSDP2 gives them other classes.
+    blocks = parallel.blocks(decoder) if head_tokens else []
+    norms = [math.nan] * len(blocks)
 
     def channels() -> list[Row]:
         return channels_figures(decoder, heldout.batches(channel_tokens))
@@ -107,7 +109,7 @@ def layer_logs(trainer: PrismTrainer, out: Path, tensorboard: str, done: int) ->
     if channel_tokens and has_mixers(decoder):
         logs.append(LayerLog(trainer, out / CHANNELS_FILE, CHANNEL_COLUMNS, channels, done, drawn))
     if head_tokens:
-        trainer.on_gradients = partial(_read_gradients, trainer, norms)
+        trainer.on_gradients = partial(_read_gradients, trainer, blocks, norms)
         logs.append(LayerLog(trainer, out / HEADS_FILE, HEAD_COLUMNS, heads, done, drawn))
     return logs
 
@@ -215,7 +217,9 @@ def _parameters(mixer: PrototypeMixer) -> Row:
 
 
 @torch.no_grad()
-def _read_gradients(trainer: PrismTrainer, norms: list[float], step: int) -> None:
+def _read_gradients(
+    trainer: PrismTrainer, blocks: list[nn.Module], norms: list[float], step: int
+) -> None:
     """Put ‖∂L/∂θ_ℓ‖ of each block ℓ, before clipping, into ``norms``, in steps that are evaluated.
 
     Every process has to call.
@@ -224,7 +228,7 @@ def _read_gradients(trainer: PrismTrainer, norms: list[float], step: int) -> Non
     every = recipe.evaluation.every
     if step != recipe.steps and not (every and step % every == 0):
         return
-    for layer, block in enumerate(parallel.blocks(trainer.model.model)):
+    for layer, block in enumerate(blocks):
         grads = [p.grad for p in block.parameters() if p.grad is not None]
         each = [parallel.full(grad.float().norm()) for grad in grads]
         norms[layer] = float(torch.stack(each).norm()) if each else 0.0
