@@ -13,8 +13,9 @@ import prismlm
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.errors import InputError, StaleLensError
 from prismlm.index import layout
-from prismlm.index.build import IndexOptions, Shard, build_index
+from prismlm.index.build import IndexOptions, build_index
 from prismlm.index.lens import Lens
+from prismlm.index.scan import Shard
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 from prismlm.ops import prototype_head
 from tests.helpers.next_tokens import next_tokens
@@ -166,10 +167,10 @@ def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
     ]
     assert not torch.equal(*states)
     assert torch.nn.functional.cosine_similarity(*states).min() > 0.99
-    part = Shard(0, 2)
-    build_index(lm.model, lm.head, few, tmp_path / "parts", options, part)
+    first = Shard(0, 2)
+    build_index(lm.model, lm.head, few, tmp_path / "parts", replace(options, shard=first))
     with pytest.raises(InputError, match="precision: bf16 → float32"):
-        build_index(lm.model, lm.head, few, tmp_path / "parts", OPTIONS, part)
+        build_index(lm.model, lm.head, few, tmp_path / "parts", replace(OPTIONS, shard=first))
 
 
 def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from prismlm.errors import InputError, Interrupted, PrismError
-from prismlm.index.build import Parts, Shard, build_index
+from prismlm.index.build import Parts, build_index
+from prismlm.index.scan import Shard
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.kills import (
     OPTIONS,
@@ -46,6 +47,10 @@ def straight(corpus, model, tmp_path_factory):
     return build_index(*model, corpus, tmp_path_factory.mktemp("straight") / "lens", OPTIONS)
 
 
+def part_of(number, count, **changed):
+    return replace(OPTIONS, shard=Shard(number, count), **changed)
+
+
 class StopAfter:
     """A reporter that sends a signal, or raises, when so many advances are made."""
 
@@ -75,7 +80,7 @@ def test_shards_in_any_order_give_the_same_bytes(corpus, model, straight, tmp_pa
     count = 2 + 3 * seed
     order = random.Random(seed).sample(range(count), count)
     out = tmp_path / "lens"
-    results = [build_index(*model, corpus, out, OPTIONS, Shard(i, count)) for i in order]
+    results = [build_index(*model, corpus, out, part_of(i, count)) for i in order]
     assert results == [None] * (count - 1) + [out]
     assert_same_lens(straight, out)
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
@@ -88,25 +93,25 @@ def test_a_signal_keeps_finished_parts_and_says_how_to_resume(
     out = tmp_path / "lens"
     stop = StopAfter(3, lambda: os.kill(os.getpid(), number))
     with pytest.raises(Interrupted, match="No part was finished") as stopped:
-        build_index(*model, corpus, out, OPTIONS, Shard(1, 2), progress=stop)
+        build_index(*model, corpus, out, part_of(1, 2), progress=stop)
     assert stopped.value.exit_code == code
     assert list(tmp_path.iterdir()) == []
-    build_index(*model, corpus, out, OPTIONS, Shard(0, 2))
+    build_index(*model, corpus, out, part_of(0, 2))
     stop = StopAfter(3, lambda: os.kill(os.getpid(), number))
     with pytest.raises(Interrupted, match="same command again") as stopped:
-        build_index(*model, corpus, out, OPTIONS, Shard(1, 2), progress=stop)
+        build_index(*model, corpus, out, part_of(1, 2), progress=stop)
     assert str(Parts(out, 2).path) in str(stopped.value)
     assert not out.exists()
     # What was finished is not read again.
     again = StopAfter(1, pytest.fail)
-    assert build_index(*model, corpus, out, OPTIONS, Shard(0, 2), progress=again) is None
-    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, Shard(1, 2)))
+    assert build_index(*model, corpus, out, part_of(0, 2), progress=again) is None
+    assert_same_lens(straight, build_index(*model, corpus, out, part_of(1, 2)))
 
 
-def all_parts_but_no_lens(corpus, model, out, last=None):
+def all_parts_but_no_lens(corpus, model, out, last):
     """Index the last part, as if the process had ended before it wrote the lens."""
     with patch("prismlm.index.build.discard"):
-        build_index(*model, corpus, out, OPTIONS, last)
+        build_index(*model, corpus, out, last)
     shutil.rmtree(out)
 
 
@@ -115,42 +120,42 @@ def all_parts_but_no_lens(corpus, model, out, last=None):
 def test_a_full_disk_leaves_nothing_half_written(corpus, model, straight, tmp_path, size, part):
     out = tmp_path / "lens"
     for number in range(part * 2):
-        build_index(*model, corpus, out, OPTIONS, Shard(number, 3))
+        build_index(*model, corpus, out, part_of(number, 3))
     if part:
-        all_parts_but_no_lens(corpus, model, out, Shard(2, 3))
+        all_parts_but_no_lens(corpus, model, out, part_of(2, 3))
     full = StopAfter(1, lambda: limit_files(size))
     with (
         limit_lifted_after(),
         pytest.raises(PrismError, match=r"could not be written.*same command"),
     ):
-        build_index(*model, corpus, out, OPTIONS, Shard(2, 3) if part else None, progress=full)
+        build_index(*model, corpus, out, part_of(2, 3) if part else OPTIONS, progress=full)
     assert not out.exists()
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".lock")]
     assert Parts(out, 3).complete() == [0, 1, 2][: part * 3]
-    again = build_index(*model, corpus, out, OPTIONS, Shard(2, 3) if part else None)
+    again = build_index(*model, corpus, out, part_of(2, 3) if part else OPTIONS)
     assert_same_lens(straight, again)
 
 
 def test_another_input_is_refused_and_named(corpus, model, straight, tmp_path):
-    out, first = tmp_path / "lens", Shard(0, 2)
-    build_index(*model, corpus, out, OPTIONS, first)
+    out, first = tmp_path / "lens", part_of(0, 2)
+    build_index(*model, corpus, out, first)
     with pytest.raises(InputError, match=r"contexts: 4 → 5.*--overwrite"):
-        build_index(*model, corpus, out, replace(OPTIONS, contexts=5), first)
+        build_index(*model, corpus, out, replace(first, contexts=5))
     other = make_model(corpus, seed=1)
     with pytest.raises(InputError, match=r"model: .* → .*prototypes: "):
-        build_index(*other, corpus, out, OPTIONS, first)
+        build_index(*other, corpus, out, first)
     text = make_corpus(tmp_path / "other", seed=3)
     with pytest.raises(InputError, match="corpus: "):
-        build_index(*model, text, out, OPTIONS, first)
+        build_index(*model, text, out, first)
     with pytest.raises(InputError, match="shards: 2 → 3"):
-        build_index(*model, corpus, out, OPTIONS, Shard(0, 3))
+        build_index(*model, corpus, out, part_of(0, 3))
     with pytest.raises(InputError, match="another tokenizer than the model's"):
-        build_index(*model, corpus, out, OPTIONS, first, tokenizer="0" * 32)
-    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, Shard(1, 2)))
+        build_index(*model, corpus, out, first, tokenizer="0" * 32)
+    assert_same_lens(straight, build_index(*model, corpus, out, part_of(1, 2)))
     shutil.rmtree(out)
-    build_index(*model, corpus, out, replace(OPTIONS, contexts=5), first)
-    build_index(*model, corpus, out, OPTIONS, first, overwrite=True)
-    assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS, Shard(1, 2)))
+    build_index(*model, corpus, out, replace(first, contexts=5))
+    build_index(*model, corpus, out, first, overwrite=True)
+    assert_same_lens(straight, build_index(*model, corpus, out, part_of(1, 2)))
 
 
 def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
@@ -178,10 +183,10 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
 
 def test_parts_that_begin_together_discard_another_run_once(corpus, model, straight, tmp_path):
     out = tmp_path / "lens"
-    build_index(*model, corpus, out, replace(OPTIONS, contexts=5), Shard(0, 4))
+    build_index(*model, corpus, out, part_of(0, 4, contexts=5))
 
     def part(number):
-        build_index(*model, corpus, out, OPTIONS, Shard(number, 4), overwrite=True)
+        build_index(*model, corpus, out, part_of(number, 4), overwrite=True)
 
     children = [index_in_child(lambda n=n: part(n)) for n in range(4)]
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4

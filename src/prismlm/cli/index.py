@@ -20,7 +20,7 @@ from prismlm.errors import InputError, check_choice
 if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus, HubDataset
     from prismlm.cost import Cost
-    from prismlm.index.build import IndexOptions, Shard
+    from prismlm.index.scan import IndexOptions, Shard
     from prismlm.models.checkpoint import Checkpoint
     from prismlm.progress import Reporter
 
@@ -83,6 +83,7 @@ def index(
         positions=positions,
         codes=check_codes(codes),
         bf16=uses_bf16(precision, where),
+        shard=part,
     )
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=where)
@@ -90,7 +91,7 @@ def index(
     if dry_run:
         print_cost(_cost(model, source, checkpoint, options), as_json=as_json)
         return
-    _run(model, source, checkpoint, out, options, part, overwrite=overwrite, as_json=as_json)
+    _run(model, source, checkpoint, out, options, overwrite=overwrite, as_json=as_json)
 
 
 class _Dataset(NamedTuple):
@@ -169,7 +170,6 @@ def _run(
     checkpoint: Checkpoint,
     out: Path,
     options: IndexOptions,
-    part: Shard,
     *,
     overwrite: bool,
     as_json: bool,
@@ -183,7 +183,7 @@ def _run(
     reporter = ConsoleReporter() if is_first_process() else SILENT
     corpus = source
     if isinstance(corpus, _Dataset):
-        corpus = _streamed(model, corpus, wait=part.count > 1, reporter=reporter)
+        corpus = _streamed(model, corpus, wait=options.shard.count > 1, reporter=reporter)
     began = time.monotonic()
     written = build_index(
         checkpoint.model,
@@ -191,7 +191,6 @@ def _run(
         corpus,
         out,
         options,
-        part,
         trained_on=_trained_on(checkpoint, corpus),
         tokenizer=tokenizer_fingerprint(checkpoint.tokenizer),
         overwrite=overwrite,
@@ -202,7 +201,7 @@ def _run(
         summary = {"lens": str(out), **lens_summary(out), "seconds": seconds}
         print_json(summary) if as_json else print_facts(summary)
     elif "WORLD_SIZE" not in os.environ:
-        _report_part(out, part, as_json=as_json)
+        _report_part(out, options.shard, as_json=as_json)
 
 
 def _streamed(model: Path, source: _Dataset, *, wait: bool, reporter: Reporter) -> Corpus:
@@ -250,7 +249,7 @@ def _cost(
 
 def _shard(shard: str | None) -> Shard:
     """Return which part to read: one that is named, one of torchrun's, or all."""
-    from prismlm.index.build import Shard
+    from prismlm.index.scan import Shard
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if shard is None:

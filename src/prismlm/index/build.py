@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -36,21 +35,12 @@ NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
 SECONDS_MEASURED = 10.0
 
 
-@dataclass(frozen=True)
-class Shard:
-    """One part of an index that several processes make: which, from 0, and of how many."""
-
-    number: int = 0
-    count: int = 1
-
-
 def build_index(
     model: PreTrainedModel,
     head: PrototypeHead,
     corpus: Corpus,
     out: Path | str,
     options: IndexOptions | None = None,
-    shard: Shard | None = None,
     *,
     trained_on: layout.TrainedOn = None,
     tokenizer: str | None = None,
@@ -73,8 +63,7 @@ def build_index(
         head: its prototype head.
         corpus: the text; any corpus, also one the model was not trained on.
         out: the lens directory.
-        options: how it is read.
-        shard: which part; all of it, if none is given.
+        options: how it is read, and which part of it.
         trained_on: whether the model was trained on this corpus, if that is known.
         tokenizer: the fingerprint of the model's tokenizer, to be checked against the corpus's.
         overwrite: replace an existing lens, and discard parts that were made with other inputs.
@@ -91,26 +80,29 @@ def build_index(
         PrismError: the disk is full or failing.
         Interrupted: SIGINT or SIGTERM came; finished parts are kept.
     """
-    options, shard, out = options or IndexOptions(), shard or Shard(), Path(out)
+    options, out = options or IndexOptions(), Path(out)
+    shard = options.shard
     check_index(model, corpus, options, tokenizer)
     check_lens(out, overwrite=overwrite)
     given, parts = ScanInput(model, head, corpus, options, states), Parts(out, shard.count)
     documents, tokens = split_counts(corpus, options.split)
     expected = lens_bytes(head, options, documents, tokens - documents)
     check_room(f"the lens {out}", out, expected, parts.path)
-    run = _run(given, shard)
+    run = _run(given)
     if model.device.type == "cpu":
         keep_freed_memory()
     room = room_to_write(f"the lens {out}", out.parent, lambda: f"Make room. {parts.kept()}")
     with evaluating(model), Interrupts(parts.kept) as interrupts, room:
         interrupts.now = True
         parts.check(run, overwrite=overwrite)
+        # Another process may have written it in the meantime.
+        check_lens(out, overwrite=overwrite)
         part = parts.part(shard.number)
         with writing(part):
             if not part.is_dir():
                 with atomic_directory(part) as directory:
                     write_json(directory / RUN_FILE, run)
-                    _scan(given, shard, directory, progress)
+                    _scan(given, directory, progress)
         if len(parts.complete()) < shard.count:
             return None
         parts.check(run)
@@ -166,7 +158,7 @@ class Parts:
                 )
 
 
-def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
+def _run(given: ScanInput) -> dict[str, Any]:
     """Return everything that what is found depends on."""
     corpus, options = given.corpus, given.options
     run = {
@@ -181,7 +173,7 @@ def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
         "positions": options.positions,
         "codes": options.codes,
         "precision": "bf16" if options.bf16 else "float32",
-        "shards": shard.count,
+        "shards": options.shard.count,
     }
     if given.states is not None:
         given.states.check(run)
@@ -189,8 +181,9 @@ def _run(given: ScanInput, shard: Shard) -> dict[str, Any]:
     return run
 
 
-def _scan(given: ScanInput, shard: Shard, directory: Path, progress: Reporter) -> None:
+def _scan(given: ScanInput, directory: Path, progress: Reporter) -> None:
     """Read the blocks of a part, and write what was found."""
+    shard = given.options.shard
     slots = given.order.slots(shard.number, shard.count)
     documents, tokens = split_counts(given.corpus, given.options.split)
     share_of_all = len(slots) / given.order.count

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.errors import FormatError
-from prismlm.files import from_json
 from prismlm.index import layout
 from prismlm.index.codes import Codes, open_codes
 from prismlm.index.where import Conditions, Keys, rows_matching
@@ -81,18 +80,15 @@ class Cells:
         self.path = directory / layout.CELLS_FILE
         # Lenses of before noted checksums here.
         known = {name: value for name, value in meta.items() if name != "checksums"}
-        self.meta = from_json(CellsMeta, known, f"{directory / layout.META_FILE}, cells,")
+        self.meta = CellsMeta(**known)
         if self.meta.codes != "int8":
             check([layout.CELL_CENTRES_FILE])
         self.codes = open_codes(directory, self.meta.codes, self.meta.width)
         record = record_type(self.codes, self.meta.position_bytes, self.meta.token_bytes)
-        types = record, np.dtype("<i8"), np.dtype("<i8")
-        opened = [layout.open_array(directory / name) for name in layout.CELL_FILES]
+        opened = (layout.open_array(directory / name) for name in layout.CELL_FILES)
         self._records, self._keys, self._starts = opened
-        if [one.dtype for one in opened] != list(types) or any(one.ndim != 1 for one in opened):
-            raise FormatError(f"{self.path} is of another type than noted. {layout.REBUILD}")
-        if len(self._records) != self.meta.rows or len(self._keys) != len(self._starts):
-            raise FormatError(f"{self.path}: its files have other lengths. {layout.REBUILD}")
+        if self._records.dtype != record or len(self._records) != self.meta.rows:
+            raise FormatError(f"{self.path} is not as {layout.META_FILE} says. {layout.REBUILD}")
         self._bytes = np.asarray(self._records).view(np.uint8).reshape(-1, record.itemsize)
         self._columns: dict[str, Keys] = {}
         self._facts: dict[int, dict[str, Any]] = {}

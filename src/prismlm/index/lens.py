@@ -15,7 +15,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
-from prismlm.files import from_json
 from prismlm.index import layout, suffixes
 from prismlm.index.around import Around, joined, sentence_around
 from prismlm.index.cells import Cells
@@ -218,10 +217,7 @@ class Lens:
     @read_once
     def support(self) -> SupportScale | None:
         """What text scores that the corpus does not hold; None with too little text."""
-        if self.meta.support is None:
-            return None
-        where = f"{self.path / layout.META_FILE}, support,"
-        return from_json(SupportScale, self.meta.support, where)
+        return None if self.meta.support is None else SupportScale(**self.meta.support)
 
     @read_once
     def suffixes(self) -> Suffixes | None:

@@ -50,6 +50,14 @@ Key = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
+class Shard:
+    """One part of an index that several processes make: which, from 0, and of how many."""
+
+    number: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class IndexOptions:
     """How a corpus is read.
 
@@ -64,6 +72,7 @@ class IndexOptions:
         positions: the share of all positions that goes to the cells.
         codes: of their hidden states: int8, or pq for a quarter of the size.
         bf16: run the forward passes in bfloat16 (autocast).
+        shard: the part of the corpus to read.
     """
 
     contexts: int = 64
@@ -74,6 +83,7 @@ class IndexOptions:
     positions: float = 1.0
     codes: CodeName = "int8"
     bf16: bool = False
+    shard: Shard = Shard()
 
 
 @dataclass(frozen=True)

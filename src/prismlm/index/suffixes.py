@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.errors import FormatError, InputError
-from prismlm.index.layout import REBUILD, open_array
+from prismlm.errors import InputError
+from prismlm.index.layout import open_array
 from prismlm.index.sort_cells import array_file
 
 if TYPE_CHECKING:
@@ -109,12 +109,7 @@ class Suffixes:
 
     @classmethod
     def open(cls, directory: Path | str) -> Suffixes:
-        """Open the suffix array of a lens directory.
-
-        Raises:
-            InputError: the lens has none; the message says how to add it.
-            FormatError: a file is missing, cut off or damaged.
-        """
+        """Open the suffix array of a lens directory; InputError where the lens has none."""
         path = Path(directory)
         if not has_suffixes(path):
             raise InputError(
@@ -122,21 +117,7 @@ class Suffixes:
                 f"{ORDER_FILE}. Install prismlm with its extra verbatim, pip install "
                 "'prismlm[verbatim]', and build the lens again with `prismlm index`."
             )
-        tokens, order, documents = (np.asarray(open_array(path / name)) for name in FILES)
-        fits = (
-            tokens.dtype in (">u2", ">u4")
-            and order.dtype in ("<u4", "<i8")
-            and order.shape == tokens.shape == (tokens.size,)
-            and documents.dtype == "<i8"
-            and documents.shape == (3, documents.size // 3)
-            and 0 < documents.shape[1] <= len(tokens)
-        )
-        if not fits:
-            raise FormatError(
-                f"the suffix array {path / ORDER_FILE} is damaged, or its files are not of one "
-                f"lens. {REBUILD}"
-            )
-        return cls(path, tokens, order, documents)
+        return cls(path, *(np.asarray(open_array(path / name)) for name in FILES))
 
     def __len__(self) -> int:
         """How many tokens can be found: all but the ends of documents."""

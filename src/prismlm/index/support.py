@@ -48,10 +48,6 @@ class SupportScale:
     nearest: list[float]
     predictions: int
 
-    def __post_init__(self) -> None:
-        if not self.nearest:
-            raise TypeError("it has no percentiles")
-
     @property
     def median(self) -> float:
         """The nearest cosine of the median prediction of unseen text."""
