@@ -190,7 +190,7 @@ def bleu_figures(
         # A model's best prompt with what all models write after it, the best first.
         row = rows[int(np.argmax(found))]
         reference = prompts[row].reference
-        given = [
+        given: list[dict[str, Any]] = [
             {"model": other, "text": text[row], "bleu": sentence_bleu(text[row], reference)}
             for other, text in texts.items()
         ]
