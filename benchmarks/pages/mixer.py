@@ -36,7 +36,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "direct": _by_device(devices, "mixer", "direct"),
         "memory": _by_device(devices, "memory", "attention"),
         "step": _by_device(devices, "step", "llama"),
-        "throughput": cpu["throughput"]["rows"],
+        "throughput": cpu["throughput"]["rows"][1:],
         "decode": cpu["decode"]["rows"],
         "models": MODELS,
         "environments": [part["mixer"]["environment"] for part in (cpu, gpu)],

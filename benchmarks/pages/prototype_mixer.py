@@ -74,7 +74,8 @@ def _ablated(ablations: Rows) -> list[list[str]]:
             default = rows[0]["model"]
             source = "–" if figure is None else f"{figure / (figure_of[default] or 1):.3f}"
             over = spread(ratios(rows, ablations.get(default, [])), ".3f")
-            table.append([title, said, over, source])
+            first = not table or all(title != row[0] for row in table)
+            table.append([title if first else "", said, over, source])
     return table
 
 
