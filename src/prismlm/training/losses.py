@@ -60,7 +60,7 @@ class OutputMap(NamedTuple):
     def of_tokens(self, tokens: Int64[Tensor, " S"]) -> OutputMap:
         """Return the map to the logits of some tokens."""
         bias = None if self.bias is None else self.bias[tokens]
-        return OutputMap(self.weight[tokens], bias, self.logit_map)
+        return OutputMap(self.weight.index_select(0, tokens), bias, self.logit_map)
 
 
 class VocabularySample:

@@ -276,7 +276,7 @@ class _ChosenCosines(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_z = gather_sum(indices, of_cosines, unit_p).index_add_(0, point, unit_p * of_points)
         to_p = scatter_sum(indices, len(unit_p), (of_cosines, unit_z))
-        return to_z, to_p.addcmul_(unit_z[point], of_points), None, None, None, None
+        return to_z, to_p.addcmul_(unit_z.index_select(0, point), of_points), None, None, None, None
 
 
 @torch.no_grad()
