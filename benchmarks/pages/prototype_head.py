@@ -54,6 +54,12 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         return [100 * (run[of][key] / ce - 1) for run, ce in zip(group, beside, strict=True)]
 
     tried = over_plain([run for run in runs if run["kind"] == "tried"], "prototype_only_ce")
+    sampled: dict[tuple[int, float], dict[int, str]] = {}
+    for run in runs:
+        if run["kind"] == "sampled" or run["name"] == "default":
+            losses = run["settings"]["losses"]
+            varied = min(4096, losses["kl_tokens"]), losses["residual"]
+            sampled.setdefault(varied, {})[seed(run)] = above(run, "quality")
     sweep = [run for run in runs if run["kind"] == "sweep"]
     sizes = [run for run in runs if run["kind"] == "size"]
     same = [run for run in methods["default-third"] if seed(run) == seed(sizes[0])]
@@ -75,15 +81,19 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "over_the_run": [_over_the_run(methods["default"][0], time) for time in times],
         "values": lambda group, key, of="quality": [run[of][key] for run in group],
         "mean": mean,
-        "above": lambda run, of: (
-            f"{100 * (run[of]['prototype_only_ce'] / run['quality']['ce'] - 1):.2f}"
-        ),
+        "above": above,
+        "sampled": sorted(sampled.items()),
         "route": route,
         "route_cuda": route_cuda,
         "routed": _routed(route, route_cuda),
         "gpu": read("prototype_head_gpu/step-time-gpt2-small-16.json"),
         "gpu_prototypes": yaml.safe_load(RECIPE.read_text())["head"]["prototypes"],
     }
+
+
+def above(run: Run, of: str) -> str:
+    """Return how far prototypes alone, or the control, are above the plain model, in %."""
+    return f"{100 * (run[of]['prototype_only_ce'] / run['quality']['ce'] - 1):.2f}"
 
 
 def mean(values: list[float], digits: int, unit: str = "") -> str:

@@ -38,7 +38,7 @@ from prismlm.training.setup import prepare
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "prototype_head"
 DEFAULT, VARIED = "default", "default-quarter"
-PARTS = ["methods", "attached", "detached", "tried", "sweep", "sizes"]
+PARTS = ["methods", "attached", "detached", "tried", "sampled", "sweep", "sizes"]
 HELD_OUT_TOKENS = 50_000
 SWEPT = {"prototypes": [512, 1024, 4096], "prototypes_per_token": [8, 32]}
 # Beside llama-laptop, which the methods are compared on.
@@ -53,6 +53,16 @@ TRIED = {
     "RES × 3": {"losses": {"residual": 0.3}},
     "R1, R2 × 0.1": {"losses": {"prototype_pull": 0.001, "point_pull": 0.001}},
 }
+# Tokens of the vocabulary that a step's KL is over, and the weight of RES.
+SAMPLED = [
+    (4096, 0.1),
+    (2048, 0.1),
+    (1024, 0.1),
+    (512, 0.1),
+    (1024, 0.3),
+    (1024, 3.0),
+    (1024, 10.0),
+]
 Settings = dict[str, Any]
 
 
@@ -86,6 +96,13 @@ def main() -> None:
             run_attached(name, settings, arguments.out)
     if arguments.part == "tried":
         run_bank("tried", {n: merged(runs[VARIED], c) for n, c in TRIED.items()}, arguments.out)
+    if arguments.part == "sampled":
+        losses = {(size, r): {"kl_tokens": size, "residual": r} for size, r in SAMPLED}
+        varied = {
+            f"{size} tokens, RES × {weight:g}": merged(runs[DEFAULT], {"losses": changed})
+            for (size, weight), changed in losses.items()
+        }
+        run_bank("sampled", varied, arguments.out)
     if arguments.part == "sweep":
         run_bank("sweep", swept(runs[DEFAULT]), arguments.out)
     if arguments.part == "sizes":
