@@ -29,7 +29,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import asked
 from prismlm.demo.prompts import ANSWERED, QUESTIONS
 from prismlm.demo.texts import pairs_path
-from prismlm.explain.passages import PositionAttribution, added_up
+from prismlm.explain.attribution import Attribution, added_up
 from prismlm.explain.positions import supports_of
 from prismlm.explain.shares import worth_showing
 from prismlm.files import json_text, read_json, write_json
@@ -117,10 +117,9 @@ class Search:
         self.titles = dict(zip(self.ids, lens.cells.documents["title"].to_pylist(), strict=True))
         self.bm25 = BM25(self.texts)
 
-    def attribution(self, order: str, trace: prismlm.Trace) -> PositionAttribution:
+    def attribution(self, order: str, trace: prismlm.Trace) -> Attribution:
         """Return the attribution of an answer, by prismlm or with all tokens alike."""
         found = trace[trace.first :].attribution()
-        assert isinstance(found, PositionAttribution)
         if order == "prismlm":
             return found
         table = trace.table[trace.first :]
@@ -129,7 +128,7 @@ class Search:
             found,
             places=added_up(supports.place, supports.weight, supports.cosine),
             unplaced=float(supports.unplaced.sum()),
-            beside=table.residual_and_bias,
+            beside=float(table.beside.sum()),
         )
 
     def rank(self, order: str, trace: prismlm.Trace, query: str, document: str) -> int:

@@ -98,7 +98,7 @@ def test_few_passages_are_read_and_they_are_those_that_reading_all_puts_first(
     probabilities_at = module.probabilities_at
 
     def counted(*args):
-        read.append(len(args[4]))
+        read.append(len(args[2]))
         return probabilities_at(*args)
 
     monkeypatch.setattr(module, "probabilities_at", counted)
@@ -129,11 +129,10 @@ def test_few_passages_are_read_and_they_are_those_that_reading_all_puts_first(
 
 def test_no_weight_exceeds_its_bound_and_candidates_have_the_largest(lm, monkeypatch):
     trace = lm.explain(TEXTS[1], generate=8)
-    cells = lm.lens.cells
     monkeypatch.setattr(module, "CANDIDATES", 100)
-    some = module.candidates(trace.table, lm, lm.lens, cells)
+    some = module.candidates(trace.table, lm, lm.lens)
     tokens = trace.table.targets.numpy()[some.prediction]
-    p = module.probabilities_at(lm, lm.lens, cells, lm.lens.corpus, some.place, tokens)
+    p = module.probabilities_at(lm, lm.lens, some.place, tokens)
     true = some._replace(probability=p).weight
     assert (true <= some.bound + 1e-3).all()
     assert (some.weight <= some.bound + 1e-3).all()
@@ -141,14 +140,14 @@ def test_no_weight_exceeds_its_bound_and_candidates_have_the_largest(lm, monkeyp
     # int8 codes are near enough for estimates that are near.
     np.testing.assert_allclose(some.weight, true, atol=0.02)
     monkeypatch.setattr(module, "CANDIDATES", EVERYTHING)
-    every = module.candidates(trace.table, lm, lm.lens, cells)
+    every = module.candidates(trace.table, lm, lm.lens)
     assert len(every.place) > len(some.place) == 100
     assert sorted(every.bound)[-100:] == sorted(some.bound)
 
 
 def test_the_window_of_a_place_is_the_indexs(lm):
     """A place of a later window is read with that window's context, as the index has it."""
-    corpus, cells, meta = lm.lens.corpus, lm.lens.cells, lm.lens.meta
+    cells, meta = lm.lens.cells, lm.lens.meta
     records = cells.records(np.arange(len(cells)))
     offset = records["position"] - cells.starts[cells.document_of(records["position"])]
     chosen = np.concatenate(
@@ -158,7 +157,7 @@ def test_the_window_of_a_place_is_the_indexs(lm):
         ]
     )
     found = module.probabilities_at(
-        lm, lm.lens, cells, corpus, records["position"][chosen], next_tokens(cells, chosen)
+        lm, lm.lens, records["position"][chosen], next_tokens(cells, chosen)
     )
     # The index noted the probability of the token that did come next.
     np.testing.assert_allclose(found, records["probability"][chosen], rtol=2e-3, atol=1e-5)
@@ -203,10 +202,6 @@ def test_what_is_missing_is_said(lm, tiny_model):
     gone.lens.meta = replace(gone.lens.meta, corpus_path="/nowhere", with_text=False)
     with pytest.raises(InputError, match="is not where it was"):
         gone.explain(TEXTS[0]).against()
-    bare = prismlm.load(tiny_model)
-    bare.lens.__dict__["cells"] = None
-    with pytest.raises(InputError, match="has no cells"):
-        bare.explain(TEXTS[0]).against()
 
 
 def test_the_corpus_is_read_where_it_is_by_then(lm, tiny_model, tmp_path):

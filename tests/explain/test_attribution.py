@@ -1,93 +1,143 @@
-"""Shares against loops written from the definitions, on a lens of three prototypes."""
+"""Shares, passages and documents by hand and against loops, on a lens of six positions."""
 
 from dataclasses import replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm.errors import InputError
+from prismlm.explain import positions
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.index import layout
-from prismlm.index.lens import Lens
-from prismlm.layers import PrototypeHead
+from prismlm.explain.positions import TEMPERATURE
+from prismlm.index import neighbours
+from tests.helpers.hand_lens import CONTEXTS, DOCUMENTS, hand_lens
 
-CONTEXTS = [
-    # prototype, rank, position, doc_id, source, domain, license; prototype 2 is never used
-    (0, 0, 10, "a", "s1", "law", "CC0"),
-    (0, 1, 20, "b", "s2", "medicine", None),
-    (1, 0, 30, "a", "s1", "law", "CC0"),
-]
-MASS = [
-    (0, "s1", "law", "CC0", 4, 3.0),
-    (0, "s2", "medicine", None, 2, 1.0),
-    (1, "s1", "law", "CC0", 1, 5.0),
-]
-
-
-def source_shares(table, lens, by="source", *, method="source", where=None):
-    return attribute(table, lens, method).sources(by, where)
-
-
-def document_shares(table, lens, *, where=None):
-    return attribute(table, lens, "source").documents(where=where)
+SOURCES = dict(zip(DOCUMENTS["doc_id"], DOCUMENTS["source"], strict=True))
 
 
 @pytest.fixture(scope="module")
 def lens(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("lens")
-    rows = [
-        {
-            "prototype": p,
-            "rank": rank,
-            "cosine": 0.9,
-            "activation": 0.9,
-            "routed": True,
-            "position": position,
-            "doc_id": doc_id,
-            "source": source,
-            "domain": domain,
-            "license": license,
-            "title": None,
-            "url": None,
-            "before": f"before {position} ",
-            "token": "here",
-            "after": " after",
-        }
-        for p, rank, position, doc_id, source, domain, license in CONTEXTS
-    ]
-    pq.write_table(
-        pa.Table.from_pylist(rows, schema=layout.INDEX_SCHEMA), directory / layout.INDEX_FILE
-    )
-    mass = [dict(zip(layout.MASS_SCHEMA.names, row, strict=True)) for row in MASS]
-    pq.write_table(
-        pa.Table.from_pylist(mass, schema=layout.MASS_SCHEMA), directory / layout.MASS_FILE
-    )
-    meta = layout.LensMeta(
-        "",
-        "",
-        "",
-        "c",
-        "/c",
-        "train",
-        None,
-        8,
-        8,
-        2,
-        2,
-        100,
-        with_text=True,
-        cells={},
-        files=layout.describe_files(directory),
-    )
-    return Lens(directory, meta, PrototypeHead(2, 3, 2))
+    return hand_lens(tmp_path_factory.mktemp("lens"))
 
 
-def table(indices, activations):
+@pytest.fixture
+def table():
+    """One prediction of token 5 at (1, 0), by prototypes 0 and 1; the third speaks against it."""
+    return EvidenceTable(
+        torch.tensor([[0, 1, 2]]),
+        torch.tensor([[2.0, 1.0, -4.0]]),
+        torch.tensor([1.0]),
+        torch.tensor([-1.0]),
+        torch.tensor([[1.0, 0.0]]),
+        torch.tensor([3]),
+        torch.tensor([5]),
+    )
+
+
+def test_shares_by_hand(lens, table):
+    # Positions 10 and 150 lie at the state itself, 20 and 60 at 8 degrees from it; 30 has another
+    # next token, and the prototype of 5 speaks against.
+    far = np.exp((np.cos(np.deg2rad(8)) - 1) / TEMPERATURE)
+    near = 3 / (2 + 2 * far) / 4  # evidence 3 of 4, the residual's 1 is unattributed
+    found = attribute(table, lens)
+    assert found.places.place.tolist() == [10, 20, 60, 150]
+    np.testing.assert_allclose(
+        found.places.value / found.total, [near, near * far, near * far, near], rtol=2e-2
+    )
+    by_domain = found.sources("domain")
+    shares = {item.key: item.share for item in by_domain.items}
+    assert shares == pytest.approx({"law": near * (1 + 2 * far), "(unknown)": near}, rel=2e-2)
+    assert by_domain.unattributed == pytest.approx(1 / 4)
+    # Of 99 and 300 positions: the last token of a document predicts nothing.
+    rates = {item.key: item.base_rate for item in by_domain.items}
+    assert rates == pytest.approx({"law": 99 / 399, "(unknown)": 300 / 399})
+    assert by_domain.items[0].lift == pytest.approx(by_domain.items[0].share / (99 / 399))
+
+
+@pytest.mark.parametrize(("named", "unplaced"), [(1, 1), (2, 0)])
+def test_what_no_heavy_place_relies_on_is_unattributed(
+    table, monkeypatch, tmp_path, named, unplaced
+):
+    lens = hand_lens(tmp_path)
+    # The prediction is 37 degrees from prototype 1, its furthest; places at (1, 0) are at 45. Of
+    # the two that weigh most, 10 is in the cell of prototype 0 and 150 in that of 1.
+    monkeypatch.setattr(positions, "HEAVIEST", named)
+    angles = np.deg2rad([0, -45, -20])
+    lens.head.place_on(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], 1)))
+    state = torch.tensor([[np.cos(np.deg2rad(-8)), np.sin(np.deg2rad(-8))]], dtype=torch.float32)
+    found = attribute(replace(table, states=state), lens)
+    assert found.places.place.tolist() == [10, 20, 60, 150]
+    assert found.places.value.sum() / found.total == pytest.approx((3 - unplaced) / 4)
+    assert found.unplaced / found.total == pytest.approx(unplaced / 4)
+    assert found.sources("domain").unattributed == pytest.approx((1 + unplaced) / 4)
+
+
+def test_heavy_is_what_weighs_most_by_itself(table, monkeypatch, tmp_path):
+    lens = hand_lens(tmp_path)
+    # One of each range is read: 10, at 8 degrees, stands for two; 5, at 4 degrees, for itself. It
+    # is in the cell of prototype 2, which 10 is too far from to rely on.
+    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 1)
+    monkeypatch.setattr(positions, "HEAVIEST", 1)
+    angles = np.deg2rad([0, -45, -20])
+    lens.head.place_on(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], 1)))
+    state = torch.tensor([[np.cos(np.deg2rad(-8)), np.sin(np.deg2rad(-8))]], dtype=torch.float32)
+    asked = replace(
+        table, states=state, indices=torch.tensor([[0, 2]]), evidence=torch.tensor([[2.0, 1.0]])
+    )
+    found = attribute(asked, lens)
+    assert found.places.place.tolist() == [5, 10]
+    assert found.places.value[1] > found.places.value[0]
+    assert found.unplaced == 0
+
+
+def test_a_position_after_the_same_token_counts_ten_times(lens, table):
+    found = attribute(replace(table, read=torch.tensor([4])), lens)
+    far = np.exp((np.cos(np.deg2rad(8)) - 1) / TEMPERATURE)
+    shares = np.array([1, 10 * far, far, 1]) / (2 + 11 * far) * 3 / 4
+    np.testing.assert_allclose(found.places.value / found.total, shares, rtol=2e-2)
+
+
+def test_passages_by_hand(lens, table):
+    found = attribute(table, lens)
+    first, second, third = found.passages()
+    # 10 and 20 are one passage, 60 is further than 24 tokens from 20; marked is the next token.
+    assert (first.doc_id, first.position, first.length) == ("a", 11, 11)
+    assert (second.doc_id, second.position, second.title) == ("b", 151, "B")
+    assert (third.doc_id, third.position, third.length) == ("a", 61, 1)
+    assert first.share + third.share == pytest.approx(found.document_share("a"))
+    assert first.cosine == pytest.approx(1, abs=0.01)
+    assert first.text is None  # the corpus is not at hand
+    assert first.for_or_against == "for"
+    assert [p.doc_id for p in found.passages(where={"license": "CC0"})] == ["a", "a"]
+    assert [d.doc_id for d in found.documents()] == ["a", "b"]
+    assert found.documents()[0].position == 11
+
+
+def test_a_filter_leaves_the_rest_elsewhere(lens, table):
+    found = attribute(table, lens)
+    shares = found.sources("source", {"license": "CC0"})
+    assert [item.key for item in shares.items] == ["s1"]
+    assert shares.elsewhere == pytest.approx(found.document_share("b"))
+    assert sum(i.share for i in shares.items) + shares.elsewhere + 0.25 == pytest.approx(1)
+
+
+def test_without_a_scale_or_predictions_there_is_no_support(lens, table):
+    assert attribute(table, lens).support is None
+    assert attribute(table[:0], lens).support is None
+
+
+def test_no_document_of_this_name_has_no_share(lens, table):
+    assert attribute(table, lens).document_share("c") == 0
+
+
+# What follows is of the measure of PRISM, A_t.
+
+
+def by_contexts(indices, activations):
     count = len(indices)
     return EvidenceTable(
         torch.tensor(indices),
@@ -101,115 +151,64 @@ def table(indices, activations):
     )
 
 
-def test_documents_stand_at_their_weightiest_place(lens):
-    found = document_shares(table([[0, 1]], [[0.6, 0.2]]), lens)
-    # a: 0.6/2 + 0.2, b: 0.6/2, of 0.8.
-    assert [(one.doc_id, one.position) for one in found] == [("a", 10), ("b", 20)]
-    assert [one.share for one in found] == pytest.approx([0.5 / 0.8, 0.3 / 0.8])
-    assert found[0].text == "before 10 here after"
+def random_table(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    indices = [torch.randperm(3, generator=generator)[:2].tolist() for _ in range(count)]
+    activations = torch.rand(count, 2, generator=generator)
+    activations *= torch.rand(count, 2, generator=generator) > 0.2
+    return by_contexts(indices, activations.tolist())
+
+
+def shares_of(found, by, where=None):
+    return {item.key: item.share for item in found.sources(by, where).items}
+
+
+def test_the_measure_of_the_source_by_hand(lens):
+    # a: 0.6/2 + 0.2, b: 0.6/2, of 0.8; neither evidence nor the residual plays a part.
+    found = attribute(by_contexts([[0, 1]], [[0.6, 0.2]]), lens, "source")
+    documents = found.documents()
+    assert [(one.doc_id, one.position) for one in documents] == [("a", 10), ("b", 120)]
+    assert [one.share for one in documents] == pytest.approx([0.5 / 0.8, 0.3 / 0.8])
+    assert shares_of(found, "document") == pytest.approx({"a": 0.5 / 0.8, "b": 0.3 / 0.8})
+    shares = found.sources("source")
+    assert shares.unattributed == 0
+    assert {item.base_rate for item in shares.items} == {None}
+    assert shares.to_dict()["method"] == "source"
 
 
 def test_a_prototype_without_text_is_unattributed(lens):
-    evidence = table([[0, 2]], [[1.0, 3.0]])
+    found = attribute(by_contexts([[0, 2]], [[1.0, 3.0]]), lens, "source")
     for by in ("domain", "document"):
-        assert source_shares(evidence, lens, by).unattributed == pytest.approx(0.75)
+        assert found.sources(by).unattributed == pytest.approx(0.75)
 
 
 def test_nothing_in_use_at_all(lens):
-    evidence = table([[0, 1]], [[0.0, -1.0]])
-    shares = source_shares(evidence, lens, "source")
-    assert shares.items == ()
-    assert shares.unattributed == 1.0
-    assert document_shares(evidence, lens) == []
+    found = attribute(by_contexts([[0, 1]], [[0.0, -1.0]]), lens, "source")
+    assert found.sources("source").items == ()
+    assert found.sources("source").unattributed == 1.0
+    assert found.documents() == []
 
 
-def test_unknown_roll_up(lens):
-    evidence = table([[0]], [[1.0]])
-    with pytest.raises(InputError, match="Did you mean 'domain'"):
-        source_shares(evidence, lens, "domains")
-
-
-def test_rows_of_an_unknown_prototype(lens):
-    with pytest.raises(InputError, match="from 0 to 2"):
-        lens.rows_of(3)
-
-
-def random_table(seed, positions, prototypes=3, used=2):
-    generator = torch.Generator().manual_seed(seed)
-    evidence = torch.randn(positions, used, generator=generator)
-    picked = [torch.randperm(prototypes, generator=generator)[:used] for _ in range(positions)]
-    return EvidenceTable(
-        torch.stack(picked),
-        evidence,
-        torch.randn(positions, generator=generator),
-        torch.randn(positions, generator=generator),
-        torch.nn.functional.normalize(torch.randn(positions, 2, generator=generator), dim=-1),
-        torch.zeros(positions, dtype=torch.int64),
-        torch.zeros(positions, dtype=torch.int64),
-        torch.rand(positions, used, generator=generator) * (evidence > -1),
-    )
-
-
-def naive_measure(evidence):
-    """Return Σ_t A_t = Σ_t Σ_i α_ti μ_{S_i} as {context: mass}, and Σ α."""
-    mass, total = [0.0] * len(CONTEXTS), 0.0
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 6))
+def test_the_measure_of_the_source_equals_a_loop(lens, seed, count):
+    evidence = random_table(seed, count)
+    mass, total, unplaced = dict.fromkeys("ab", 0.0), 0.0, 0.0
     for indices, activations in zip(evidence.indices, evidence.activations, strict=True):
         for i, activation in zip(indices.tolist(), activations.tolist(), strict=True):
             total += activation
-            nearest = [row for row, context in enumerate(CONTEXTS) if context[0] == i]
-            for row in nearest:
-                mass[row] += activation / len(nearest)
-    return mass, total
-
-
-@given(seed=st.integers(0, 10_000), positions=st.integers(1, 6))
-def test_the_measure_of_the_source_equals_a_loop(lens, seed, positions):
-    evidence = random_table(seed, positions)
-    mass, total = naive_measure(evidence)
+            nearest = [row[3] for row in CONTEXTS if row[0] == i]
+            unplaced += 0 if nearest else activation
+            for document in nearest:
+                mass[document] += activation / len(nearest)
+    found = attribute(evidence, lens, "source")
     if total == 0:
+        assert found.sources("document").items == ()
         return
-    shares = source_shares(evidence, lens, "document", method="source")
-    wanted = {}
-    for context, amount in zip(CONTEXTS, mass, strict=True):
-        wanted[context[3]] = wanted.get(context[3], 0.0) + amount / total
-    assert {i.key: i.share for i in shares.items} == pytest.approx(
-        {k: v for k, v in wanted.items() if v > 0}, rel=1e-6
-    )
-    assert shares.unattributed == pytest.approx(1 - sum(mass) / total, abs=1e-6)
-    # Roll-ups of this measure count contexts, not the mass.
-    wanted = {}
-    for context, amount in zip(CONTEXTS, mass, strict=True):
-        wanted[context[4]] = wanted.get(context[4], 0.0) + amount / total
-    by_source = source_shares(evidence, lens, "source", method="source")
-    assert {i.key: i.share for i in by_source.items} == pytest.approx(
-        {k: v for k, v in wanted.items() if v > 0}, rel=1e-6
-    )
-    for by in ("source", "domain", "license", "document"):
-        shares = source_shares(evidence, lens, by)
-        values = [item.share for item in shares.items]
-        assert sum(values) + shares.unattributed == pytest.approx(1.0, abs=1e-6)
-        assert values == sorted(values, reverse=True)
-    assert by_source.to_dict()["method"] == "source"
-
-
-def test_the_measure_by_hand(lens):
-    evidence = EvidenceTable(
-        torch.tensor([[0, 1]]),
-        torch.tensor([[-9.0, 5.0]]),
-        torch.tensor([7.0]),
-        torch.tensor([0.0]),
-        torch.tensor([[1.0, 0.0]]),
-        torch.tensor([3]),
-        torch.tensor([0]),
-        torch.tensor([[0.6, 0.2]]),
-    )
-    # a: 0.6/2 + 0.2, b: 0.6/2, of 0.8; neither evidence nor the residual plays a part.
-    shares = source_shares(evidence, lens, "document", method="source")
-    assert [(i.key, i.share) for i in shares.items] == [
-        ("a", pytest.approx(0.5 / 0.8)),
-        ("b", pytest.approx(0.3 / 0.8)),
-    ]
-    assert shares.unattributed == 0
+    wanted = {name: amount / total for name, amount in mass.items() if amount}
+    assert shares_of(found, "document") == pytest.approx(wanted, rel=1e-6)
+    by_source = {SOURCES[name]: share for name, share in wanted.items()}
+    assert shares_of(found, "source") == pytest.approx(by_source, rel=1e-6)
+    assert found.sources("document").unattributed == pytest.approx(unplaced / total, abs=1e-6)
 
 
 @given(seed=st.integers(0, 10_000))
@@ -221,52 +220,49 @@ def test_parts_of_a_text_add_up(lens, seed):
     parts = merge_attributions(parts)
     assert parts.total == pytest.approx(whole.total, rel=1e-9)
     for by in ("document", "source"):
-        a, b = whole.sources(by), parts.sources(by)
-        assert {i.key: i.share for i in a.items} == pytest.approx(
-            {i.key: i.share for i in b.items}, rel=1e-6
-        )
+        assert shares_of(parts, by) == pytest.approx(shares_of(whole, by), rel=1e-6)
 
 
 def test_a_filter_by_hand(lens):
-    evidence = table([[0, 1], [2, 0]], [[0.6, 0.2], [0.4, 0.0]])
-    shares = source_shares(evidence, lens, "domain", where={"license": "CC0"})
+    evidence = by_contexts([[0, 1], [2, 0]], [[0.6, 0.2], [0.4, 0.0]])
+    found = attribute(evidence, lens, "source")
+    shares = found.sources("domain", {"license": "CC0"})
     # Of prototype 0 the half in law is CC0, and all of prototype 1; prototype 2 has no text.
     assert [(i.key, i.share) for i in shares.items] == [("law", pytest.approx(0.5 / 1.2))]
     assert shares.elsewhere == pytest.approx(0.3 / 1.2)
     assert shares.unattributed == pytest.approx(0.4 / 1.2)
     assert shares.to_dict()["where"] == {"license": ["CC0"]}
-    none = source_shares(evidence, lens, "domain", where={"source": "s1", "domain": "medicine"})
+    none = found.sources("domain", {"source": "s1", "license": "(unknown)"})
     assert none.items == ()
     assert none.elsewhere == pytest.approx(0.8 / 1.2)
-    assert [d.doc_id for d in document_shares(evidence, lens, where={"source": "s2"})] == ["b"]
+    assert [d.doc_id for d in found.documents(where={"source": "s2"})] == ["b"]
 
 
-@pytest.mark.parametrize("by", ["document", "source", "domain", "license"])
 @given(seed=st.integers(0, 10_000))
-def test_filtered_shares_sum_to_one(lens, by, seed):
-    evidence = random_table(seed, 3)
-    for where in ({"source": ["s1", "s2"]}, {"license": "(unknown)"}, {"domain": "law"}):
-        shares = source_shares(evidence, lens, by, where=where)
-        total = sum(i.share for i in shares.items) + shares.elsewhere + shares.unattributed
-        assert total == pytest.approx(1, abs=1e-6)
-    everything = source_shares(evidence, lens, by, where={"source": ["s1", "s2"]})
-    assert everything.elsewhere == 0
-    assert everything.items == source_shares(evidence, lens, by).items
+def test_filtered_shares_sum_to_one(lens, seed):
+    found = attribute(random_table(seed, 3), lens, "source")
+    for by in ("document", "source", "domain", "license"):
+        for where in ({"source": ["s1", "s2"]}, {"license": "(unknown)"}, {"domain": "law"}):
+            shares = found.sources(by, where)
+            total = sum(i.share for i in shares.items) + shares.elsewhere + shares.unattributed
+            assert total == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("where", "words"),
-    [({"sourc": "s1"}, "Did you mean 'source'"), ({"source": "s3"}, r"source=s3.*s1, s2")],
+    ("given", "words"),
+    [
+        ({"by": "domains"}, "Did you mean 'domain'"),
+        ({"where": {"sourc": "s1"}}, "Did you mean 'source'"),
+        ({"where": {"source": "s3"}}, r"source=s3.*s1, s2"),
+    ],
 )
-def test_filters_that_name_what_is_not_there(lens, where, words):
-    evidence = table([[0]], [[1.0]])
+def test_what_is_not_there_is_named(lens, table, given, words):
     with pytest.raises(InputError, match=words):
-        source_shares(evidence, lens, "source", where=where)
+        attribute(table, lens).sources(**given)
 
 
-def test_an_unknown_method(lens):
-    evidence = table([[0]], [[1.0]])
+def test_an_unknown_method(lens, table):
     with pytest.raises(InputError, match="Did you mean 'source'"):
-        source_shares(evidence, lens, method="sources")
+        attribute(table, lens, "sources")
     with pytest.raises(InputError, match="activations"):
-        source_shares(replace(evidence, activations=None), lens)
+        attribute(table, lens, "source")

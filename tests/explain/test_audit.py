@@ -327,7 +327,7 @@ def test_audits_that_cannot_be_used(lm, tmp_path):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(FormatError, match="cannot be read"):
         audited_texts_that_rely(lm.lens, doc_id, path)
-    with pytest.raises(FormatError, match="was not written by"):
+    with pytest.raises(FormatError, match="is not the Parquet of"):
         read_audit(lm.lens.path / "index.parquet")
     with pytest.raises(InputError, match="not a file"):
         read_audit(tmp_path / "none.parquet")

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import prismlm
-from prismlm.explain import passages, positions
-from prismlm.explain.attribution import attribute, merge_attributions
-from prismlm.explain.passages import GAP, LONGEST
+from prismlm.explain import attribution, positions
+from prismlm.explain.attribution import GAP, LONGEST, attribute, merge_attributions
 from prismlm.explain.positions import (
     CONCENTRATION,
     SAME_TOKEN,
@@ -113,7 +112,7 @@ def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, m
     monkeypatch.setattr(lm.head, "weights", weights)
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(positions, "LEAST", 0.0)
-    monkeypatch.setattr(passages, "token_weights", lambda rates, _: np.ones(len(rates)))
+    monkeypatch.setattr(attribution, "token_weights", lambda rates, _: np.ones(len(rates)))
     table = lm.explain(text, generate=4).table
     expected, unplaced = naive(lm, table, everything)
     found = attribute(table, lm.lens)

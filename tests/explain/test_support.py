@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import prismlm
-from prismlm.explain.support import support_of
+from prismlm.explain.support import LEAST, support_of, token_weights
 from prismlm.index.support import SupportScale
 
 SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], 100)
@@ -82,3 +82,13 @@ def test_steps_that_were_chosen_and_texts_that_were_read_count_whole(tiny_model)
     read = lm.explain("The cell is")
     assert read.written == 0
     assert read.sources().items == read[:].sources().items
+
+
+def test_a_token_counts_by_what_it_tells():
+    rates = np.exp([-2.0, -5.0, -7.0])
+    found = token_weights(rates, 10**6, common=5.0)
+    assert found == pytest.approx([LEAST, LEAST, LEAST + 4])
+    # What never comes next counts as half a position: in a small corpus that says little.
+    telling = np.log(2e4) - 5
+    assert token_weights(np.zeros(1), 10**4)[0] == pytest.approx(LEAST + telling**2)
+    assert token_weights(np.zeros(1), 50) == pytest.approx([LEAST])

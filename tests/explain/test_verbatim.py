@@ -56,19 +56,6 @@ def test_an_answer_that_ends_its_document_is_searched_up_to_the_end(suffixes):
     assert (span.start, span.length) == (0, 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"start": 4}, "start is 4: expected a whole number from 0 to 3"),
-        ({"start": -1}, "start is -1"),
-        ({"minimum": 0}, "length of a span is 0: expected a whole number from 1"),
-    ],
-)
-def test_wrong_arguments_are_refused(suffixes, options, message):
-    with pytest.raises(InputError, match=message):
-        verbatim_spans(ids("the old heart"), suffixes, **options)
-
-
 def naive(corpus, tokens, bounds, minimum):
     """All spans between bounds that stand somewhere and lie in no other that does."""
     standing = {

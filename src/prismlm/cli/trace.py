@@ -20,8 +20,7 @@ from prismlm.cli.output import (
     show_rows,
     token_text,
 )
-from prismlm.explain.passages import Passage
-from prismlm.explain.shares import DocumentShare, Method, Sources, worth_showing
+from prismlm.explain.shares import DocumentShare, Method, Passage, Sources, worth_showing
 from prismlm.explain.steps import Step
 from prismlm.explain.summary import LEAST_SAID, doubts
 from prismlm.explain.trace import Trace

@@ -28,17 +28,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from prismlm.corpus.pieces import token_alone
 from prismlm.corpus.windows import WindowGrid, batch_of, document_windows
 from prismlm.errors import InputError
+from prismlm.explain.attribution import Attribution, Places
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.passages import Passage, Places, PositionAttribution
 from prismlm.explain.positions import TEMPERATURE
-from prismlm.index.cells import Cells
+from prismlm.explain.shares import Passage
 from prismlm.index.lens import Lens
-from prismlm.index.neighbours import STRETCH, compared, largest, nearest_of
+from prismlm.index.neighbours import STRETCH, compared, largest
 from prismlm.index.positions import probabilities
 from prismlm.index.probe import Probe
 from prismlm.index.where import Where
@@ -59,14 +58,14 @@ TOKENS_PER_BATCH = 1024
 
 
 class Rivals(NamedTuple):
-    """Positions with another next token, in the order of places.
+    """Positions with another next token, in the order of places; [u] each.
 
     Attributes:
-        prediction: which one each speaks against, int64 [u].
-        place: the global position of the state, int64 [u].
-        cosine: of that state to the prediction's, float32 [u].
-        bound: what its weight cannot exceed, float64 [u].
-        probability: of the predicted token there, float32 [u]: estimated, or the model's.
+        prediction: which one each speaks against, int64.
+        place: the global position of the state, int64.
+        cosine: of that state to the prediction's, float32.
+        bound: what its weight cannot exceed, float64.
+        probability: of the predicted token there, float32: estimated, or the model's.
     """
 
     prediction: np.ndarray
@@ -75,10 +74,6 @@ class Rivals(NamedTuple):
     bound: np.ndarray
     probability: np.ndarray
 
-    def where(self, chosen: np.ndarray) -> Rivals:
-        """Return some of them."""
-        return Rivals(*(column[chosen] for column in self))
-
     @property
     def weight(self) -> np.ndarray:
         """w_n, float64 [u]."""
@@ -86,14 +81,14 @@ class Rivals(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadAgain(PositionAttribution):
-    """What speaks against predictions, by positions that the model has read again.
+class Opposition(Attribution):
+    """What speaks against predictions, by positions.
 
     Attributes:
         lm: the model, which knows the words of its tokens.
         candidates: the weight of all candidates, which shares are of.
         predicted: the predicted token that each place speaks most against, int64 [n].
-        probability: the model's, of that token there, float32 [n].
+        probability: of that token there, float32 [n].
     """
 
     lm: OpenedModel
@@ -108,10 +103,9 @@ class ReadAgain(PositionAttribution):
 
     def marked(self, index: int) -> dict[str, Any]:
         """Return what a passage says of its weightiest place."""
-        token = token_alone(self.lm.tokenizer, int(self.predicted[index]))
         return {
             "for_or_against": "against",
-            "predicted": token,
+            "predicted": token_alone(self.lm.tokenizer, int(self.predicted[index])),
             "probability": float(self.probability[index]),
         }
 
@@ -125,35 +119,18 @@ class OppositionAttribution:
     Args:
         table: of the predictions, with activations.
         lm: the model, which reads text again.
-        lens: of the model, with cells, and its corpus or every token of it.
+        lens: of the model.
 
     Raises:
         InputError: its text is not at hand.
-        FormatError: a file is damaged.
     """
 
     def __init__(self, table: EvidenceTable, lm: OpenedModel, lens: Lens) -> None:
-        assert lens.cells is not None
-        self.table, self.lm, self.lens, self.cells = table, lm, lens, lens.cells
-        self.tokens = table.targets.numpy()
-        self.rivals = candidates(table, lm, lens, lens.cells)
+        self.lm, self.lens, self.tokens = lm, lens, table.targets.numpy()
+        self.rivals = candidates(table, lm, lens)
         # What the model gave where it was read again.
         self.known = np.full(len(self.rivals.place), np.nan, dtype=np.float32)
-        self.window = _windows_of(self.rivals.place, lens, self.cells, self.source.prefix)[1]
-
-    @property
-    def source(self) -> Corpus | OwnText:
-        """What is read again, where it is by now."""
-        found = self.lens.readable
-        if found is None:
-            raise InputError(
-                "what speaks against a prediction is read again in the corpus "
-                f"{self.lens.meta.corpus_name}, which is not where it was, or has changed since it "
-                "was indexed, and the lens does not hold its text. Say with --corpus DIR where it "
-                "is, or build the lens again with `prismlm index MODEL --corpus DIR --positions 1 "
-                "--overwrite`."
-            )
-        return found
+        self.window = _windows_of(self.rivals.place, lens, readable(lens).prefix)[1]
 
     def estimated(self, limit: int, where: Where | None = None) -> list[Passage]:
         """Return passages by their estimates alone, without a forward pass."""
@@ -170,14 +147,8 @@ class OppositionAttribution:
         # A filter changes no share, so these are of the same weight with it and without.
         counted = chosen if where is None else self._chosen(limit, None)
         new = np.flatnonzero((chosen | counted) & np.isnan(self.known))
-        self.known[new] = probabilities_at(
-            self.lm,
-            self.lens,
-            self.cells,
-            self.source,
-            self.rivals.place[new],
-            self.tokens[self.rivals.prediction[new]],
-        )
+        tokens = self.tokens[self.rivals.prediction[new]]
+        self.known[new] = probabilities_at(self.lm, self.lens, self.rivals.place[new], tokens)
         total = self._with_readings(counted).weight.sum()
         return self._of(self._with_readings(chosen), chosen, total).passages(limit, where)
 
@@ -195,23 +166,19 @@ class OppositionAttribution:
         probability = np.where(read, self.known, self.rivals.probability)
         return self.rivals._replace(probability=probability)
 
-    def _of(self, rivals: Rivals, chosen: np.ndarray, total: float) -> ReadAgain:
+    def _of(self, rivals: Rivals, chosen: np.ndarray, total: float) -> Opposition:
         """Return what some of the candidates come to."""
-        some = rivals.where(chosen)
+        some = Rivals(*(column[chosen] for column in rivals))
         weight, first = some.weight, np.flatnonzero(np.diff(some.place, prepend=-1))
         # Of a place that speaks against several predictions, the weightiest comes last.
         order = np.lexsort((weight, some.place))
         best = order[np.append(first[1:], len(order)) - 1] if len(order) else order
-        places = some.place[first], some.cosine[best]
         sums = np.add.reduceat(weight, first) if len(first) else weight
-        return ReadAgain(
-            self.lens,
-            self.cells,
-            Places(places[0], sums, places[1]),
+        return Opposition(
+            lens=self.lens,
+            places=Places(some.place[first], sums, some.cosine[best]),
             unplaced=0.0,
             beside=0.0,
-            nearest=nearest_of(some.cosine, some.prediction, len(self.table.states)),
-            tokens=self.tokens,
             lm=self.lm,
             candidates=float(total),
             predicted=self.tokens[some.prediction[best]],
@@ -219,66 +186,59 @@ class OppositionAttribution:
         )
 
 
-def candidates(table: EvidenceTable, lm: OpenedModel, lens: Lens, cells: Cells) -> Rivals:
+def readable(lens: Lens) -> Corpus | OwnText:
+    """Return the text that is read again, where it is by now."""
+    if lens.readable is None:
+        raise InputError(
+            "what speaks against a prediction is read again in the corpus "
+            f"{lens.meta.corpus_name}, which is not where it was, or has changed since it was "
+            "indexed, and the lens does not hold its text. Say with --corpus DIR where it is, or "
+            "build the lens again with `prismlm index MODEL --corpus DIR --positions 1 "
+            "--overwrite`."
+        )
+    return lens.readable
+
+
+@torch.no_grad()
+def candidates(table: EvidenceTable, lm: OpenedModel, lens: Lens) -> Rivals:
     """Return the positions that may speak most against the predictions, with estimates.
 
     Of cells with more than a million positions together, evenly spaced ones are looked at.
-
-    Raises:
-        InputError: the table has no activations.
-        FormatError: a file is damaged.
     """
-    uses = table.uses("source")
+    uses, cells = table.uses("source"), lens.cells
     first, last = cells.beside(uses.prototype, table.targets.numpy()[uses.position])
     query = uses.position.repeat(2)
     most = max(STRETCH, LOOKED_AT // max(1, len(query)))
     found = compared(cells, query, first.ravel(), last.ravel(), table.states, most)
-    prediction = query[found.pair]
     kernel = np.exp((found.cosine.astype(np.float64) - 1) / TEMPERATURE)
     bound = (1 - found.probability.astype(np.float64)) * kernel
     chosen = largest(bound, CANDIDATES)
     chosen = chosen[np.argsort(found.place[chosen], kind="stable")]
-    estimated = _estimates(lm, lens, cells, found.row[chosen], table.targets[prediction[chosen]])
-    # No probability is above what the token that did come next left over.
-    estimated = np.minimum(estimated, 1 - found.probability[chosen].astype(np.float32))
-    given = prediction, found.place, found.cosine, bound
-    prediction, place, cosine, bound = (column[chosen] for column in given)
-    return Rivals(prediction, place, cosine, bound, estimated)
-
-
-@torch.no_grad()
-def _estimates(
-    lm: OpenedModel, lens: Lens, cells: Cells, rows: np.ndarray, tokens: Tensor
-) -> np.ndarray:
-    """Return what the output layer gives to tokens, int64 [n], at coded states: float32 [n]."""
+    prediction = query[found.pair[chosen]]
+    # The output layer at the coded states, at the length that states of the lens have.
     length = Probe.open(lens.path).states.norm(dim=1).median()
-    z = (length * cells.codes.states(cells.records(rows))).to(lm.model.device)
+    z = length * cells.codes.states(cells.records(found.row[chosen]))
+    tokens = table.targets[prediction].to(lm.model.device)
     half = lens.meta.precision == "bf16"
-    return probabilities(lm.model, z, tokens.to(z.device), bf16=half).cpu().numpy()
+    estimated = probabilities(lm.model, z.to(tokens.device), tokens, bf16=half).cpu()
+    # No probability is above what the token that did come next left over.
+    rest = 1 - found.probability[chosen].astype(np.float32)
+    columns = found.place[chosen], found.cosine[chosen], bound[chosen]
+    return Rivals(prediction, *columns, np.minimum(estimated.numpy(), rest))
 
 
 @torch.no_grad()
 def probabilities_at(
-    lm: OpenedModel,
-    lens: Lens,
-    cells: Cells,
-    corpus: Corpus | OwnText,
-    place: np.ndarray,
-    tokens: np.ndarray,
+    lm: OpenedModel, lens: Lens, place: np.ndarray, tokens: np.ndarray
 ) -> np.ndarray:
     """Return the probability of a token after each place, as the model gave it for the index.
 
-    The windows are the index's, each read no further than its last place.
-
-    Args:
-        place: global positions, int64 [n].
-        tokens: int64 [n].
-
-    Returns:
-        float32 [n].
+    The windows are the index's, each read no further than its last place. Places and tokens are
+    int64 [n], the result float32 [n].
     """
+    corpus, device = readable(lens), lm.model.device
     found = np.zeros(len(place), dtype=np.float32)
-    grid, window = _windows_of(place, lens, cells, corpus.prefix)
+    grid, window = _windows_of(place, lens, corpus.prefix)
     members = np.argsort(-grid.length, kind="stable")
     while len(members):
         width = int(grid.length[members[0]])
@@ -289,18 +249,19 @@ def probabilities_at(
         asked = np.flatnonzero(row_of[window] >= 0)
         rows = row_of[window[asked]]
         columns = place[asked] - grid.start[window[asked]]
-        ids, attended = read.input_ids.to(lm.model.device), read.attention_mask.long()
+        ids, attended = read.input_ids.to(device), read.attention_mask.long().to(device)
         with capture(lm.model, logits=False) as seen:
-            lm.model(input_ids=ids, attention_mask=attended.to(ids.device), use_cache=False)
-        wanted = torch.from_numpy(tokens[asked]).to(ids.device)
+            lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
+        wanted = torch.from_numpy(tokens[asked]).to(device)
         found[asked] = probabilities(lm.model, seen.z[rows, columns], wanted).cpu().numpy()
     return found
 
 
 def _windows_of(
-    place: np.ndarray, lens: Lens, cells: Cells, prefix: Sequence[int]
+    place: np.ndarray, lens: Lens, prefix: Sequence[int]
 ) -> tuple[WindowGrid, np.ndarray]:
     """Return the index's windows that own some places, cut after those, and each place's window."""
+    cells = lens.cells
     grid = document_windows(
         np.unique(cells.document_of(place)),
         cells.starts,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prismlm.explain.attribution import sum_of
-from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources
+from prismlm.explain.attribution import Attribution, AttributionSum
+from prismlm.explain.shares import DocumentShare, Method, Sources
 from prismlm.explain.summary import fits
 from prismlm.explain.support import Support, SupportCount
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
@@ -34,6 +33,7 @@ FIGURES = (
     *("text_id", "opening", "tokens", "predictions", "ce", "explained_share", "unattributed"),
     "elsewhere",
 )
+OF_A_DOCUMENT = ("doc_id", "share", "source", "domain", "license", "title", "position")
 # Explained shares are counted in bins of 0.001, so that their median needs no list of all.
 BINS_FROM, BINS_TO, BINS = -1.0, 3.0, 4000
 MISFIT = (
@@ -55,7 +55,7 @@ class AuditedText:
         shares: by source, domain and license; None for a text of one token.
         documents: those with at least the audit's least share, the largest first.
         other_documents: what the other documents come to.
-        support: how well the corpus supports the text; None without cells.
+        support: how well the corpus supports the text, where that is known.
     """
 
     text_id: str
@@ -79,13 +79,6 @@ class AuditedText:
         """The share of text that does not match the filter."""
         return None if self.shares is None else self.shares["source"].elsewhere
 
-    @property
-    def matching(self) -> float | None:
-        """The share of text that matches the filter; of all text, without one."""
-        if self.shares is None:
-            return None
-        return sum(item.share for item in self.shares["source"].items)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the row of the report."""
         row: dict[str, Any] = {name: getattr(self, name) for name in FIGURES}
@@ -94,17 +87,10 @@ class AuditedText:
         row["support_score"] = None if self.support is None else self.support.score
         for column in GROUP_COLUMNS:
             items = () if self.shares is None else self.shares[column].items
-            row[f"by_{column}"] = [
-                {"key": item.key, "share": item.share} for item in items[:KEYS_KEPT]
-            ]
+            kept = [{"key": item.key, "share": item.share} for item in items[:KEYS_KEPT]]
+            row[f"by_{column}"] = kept
             row[f"other_{column}"] = sum(item.share for item in items[KEYS_KEPT:])
-        row["documents"] = [
-            {
-                key: getattr(document, key)
-                for key in ("doc_id", "share", "source", "domain", "license", "title", "position")
-            }
-            for document in self.documents
-        ]
+        row["documents"] = [{k: getattr(one, k) for k in OF_A_DOCUMENT} for one in self.documents]
         row["other_documents"] = self.other_documents
         return row
 
@@ -132,10 +118,14 @@ class Audit:
         self._lm = lm
         self._loss = 0.0
         self._explained = np.zeros(BINS, dtype=np.int64)
-        self._sum = sum_of(self.lens, options.method)
-        self._least_attributed = _Largest()
-        self._most_matching = _Largest()
-        self._support, self._least_supported = SupportCount(), _Largest()
+        self._sum = AttributionSum(self.lens, options.method)
+        self._support = SupportCount()
+        # The texts that stand out, each with the amount that they are ordered by.
+        self._listed: dict[str, list[tuple[float, dict[str, Any]]]] = {
+            "least_supported": [],
+            "least_attributed": [],
+            "most_matching": [],
+        }
         if self.where:
             # Refuses what the filter names and no text has, before the work.
             self.attribution().sources(where=dict(self.where))
@@ -160,7 +150,9 @@ class Audit:
             DecompositionError: the parts of a logit do not sum to the model's own.
         """
         for of_text in read_texts(self._lm, documents, self.options, on_pass):
-            yield self._add(of_text)
+            row = self._row(of_text)
+            self._add(of_text, row)
+            yield row
 
     def attribution(self) -> Attribution:
         """Return what the predictions of all texts so far rely on."""
@@ -168,9 +160,7 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary: shares of all predictions, documents and the texts that stand out."""
-        whole = self.attribution()
-        meta = self.lens.meta
-        documents = whole.documents(DOCUMENTS_LISTED, dict(self.where))
+        whole, meta, where = self.attribution(), self.lens.meta, dict(self.where)
         explained = self._median_explained()
         return {
             "model": self.model,
@@ -191,68 +181,63 @@ class Audit:
             "ce": self._loss / self.predictions if self.predictions else None,
             "explained_share": explained,
             "notes": [] if explained is None or fits(explained) else [MISFIT],
-            "shares": {by: whole.sources(by, dict(self.where)).to_dict() for by in GROUP_COLUMNS},
+            "shares": {by: whole.sources(by, where).to_dict() for by in GROUP_COLUMNS},
             "documents": [
-                document.to_dict()
-                | {"title": document.title, "url": document.url, "around": document.around}
-                for document in documents
+                one.to_dict() | {"title": one.title, "url": one.url, "around": one.around}
+                for one in whole.documents(DOCUMENTS_LISTED, where)
             ],
             "support": self._support.to_dict(),
-            "least_supported": self._least_supported.listed,
-            "least_attributed": self._least_attributed.listed,
-            "most_matching": self._most_matching.listed,
+            **{name: [entry for _, entry in rows] for name, rows in self._listed.items()},
         }
 
-    def _add(self, of_text: TextFigures) -> AuditedText:
-        found, count = of_text.attribution, len(of_text.losses)
-        named, others = self._named(found)
-        row = AuditedText(
+    def _row(self, of_text: TextFigures) -> AuditedText:
+        found, count, where = of_text.attribution, len(of_text.losses), dict(self.where)
+        named: list[DocumentShare] = []
+        shares: list[float] = []
+        if found is not None:
+            shares = [item.share for item in found.sources("document", where).items]
+            named = found.documents(sum(one >= self.least_share for one in shares), where)
+        return AuditedText(
             text_id=of_text.document.doc_id,
             opening=of_text.document.opening[:OPENING_LISTED],
             tokens=of_text.tokens,
             predictions=count,
             ce=float(of_text.losses.mean(dtype=np.float64)) if count else None,
             explained_share=float(np.median(of_text.explained)) if count else None,
-            shares=found and {by: found.sources(by, dict(self.where)) for by in GROUP_COLUMNS},
+            shares=found and {by: found.sources(by, where) for by in GROUP_COLUMNS},
             documents=named,
-            other_documents=others,
+            other_documents=float(sum(shares[len(named) :])),
             support=of_text.support,
         )
+
+    def _add(self, of_text: TextFigures, row: AuditedText) -> None:
         self.texts += 1
-        self.tokens += of_text.tokens
-        self.predictions += count
-        if found is None:
-            return row
+        self.tokens += row.tokens
+        self.predictions += row.predictions
+        if of_text.attribution is None or row.shares is None:
+            return
         self._loss += float(of_text.losses.sum(dtype=np.float64))
-        self._sum.add(found)  # pyright: ignore[reportArgumentType] - both are of one lens and method
+        self._sum.add(of_text.attribution)
         place = (np.nan_to_num(of_text.explained) - BINS_FROM) * (BINS / (BINS_TO - BINS_FROM))
         np.add.at(self._explained, place.clip(0, BINS - 1).astype(np.int64), 1)
-        self._list(row)
-        return row
-
-    def _list(self, row: AuditedText) -> None:
-        """Note a text where it stands out."""
-        unattributed, matching = row.unattributed or 0.0, row.matching or 0.0
-        self._least_attributed.add(unattributed, row, share=unattributed)
-        if self.where:
-            self._most_matching.add(matching, row, share=matching)
-        else:
-            assert row.shares is not None
-            for item in row.shares["source"].items[:1]:
-                self._most_matching.add(item.share, row, share=item.share, key=item.key)
         self._support.add(row.support)
+        of_source = row.shares["source"]
+        self._list("least_attributed", of_source.unattributed, row, share=of_source.unattributed)
+        if self.where:
+            matching = sum(item.share for item in of_source.items)
+            self._list("most_matching", matching, row, share=matching)
+        elif of_source.items:
+            largest = of_source.items[0]
+            self._list("most_matching", largest.share, row, share=largest.share, key=largest.key)
         if row.support is not None:
             level, score = row.support.level, row.support.score
-            self._least_supported.add(-score, row, level=level, score=score)
+            self._list("least_supported", -score, row, level=level, score=score)
 
-    def _named(self, found: Attribution | None) -> tuple[list[DocumentShare], float]:
-        """Return the documents that a row names, and what the others come to."""
-        if found is None:
-            return [], 0.0
-        where = dict(self.where)
-        shares = [item.share for item in found.sources("document", where).items]
-        count = sum(share >= self.least_share for share in shares)
-        return found.documents(count, where) if count else [], float(sum(shares[count:]))
+    def _list(self, name: str, amount: float, row: AuditedText, **figures: Any) -> None:
+        """Note a text among those with the largest amounts; of equal ones the earliest."""
+        entry = {"text_id": row.text_id, "opening": row.opening} | figures
+        rows = [*self._listed[name], (amount, entry)]
+        self._listed[name] = sorted(rows, key=lambda one: -one[0])[:TEXTS_LISTED]
 
     def _median_explained(self) -> float | None:
         total = int(self._explained.sum())
@@ -260,22 +245,6 @@ class Audit:
             return None
         middle = int(np.searchsorted(np.cumsum(self._explained), (total + 1) // 2))
         return BINS_FROM + (middle + 0.5) * (BINS_TO - BINS_FROM) / BINS
-
-
-class _Largest:
-    """The texts with the largest amounts; of equal ones the earliest."""
-
-    def __init__(self) -> None:
-        self.listed: list[dict[str, Any]] = []
-        self._amounts: list[float] = []
-
-    def add(self, amount: float, row: AuditedText, **figures: Any) -> None:
-        place = bisect_right(self._amounts, -amount)
-        if place < TEXTS_LISTED:
-            entry = {"text_id": row.text_id, "opening": row.opening} | figures
-            self._amounts.insert(place, -amount)
-            self.listed.insert(place, entry)
-            del self._amounts[TEXTS_LISTED:], self.listed[TEXTS_LISTED:]
 
 
 def audit_identity(lens: Lens, method: Method) -> dict[str, str]:

@@ -59,12 +59,11 @@ SCHEMA = pa.schema(
         ("other_documents", pa.float64()),
     ]
 )
-OWN = SCHEMA.names.index("support_score") + 1
+# A CSV has the same figures, and the largest share of each kind.
+OWN = SCHEMA.names[: SCHEMA.names.index("support_score") + 1]
 CSV_COLUMNS = [
-    *SCHEMA.names[:OWN],
-    *[f"{rank}_{c}{part}" for c in GROUP_COLUMNS for rank in ("top",) for part in ("", "_share")],
-    "top_document",
-    "top_document_share",
+    *OWN,
+    *(f"top_{kind}{part}" for kind in (*GROUP_COLUMNS, "document") for part in ("", "_share")),
 ]
 
 
@@ -84,23 +83,21 @@ def _json_lines(path: Path, identity: dict[str, str]) -> Iterator[Write]:
 @contextmanager
 def _csv(path: Path, identity: dict[str, str]) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, CSV_COLUMNS)
-        writer.writeheader()
-        yield lambda rows: writer.writerows(map(_flat, rows))
+        writer = csv.writer(file)
+        writer.writerow(CSV_COLUMNS)
+        yield lambda rows: writer.writerows([_cell(value) for value in _flat(row)] for row in rows)
 
 
 FORMATS = {".parquet": _parquet, ".jsonl": _json_lines, ".csv": _csv}
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row for a spreadsheet: the largest share of each kind."""
-    flat = {name: row[name] for name in SCHEMA.names[:OWN]}
-    for column in GROUP_COLUMNS:
-        first = row[f"by_{column}"][:1] or [{"key": None, "share": None}]
-        flat |= {f"top_{column}": first[0]["key"], f"top_{column}_share": first[0]["share"]}
-    document = row["documents"][:1] or [{"doc_id": None, "share": None}]
-    flat |= {"top_document": document[0]["doc_id"], "top_document_share": document[0]["share"]}
-    return {name: _cell(value) for name, value in flat.items()}
+def _flat(row: dict[str, Any]) -> Iterator[Any]:
+    """Yield the values of ``CSV_COLUMNS``."""
+    yield from (row[name] for name in OWN)
+    for largest in (*(row[f"by_{column}"][:1] for column in GROUP_COLUMNS), row["documents"][:1]):
+        first = largest[0] if largest else {"share": None}
+        yield first.get("key", first.get("doc_id"))
+        yield first["share"]
 
 
 def _cell(value: Any) -> Any:
@@ -130,18 +127,15 @@ def audit_files(
         ]
         held: list[dict[str, Any]] = []
 
-        def flush() -> None:
-            for write in opened if held else ():
-                write(held)
-            held.clear()
-
-        def add(row: dict[str, Any]) -> None:
-            held.append(row)
-            if len(held) >= ROWS_AT_ONCE:
-                flush()
+        def add(row: dict[str, Any] | None, most: int = ROWS_AT_ONCE) -> None:
+            held.extend([] if row is None else [row])
+            if len(held) >= most:
+                for write in opened:
+                    write(held)
+                held.clear()
 
         yield add, temporary[len(paths) :]
-        flush()
+        add(None, most=1)
 
 
 def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
@@ -153,25 +147,27 @@ def read_audit(path: Path) -> tuple[dict[str, str], Iterator[dict[str, Any]]]:
     """
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected the Parquet of `prismlm audit`.")
-    try:
+    with _readable(path):
         schema = pq.read_schema(path)
-        metadata = schema.metadata or {}
-        identity = json.loads(metadata[IDENTITY_KEY]) if IDENTITY_KEY in metadata else None
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
-    if identity is None:
-        raise FormatError(f"{path} was not written by `prismlm audit`: expected its Parquet.")
-    if not schema.equals(SCHEMA):
-        raise FormatError(f"{path} has other columns than an audit of this version. Run it again.")
-    return identity, _rows(path)
+    if IDENTITY_KEY not in (schema.metadata or {}) or not schema.equals(SCHEMA):
+        raise FormatError(
+            f"{path} is not the Parquet of `prismlm audit` of this version. Run the audit again."
+        )
+    with _readable(path):
+        return json.loads(schema.metadata[IDENTITY_KEY]), _rows(path)
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with _readable(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(ROWS_AT_ONCE):
+            yield from batch.to_pylist()
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read ({error}). Run the audit again.") from error
 
 

@@ -8,12 +8,12 @@ cited there. Sentences of common words alone cite nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from prismlm.explain.passages import PositionAttribution
 from prismlm.explain.support import LEAST_TOLD, STRONG, carried_shares
 from prismlm.explain.trace import Trace
 from prismlm.index.around import sentences
@@ -38,41 +38,31 @@ class Citation:
 def citations(trace: Trace) -> list[Citation]:
     """Return the documents to cite in an answer, sentence by sentence, the best first in each.
 
-    None in a lens without cells, and where states are zero.
+    None where support is not known.
     """
-    if trace.support is None or trace.lm is None:
-        return []
-    found = trace.attribution("evidence")
-    assert isinstance(found, PositionAttribution)
-    ids, words, text = trace.answer_ids, trace.lm.words, trace.answer
+    return [] if trace.support is None or trace.lm is None else list(_citations(trace))
+
+
+def _citations(trace: Trace) -> Iterator[Citation]:
+    assert trace.lm is not None
+    found, ids, words = trace.attribution(), trace.answer_ids, trace.lm.words
     # The first token of a text that was only read is predicted by none.
-    before = 0 if trace.first or trace.written else 1
-    cited: list[Citation] = []
-    for start, end in sentences(text):
+    unpredicted = 0 if trace.first or trace.written else 1
+    for start, end in sentences(trace.answer):
         # The tokens up to a character are the fewest that spell it.
         first, last = (
             bisect_left(range(len(ids)), place, key=lambda count: len(words(ids[:count])))
             for place in (start + 1, end)
         )
-        cited += _of_sentence(found, max(0, first - 1 - before), last - before, (start, end))
-    return cited
-
-
-def _of_sentence(
-    found: PositionAttribution, first: int, last: int, span: tuple[int, int]
-) -> list[Citation]:
-    """Return the citations of the predictions from ``first`` up to ``last``."""
-    number = found.carried[:, 0]
-    inside = (number >= first) & (number < last)
-    mine = found.carried[inside] - np.array([first, 0])
-    if last <= first:
-        return []
-    tokens, telling = found.tokens[first:last], found.telling[first:last]
-    documents, shares, told = carried_shares(tokens, telling, mine)
-    if told < LEAST_TOLD:
-        return []
-    order = np.argsort(-shares, kind="stable")
-    return [
-        Citation(*span, float(shares[i]), found.cells.facts(int(documents[i])))
-        for i in order[shares[order] >= STRONG]
-    ]
+        first, last = max(0, first - 1 - unpredicted), last - unpredicted
+        if last <= first:
+            continue
+        prediction = found.carried[:, 0]
+        inside = (prediction >= first) & (prediction < last)
+        carried = found.carried[inside] - np.array([first, 0])
+        figures = found.tokens[first:last], found.telling[first:last], carried
+        documents, shares, told = carried_shares(*figures)
+        for i in np.argsort(-shares, kind="stable") if told >= LEAST_TOLD else ():
+            if shares[i] >= STRONG:
+                facts = found.lens.cells.facts(int(documents[i]))
+                yield Citation(start, end, float(shares[i]), facts)

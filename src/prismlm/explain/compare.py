@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from scipy import sparse
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.explain.attribution import sum_of
-from prismlm.explain.shares import Attribution
+from prismlm.explain.attribution import Attribution, AttributionSum
 from prismlm.explain.support import SupportCount
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.index.layout import GROUP_COLUMNS
 from prismlm.index.lens import Lens
-from prismlm.index.neighbours import each_of
 from prismlm.models.sidecar import weight_of
 
 if TYPE_CHECKING:
@@ -70,40 +69,40 @@ def compare_texts(
         where both lenses have a scale of it.
     """
     left, right = tee(documents)
-    losses, moments, texts, predictions = np.zeros(2), np.zeros(3), 0, 0
-    sums = [None if lm.lens is None else sum_of(lm.lens, options.method) for lm in (a, b)]
-    counts = [SupportCount(), SupportCount()]
-    for pair in zip(read_texts(a, left, options), read_texts(b, right, options), strict=True):
+    pairs = zip(read_texts(a, left, options), read_texts(b, right, options), strict=True)
+    sums = [lm.lens and AttributionSum(lm.lens, options.method) for lm in (a, b)]
+    counts, losses, predictions, texts = [SupportCount(), SupportCount()], np.zeros(2), 0, 0
+    differences: list[float] = []
+    for pair in pairs:
         texts += 1
         count = len(pair[0].losses)
         if not count:
             continue
         predictions += count
-        totals = [of_text.losses.sum(dtype=np.float64) for of_text in pair]
+        totals = np.array([of_text.losses.sum(dtype=np.float64) for of_text in pair])
         losses += totals
-        difference = (totals[1] - totals[0]) / count
-        moments += 1, difference, difference**2
+        differences.append((totals[1] - totals[0]) / count)
         for of_text, total, counted in zip(pair, sums, counts, strict=True):
-            if total is not None:
-                total.add(of_text.attribution)  # pyright: ignore[reportArgumentType] - of its lens
+            if total is not None and of_text.attribution is not None:
+                total.add(of_text.attribution)
             counted.add(of_text.support)
     if not predictions:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
     ce, supports = losses / predictions, [counted.to_dict() for counted in counts]
+    error = (
+        float(np.std(differences, ddof=1)) / len(differences) ** 0.5
+        if len(differences) > 1
+        else None
+    )
+    found = [total.result() for total in sums if total is not None]
     return {
         "texts": texts,
         "predictions": predictions,
         "ce": {"a": ce[0], "b": ce[1], "difference": ce[1] - ce[0]},
-        "ce_difference_per_text": _mean(*moments.tolist()),
-        "shares": None if None in sums else _shares(*(total.result() for total in sums if total)),
+        "ce_difference_per_text": {"mean": float(np.mean(differences)), "standard_error": error},
+        "shares": _shares(*found) if len(found) == 2 else None,
         "support": None if None in supports else dict(zip("ab", supports, strict=True)),
     }
-
-
-def _mean(count: float, added: float, squares: float) -> dict[str, float | None]:
-    mean = added / count
-    variance = max(0.0, squares / count - mean**2) * count / max(1, count - 1)
-    return {"mean": mean, "standard_error": (variance / count) ** 0.5 if count > 1 else None}
 
 
 def _shares(of_a: Attribution, of_b: Attribution) -> dict[str, Any]:
@@ -111,17 +110,10 @@ def _shares(of_a: Attribution, of_b: Attribution) -> dict[str, Any]:
     for by in GROUP_COLUMNS:
         a, b = of_a.sources(by), of_b.sources(by)
         left, right = ({item.key: item.share for item in side.items} for side in (a, b))
-        keys = sorted(left | right, key=lambda key: -(left.get(key, 0.0) + right.get(key, 0.0)))
+        rows = [(key, left.get(key, 0.0), right.get(key, 0.0)) for key in left | right]
+        rows.sort(key=lambda row: -(row[1] + row[2]))
         found[by] = {
-            "items": [
-                {
-                    "key": key,
-                    "a": left.get(key, 0.0),
-                    "b": right.get(key, 0.0),
-                    "difference": right.get(key, 0.0) - left.get(key, 0.0),
-                }
-                for key in keys
-            ],
+            "items": [{"key": k, "a": x, "b": y, "difference": y - x} for k, x, y in rows],
             "unattributed": {"a": a.unattributed, "b": b.unattributed},
         }
     return found
@@ -179,27 +171,27 @@ def context_matches(a: Lens, b: Lens) -> Matches:
             f"{b.meta.corpus_name}), so their contexts cannot be compared. Index one corpus with "
             "both models."
         )
-    number = {name: n for n, name in enumerate(b.documents.names)}
-    to_b = np.array([number.get(name, -1) for name in a.documents.names], dtype=np.int64)
-    order = np.argsort(b.documents.codes, kind="stable")
-    owner = b.index["prototype"].to_numpy()[order]
-    first = np.searchsorted(b.documents.codes[order], np.arange(len(number) + 1))
+    number = {name: n for n, name in enumerate({*a.documents.names, *b.documents.names})}
+    of_a, of_b = (_documents_of(lens, number) for lens in (a, b))
     sizes_a, sizes_b = np.diff(a.first_rows), np.diff(b.first_rows)
 
     def tiles() -> Iterator[Tensor]:
-        for rows in np.split(np.arange(a.num_prototypes), range(TILE, a.num_prototypes, TILE)):
-            contexts = slice(a.first_rows[rows[0]], a.first_rows[rows[-1] + 1])
-            document = to_b[a.documents.codes[contexts]]
-            row = np.repeat(np.arange(len(rows)), sizes_a[rows])[document >= 0]
-            document = document[document >= 0]
-            context, offset = each_of(first[document + 1] - first[document])
-            cell = row[context] * b.num_prototypes + owner[first[document[context]] + offset]
-            common = np.bincount(cell, minlength=len(rows) * b.num_prototypes)
-            common = common.reshape(len(rows), b.num_prototypes)
-            either = sizes_a[rows, None] + sizes_b - common
+        for first in range(0, a.num_prototypes, TILE):
+            some = slice(first, first + TILE)
+            common = (of_a[some] @ of_b.T).toarray()
+            either = sizes_a[some, None] + sizes_b - common
             yield torch.from_numpy(common / np.maximum(either, 1))
 
     return _best(tiles(), b.num_prototypes, 0.0)
+
+
+def _documents_of(lens: Lens, number: dict[str, int]) -> sparse.csr_array:
+    """Return how many contexts of each prototype are of each document, [K, documents]."""
+    names, codes = lens.documents
+    column = np.array([number[name] for name in names], dtype=np.int64)[codes]
+    ones = np.ones(len(codes), dtype=np.int64)
+    rows = lens.index["prototype"].to_numpy()
+    return sparse.csr_array((ones, (rows, column)), shape=(lens.num_prototypes, len(number)))
 
 
 def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
@@ -208,7 +200,7 @@ def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
     Chance is the same search after the rows of B's output embedding, its tokens, are shuffled.
 
     Returns:
-        ``by_signature`` with ``pairs``, and ``by_contexts`` where both have a lens of one corpus.
+        ``by_signature`` and ``pairs``, and ``by_contexts`` where both have a lens of one corpus.
     """
     weight_a, weight_b = weight_of(a.model).cpu(), weight_of(b.model).cpu()
     tokens = min(len(weight_a), len(weight_b))
@@ -217,21 +209,17 @@ def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
     found = signature_matches(banks[0], weight_a, banks[1], weight_b)
     order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
     chance = signature_matches(banks[0], weight_a, banks[1], weight_b[order])
-    by_contexts = None
-    contexts: Matches | None = None
+    contexts = by_contexts = None
     if a.lens is not None and b.lens is not None and a.lens.meta.corpus == b.lens.meta.corpus:
         contexts = context_matches(a.lens, b.lens)
-        both = (contexts.best >= 0) & (contexts.best == found.best)
-        by_contexts = _figures(contexts) | {
-            "same_as_by_signature": float(both[contexts.best >= 0].mean())
-            if (contexts.best >= 0).any()
-            else 0.0
-        }
+        known = contexts.best >= 0
+        same = (contexts.best == found.best)[known].mean() if known.any() else 0.0
+        by_contexts = _figures(contexts) | {"same_as_by_signature": float(same)}
     return {
         "prototypes": {"a": len(banks[0]), "b": len(banks[1])},
         "by_signature": _figures(found) | {"chance": _figures(chance)},
         "by_contexts": by_contexts,
-        "pairs": match_rows(a, b, found, contexts),
+        "pairs": _pairs(a, b, found, contexts),
     }
 
 
@@ -242,7 +230,7 @@ def _figures(matches: Matches) -> dict[str, float]:
     }
 
 
-def match_rows(
+def _pairs(
     a: PrismLM, b: PrismLM, signatures: Matches, contexts: Matches | None
 ) -> list[dict[str, Any]]:
     """Return one row per prototype of A, the most similar pairs first."""
@@ -250,15 +238,16 @@ def match_rows(
     for i in np.argsort(-signatures.similarity, kind="stable").tolist():
         j = int(signatures.best[i])
         known = contexts if contexts is not None and contexts.best[i] >= 0 else None
-        row = {
-            "a": i,
-            "b": j,
-            "a_name": None if a.lens is None else a.lens.names[i],
-            "b_name": None if b.lens is None else b.lens.names[j],
-            "cosine": float(signatures.similarity[i]),
-            "mutual": bool(signatures.mutual[i]),
-            "b_by_contexts": None if known is None else int(known.best[i]),
-            "jaccard": None if known is None else float(known.similarity[i]),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "a": i,
+                "b": j,
+                "a_name": None if a.lens is None else a.lens.names[i],
+                "b_name": None if b.lens is None else b.lens.names[j],
+                "cosine": float(signatures.similarity[i]),
+                "mutual": bool(signatures.mutual[i]),
+                "b_by_contexts": None if known is None else int(known.best[i]),
+                "jaccard": None if known is None else float(known.similarity[i]),
+            }
+        )
     return rows

@@ -9,24 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from prismlm.errors import InputError
-from prismlm.explain.shares import Method, Sums, add_up, check_method
+from prismlm.errors import InputError, check_choice
+from prismlm.explain.shares import METHODS, Method
 
 
 class Uses(NamedTuple):
-    """The uses of prototypes that count, in the order of positions.
+    """The uses of prototypes that count, in the order of positions; [u] each.
 
     Attributes:
-        position: of each use, int64 [u].
-        prototype: its prototype.
-        weight: its positive evidence, or α, float64 [u].
-        by_prototype: the weights added up.
+        position, prototype: int64.
+        weight: positive evidence, or α; float64.
     """
 
     position: np.ndarray
     prototype: np.ndarray
     weight: np.ndarray
-    by_prototype: Sums
 
 
 @dataclass(frozen=True)
@@ -36,16 +33,13 @@ class EvidenceTable:
     Attributes:
         indices: prototypes, int64 [T, k].
         evidence: their evidence for the target, float32 [T, k]; zero where not used.
-        residual: evidence of the residual, float32 [T].
-        bias: evidence of the bias, float32 [T].
+        residual, bias: evidence of residual and bias, float32 [T].
         states: unit hidden states, float32 [T, d].
-        read: the tokens at the positions, the last that each state has read, int64 [T].
+        read: the last token that each state has read, int64 [T].
         targets: the predicted tokens, int64 [T].
-        activations: α, float32 [T, k]; only ``method="source"`` and what speaks against the
-            predictions need them.
-        within: the table of the whole text that these are of, and their rows in it; None where
-            this is all that is known of it.
-        kept: what was found of the whole table, by what it was looked for in.
+        activations: α, float32 [T, k]; needed by ``method="source"`` and by what speaks against.
+        within: the table of the whole text that these are of, and their rows in it.
+        kept: what was computed of the whole table.
     """
 
     indices: Tensor
@@ -60,7 +54,6 @@ class EvidenceTable:
         default=None, repr=False, compare=False, kw_only=True
     )
     kept: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _uses: dict[Method, Uses] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __getitem__(self, positions: slice) -> EvidenceTable:
         """Return some of the positions, which keep what stands before them in their text."""
@@ -71,27 +64,17 @@ class EvidenceTable:
         """Return some of the positions as a text of their own."""
         names = [one.name for one in fields(self) if one.init and one.name != "within"]
         columns: list[Any] = [getattr(self, name) for name in names]
-        some: list[Any] = [None if one is None else one[positions] for one in columns]
-        return EvidenceTable(*some)
+        return EvidenceTable(*(None if one is None else one[positions] for one in columns))
 
     def uses(self, method: Method) -> Uses:
-        """Return every use that counts; found once for each method.
-
-        Raises:
-            InputError: no such method, or the activations that it needs are not there.
-        """
-        check_method(method)
-        if method not in self._uses:
-            weights = self.activations if method == "source" else self.positive
-            if weights is None:
-                raise InputError("method 'source' needs an evidence table with activations.")
-            position, slot = (weights > 0).nonzero(as_tuple=True)
-            prototype = self.indices[position, slot].numpy()
-            weight = weights[position, slot].double().numpy()
-            self._uses[method] = Uses(
-                position.numpy(), prototype, weight, add_up([Sums(prototype, weight)])
-            )
-        return self._uses[method]
+        """Return every use that counts."""
+        check_choice("the method", method, METHODS)
+        weights = self.activations if method == "source" else self.positive
+        if weights is None:
+            raise InputError("method 'source' needs an evidence table with activations.")
+        position, slot = (weights > 0).nonzero(as_tuple=True)
+        prototype = self.indices[position, slot].numpy()
+        return Uses(position.numpy(), prototype, weights[position, slot].double().numpy())
 
     @property
     def positive(self) -> Tensor:
@@ -102,13 +85,3 @@ class EvidenceTable:
     def beside(self) -> np.ndarray:
         """Positive evidence of residual and bias, which no training text stands behind: [T]."""
         return (self.residual.double().clamp_min(0) + self.bias.double().clamp_min(0)).numpy()
-
-    @property
-    def residual_and_bias(self) -> float:
-        """What is beside the prototypes, over all positions."""
-        return float(self.beside.sum())
-
-    @property
-    def total(self) -> float:
-        """All positive evidence, of prototypes, residuals and biases."""
-        return float(self.positive.double().sum()) + self.residual_and_bias

@@ -52,8 +52,7 @@ class Following:
         self._on_step = on_step
         self._output = OutputLayer.of(lm.model, lm.logit_map)
         self._inverse = inverse_norms(lm.head.prototypes.detach().float())
-        self._passes = 0
-        self._next = 0.0
+        self._passes, self._next = 0, 0.0
         self._pieces: list[Piece] = []
         self._held: list[Step] = []
 
@@ -63,43 +62,12 @@ class Following:
         began = time.monotonic()
         if began < self._next:
             return False
-        of_prompt = self._passes == 0
+        # The first written token waits no longer for a long prompt.
+        rest = REST if self._passes else 0
         stop = self._follow(ids)
         now = time.monotonic()
-        # The first written token waits no longer for a long prompt.
-        rest = 0.0 if of_prompt else REST * (now - began)
-        self._next = now + min(max(rest, SHORTEST), LONGEST)
+        self._next = now + min(max(rest * (now - began), SHORTEST), LONGEST)
         return stop
-
-    def _follow(self, ids: Tensor) -> bool:
-        new = self._recorded.states[self._passes :]
-        if not new or not self._recorded.is_of(ids[:, :-1]):
-            return False
-        count = sum(z.shape[1] for z in new)
-        codes = self._recorded.codes[self._passes :]
-        split = split_states(
-            self._output,
-            self._lm.head,
-            torch.cat(new, 1)[0],
-            torch.cat(self._recorded.embedded[self._passes :], 1)[0],
-            (ids[0, -count - 1 : -1], ids[0, -count:]),
-            self._inverse,
-        )
-        uncertainty = fed_back(self._lm.model, torch.cat(codes, 1)[0] if codes else None)
-        self._passes += len(new)
-        tokens = ids[0].tolist()
-        self._read(tokens)
-        lm = self._lm
-        steps = steps_of(
-            split._replace(uncertainty=uncertainty),
-            tokens,
-            self._prompt_length,
-            lm.tokenizer,
-            lm.lens,
-            pieces=self._pieces,
-        )
-        self._held = [self._whole(step) for step in self._held] + list(steps)
-        return self._tell()
 
     @torch.no_grad()
     def finish(self, ids: Tensor) -> None:
@@ -110,6 +78,33 @@ class Following:
             self._on_step(step)
         self._held = []
 
+    def _follow(self, ids: Tensor) -> bool:
+        """Split the passes that are new, and tell their steps; return whether to stop."""
+        lm, passes = self._lm, slice(self._passes, None)
+        states = self._recorded.states[passes]
+        if not states or not self._recorded.is_of(ids[:, :-1]):
+            return False
+        self._passes += len(states)
+        z, embedded = (torch.cat(one, 1)[0] for one in (states, self._recorded.embedded[passes]))
+        codes = self._recorded.codes[passes]
+        tokens = ids[0, -len(z) - 1 : -1], ids[0, -len(z) :]
+        split = split_states(self._output, lm.head, z, embedded, tokens, self._inverse)
+        split = split._replace(
+            uncertainty=fed_back(lm.model, torch.cat(codes, 1)[0] if codes else None)
+        )
+        every = ids[0].tolist()
+        self._read(every)
+        more = steps_of(
+            split, every, self._prompt_length, lm.tokenizer, lm.lens, pieces=self._pieces
+        )
+        # Characters of those that wait may have become whole.
+        self._held = [*self._held, *more]
+        self._held = [
+            replace(one, pieces=tuple(self._pieces[one.position : one.position + 2]))
+            for one in self._held
+        ]
+        return self._tell()
+
     def _read(self, tokens: list[int]) -> None:
         """Read the last tokens as pieces; those that wait for the rest of a character anew."""
         first = len(self._pieces)
@@ -118,18 +113,12 @@ class Following:
             first -= 1
         self._pieces[first:] = pieces_of(self._lm.tokenizer, tokens[first:])
 
-    def _whole(self, step: Step) -> Step:
-        read = self._pieces
-        return replace(step, pieces=(read[step.position], read[step.position + 1]))
-
     def _tell(self) -> bool:
-        stop = False
-        while self._held and not stop:
-            target = self._held[0].pieces[1]
-            if BROKEN in target.text and len(self._held) < MOST_JOINED:
+        while self._held:
+            if BROKEN in self._held[0].pieces[1].text and len(self._held) < MOST_JOINED:
                 return False
             step = self._held.pop(0)
-            stop = self._on_step(step) is False
-            if stop:
+            if self._on_step(step) is False:
                 self.end = max(step.position + 1, self._prompt_length) + 1
-        return stop
+                return True
+        return False

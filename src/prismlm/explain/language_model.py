@@ -97,29 +97,32 @@ class PrismLM(OpenedModel):
                 tokens, the model reads them once more.
             heads: that ``trace.attention`` is to hold.
             settings: what of the model's own settings was left out, in words.
-
-        Raises:
-            DecompositionError: parts that do not sum to the model's logit.
         """
         wrote = ids.shape[1] > prompt_length
         count = ids.shape[1] - wrote
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
+        chains = maps = None
         # Fitted weights are no sum over a position's tokens: each depends on the other prototypes.
-        mixes = mixer_decoder_of(self.model) is not None and self.head.weights == "cosine"
-        again = (ids[0, :count], split.codes)
-        chains = ChainsOfText(self.model, self.head, *again) if mixes else None
-        maps = None
+        if mixer_decoder_of(self.model) is not None and self.head.weights == "cosine":
+            chains = ChainsOfText(self.model, self.head, ids[0, :count], split.codes)
         if heads:
             tokens = [one.label for one in pieces_of(self.tokenizer, ids[0, :count].tolist())]
             maps = maps_of(self.model, ids[:, :count], tokens, heads, split.codes)
-        evidence = split.evidence()
         # The last token of the prompt is the one that the first written token comes after.
         asked = prompt_length if wrote else self.asked(text, ids[0])
-        first = max(0, asked - 1)
         given = (split, ids[0].tolist(), prompt_length, self.tokenizer, self.lens, chains)
-        read = partial(steps_of, *given)
-        about = (self.lens, split.rounding, maps, self, first, settings, question_of(text))
-        return Trace(str(self.path), read, evidence, *about)
+        return Trace(
+            str(self.path),
+            partial(steps_of, *given),
+            split.evidence(),
+            self.lens,
+            split.rounding,
+            maps,
+            self,
+            max(0, asked - 1),
+            settings,
+            question_of(text),
+        )
 
     def _recorded(
         self, prompt: Tensor, generate: int, temperature: float, seed: int, on_step: OnStep | None

@@ -83,8 +83,7 @@ class Supports(NamedTuple):
         place: the global position of the state, int64 [u]; the next token is the predicted one.
         cosine: of that state to the prediction's, float32 [u].
         weight: its part of the prediction's positive evidence, float64 [u].
-        unplaced: evidence of prototypes that none of its four heaviest positions relies on, of
-            each prediction, float64 [T].
+        unplaced: evidence without a place, of each prediction, float64 [T].
         nearest: the largest cosine of each prediction, −1 where there is none, float32 [T].
     """
 
@@ -99,14 +98,8 @@ class Supports(NamedTuple):
 class DocumentsSoFar:
     """Which domains and documents carried the predictions of a text so far; see the module.
 
-    Where documents have no domains, or all the same, their sources stand for them.
-
-    Args:
-        cells: whose documents.
-        stray: ρ, the probability that a prediction is of any domain; 1 takes domains out.
-        concentration: C; the smaller, the more a few predictions decide on a document.
-        span: h, how many predictions a text keeps to a domain, and after how many half is left of
-            what a document carried.
+    Where documents have no domains, or all the same, their sources stand for them. ρ is ``stray``,
+    C ``concentration`` and h ``span``.
     """
 
     def __init__(
@@ -165,14 +158,8 @@ def supports(
     Of a cell and token with more than 512 positions, 512 stand for all. What has less than a
     millionth of the heaviest position's weight is left out.
 
-    Args:
-        table: of successive predictions of one text.
-        cells: of a lens.
-        head: whose prototypes they are.
-        so_far: what carried the predictions of the text before these, which are added to it; a
-            text begins with the first of the table if left out.
-        temperature: T; what is smaller keeps to the nearest.
-        same_token: B; 1 takes the tokens read last out.
+    The table is of successive predictions of one text; ``so_far`` is what carried those before
+    them, to which these are added. T is ``temperature`` and B ``same_token``.
     """
     so_far = DocumentsSoFar(cells) if so_far is None else so_far
     uses, count = table.uses("evidence"), len(table.states)
@@ -226,14 +213,7 @@ def _relied_on(
 ) -> Tensor:
     """Return which prototypes of each prediction a state that is named for it relies on, too.
 
-    Args:
-        table: of predictions, k prototypes each.
-        head: whose prototypes they are.
-        states: unit vectors, float32 [n, d].
-        prediction: that each is named for, int64 [n], ascending.
-
-    Returns:
-        bool [T, k].
+    States are unit vectors, float32 [n, d], and ``prediction`` int64 [n] ascends; bool [T, k].
     """
     found = torch.zeros(table.indices.shape, dtype=torch.bool)
     prototypes, bounds = head.prototypes.detach(), np.arange(len(found) + 1)

@@ -120,12 +120,11 @@ class OutputLayer(NamedTuple):
     @classmethod
     def of(cls, model: nn.Module, logit_map: LogitMap) -> OutputLayer:
         """Return the output layer of a model."""
-        embedding = output_embedding(model)
-        weight, bias = embedding.weight, getattr(embedding, "bias", None)
-        assert isinstance(weight, Tensor)
-        exact = weight.detach().float()
+        embedding: Any = output_embedding(model)
+        weight = embedding.weight.detach().float()
+        bias = getattr(embedding, "bias", None)
         bias = None if bias is None else bias.detach().float()
-        return cls(exact, bias, exact.mean(0), logit_map, weight.dtype)
+        return cls(weight, bias, weight.mean(0), logit_map, embedding.weight.dtype)
 
     def logits(self, z: Tensor) -> Tensor:
         """Return the logits of states."""
@@ -158,12 +157,11 @@ class SplitPredictions(NamedTuple):
         model_logits: the model's own of the targets, before any soft-cap, [N].
         log_probabilities: the model's, of the targets, [N].
         top: the model's top tokens, [N].
-        read: the token at each position, the last that was read, [N].
-        targets: the token that each prediction is of, [N].
+        read, targets: the last token that was read, and the predicted one, [N] each.
         states: unit hidden states, [N, d].
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
         uncertainty: what was fed back at each position, as a share of the largest entropy and as
-            a code; None for models without uncertainty feedback, and where it was not asked for.
+            a code; None without uncertainty feedback.
         codes: what was fed back, int64 [1, N], to read the text again as it was read; likewise.
     """
 
@@ -199,8 +197,7 @@ def split_states(
     """Split the logits of targets, and check their sums.
 
     Args:
-        output: of the model.
-        head: its head.
+        output, head: of the model.
         z: states as the output embedding took them, [N, d].
         embedded: W z + b as the model computed them, [N, V].
         tokens: those read last and those predicted, the targets, [N] each.
@@ -238,10 +235,6 @@ def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
 
     Relative to max(1, |logit|). A model in half precision rounds its own logits to 8 or 11 bits;
     the parts are computed in float32 from its states and weights, so the difference is its own.
-
-    Raises:
-        DecompositionError: they differ by more than 1e-3·max(1, |logit|), or 2e-2 of it for
-            models in half precision, or are not finite.
     """
     tolerance = tolerance_of(dtype)
     error = (logits - own).abs() / own.abs().clamp_min(1)
@@ -281,10 +274,7 @@ class Recorded(NamedTuple):
         """Say whether there is a state after each of ``ids`` [1, T], and of no other token.
 
         A model that hands on the last position of its prompt alone, or reads all anew in each
-        pass, has not.
-
-        Raises:
-            PrismError: the passes read other tokens, so that the states are of another text.
+        pass, has not. If the passes read other tokens, that is a PrismError.
         """
         if not self.read:
             return False

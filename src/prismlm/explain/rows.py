@@ -46,8 +46,7 @@ class Rows(list[T]):
 
     def to_json(self, path: Path | str) -> None:
         """Write a list with one object per item."""
-        text = json_text([item.to_dict() for item in self], indent=2)
-        write_text(path, text + "\n")
+        write_text(path, json_text([item.to_dict() for item in self], indent=2) + "\n")
 
     def _repr_html_(self) -> str:
         return table([item.to_dict() for item in self[:SHOWN]])

@@ -1,29 +1,21 @@
-"""Shares of the training text in predictions, as plain values, and sums by number."""
+"""What an attribution gives, as plain values: shares of sources, documents and passages."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-
-from prismlm.errors import check_choice
 from prismlm.explain.rows import frame, table
 from prismlm.index.around import Around
-from prismlm.index.layout import GROUP_COLUMNS
-from prismlm.index.where import Conditions, Where, normalised
+from prismlm.index.where import Conditions
 
 if TYPE_CHECKING:
     import pandas
 
-    from prismlm.index.lens import Lens
-
 Method = Literal["evidence", "source"]
 METHODS: tuple[str, ...] = get_args(Method)
-COLUMNS = ("document", *GROUP_COLUMNS)
 # Of documents that carry at least so much of an answer, most are about its subject; of those that
 # carry less, few (docs/results/asked.md).
 WORTH_SHOWING = 0.03
@@ -92,15 +84,10 @@ class Sources:
         return table(self._rows())
 
     def _rows(self) -> list[dict[str, Any]]:
-        rest = {"elsewhere": self.elsewhere, "unattributed": self.unattributed}
-        rows = [
+        rest = [Share("elsewhere", self.elsewhere)] if self.elsewhere else []
+        return [
             {self.by: one.key, "share": one.share, "base_rate": one.base_rate, "lift": one.lift}
-            for one in self.items
-        ]
-        return rows + [
-            {self.by: key, "share": share, "base_rate": None, "lift": None}
-            for key, share in rest.items()
-            if share or key == "unattributed"
+            for one in (*self.items, *rest, Share("unattributed", self.unattributed))
         ]
 
 
@@ -112,7 +99,7 @@ class DocumentShare:
         doc_id, source, domain, license, title, url: the document.
         share: of it.
         position: the place, as a global position of the corpus.
-        read: gives the text there; it is called when that is first looked at.
+        read: gives the text there when it is first looked at.
     """
 
     doc_id: str
@@ -141,6 +128,48 @@ class DocumentShare:
         return {name: getattr(self, name) for name in names}
 
 
+@dataclass(frozen=True)
+class Passage(DocumentShare):
+    """A stretch of a document that carries predictions; ``position`` is of its marked token.
+
+    The marked token is the predicted one, where it weighs most; ``around`` is its sentence.
+
+    Attributes:
+        cosine: of the hidden state before the marked token to that of the prediction.
+        length: tokens from the first place to the last.
+        for_or_against: whether it speaks for the predictions.
+        predicted: of what speaks against: the predicted token that did not come next there.
+        probability: that the model gave to this token there.
+    """
+
+    cosine: float = 0.0
+    length: int = 1
+    for_or_against: Literal["for", "against"] = "for"
+    predicted: str | None = None
+    probability: float | None = None
+    read_also: Callable[[], list[tuple[int, int]]] = field(default=list, repr=False, compare=False)
+
+    @cached_property
+    def also(self) -> list[tuple[int, int]]:
+        """Where other tokens that carry predictions lie in ``text``; adjacent ones are joined."""
+        return self.read_also()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``."""
+        value = super().to_dict() | {
+            "domain": self.domain,
+            "title": self.title,
+            "url": self.url,
+            "token": None if self.around is None else self.around.token,
+            "also": [list(span) for span in self.also],
+            "cosine": self.cosine,
+            "for_or_against": self.for_or_against,
+        }
+        if self.for_or_against == "against":
+            value |= {"predicted": self.predicted, "probability": self.probability}
+        return value
+
+
 def worth_showing(documents: Sequence[DocumentShare]) -> list[DocumentShare]:
     """Return the documents, largest share first, whose share is worth a reader's minute.
 
@@ -149,106 +178,3 @@ def worth_showing(documents: Sequence[DocumentShare]) -> list[DocumentShare]:
     """
     least = min(WORTH_SHOWING, documents[0].share / 2) if documents else 0.0
     return [document for document in documents if document.share >= least]
-
-
-class Sums(NamedTuple):
-    """Amounts by number: distinct ids ascending, int64 [n], and float64 [n]."""
-
-    ids: np.ndarray
-    values: np.ndarray
-
-
-class Grouped(NamedTuple):
-    """Amounts by the keys of a column.
-
-    Attributes:
-        names: of the keys.
-        sums: of the keys that match the filter.
-        elsewhere: what falls on the others.
-        unattributed: what falls on no text.
-        base_rates: the share of each key in all positions of the corpus, or None.
-    """
-
-    names: list[str]
-    sums: Sums
-    elsewhere: float
-    unattributed: float
-    base_rates: np.ndarray | None
-
-
-class Attribution(ABC):
-    """What a set of positions relies on, before it is grouped. Sets without overlap add up.
-
-    Attributes:
-        lens: the lens that the numbers belong to.
-        method: how they were taken.
-    """
-
-    lens: Lens
-    method: Method
-
-    @property
-    @abstractmethod
-    def total(self) -> float:
-        """What shares are shares of."""
-
-    @abstractmethod
-    def grouped(self, by: str, conditions: Conditions) -> Grouped:
-        """Return the amounts by the keys of a column, with a filter."""
-
-    @abstractmethod
-    def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
-        """Return the documents with the largest shares, each with its weightiest place.
-
-        Raises:
-            InputError: the filter names what is not there.
-        """
-
-    @abstractmethod
-    def document_share(self, doc_id: str) -> float:
-        """Return the share of one document; 0 where there is none of this id."""
-
-    def sources(self, by: str = "source", where: Where | None = None) -> Sources:
-        """Return shares by source, domain, license or document.
-
-        Raises:
-            InputError: ``by`` is none of those, or the filter names what is not there.
-        """
-        check_choice("what shares are taken by", by, COLUMNS)
-        conditions = normalised(where)
-        names, sums, elsewhere, unattributed, rates = self.grouped(by, conditions)
-        total = self.total
-        if total <= 0:
-            return Sources(by, (), 1.0, 0.0, conditions, self.method)
-        order = np.argsort(-sums.values, kind="stable")
-        items = tuple(
-            Share(names[code], value / total, None if rates is None else float(rates[code]))
-            for code, value in zip(
-                sums.ids[order].tolist(), sums.values[order].tolist(), strict=True
-            )
-            if value > 0
-        )
-        return Sources(by, items, unattributed / total, elsewhere / total, conditions, self.method)
-
-
-def sums_by_key(codes: np.ndarray, values: np.ndarray, count: int) -> Sums:
-    """Return the sums of values by their codes, of ``count`` keys."""
-    # Sorting pays where there are many more keys than amounts, as with documents.
-    if count > len(codes):
-        return add_up([Sums(codes, values)])
-    return Sums(np.arange(count), np.bincount(codes, values, minlength=count))
-
-
-def add_up(parts: Iterable[Sums]) -> Sums:
-    """Return the sums over all parts, id by id."""
-    listed = list(parts)
-    if not listed:
-        return Sums(np.empty(0, dtype=np.int64), np.empty(0))
-    ids, place = np.unique(np.concatenate([part.ids for part in listed]), return_inverse=True)
-    values = np.concatenate([part.values for part in listed])
-    return Sums(ids, np.bincount(place, values, minlength=len(ids)))
-
-
-def check_method(method: str) -> None:
-    """Raise InputError unless there is such a method."""
-    check_choice("the method", method, METHODS)

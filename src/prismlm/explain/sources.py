@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from prismlm.errors import InputError, suggest
 from prismlm.explain.audit import OPENING, audit_identity
@@ -130,14 +131,14 @@ class DocumentSources:
         title = " ".join((self.title or self.doc_id).split())
         share = self.neighbourhood if texts is None else texts.share
         lift = share / self.base_rate if self.base_rate else 0.0
-        if texts is None:
-            where = f"Predictions of the model come near to “{title}”"
-        else:
-            where = f"“{title}” is behind these {texts.read:,} texts"
-            where = where if texts.read != 1 else f"“{title}” is behind this text"
         if not share:
             found = "is not behind any of these texts" if texts else "is near to no prediction"
             return f"“{title}” {found}."
+        if texts is None:
+            where = f"Predictions of the model come near to “{title}”"
+        else:
+            read = "this text" if texts.read == 1 else f"these {texts.read:,} texts"
+            where = f"“{title}” is behind {read}"
         if USUAL < lift < 1 / USUAL:
             return f"{where} about as often as usual for its length."
         how = "more" if lift > 1 else "less"
@@ -156,14 +157,10 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
             where that is at hand.
     """
     check_document(lens, doc_id)
-    names = lens.documents.names
-    number = names.index(doc_id) if doc_id in names else -1
-    rows = np.flatnonzero(lens.documents.codes == number)
-    usage = np.nan_to_num(lens.prototypes["usage"].to_numpy())
-    counts = np.diff(lens.first_rows)
+    usage, counts = np.nan_to_num(lens.prototypes["usage"].to_numpy()), np.diff(lens.first_rows)
     total = max(float(usage.sum()), 1e-300)
     uses: list[DocumentUse] = []
-    for entry in lens.index.take(rows).to_pylist():
+    for entry in lens.index.filter(pc.equal(lens.index["doc_id"], doc_id)).to_pylist():
         i = int(entry["prototype"])
         words = [entry[name] for name in Around._fields]
         uses.append(
@@ -181,28 +178,21 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
         )
     uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
     document = lens.cells.document_number(doc_id)
-    place = lens.cells.facts(document)
-    placed = float(usage[counts > 0].sum()) / total
-    return DocumentSources(
-        doc_id,
-        *(place[key] for key in ("source", "domain", "license", "title", "url")),
-        cells=_cells(lens, doc_id),
-        uses=uses,
-        neighbourhood=sum(use.usage * use.share for use in uses) / total,
-        expected=placed / len(lens.documents.names),
-        base_rate=float(lens.cells.document_rates[document]),
-    )
-
-
-def _cells(lens: Lens, doc_id: str) -> list[CellUse]:
-    held, sizes = lens.cells.cells_of(lens.cells.document_number(doc_id), lens.num_prototypes)
+    held, sizes = lens.cells.cells_of(document, lens.num_prototypes)
     if not held.any():
         raise InputError(
             f"none of the positions of the document {doc_id!r} was indexed: the lens {lens.name} "
             "keeps a sample of positions. An index with --positions 1 has every one."
         )
-    order = np.argsort(-held, kind="stable")[: np.count_nonzero(held)].tolist()
-    return [CellUse(i, lens.names[i], int(held[i]), float(held[i] / sizes[i])) for i in order]
+    fullest = np.argsort(-held, kind="stable")[: np.count_nonzero(held)].tolist()
+    return DocumentSources(
+        **lens.cells.facts(document),
+        cells=[CellUse(i, lens.names[i], int(held[i]), float(held[i] / sizes[i])) for i in fullest],
+        uses=uses,
+        neighbourhood=sum(use.usage * use.share for use in uses) / total,
+        expected=float(usage[counts > 0].sum()) / total / len(lens.documents.names),
+        base_rate=float(lens.cells.document_rates[document]),
+    )
 
 
 def check_document(lens: Lens, doc_id: str) -> None:
@@ -213,14 +203,13 @@ def check_document(lens: Lens, doc_id: str) -> None:
     """
     if lens.cells.document_number(doc_id) >= 0:
         return
-    names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
     corpus, split = lens.corpus, lens.meta.split
     if corpus is None or doc_id not in corpus.doc_ids:
+        names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
         gone = " The corpus is not at hand, so whether it is held out cannot be told."
         raise InputError(
-            f"the lens {lens.name} has no document {doc_id!r}."
-            f"{suggest(doc_id, names[:IDS_COMPARED])} Expected the id of a document of the corpus "
-            f"it was built from.{gone if corpus is None else ''}"
+            f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names)} Expected "
+            f"the id of a document of the corpus it was built from.{gone if corpus is None else ''}"
         )
     held_out = corpus.doc_ids.index(doc_id) in corpus.split("heldout")
     raise InputError(
@@ -265,18 +254,12 @@ def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
             f"{audit} was made with another model or lens ({', '.join(differing)} differ). Run "
             "`prismlm audit` again with this one."
         )
+    texts: list[TextUse] = []
+    for row in rows:
+        share = sum(one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id)
+        texts.append(TextUse(row["text_id"], row["opening"], share))
     least = identity.get("least_share")
-    return _by_share(
-        (
-            TextUse(
-                row["text_id"],
-                row["opening"],
-                sum(one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id),
-            )
-            for row in rows
-        ),
-        None if least is None else float(least),
-    )
+    return _by_share(texts, None if least is None else float(least))
 
 
 def _by_share(texts: Iterable[TextUse], least: float | None = None) -> TextUses:

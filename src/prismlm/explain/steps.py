@@ -130,22 +130,19 @@ def steps_of(
     as are split.
     """
     parts, uses = split.parts, list(_uses(split, lens))
-    # Whole columns at once: reading single elements of tensors takes longer than the
-    # mathematics.
-    figures = zip(
-        parts.logit.tolist(),
-        split.model_logits.tolist(),
-        split.log_probabilities.exp().tolist(),
-        parts.bias.tolist(),
-        parts.residual.tolist(),
-        parts.residual_evidence.tolist(),
-        parts.explained_share.tolist(),
-        uses,
-        strict=True,
+    # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
+    columns = (
+        parts.logit,
+        split.model_logits,
+        split.log_probabilities.exp(),
+        parts.bias,
+        parts.residual,
+        parts.residual_evidence,
+        parts.explained_share,
     )
+    figures = zip(*(column.tolist() for column in columns), uses, strict=True)
     decode = cache(lambda token: decode_token(tokenizer, token))
     targets = split.targets.tolist()
-    tokens = [decode(token) for token in ids]
     first = 0 if pieces is None else len(pieces) - 1 - len(targets)
     # Beyond the text there is a target at most.
     read = pieces or pieces_of(tokenizer, ids + targets[len(ids) - 1 :])
@@ -153,19 +150,18 @@ def steps_of(
     fed_back = split.uncertainty or [(None, None)] * len(uses)
     return tuple(
         Step(
-            first + t,
-            tokens[first + t],
-            ids[first + t],
-            decode(target),
-            target,
-            _target_from(first + t, prompt_length, len(ids)),
+            position,
+            decode(ids[position]),
+            ids[position],
+            decode(targets[t]),
+            targets[t],
+            _target_from(position, prompt_length, len(ids)),
             *row,
-            uncertainty=fed_back[t][0],
-            uncertainty_code=fed_back[t][1],
-            pieces=(read[first + t], read[first + t + 1]),
+            *fed_back[t],
+            pieces=(read[position], read[position + 1]),
             read_chains=chains and partial(chains.of, t, uses[t][:PROTOTYPES_CHAINED], labels),
         )
-        for t, (target, row) in enumerate(zip(targets, figures, strict=True))
+        for t, (position, row) in enumerate(enumerate(figures, first))
     )
 
 
@@ -175,26 +171,15 @@ def _uses(split: SplitPredictions, lens: Lens | None) -> Iterator[tuple[Prototyp
     # Those that are not in use come last.
     keys = parts.contributions.masked_fill(routing.activations <= 0, -torch.inf)
     order = keys.argsort(dim=1, descending=True, stable=True)
-    columns = (
-        column.gather(1, order).tolist()
-        for column in (
-            routing.indices,
-            routing.activations,
-            routing.cosines,
-            parts.contributions,
-            parts.evidence,
-        )
-    )
+    figures = (routing.activations, routing.cosines, parts.contributions, parts.evidence)
+    columns = (column.gather(1, order).tolist() for column in (routing.indices, *figures))
     counts = (routing.activations > 0).sum(1).tolist()
-    for count, (indices, *figures) in zip(counts, zip(*columns, strict=True), strict=True):
+    for count, (indices, *rows) in zip(counts, zip(*columns, strict=True), strict=True):
         used = indices[:count]
-        names: list[str | None] = [None] * count
-        categories = names
-        if lens is not None:
-            names = [lens.names[i] for i in used]
-            categories = [lens.categories[i] for i in used]
+        names: list[str | None] = [None if lens is None else lens.names[i] for i in used]
+        categories = [None if lens is None else lens.categories[i] for i in used]
         # As many as are in use: figures of the others are cut off with them.
-        yield tuple(map(PrototypeUse, used, *figures, names, categories))
+        yield tuple(map(PrototypeUse, used, *rows, names, categories))
 
 
 def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:

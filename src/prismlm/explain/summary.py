@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.shares import DocumentShare, Share, Sources
@@ -51,19 +50,27 @@ def in_words(
     traced = f"{percent(attributed)} of the evidence for {subject} was traced to"
     if documents == 1:
         return f"{traced} the only document of this corpus."
-    first = max(shares.items, key=partial(_information, attributed))
+
+    def information(share: Share) -> float:
+        p = share.share / attributed
+        return p * math.log(p / share.base_rate) if share.base_rate else p
+
+    first = max(shares.items, key=information)
+    name = "text of unknown" if first.key == UNKNOWN else "the"
+    name = f"{name} {shares.by}" + ("" if first.key == UNKNOWN else f" “{first.key}”")
+    capital = subject[0].upper() + subject[1:]
     if first.base_rate is not None and first.base_rate > 1 - 1e-9:
         said = f"{traced} this corpus."
-    elif (first.lift or attributed * LEAST_LIFT) < attributed * LEAST_LIFT:
-        said = f"{_capital(subject)} draws on no {shares.by} much more than the corpus holds of it."
+    elif first.lift and first.lift < attributed * LEAST_LIFT:
+        said = f"{capital} draws on no {shares.by} much more than the corpus holds of it."
     else:
         if first is not shares.items[0]:
-            how = f"draws more than usual on {_named(first, shares.by)}"
+            how = f"draws more than usual on {name}"
         elif first.share > HALF * attributed:
-            how = f"draws mostly on {_named(first, shares.by)}"
+            how = f"draws mostly on {name}"
         else:
-            how = f"draws on {_named(first, shares.by)} more than on any other"
-        said = f"{_capital(subject)} {how}: {percent(first.share)} of its evidence."
+            how = f"draws on {name} more than on any other"
+        said = f"{capital} {how}: {percent(first.share)} of its evidence."
     if document is None:
         return said
     title = " ".join((document.title or document.doc_id).split())
@@ -76,20 +83,6 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= LEAST_SAID else "less than 1%"
 
 
-def _named(share: Share, by: str) -> str:
-    return f"text of unknown {by}" if share.key == UNKNOWN else f"the {by} “{share.key}”"
-
-
-def _capital(words: str) -> str:
-    return words[0].upper() + words[1:]
-
-
-def _information(attributed: float, share: Share) -> float:
-    """Return p log(p / q) of a part p of what is attributed; p itself where q is not known."""
-    p = share.share / attributed
-    return p * math.log(p / share.base_rate) if share.base_rate else p
-
-
 def fits(explained: float) -> bool:
     """Say whether a median explained share, or what is recovered, can be a working head's."""
     return LOWEST_EXPLAINED <= explained <= HIGHEST_EXPLAINED
@@ -99,7 +92,6 @@ def doubts(table: EvidenceTable) -> list[str]:
     """Return what is wrong with model or head, to see by figures that no working ones have."""
     if not len(table.states):
         return []
-    # Unit states, or else zero.
     dead = int((~(table.states.norm(dim=1) > HALF)).sum())
     if dead:
         return [

@@ -1,10 +1,18 @@
 """Whether the corpus holds anything like an answer: strong, weak or no support.
 
+A prediction of the token y counts by how much y tells under the corpus, p(y) being the share of its
+positions after which y came next:
+
+    w_t = ε + max(0, −ln p(y_t) − c)²
+
+so that names count, and "the" hardly does. Shares, documents and passages are sums of w_t times the
+evidence of each prediction. c = 5 and the square put the document that holds an answer first most
+often, on questions to a model that half knew its texts (docs/results/asked.md).
+
 A document carries a prediction where one of its positions came before the same token, in a state
 that is at least as near as the nearest of half the predictions of unseen text
-(:mod:`prismlm.index.support`). With w(y) what a token tells
-(:mod:`prismlm.explain.answer_weights`), each token y of the answer counted once, support is the
-largest part of what the answer tells that one document carries:
+(:mod:`prismlm.index.support`). Each token y of the answer counted once, support is the largest part
+of what the answer tells that one document carries:
 
     s = max_d  Σ_{y carried by d} w(y) / Σ_y w(y)
 
@@ -23,6 +31,8 @@ import numpy as np
 
 from prismlm.index.support import SupportScale
 
+# c in nats, and ε.
+COMMON, LEAST = 5.0, 0.01
 STRONG, NONE = 0.8, 0.25
 LEAST_TOLD = 1.0
 # Of single predictions: what share of unseen text lies beyond.
@@ -89,7 +99,7 @@ class SupportCount:
         self._score = 0.0
 
     def add(self, support: Support | None) -> None:
-        """Count one text; None, of a lens without a scale, counts as no text."""
+        """Count one text, unless its support is unknown."""
         if support is not None:
             self.levels[support.level] += 1
             self._score += support.score
@@ -103,6 +113,15 @@ class SupportCount:
 def levels_in_words(levels: dict[Level, int]) -> str:
     """Return counts of levels as "3 strong, 40 weak, 2 none"."""
     return ", ".join(f"{count:,} {level}" for level, count in levels.items())
+
+
+def token_weights(rates: np.ndarray, positions: int, common: float = COMMON) -> np.ndarray:
+    """Return w of predictions, float64 [T], by the share of each predicted token in the corpus.
+
+    A token that never comes next there counts as half of one of its positions.
+    """
+    telling = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - common)
+    return LEAST + telling**2
 
 
 def support_of(
@@ -124,25 +143,21 @@ def support_of(
     """
     _, shares, told = carried_shares(tokens, telling, carried)
     score = float(shares.max(initial=0))
-    each = scale.score(nearest).tolist()
-    singles = (
+    singles = tuple(
         TokenSupport(_level(one, BEYOND, 1 - BEYOND), cosine, one)
-        for one, cosine in zip(each, nearest.tolist(), strict=True)
+        for one, cosine in zip(scale.score(nearest).tolist(), nearest.tolist(), strict=True)
     )
     level = _level(score, NONE, STRONG) if told >= LEAST_TOLD else "weak"
-    return Support(level, score, tuple(singles))
+    return Support(level, score, singles)
 
 
 def carried_shares(
     tokens: np.ndarray, telling: np.ndarray, carried: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return what part of what some predictions tell each document carries; see the module.
+    """Return what part of what some predictions tell each document carries.
 
-    Args:
-        tokens, telling, carried: as of :func:`support_of`.
-
-    Returns:
-        the documents, int [m]; Σ_{y carried by d} w(y) / Σ_y w(y) of each, [m]; and Σ_y w(y).
+    Arguments are as of :func:`support_of`; returned are the documents, int [m], Σ_{y carried by d}
+    w(y) / Σ_y w(y) of each, [m], and Σ_y w(y).
     """
     distinct, number = np.unique(tokens, return_inverse=True)
     weight = np.zeros(len(distinct))

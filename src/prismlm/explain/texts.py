@@ -14,11 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.corpus.chat import encode_chat
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError
-from prismlm.explain.attribution import attribute, merge_attributions
-from prismlm.explain.passages import PositionAttribution
+from prismlm.explain.attribution import Attribution, attribute, merge_attributions
 from prismlm.explain.positions import DocumentsSoFar
 from prismlm.explain.prediction import OutputLayer, split_states
-from prismlm.explain.shares import Attribution, Method
+from prismlm.explain.shares import Method
 from prismlm.explain.summary import fits
 from prismlm.explain.support import Support
 from prismlm.index.opened_model import check_embedded
@@ -41,7 +40,7 @@ class TextOptions:
         window: tokens read at once; a longer text is split.
         stride: tokens between windows. A prediction comes from the earliest window that gives it
             window − stride tokens of context, or its text's start.
-        tokens_per_batch: tokens of one forward pass, padding among them.
+        tokens_per_batch: tokens of one forward pass, with padding.
         method: of the attribution.
     """
 
@@ -100,59 +99,9 @@ class TextFigures:
     @property
     def support(self) -> Support | None:
         """How well the corpus supports it; None where that is not known, or the head is wrong."""
-        found = self.attribution
-        if not isinstance(found, PositionAttribution) or not fits(float(np.median(self.explained))):
+        if self.attribution is None or not fits(float(np.median(self.explained))):
             return None
-        return found.support
-
-
-@dataclass
-class _Text:
-    document: Document
-    ids: Tensor
-    losses: list[Tensor] = field(default_factory=list[Tensor])
-    explained: list[Tensor] = field(default_factory=list[Tensor])
-    parts: list[Attribution] = field(default_factory=list[Attribution])
-    so_far: DocumentsSoFar | None = None
-
-    def finish(self) -> TextFigures:
-        nothing = torch.empty(0)
-        return TextFigures(
-            self.document,
-            len(self.ids),
-            torch.cat([nothing, *self.losses]).numpy(),
-            torch.cat([nothing, *self.explained]).numpy(),
-            merge_attributions(self.parts) if self.parts else None,
-        )
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Predictions ``skip`` to ``stop`` of a window that starts at a token of its text.
-
-    Those before ``first`` do not count: they say what the predictions after them stand in.
-    Inside a text it is read with ``prefix`` in place of its first tokens.
-    """
-
-    text: _Text
-    start: int
-    length: int
-    skip: int
-    first: int
-    stop: int
-    last: bool
-    prefix: list[int]
-
-    @property
-    def ids(self) -> Tensor:
-        """The tokens that the model reads."""
-        ids = self.text.ids[self.start :][: self.length]
-        inside = self.start > 0
-        return (
-            torch.cat([torch.tensor(self.prefix, dtype=ids.dtype), ids[len(self.prefix) :]])
-            if inside
-            else ids
-        )
+        return self.attribution.support
 
 
 def document_ids(lm: PrismLM, document: Document) -> list[int]:
@@ -187,8 +136,9 @@ def read_texts(
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
     for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
-        _read_batch(lm, batch, options)
-        done = sum(max(0, window.stop - window.skip) for window in batch)
+        done = sum(window.stop - window.skip for window in batch)
+        if done:
+            _read_batch(lm, batch, options)
         ended = on_pass is not None and on_pass(done) is False
         for window in batch:
             if window.last:
@@ -197,10 +147,48 @@ def read_texts(
             return
 
 
+@dataclass
+class _Text:
+    """A text, and what its windows have given so far."""
+
+    document: Document
+    ids: Tensor
+    losses: list[Tensor] = field(default_factory=list[Tensor])
+    explained: list[Tensor] = field(default_factory=list[Tensor])
+    parts: list[Attribution] = field(default_factory=list[Attribution])
+    so_far: DocumentsSoFar | None = None
+
+    def finish(self) -> TextFigures:
+        nothing = torch.empty(0)
+        return TextFigures(
+            self.document,
+            len(self.ids),
+            torch.cat([nothing, *self.losses]).numpy(),
+            torch.cat([nothing, *self.explained]).numpy(),
+            merge_attributions(self.parts) if self.parts else None,
+        )
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Predictions ``skip`` to ``stop`` of a window ``ids`` that starts at a token of its text.
+
+    Those before ``first`` do not count: they say what the predictions after them stand in.
+    """
+
+    text: _Text
+    ids: Tensor
+    start: int
+    skip: int
+    first: int
+    stop: int
+    last: bool
+
+
 def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -> Iterator[_Window]:
     from prismlm.corpus.windows import document_windows
 
-    prefix = around_text(lm.tokenizer)[0]
+    prefix = torch.tensor(around_text(lm.tokenizer)[0], dtype=torch.int64)
     for document in documents:
         ids = torch.tensor(document_ids(lm, document), dtype=torch.int64)
         text, count = _Text(document, ids), len(ids)
@@ -213,24 +201,27 @@ def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -
             np.array([max(1, count - 1)]),
             options.window,
             options.stride,
-            prefix,
+            prefix.tolist(),
         )
         rows = zip(grid.start.tolist(), grid.length.tolist(), grid.skip.tolist(), strict=True)
-        for number, (start, length, skip) in enumerate(rows):
-            stop = min(length, count - 1 - start)
+        for number, (start, length, skip) in enumerate(rows, 1):
+            read = ids[start:][:length]
+            if start:
+                # As in an index, windows inside a text begin as texts do.
+                read = torch.cat([prefix, read[len(prefix) :]])
+            stop = max(skip, min(length, count - 1 - start))
             first = max(skip, min(before - 1 - start, stop))
-            last = number == len(grid) - 1
-            yield _Window(text, start, length, skip, first, stop, last, prefix)
+            yield _Window(text, read, start, skip, first, stop, number == len(grid))
 
 
 def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]:
     batch: list[_Window] = []
     widest = 0
     for window in windows:
-        widest = max(widest, window.length)
+        widest = max(widest, len(window.ids))
         if batch and widest * (len(batch) + 1) > tokens:
             yield batch
-            batch, widest = [], window.length
+            batch, widest = [], len(window.ids)
         batch.append(window)
     if batch:
         yield batch
@@ -238,14 +229,11 @@ def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]
 
 @torch.no_grad()
 def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None:
-    """Run the model once and hand every text what its windows give."""
+    """Run the model once and give every text what its windows hold."""
     batch = [window for window in batch if window.stop > window.skip]
-    if not batch:
-        return
     device = lm.model.device
-    rows = [window.ids for window in batch]
-    ids = pad_sequence(rows, batch_first=True)
-    attended = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    ids = pad_sequence([window.ids for window in batch], batch_first=True)
+    attended = pad_sequence([torch.ones_like(one.ids) for one in batch], batch_first=True)
     with capture(lm.model) as seen:
         lm.model(input_ids=ids.to(device), attention_mask=attended.to(device), use_cache=False)
     assert seen.embedded is not None
@@ -268,12 +256,11 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
         text, counted = window.text, slice(middle, end)
         text.losses.append(losses[counted])
         text.explained.append(explained[counted])
-        if lm.lens is not None:
-            if text.so_far is None:
-                text.so_far = DocumentsSoFar(lm.lens.cells)
-            parts = [
-                attribute(table.apart(part), lm.lens, options.method, so_far=text.so_far)
-                for part in (slice(begin, middle), counted)
-                if part.stop > part.start
-            ]
-            text.parts += parts[-1:] if end > middle else []
+        if lm.lens is None:
+            continue
+        text.so_far = text.so_far or DocumentsSoFar(lm.lens.cells)
+        for part in (slice(begin, middle), counted):
+            if part.stop > part.start:
+                some = table.apart(part)
+                carried = attribute(some, lm.lens, options.method, so_far=text.so_far)
+                text.parts += [carried] if part is counted else []

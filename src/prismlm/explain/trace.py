@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from prismlm.corpus.encode import around_text
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.explain.against import OppositionAttribution
-from prismlm.explain.attribution import attribute
+from prismlm.explain.attribution import Attribution, attribute
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.passages import Passage, PositionAttribution
 from prismlm.explain.rows import Rows, frame, write_rows
-from prismlm.explain.shares import Attribution, DocumentShare, Method, Sources, check_method
+from prismlm.explain.shares import METHODS, DocumentShare, Method, Passage, Sources
 from prismlm.explain.steps import Step
 from prismlm.explain.summary import doubts, in_words
 from prismlm.explain.support import Support
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from prismlm.explain.attention_maps import AttentionMap
     from prismlm.index.opened_model import OpenedModel
 
-DOCUMENTS_SHOWN = 10
-PASSAGES_SHOWN = 10
+SHOWN = 10
 AGAINST_SHOWN = 5
 
 
@@ -114,6 +112,18 @@ class Trace:
             )
         return self.steps[key]
 
+    def attribution(self, method: Method = "evidence") -> Attribution:
+        """Return what the answer relies on; it is found once for each method.
+
+        Raises:
+            InputError: there is no lens, or no such method.
+        """
+        check_choice("the method", method, METHODS)
+        if method not in self._found:
+            table = self.table[self.first :] if self.first else self.table
+            self._found[method] = attribute(table, self._lens(), method)
+        return self._found[method]
+
     def sources(
         self, by: str = "source", *, method: Method = "evidence", where: Where | None = None
     ) -> Sources:
@@ -131,30 +141,20 @@ class Trace:
         return self.attribution(method).sources(by, where)
 
     def documents(
-        self,
-        limit: int = DOCUMENTS_SHOWN,
-        *,
-        method: Method = "evidence",
-        where: Where | None = None,
+        self, limit: int = SHOWN, *, method: Method = "evidence", where: Where | None = None
     ) -> Rows[DocumentShare]:
-        """Return the documents with the largest shares in the answer.
-
-        Raises:
-            InputError: there is no lens, or an argument names what is not there.
-        """
+        """Return the documents with the largest shares in the answer, as :meth:`sources`."""
         limit = check_whole("the number of documents", limit)
         return Rows(self.attribution(method).documents(limit, where))
 
-    def passages(self, limit: int = PASSAGES_SHOWN, *, where: Where | None = None) -> Rows[Passage]:
+    def passages(self, limit: int = SHOWN, *, where: Where | None = None) -> Rows[Passage]:
         """Return the passages of the corpus with the largest shares in the answer.
 
         Raises:
-            InputError: there is no lens, it has no cells, or the filter names what is not there.
+            InputError: there is no lens, or the filter names what is not there.
         """
-        self._with_cells()
-        found = self.attribution("evidence")
-        assert isinstance(found, PositionAttribution)
-        return Rows(found.passages(check_whole("the number of passages", limit), where))
+        limit = check_whole("the number of passages", limit)
+        return Rows(self.attribution().passages(limit, where))
 
     def against(
         self, limit: int = AGAINST_SHOWN, *, where: Where | None = None, estimated: bool = False
@@ -172,43 +172,32 @@ class Trace:
         again: these are the passages, shares and p_n(y) of the estimates, at once.
 
         Raises:
-            InputError: there is no lens, it has no cells, its text is not at hand, or the filter
-                names what is not there.
+            InputError: there is no lens, its text is not at hand, or the filter names what is not
+                there.
         """
-        self._with_cells()
         limit = check_whole("the number of passages", limit)
         found = self._opposition
         return Rows((found.estimated if estimated else found.passages)(limit, where))
 
     @cached_property
     def _opposition(self) -> OppositionAttribution:
+        lens = self._lens()
         if self.lm is None:
             raise InputError("a trace without its model cannot read text again.")
-        return OppositionAttribution(self.table[self.first :], self.lm, self._lens())
+        return OppositionAttribution(self.table[self.first :], self.lm, lens)
 
     def places(
         self, limit: int, *, method: Method = "evidence", where: Where | None = None
     ) -> Sequence[DocumentShare]:
-        """Return what stands behind the answer: passages, or documents where there are none.
-
-        Raises:
-            InputError: there is no lens, or an argument names what is not there.
-        """
-        if method == "evidence" and self._lens().cells is not None:
+        """Return what stands behind the answer: passages, or documents by ``source``."""
+        if method == "evidence":
             return self.passages(limit, where=where)
         return self.documents(limit, method=method, where=where)
 
     @cached_property
     def support(self) -> Support | None:
-        """How well the corpus supports the answer at all.
-
-        None without a lens, with one that has no cells, and where states are zero.
-        """
-        if self.lens is None or self.lens.support is None:
-            return None
-        found = self.attribution("evidence")
-        assert isinstance(found, PositionAttribution)
-        return found.support
+        """How well the corpus supports the answer; None without a lens, or a scale in it."""
+        return None if self.lens is None else self.attribution().support
 
     @property
     def summary(self) -> str | None:
@@ -224,11 +213,17 @@ class Trace:
     @property
     def answer_ids(self) -> list[int]:
         """The tokens of the answer, special ones among them; of a text that was read, all of it."""
+        return self._tokens[0][self.first + bool(self.first or self.written) :]
+
+    @property
+    def _tokens(self) -> tuple[list[int], list[str]]:
+        """The ids of all tokens, those that were written among them, and how they are shown."""
         steps = self.steps
-        ids = [step.token_id for step in steps[self.first + bool(self.first or self.written) :]]
+        ids, shown = [step.token_id for step in steps], [step.pieces[0].shown for step in steps]
         if steps and steps[-1].target_from == "generated":
             ids.append(steps[-1].target_id)
-        return ids
+            shown.append(steps[-1].pieces[1].shown)
+        return ids, shown
 
     @property
     def answer(self) -> str:
@@ -245,7 +240,7 @@ class Trace:
         """What must be known to read the figures: doubts about model or head, settings left out."""
         return [*doubts(self.table), *([self.settings] if self.settings else [])]
 
-    def verbatim(self, limit: int = PASSAGES_SHOWN) -> Rows[Quote]:
+    def verbatim(self, limit: int = SHOWN) -> Rows[Quote]:
         """Return the longest spans of the answer that stand in the corpus word for word.
 
         A span says where its words stand, not that the model has them from there.
@@ -259,21 +254,17 @@ class Trace:
                 f"the lens {lens.name} has no suffix array, so no words can be looked up. Install "
                 "prismlm[verbatim] and build it again with `prismlm index`."
             )
-        ids = [step.token_id for step in self.steps]
-        tokens = [step.pieces[0].shown for step in self.steps]
-        if ids and self.steps[-1].target_from == "generated":
-            ids.append(self.steps[-1].target_id)
-            tokens.append(self.steps[-1].pieces[1].shown)
-        limit = check_whole("the number of spans", limit)
+        ids, shown = self._tokens
         begins = around_text(self.lm.tokenizer)[0] if self.lm is not None else []
         # What stands before the first token that was written is not of the answer.
         first = self.first + 1 if self.written else len(begins) * (ids[: len(begins)] == begins)
-        return Rows(quotes(ids, tokens, first, lens, limit))
+        limit = check_whole("the number of spans", limit)
+        return Rows(quotes(ids, shown, first, lens, limit))
 
     def to_dict(
         self,
         by: str = "source",
-        documents: int = DOCUMENTS_SHOWN,
+        documents: int = SHOWN,
         *,
         method: Method = "evidence",
         where: Where | None = None,
@@ -284,19 +275,17 @@ class Trace:
         ``attention`` is in it only where heads were asked for, ``against`` only where that many
         passages were.
         """
-        shares, found = None, []
-        if self.lens is not None:
-            shares = self.sources(by, method=method, where=where).to_dict()
-            listed = self.documents(documents, method=method, where=where)
-            found = [document.to_dict() for document in listed]
-        value = {
+        lens, how = self.lens, {"method": method, "where": where}
+        value: dict[str, Any] = {
             "model": self.model,
-            "lens": None if self.lens is None else str(self.lens.path),
+            "lens": None if lens is None else str(lens.path),
             "positions": [step.to_dict() for step in self.steps],
-            "sources": shares,
-            "documents": found,
+            "sources": None if lens is None else self.sources(by, **how).to_dict(),
+            "documents": [],
         }
-        if self.lens is not None and method == "evidence" and not where:
+        if lens is not None:
+            value["documents"] = [one.to_dict() for one in self.documents(documents, **how)]
+        if lens is not None and method == "evidence" and not where:
             value["summary"] = self.summary
         if self.notes:
             value["notes"] = self.notes
@@ -304,11 +293,11 @@ class Trace:
             value["softcap"] = self.softcap
         if self.support is not None:
             value["support"] = self.support.to_dict()
-        if self.lens is not None and self.lens.cells is not None and method == "evidence":
+        if lens is not None and method == "evidence":
             value["passages"] = [one.to_dict() for one in self.passages(documents, where=where)]
         if check_whole("the number of passages against", against):
             value["against"] = [one.to_dict() for one in self.against(against, where=where)]
-        if self.lens is not None and self.lens.suffixes is not None:
+        if lens is not None and lens.suffixes is not None:
             value["verbatim"] = [one.to_dict() for one in self.verbatim(documents)]
         if self.attention is not None:
             value["attention"] = [one.to_dict() for one in self.attention]
@@ -319,11 +308,7 @@ class Trace:
         write_parquet([self], path)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return what :meth:`to_parquet` writes as a data frame.
-
-        Raises:
-            InputError: pandas is not installed.
-        """
+        """Return what :meth:`to_parquet` writes as a data frame."""
         return frame(row for step in self for row in step.rows())
 
     def to_json(self, path: Path | str) -> None:
@@ -340,8 +325,7 @@ class Trace:
         # The one import against the order of packages: a trace shows itself.
         from prismlm.pages.trace import page
 
-        against = check_whole("the number of passages against", against)
-        text = page([self], against=against)
+        text = page([self], against=check_whole("the number of passages against", against))
         if path is not None:
             write_text(path, text)
         return text
@@ -350,22 +334,6 @@ class Trace:
         from prismlm.pages.trace import fragment
 
         return fragment(self)
-
-    def attribution(self, method: Method = "evidence") -> Attribution:
-        """Return what the answer relies on; it is found once for each method."""
-        check_method(method)
-        if method not in self._found:
-            table = self.table[self.first :] if self.first else self.table
-            self._found[method] = attribute(table, self._lens(), method)
-        return self._found[method]
-
-    def _with_cells(self) -> None:
-        lens = self._lens()
-        if lens.cells is None:
-            raise InputError(
-                f"the lens {lens.name} has no cells, so there are no passages, only documents. "
-                "Build it again with `prismlm index MODEL --corpus DIR --positions 1 --overwrite`."
-            )
 
     def _lens(self) -> Lens:
         if self.lens is None:

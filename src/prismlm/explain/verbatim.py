@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from prismlm.errors import check_whole
 from prismlm.index.lens import Lens
 from prismlm.index.suffixes import Suffixes
 
@@ -74,13 +73,7 @@ def quotes(
 ) -> list[Quote]:
     """Return the verbatim spans of a text from a token on, in words; see :func:`verbatim_spans`.
 
-    Of what a text says twice, the first is given.
-
-    Args:
-        ids, tokens: the text, by number and in words.
-        start: the first token that is looked for.
-        lens: with a suffix array.
-        limit: the most spans.
+    The text is given by number and in words. Of what it says twice, the first is returned.
     """
     assert lens.suffixes is not None
     found: dict[str, VerbatimSpan] = {}
@@ -102,24 +95,11 @@ def _place(lens: Lens, position: int) -> dict[str, Any]:
 def verbatim_spans(
     ids: Sequence[int], suffixes: Suffixes, start: int = 0, *, minimum: int = MINIMUM
 ) -> list[VerbatimSpan]:
-    """Return the longest spans of a text that stand in the corpus, long ones first.
+    """Return the longest spans of a text that stand in the corpus: by length, rarity and start.
 
-    A span is reported if it stands there, has ``minimum`` tokens or more, and lies in no other
-    that stands there. Spans may overlap. They are ordered by length, then by rarity, then by where
-    they start.
-
-    Args:
-        ids: the tokens of the text, the prompt's first.
-        suffixes: of the lens.
-        start: the first token to be searched: that of the answer, where the prompt is known.
-        minimum: tokens of the shortest span.
-
-    Raises:
-        InputError: ``start`` lies outside of the text, or ``minimum`` is below 1.
-        FormatError: the files of the lens are damaged.
+    A span is reported if it stands there, has ``minimum`` tokens or more, begins at ``start`` or
+    later, and lies in no other that stands there. Spans may overlap.
     """
-    check_whole("start", start, 0, len(ids))
-    check_whole("the length of a span", minimum, 1)
     tokens = np.asarray(ids, dtype=np.int64)
 
     @cache

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from prismlm.explain.passages import Passage
-from prismlm.explain.shares import DocumentShare, Sources, worth_showing
+from prismlm.explain.shares import DocumentShare, Passage, Sources, worth_showing
 from prismlm.explain.steps import Step
 from prismlm.index.around import Around
 from prismlm.index.lens import Lens

@@ -1,0 +1,73 @@
+"""A lens small enough to follow by hand: three prototypes, two documents, six positions."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from prismlm.index import layout
+from prismlm.index.lens import Lens
+from prismlm.index.positions import quantise, record_type
+from prismlm.index.sort_cells import Spool, write_cells
+from prismlm.layers import PrototypeHead
+from prismlm.progress import SILENT
+
+# cell, next token, position, angle of the state to (1, 0) in degrees; 0 to 99 are of document "a",
+# 100 to 400 of "b"
+POSITIONS = [
+    (0, 5, 10, 0),
+    (0, 5, 20, 8),
+    (1, 5, 60, 8),
+    (0, 6, 30, 0),
+    (1, 5, 150, 0),
+    (2, 5, 5, -4),
+]
+DOCUMENTS = {
+    "doc_id": ["a", "b"],
+    "source": ["s1", "s2"],
+    "domain": ["law", None],
+    "license": ["CC0", None],
+    "title": [None, "B"],
+    "url": [None, None],
+    "start": [0, 100],
+    "length": [100, 301],
+}
+# prototype, rank, position, document; prototype 2 has none
+CONTEXTS = [(0, 0, 10, "a"), (0, 1, 120, "b"), (1, 0, 30, "a")]
+
+
+def hand_lens(directory):
+    """Write the lens, and open it."""
+    records = np.empty(len(POSITIONS), record_type(2))
+    for column, name in enumerate(("cell", "token", "position")):
+        records[name] = [row[column] for row in POSITIONS]
+    angles = np.deg2rad([row[3] for row in POSITIONS])
+    states = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    records["scale"], records["code"] = quantise(states)
+    # Position 20 is after token 4, all others are after token 7.
+    records["probability"], records["read"] = 0.5, [7, 4, 7, 7, 7, 7]
+    spool = Spool(directory / "spool", 2)
+    spool.add(records)
+    spool.flush()
+    cells = write_cells(directory, [spool], 3, 8, 1.0, SILENT)
+    text = [(name, pa.string()) for name in list(DOCUMENTS)[:6]]
+    schema = pa.schema([*text, ("start", pa.int64()), ("length", pa.int64())])
+    table = pa.table(DOCUMENTS, schema=schema)
+    layout.write_table(table, directory / layout.CELL_DOCUMENTS_FILE)
+    facts = {row["doc_id"]: row for row in table.drop_columns(["start", "length"]).to_pylist()}
+    rows = [
+        {"prototype": i, "rank": rank, "position": position, **facts[doc_id]}
+        | {"cosine": 0.9, "activation": 0.9, "routed": True}
+        | {"before": "before ", "token": "here", "after": " after"}
+        for i, rank, position, doc_id in CONTEXTS
+    ]
+    contexts = pa.Table.from_pylist(rows, schema=layout.INDEX_SCHEMA)
+    pq.write_table(contexts, directory / layout.INDEX_FILE)
+    meta = layout.LensMeta(
+        *("", "", "", "c", "/nowhere", "train", None, 8, 8, 2, 2, 100, True),
+        cells=cells,
+        files=layout.describe_files(directory),
+    )
+    head = PrototypeHead(2, 3, 3)
+    head.place_on(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
+    return Lens(directory, meta, head)
