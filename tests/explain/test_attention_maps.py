@@ -1,22 +1,18 @@
 """Attention maps of chosen heads, alone and in a trace."""
 
 import copy
-import json
 import math
-import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from prismlm.corpus.words import DITTO
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import AttentionMap, Head, heads_at, heads_of, read_maps
 from prismlm.explain.language_model import PrismLM
 from prismlm.layers import PrototypeHead
-from prismlm.models.attention import reading_attention
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from prismlm.models.seam import LogitMap
 from tests.helpers.mixer_models import make_corpus, make_llama, make_model
@@ -101,8 +97,6 @@ def test_heads_are_chosen_by_layer_number_and_group(model, tokenizer):
     ):
         with pytest.raises(InputError, match=words):
             heads_of(model, **asked)
-    with pytest.raises(InputError, match="at least one"):
-        heads_at(model, [])
     with pytest.raises(InputError, match="no attention heads"):
         heads_of(make_model())
 
@@ -128,23 +122,8 @@ def test_noise_heads_sum_to_one_and_see_no_later_token(model, tokenizer):
     assert len({tuple(one.weights[-1].tolist()) for one in maps}) == 16
 
 
-def test_a_model_in_training_is_read_without_dropout(model, tokenizer):
-    heads = heads_of(model, layer=1, head=0)
-    (expected,) = read_maps(model, tokenizer, TEXT, heads)
-    model.train()
-    for block in model.model.layers:
-        block.dropout = 0.5
-    (found,) = read_maps(model, tokenizer, TEXT, heads)
-    was_training = model.training
-    model.eval()
-    for block in model.model.layers:
-        block.dropout = 0.0
-    assert was_training
-    assert torch.equal(found.weights, expected.weights)
-
-
 def test_texts_that_have_no_map(model, tokenizer):
-    with pytest.raises(InputError, match=r"has 1 token, .* nothing but itself"):
+    with pytest.raises(InputError, match=r"has 1 token.* at least 2"):
         read_maps(model, tokenizer, "T", heads_of(model))
     with pytest.raises(InputError, match="text is empty"):
         read_maps(model, tokenizer, "", heads_of(model))
@@ -153,7 +132,7 @@ def test_texts_that_have_no_map(model, tokenizer):
     learned = GPT2LMHeadModel(
         GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=6)
     )
-    with pytest.raises(InputError, match=r"the model reads 6: shorten it by \d+ tokens"):
+    with pytest.raises(InputError, match="the model reads 6"):
         read_maps(learned, tokenizer, TEXT, heads_of(learned))
     broken = copy.deepcopy(model)
     with torch.no_grad():
@@ -184,76 +163,9 @@ def test_a_trace_holds_the_attention_of_its_positions(lm, model):
     assert [entry["positions"] for entry in part.to_dict()["attention"]] == [[3, 4]] * 2
 
 
-def test_nothing_changes_where_no_attention_is_asked_for(lm):
-    plain = lm.explain("The river carries", generate=4)
-    asked = lm.explain("The river carries", generate=4, attention=[(1, 5)])
-    assert plain.attention is None
-    assert plain[1:].attention is None
-    value = asked.to_dict()
-    assert len(json.loads(json.dumps(value))["attention"][0]["weights"]) == len(asked)
-    assert value.pop("attention")
-    assert plain.to_dict() == value
-    assert asked == replace(asked, attention=None)
-
-
 def test_attention_that_a_trace_cannot_hold(lm):
     with pytest.raises(InputError, match="no head 8"):
         lm.explain("The river", attention=[(0, 8)])
     with pytest.raises(InputError, match="has 1 token"):
         lm.explain("T", attention=[(0, 1)])
     assert lm.explain("T", generate=2, attention=[(0, 1)]).attention[0].weights.shape == (2, 2)
-
-
-def test_explaining_with_attention_while_another_thread_generates(tokenizer):
-    model = make_llama(len(tokenizer))
-    head = PrototypeHead(model.config.hidden_size, 8, 4)
-    head.reset_parameters()
-    lm = PrismLM(Path("tiny"), model, tokenizer, head, LogitMap.of(model), None)
-    ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
-
-    def generate():
-        found = model.generate(
-            ids, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
-        )
-        return torch.stack(found.logits)
-
-    def explain():
-        trace = lm.explain(TEXT, attention=[(1, 0)])
-        return trace.to_dict()
-
-    written, explained = generate(), explain()
-    with reading_attention(model, lambda layer, weights: None):
-        # What the other thread would see if it had to run eager attention too.
-        assert not torch.equal(generate(), written)
-    generating, explaining, generated = (threading.Event() for _ in range(3))
-
-    def meet(module, args, output):
-        """Let the explanation's pass begin in the middle of one and outlast the others."""
-        if threading.current_thread().name == "generates" and not generating.is_set():
-            generating.set()
-            explaining.wait(20)
-        elif threading.current_thread().name == "explains" and output[1] is not None:
-            explaining.set()
-            generated.wait(20)
-
-    def generates():
-        found["generates"] = generate()
-        generated.set()
-
-    def explains():
-        generating.wait(20)
-        found["explains"] = explain()
-
-    found, handle = {}, model.model.layers[0].self_attn.register_forward_hook(meet)
-    threads = [threading.Thread(target=work, name=work.__name__) for work in (generates, explains)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    handle.remove()
-    assert generating.is_set()
-    assert explaining.is_set()
-    assert torch.equal(found["generates"], written)
-    assert found["explains"] == explained
-    assert type(model.config) is LlamaConfig
-    assert model.config._attn_implementation == "sdpa"

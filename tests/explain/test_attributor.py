@@ -82,15 +82,6 @@ def test_states_of_plain_transformers_give_what_explain_gives(name, small_corpus
             assert fewer.to_dict() == attributor.attribute(ids, normed, prompt=prompt).to_dict()
 
 
-def test_all_of_the_reading_is_that_of_explain(tiny_model):
-    lm, attributor = prismlm.load(tiny_model), Attributor.load(tiny_model)
-    trace = lm.explain(TEXT, generate=8)
-    ids = [*(step.token_id for step in trace), trace[-1].target_id]
-    raw, _ = states_of(tiny_model, ids)
-    found = attributor.attribute(ids, raw, prompt=len(lm.tokens_of(TEXT)), normalised=False)
-    near(found.to_dict("domain"), trace.to_dict("domain"), 2e-3)
-
-
 def test_no_layer_is_read(tiny_model):
     model = Attributor.load(tiny_model).lm.model
     read = {name for name, weight in model.named_parameters() if weight.device.type != "meta"}

@@ -195,16 +195,6 @@ def test_steps_have_chains_and_run_the_model_for_them_once(lm):
                     assert source.token == lm.tokenizer.decode([ids[source.position]])
 
 
-def test_steps_with_chains_compare_print_and_pickle_as_others(lm):
-    trace = lm.explain(TEXT)
-    step = trace[3]
-    assert step == lm.explain(TEXT)[3]
-    assert "chain" not in repr(step).lower()
-    copy = pickle.loads(pickle.dumps(step))
-    assert copy == step
-    assert copy.chains == tuple(step.chains)
-
-
 def test_an_edit_is_a_part_of_its_own_after_its_block_too(lm):
     use = lm.explain(TEXT)[6].prototypes[0]
     with lm.edit(prismlm.Ablate(prototype=use.id)):
@@ -225,11 +215,6 @@ def test_an_intervention_is_seen_after_its_block_too(lm):
         assert (plain.layer, plain.channel) not in {(u.layer, u.channel) for u in chain.channels}
         total = chain.embedding + sum(chain.mlps) + sum(chain.mixers)
         assert total == pytest.approx(chain.activation, abs=1e-5)
-
-
-def test_where_no_prototype_is_in_use_there_are_no_chains():
-    path = read_direct_path(make_model(), make_head(), tokens(4))
-    assert chains(path, 2, [], ["word"] * 4) == ()
 
 
 def test_a_model_changed_since_is_refused(lm):
@@ -253,12 +238,6 @@ def test_a_bfloat16_model_within_its_rounding(lm):
         total = chain.embedding + sum(chain.mlps) + sum(chain.mixers)
         assert total == pytest.approx(chain.activation, abs=2e-2 * float(lm.head.scale))
         assert total != pytest.approx(chain.activation, abs=1e-7)
-
-
-def test_models_without_mixers_have_no_chains(tiny_model):
-    step = prismlm.load(tiny_model).explain("Hello there")[0]
-    assert step.chains is None
-    assert "chains" not in step.to_dict()
 
 
 def test_fitted_weights_have_no_chains(lm):

@@ -35,7 +35,7 @@ def naive(trace):
             }
             share = sum(tokens[token] for token in carried) / sum(tokens.values())
             if share >= 0.8:
-                doc_id = found.cells.facts(document)["doc_id"]
+                doc_id = found.lens.cells.facts(document)["doc_id"]
                 expected.add((start, end, doc_id, round(share, 6)))
     return expected
 
@@ -60,10 +60,6 @@ def test_a_sentence_cites_the_documents_that_carry_nearly_all_of_it(lm):
 def test_sentences_lie_in_the_text_and_hold_all_but_blanks():
     text = " “Yes.” He left! \n\nThen?\nThe end"
     spans = sentences(text)
-    assert [text[start:end] for start, end in spans] == [
-        "“Yes.”",
-        "He left!",
-        "Then?",
-        "The end",
-    ]
+    expected = ["“Yes.”", "He left!", "Then?", "The end"]
+    assert [text[start:end] for start, end in spans] == expected
     assert sentences("") == sentences(" \n ") == []

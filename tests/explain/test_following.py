@@ -28,12 +28,6 @@ def test_steps_told_are_those_of_the_trace_in_order_and_one_by_one(lm):
         assert [use.name for use in live.prototypes] == [use.name for use in final.prototypes]
 
 
-def test_nothing_changes_by_being_told(lm):
-    plain = lm.explain(TEXT, generate=8, temperature=0.9, seed=4)
-    told = lm.explain(TEXT, generate=8, temperature=0.9, seed=4, on_step=lambda step: None)
-    assert told.to_dict() == plain.to_dict()
-
-
 def test_false_ends_the_writing_there(lm):
     told = []
 

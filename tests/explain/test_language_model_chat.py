@@ -45,13 +45,6 @@ def test_of_a_chat_that_was_read_the_answer_counts(lm, before):
     assert lm.explain(ANSWERED).first == lm.explain(asked(QUESTION)).first == 0
 
 
-def test_an_answer_is_written_on(lm):
-    trace = lm.explain(CHAT, generate=3)
-    own = lm.tokenizer(ASKED + ANSWER, add_special_tokens=False)["input_ids"]
-    assert lm.encode(CHAT, 3)[0].tolist() == own
-    assert next(s.position for s in trace if s.target_from == "generated") == len(own) - 1
-
-
 def test_an_audit_counts_answers(lm, before):
     (chat,) = Audit(lm, text_options([lm])).read([Document("chat", ANSWERED, messages=CHAT)])
     # The last step of a trace predicts what follows the text, which an audit leaves out.
@@ -73,15 +66,6 @@ def test_windows_leave_no_token_of_an_answer_out(lm, before, window):
         with torch.no_grad():
             loss = lm.model(ids, labels=torch.where(torch.arange(ids.shape[1]) < before, -100, ids))
         assert found.losses.mean() == pytest.approx(float(loss.loss), rel=1e-4)
-
-
-def test_a_template_that_writes_what_came_before_otherwise_counts_the_whole_text(lm, tiny_model):
-    own = prismlm.load(tiny_model)
-    own.tokenizer.chat_template = (
-        "{% if messages[-1].role == 'assistant' %}read: {% endif %}"
-        "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-    )
-    assert own.explain(CHAT).first == 0
 
 
 @pytest.mark.parametrize(

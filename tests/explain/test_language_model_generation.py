@@ -91,13 +91,6 @@ def test_no_setting_changes_what_is_written_and_each_is_named(lm, ids_of, settin
             assert (f"{name}=" in said) == named
 
 
-def test_what_does_nothing_is_not_named(lm, monkeypatch):
-    nothing = {"num_beams": 1, "repetition_penalty": 1.0, "top_p": 1.0, "length_penalty": 1.0}
-    monkeypatch.setattr(lm.model, "generation_config", GenerationConfig(**nothing))
-    assert settings_not_applied(lm.model, 1.0) == ""
-    assert "notes" not in lm.explain(TEXT).to_dict()
-
-
 def test_it_is_said_wherever_the_answer_is_shown(with_file):
     trace = prismlm.load(with_file).explain(TEXT, generate=2)
     assert trace.to_dict()["notes"] == trace.notes

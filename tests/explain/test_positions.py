@@ -121,20 +121,6 @@ def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, m
     assert found.unplaced == pytest.approx(unplaced, rel=1e-6)
 
 
-def test_what_weighs_next_to_nothing_is_left_out(lm, monkeypatch):
-    # A single prediction, which no text before it weighs.
-    table = lm.explain(TEXTS[0]).table.apart(slice(3, 4))
-    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
-    monkeypatch.setattr(positions, "LEAST", 0.0)
-    every = supports(table, lm.lens.cells, lm.lens.head)
-    monkeypatch.setattr(positions, "LEAST", 0.9)
-    some = supports(table, lm.lens.cells, lm.lens.head)
-    far = every.weight < 0.9 * every.weight.max()
-    assert 0 < far.sum() < len(far)
-    assert some.place.tolist() == every.place[~far].tolist()
-    assert some.weight.sum() == pytest.approx(every.weight.sum(), rel=1e-12)
-
-
 def test_documents_and_groups_are_sums_over_the_same_positions(lm):
     trace = lm.explain(TEXTS[0], generate=3)[:]
     found = attribute(trace.table, lm.lens)

@@ -1,13 +1,11 @@
 """What an explanation lists goes to notebooks, pandas, Parquet and JSON, and stays text in HTML."""
 
 import json
-import sys
 
 import pyarrow.parquet as pq
 import pytest
 
 import prismlm
-from prismlm.errors import InputError
 from prismlm.explain.rows import Rows, table
 
 
@@ -58,9 +56,3 @@ def test_text_stays_text():
     assert "url" not in page
     assert table([]).count("<tr>") == 1
     assert Rows()._repr_html_() == table([])
-
-
-def test_without_pandas_it_says_so(trace, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match="pip install pandas"):
-        trace.to_pandas()

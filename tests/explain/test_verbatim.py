@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.errors import InputError
 from prismlm.explain.verbatim import VerbatimSpan, verbatim_spans
 from prismlm.index.suffixes import Suffixes, write_suffixes
 from tests.helpers.token_corpus import TokenCorpus

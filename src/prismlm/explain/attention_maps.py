@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from prismlm.errors import InputError, check_finite, check_whole, shown, suggest
+from prismlm.errors import InputError, check_choice, check_finite, check_whole, shown
 from prismlm.models.attention import (
     Group,
     attention_layers,
@@ -140,14 +140,9 @@ def heads_of(
     layers = chosen_layers(
         depth, None if layer is None else (check_whole("the layer", layer, None),)
     )
-    names = [g.name for g in groups]
     if group is not None:
-        groups = tuple(g for g in groups if g.name == group)
-        if not groups:
-            raise InputError(
-                f"there is no group {group!r}: the model's heads are {' and '.join(names)} heads."
-                f"{suggest(group, [*names])}"
-            )
+        check_choice("the group of heads", group, [one.name for one in groups])
+        groups = tuple(one for one in groups if one.name == group)
     found = [Head(0, n, g.name, n - g.start) for g in groups for n in range(g.start, g.stop)]
     if head is not None:
         of = "" if group is None else f" {group}"
@@ -163,20 +158,15 @@ def heads_at(model: PreTrainedModel, places: Sequence[tuple[int, int]]) -> tuple
     """Return the heads at (layer, head), each once, in the order given.
 
     Raises:
-        InputError: what is no place, or as :func:`heads_of`.
+        InputError: an entry is not a (layer, head), or as :func:`heads_of`.
     """
-    if not places:
-        raise InputError("no head was asked for: give (layer, head) of at least one.")
     for place in places:
         if not isinstance(place, (tuple, list)) or len(place) != 2:
             raise InputError(
                 f"attention has {shown(place)}: expected (layer, head), such as (1, 0)."
             )
-    return tuple(
-        one
-        for layer, head in dict.fromkeys(tuple(place) for place in places)
-        for one in heads_of(model, layer=layer, head=head)
-    )
+    distinct = dict.fromkeys(tuple(place) for place in places)
+    return tuple(heads_of(model, layer=layer, head=head)[0] for layer, head in distinct)
 
 
 def read_maps(
@@ -211,9 +201,6 @@ def maps_of(
     """Return what ``heads`` look at along ``ids`` [1, T], whose text is ``tokens``.
 
     With ``codes`` [1, T] of uncertainty, those that the text was read with before are fed.
-
-    Raises:
-        InputError: as :func:`read_maps`.
     """
     weights = read_weights(model, ids, heads, codes)
     positions = tuple(range(ids.shape[1]))
@@ -234,15 +221,16 @@ def read_weights(
     Raises:
         InputError: as :func:`read_maps`, but for the tokenizer.
     """
-    _check_length(model, ids.shape[1])
-    if not heads:
-        raise InputError("no head was asked for: give at least one.")
-    known = {(one.layer, one.head) for one in heads_of(model)}
+    count, longest = ids.shape[1], learned_positions(model)
+    if count < 2 or (longest is not None and count > longest):
+        raise InputError(
+            f"the text has {count:,} token(s): a map of attention needs at least 2, and "
+            f"the model reads {longest or 'any number'}. Give a text of another length."
+        )
     numbers: dict[int, set[int]] = {}
     for one in heads:
-        if (one.layer, one.head) not in known:
-            # A head of another model; this says what there is.
-            heads_of(model, layer=one.layer, head=one.head)
+        # A head of another model is refused here.
+        heads_of(model, layer=one.layer, head=one.head)
         numbers.setdefault(one.layer, set()).add(one.head)
     kept: dict[tuple[int, int], Tensor] = {}
 
@@ -255,17 +243,3 @@ def read_weights(
     read = torch.stack([kept[one.layer, one.head] for one in heads])
     check_finite("attention weights", read)
     return read
-
-
-def _check_length(model: PreTrainedModel, tokens: int) -> None:
-    if tokens < 2:
-        raise InputError(
-            f"the text has {tokens} {'token' if tokens == 1 else 'tokens'}, and a map needs at "
-            "least 2: a first token has nothing but itself to attend to. Give a longer text."
-        )
-    longest = learned_positions(model)
-    if longest is not None and tokens > longest:
-        raise InputError(
-            f"the text has {tokens} tokens, and the model reads {longest}: shorten it by "
-            f"{tokens - longest} tokens."
-        )

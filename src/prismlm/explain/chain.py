@@ -18,7 +18,7 @@ from prismlm.edits.channels.scope import interventions_hold
 from prismlm.edits.scope import edits_hold
 from prismlm.errors import DecompositionError
 from prismlm.explain.prediction import tolerance_of
-from prismlm.explain.residual_stream import ActivationParts, DirectPath, read_direct_path
+from prismlm.explain.residual_stream import DirectPath, read_direct_path
 from prismlm.layers import PrototypeHead
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ def chains(
         tokens: the text's, as readers are shown them.
 
     Raises:
-        InputError: there is no such position.
         DecompositionError: the parts of an activation differ from it by more than 1e-3 τ, or
             2e-2 τ for models in half precision.
     """
@@ -124,27 +123,15 @@ def chains(
     parts = path.parts(position, prototypes)
     own = torch.tensor([use.activation for use in uses], dtype=torch.float64)
     _check(path, position, parts.total, own)
-    flat = parts.channels.flatten(1)
-    kept = flat.abs().topk(min(CHANNELS_KEPT, flat.shape[1])).indices
-    sources = _sources(path, position, prototypes, kept, parts)
-    count = parts.channels.shape[2]
     found: list[PrototypeChain] = []
     for c, use in enumerate(uses):
-        channels: list[ChannelUse] = []
-        for place, given in zip(kept[c].tolist(), sources[c], strict=True):
-            layer, channel = divmod(place, count)
-            part = float(flat[c, place])
-            if not part:
-                continue
-            share = part / use.activation
-            largest = given.abs().topk(min(TOKENS_KEPT, len(given))).indices
-            named = tuple(
-                ChannelSource(s, tokens[s], float(given[s]))
-                for s in (int(place) for place in largest)
-            )
-            life = float(path.half_lives(position, layer)[channel])
-            given_to = use.contribution * share
-            channels.append(ChannelUse(layer, channel, life, part, given_to, share, named))
+        flat = parts.channels[c].flatten()
+        kept = flat.abs().topk(min(CHANNELS_KEPT, len(flat))).indices.tolist()
+        channels = (
+            _channel(path, position, use, *divmod(i, parts.channels.shape[2]), flat[i], tokens)
+            for i in kept
+            if flat[i]
+        )
         chain = PrototypeChain(
             use.id,
             use.activation,
@@ -158,22 +145,30 @@ def chains(
     return tuple(found)
 
 
-def _sources(
-    path: DirectPath, position: int, prototypes: Tensor, kept: Tensor, parts: ActivationParts
-) -> list[list[Tensor]]:
-    """Return the tokens' parts of the kept channels, each a tensor of one number a token."""
-    found = [[torch.empty(0)] * kept.shape[1] for _ in range(len(kept))]
-    count = parts.channels.shape[2]
-    for layer in range(len(path.flows)):
-        rows, columns = (kept // count == layer).nonzero(as_tuple=True)
-        if not len(rows):
-            continue
-        channels = kept[rows, columns] % count
-        given = path.token_parts(position, prototypes[rows], layer, channels)
-        _check(path, position, given.sum(1), parts.channels[rows, layer, channels])
-        for row, column, one in zip(rows.tolist(), columns.tolist(), given, strict=True):
-            found[row][column] = one
-    return found
+def _channel(
+    path: DirectPath,
+    position: int,
+    use: PrototypeUse,
+    layer: int,
+    channel: int,
+    part: Tensor,
+    tokens: Sequence[str],
+) -> ChannelUse:
+    """Return what a channel gave to a prototype, and the tokens that gave most of it."""
+    asked = torch.tensor([use.id]), layer, torch.tensor([channel])
+    given = path.token_parts(position, *asked)[0]
+    _check(path, position, given.sum()[None], part[None])
+    share = float(part) / use.activation
+    named = given.abs().topk(min(TOKENS_KEPT, len(given))).indices.tolist()
+    return ChannelUse(
+        layer,
+        channel,
+        float(path.half_lives(position, layer)[channel]),
+        float(part),
+        use.contribution * share,
+        share,
+        tuple(ChannelSource(s, tokens[s], float(given[s])) for s in named),
+    )
 
 
 def _check(path: DirectPath, position: int, total: Tensor, own: Tensor) -> None:

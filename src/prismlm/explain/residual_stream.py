@@ -98,24 +98,18 @@ class DirectPath:
         return float(self.head.scale.detach())
 
     def parts(self, position: int, prototypes: Int64[Tensor, " C"]) -> ActivationParts:
-        """Split the activations τ cos(z, p_i) of some prototypes at one position.
-
-        Raises:
-            InputError: there is no such position.
-        """
+        """Split the activations τ cos(z, p_i) of some prototypes at one position."""
         unit = self._unit(position, prototypes)
         direction = self._directions(position, unit)
         edited = self.states[position].double() - self.normed[position].double()
+        channels = [
+            channel_parts(flow, position, self.along(position, prototypes, layer))
+            for layer, flow in enumerate(self.flows)
+        ]
         return ActivationParts(
             direction @ self.embedding[position].double(),
             direction @ torch.stack([mlp[position] for mlp in self.mlps]).double().T,
-            torch.stack(
-                [
-                    channel_parts(flow, position, self.along(position, prototypes, layer))
-                    for layer, flow in enumerate(self.flows)
-                ],
-                1,
-            ),
+            torch.stack(channels, 1),
             unit @ edited,
         )
 
@@ -129,9 +123,6 @@ class DirectPath:
         """Split the parts of one channel of a layer for each prototype over the earlier tokens.
 
         Where a convolution lies on the values, the token credited is the one that gave the value.
-
-        Raises:
-            InputError: there is no such position.
         """
         along = self.along(position, prototypes, layer)
         return token_parts(self.flows[layer], position, along, channels)
@@ -139,11 +130,7 @@ class DirectPath:
     def along(
         self, position: int, prototypes: Int64[Tensor, " C"], layer: int
     ) -> Float[Tensor, "C D"]:
-        """Return what a reading of a layer's channels is multiplied by to give its direct part.
-
-        Raises:
-            InputError: there is no such position.
-        """
+        """Return what a reading of a layer's channels is multiplied by to give its direct part."""
         direction = self._directions(position, self._unit(position, prototypes))
         return direction @ self.outputs[layer].double()
 
@@ -151,9 +138,6 @@ class DirectPath:
         """Return −ln 2 / ln β, in positions, of the decay that a position saw; float64.
 
         The first position saw none, and has that of its own.
-
-        Raises:
-            InputError: there is no such position.
         """
         self._check_position(position)
         if position == 0:
@@ -180,13 +164,7 @@ class DirectPath:
 
 
 class MixerDecoder(NamedTuple):
-    """The modules of a decoder of prototype mixers that the residual stream is read from.
-
-    Attributes:
-        blocks: its layers, first to last.
-        mixers: theirs.
-        norm: the last one.
-    """
+    """The modules of a decoder of prototype mixers that the residual stream is read from."""
 
     blocks: tuple[RecurrentBlock, ...]
     mixers: tuple[PrototypeMixer, ...]
