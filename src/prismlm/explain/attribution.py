@@ -155,17 +155,15 @@ class Attribution:
 
     def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
         """Return the documents with the largest shares, each with its weightiest place."""
-        number, value, best = self.by_document
+        (number, value, best), total = self.by_document, self.total
         return [
-            DocumentShare(
-                share=float(value[i] / self.total), **self._facts(int(number[i]), int(best[i]))
-            )
+            DocumentShare(share=float(value[i] / total), **self._facts(int(number[i]), best[i]))
             for i in self._largest(value, number, limit, where)
         ]
 
     def passages(self, limit: int = 10, where: Where | None = None) -> list[Passage]:
         """Return the passages with the largest shares; places near one another are one passage."""
-        (place, value, cosine), number = self.places, self._numbers
+        (place, value, cosine), number, total = self.places, self._numbers, self.total
         if not len(place):
             return []
         first = _beginnings(place, number)
@@ -177,7 +175,7 @@ class Attribution:
             heavy = place[within][value[within] >= MIN_RELATIVE_WEIGHT * value[best]] + 1
             passages.append(
                 Passage(
-                    share=float(sums[i] / self.total),
+                    share=float(sums[i] / total),
                     cosine=float(cosine[best]),
                     length=int(place[within][-1] - place[within][0]) + 1,
                     read_also=partial(self.lens.beside, int(place[best]) + 1, heavy),

@@ -43,11 +43,7 @@ class Matches:
 
 
 def check_comparable(a: PrismLM, b: PrismLM) -> None:
-    """Check that two models read the same tokens.
-
-    Raises:
-        InputError: their tokenizers differ.
-    """
+    """Raise InputError unless two models read the same tokens."""
     from prismlm.corpus.tokenizer import fingerprint
 
     if fingerprint(a.tokenizer) != fingerprint(b.tokenizer):  # pyright: ignore[reportArgumentType]

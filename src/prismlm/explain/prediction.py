@@ -68,18 +68,8 @@ def decompose(
 
     contribution_i = scale · α_i (W p_i)[v] and residual = scale · (W r)[v] with r = z − Σ α_i p_i
     taken as a vector. Evidence subtracts each part's mean over the vocabulary, to which a softmax
-    is blind: e_i = scale · α_i (W_v − W̄)·p_i.
-
-    Args:
-        z: the input of the output embedding, in float32 or better.
-        indices: routed prototypes.
-        activations: their activations α.
-        prototypes: the bank P.
-        weight: the output embedding W.
-        targets: token v per state.
-        scale: the model's own factor on W z (1 for most families).
-        bias: the output embedding's bias.
-        weight_mean: W̄, the mean row of W, if it is at hand.
+    is blind: e_i = scale · α_i (W_v − W̄)·p_i. ``weight_mean`` is W̄, if it is at hand, and
+    ``scale`` the model's own factor on W z, 1 for most families.
     """
     # Over one dimension, index_select gathers several times as fast as indexing does; and sums of
     # products are quicker than batches of small matrix products.

@@ -66,12 +66,7 @@ class HeadQuality:
 
 
 class QualitySums:
-    """Running sums in float64 over the states of predictions, whatever their number.
-
-    Args:
-        output: of the model.
-        head: that is measured.
-    """
+    """Running sums in float64 over the states of predictions, whatever their number."""
 
     def __init__(self, output: OutputLayer, head: PrototypeHead) -> None:
         self._output, self._head = output, head
@@ -106,11 +101,7 @@ class QualitySums:
         self._shares.append(parts.explained_share.cpu())
 
     def result(self) -> HeadQuality:
-        """Return the figures of all that was added.
-
-        Raises:
-            InputError: no prediction to measure.
-        """
+        """Return the figures of all that was added."""
         sums, count = self._sums, self._tokens
         if not count:
             raise InputError(f"the corpus {NONE_HELD_OUT}")

@@ -54,13 +54,7 @@ class DocumentUse:
 
 @dataclass(frozen=True)
 class CellUse:
-    """The positions of a document in the cell of one prototype.
-
-    Attributes:
-        prototype, name: the prototype that is nearest to these positions.
-        positions: how many.
-        share: of all positions of that cell.
-    """
+    """The positions of a document in the cell of one prototype, and their share of that cell."""
 
     prototype: int
     name: str
@@ -196,11 +190,7 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
 
 
 def check_document(lens: Lens, doc_id: str) -> None:
-    """Check that a lens can say where a document shows up.
-
-    Raises:
-        InputError: it cannot; it says so of a document that is held out, or was never indexed.
-    """
+    """Refuse a document that the lens does not have: unknown, held out, or never indexed."""
     if lens.cells.document_number(doc_id) >= 0:
         return
     corpus, split = lens.corpus, lens.meta.split
@@ -222,11 +212,7 @@ def check_document(lens: Lens, doc_id: str) -> None:
 def texts_that_rely(
     lm: PrismLM, doc_id: str, documents: Iterable[Document], options: TextOptions
 ) -> TextUses:
-    """Read texts and return those in which a document has a share.
-
-    Raises:
-        InputError: the model has no lens, or the lens no such document.
-    """
+    """Read texts and return those in which a document has a share."""
     check_document(lm.lens_for("document to find"), doc_id)
     return _by_share(
         TextUse(

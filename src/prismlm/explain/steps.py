@@ -174,10 +174,10 @@ def _uses(split: SplitPredictions, lens: Lens | None) -> Iterator[tuple[Prototyp
     figures = (routing.activations, routing.cosines, parts.contributions, parts.evidence)
     columns = (column.gather(1, order).tolist() for column in (routing.indices, *figures))
     counts = (routing.activations > 0).sum(1).tolist()
+    known = (None, None) if lens is None else (lens.names, lens.categories)
     for count, (indices, *rows) in zip(counts, zip(*columns, strict=True), strict=True):
         used = indices[:count]
-        names: list[str | None] = [None if lens is None else lens.names[i] for i in used]
-        categories = [None if lens is None else lens.categories[i] for i in used]
+        names, categories = ([None if one is None else one[i] for i in used] for one in known)
         # As many as are in use: figures of the others are cut off with them.
         yield tuple(map(PrototypeUse, used, *rows, names, categories))
 
