@@ -237,7 +237,9 @@ def settings_not_applied(model: PreTrainedModel, temperature: float) -> str:
         f"{name}={shown(settings[name])}"
         for name in vars(GenerationConfig())
         if name in settings.keys() - left_out
-        and settings[name]
+        and settings[name] is not None
+        # 0 does nothing, but as the id of a token.
+        and (settings[name] or name.endswith("_token_id"))
         and settings[name] != NEUTRAL.get(name)
     )
     return f"Not applied: {named} of the model's generation_config.json." if named else ""
