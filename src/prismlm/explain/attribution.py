@@ -332,7 +332,8 @@ class AttributionSum:
     """
 
     def __init__(self, lens: Lens, method: Method) -> None:
-        self._lens, self._method = lens, method
+        self._lens = lens
+        self._method: Method = method
         self._value, self._most = np.zeros((2, lens.cells.documents.num_rows))
         self._place = np.full(len(self._value), -1, dtype=np.int64)
         self._unplaced = self._beside = 0.0

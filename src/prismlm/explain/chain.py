@@ -125,12 +125,13 @@ def chains(
     _check(path, position, parts.total, own)
     found: list[PrototypeChain] = []
     for c, use in enumerate(uses):
-        flat = parts.channels[c].flatten()
+        own_parts = parts.channels[c]
+        flat = own_parts.flatten()
         kept = flat.abs().topk(min(CHANNELS_KEPT, len(flat))).indices.tolist()
+        places = [divmod(int(i), own_parts.shape[1]) for i in kept if flat[i]]
         channels = (
-            _channel(path, position, use, *divmod(i, parts.channels.shape[2]), flat[i], tokens)
-            for i in kept
-            if flat[i]
+            _channel(path, position, use, layer, channel, own_parts[layer, channel], tokens)
+            for layer, channel in places
         )
         chain = PrototypeChain(
             use.id,
@@ -167,7 +168,7 @@ def _channel(
         float(part),
         use.contribution * share,
         share,
-        tuple(ChannelSource(s, tokens[s], float(given[s])) for s in named),
+        tuple(ChannelSource(s, tokens[s], float(given[s])) for s in map(int, named)),
     )
 
 

@@ -64,7 +64,8 @@ class EvidenceTable:
         """Return some of the positions as a text of their own."""
         names = [one.name for one in fields(self) if one.init and one.name != "within"]
         columns: list[Any] = [getattr(self, name) for name in names]
-        return EvidenceTable(*(None if one is None else one[positions] for one in columns))
+        some: list[Any] = [None if one is None else one[positions] for one in columns]
+        return EvidenceTable(*some)
 
     def uses(self, method: Method) -> Uses:
         """Return every use that counts."""

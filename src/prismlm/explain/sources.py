@@ -154,7 +154,7 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
     usage, counts = np.nan_to_num(lens.prototypes["usage"].to_numpy()), np.diff(lens.first_rows)
     total = max(float(usage.sum()), 1e-300)
     uses: list[DocumentUse] = []
-    for entry in lens.index.filter(pc.equal(lens.index["doc_id"], doc_id)).to_pylist():
+    for entry in lens.index.filter(pc.field("doc_id") == doc_id).to_pylist():
         i = int(entry["prototype"])
         words = [entry[name] for name in Around._fields]
         uses.append(

@@ -157,7 +157,8 @@ def steps_of(
             targets[t],
             _target_from(position, prompt_length, len(ids)),
             *row,
-            *fed_back[t],
+            uncertainty=fed_back[t][0],
+            uncertainty_code=fed_back[t][1],
             pieces=(read[position], read[position + 1]),
             read_chains=chains and partial(chains.of, t, uses[t][:PROTOTYPES_CHAINED], labels),
         )
