@@ -3,9 +3,17 @@ from types import SimpleNamespace
 import pytest
 from rich.cells import cell_len
 
-from prismlm.cli import label, steer
+from prismlm.cli import steer
 from prismlm.cli.format import amount, count, duration, size
-from prismlm.cli.output import fit_ends, plain, print_cost, print_facts, print_report, show
+from prismlm.cli.output import (
+    fit_ends,
+    plain,
+    print_cost,
+    print_facts,
+    print_report,
+    show,
+    show_value,
+)
 from prismlm.cost import Cost
 from prismlm.instruments.results import Report, Table
 
@@ -60,15 +68,6 @@ def the_corpus_of_a_cost():
     steer._print_cost(cost, "")
 
 
-def categories_of_names():
-    label._print(
-        SimpleNamespace(
-            named=1, prototypes=1, detection=None, fuzzing=None, scored=0, held_out=0,
-            categories={MARKED: 1},
-        )
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "printed",
     [
@@ -78,9 +77,9 @@ def categories_of_names():
         lambda: print_report(Report("m", {"corpus": MARKED}, {})),
         lambda: print_report(Report("m", {}, {}, {"loss": MARKED})),
         lambda: print_facts({MARKED: "1"}),
+        lambda: show_value({"categories": {MARKED: 1}}),
         lambda: print_cost(Cost(1.0, 1, 1, {MARKED: 1}), as_json=False),
         the_corpus_of_a_cost,
-        categories_of_names,
     ],
 )
 def test_foreign_text_is_no_markup(printed, capsys, monkeypatch):
