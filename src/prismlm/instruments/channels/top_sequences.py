@@ -107,12 +107,12 @@ class TopSequences:
         """Return one unit's sequences, best first; ``layer`` is for messages."""
         check_channel(len(self), layer, unit)
         found: list[ChannelSequence] = []
-        for *outer, position, gate, ids in zip(
+        for total, start, length, document, position, gate, ids in zip(
             *(column[unit].tolist() for column in self._columns), strict=True
         ):
             tokens = zip(position, ids, gate, strict=True)
             kept = tuple(ChannelToken(*token) for token in tokens if token[0] >= 0)
-            found.append(ChannelSequence(*outer, kept))
+            found.append(ChannelSequence(total, start, length, document, kept))
         # Rows that only fill a batch start nowhere.
         return tuple(sequence for sequence in found if sequence.start >= 0)
 

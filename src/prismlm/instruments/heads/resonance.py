@@ -81,14 +81,12 @@ def denominators(
     rounds exact resonances away.
     """
     signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
-    least, later = (
-        dict(zip(("value", "n", "m"), smallest_denominator(*pair, order), strict=True))
-        if len(pair[0])
-        else None
-        for pair in ((signal, noise), (signal[1:], noise[1:]))
-    )
-    assert least is not None
-    return least, later
+
+    def least(skipped: int) -> Row:
+        figures = smallest_denominator(signal[skipped:], noise[skipped:], order)
+        return dict(zip(("value", "n", "m"), figures, strict=True))
+
+    return least(0), least(1) if len(signal) > 1 else None
 
 
 def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> Iterator[Row]:

@@ -96,7 +96,7 @@ def hedging(reading: Reading) -> Table:
         shares: list[np.ndarray] = []
         starts: list[np.ndarray] = []
         for prompt, (ids, spread) in zip(prompts, written, strict=True):
-            ends = (ids == tokenizer.eos_token_id).nonzero()
+            ends = np.flatnonzero(ids.numpy() == tokenizer.eos_token_id)
             length = int(ends[0]) if len(ends) else len(ids)
             shares.append(spread.double().numpy()[:length])
             begun = hedge_starts(tokenizer, prompt.tolist(), ids[:length].tolist())
