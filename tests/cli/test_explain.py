@@ -177,6 +177,22 @@ def test_words_come_as_they_are_written(prism, tiny_model, command):
     assert sum(bool(re.search(r"\w", one)) for one in plain[:end]) > 3
 
 
+def test_estimates_stand_on_a_terminal_until_the_text_is_read_again(prism, tiny_model):
+    arguments = ("explain", tiny_model, TEXT, "--passages", "--against", 3)
+    code = IN_A_TERMINAL.format(command=forked.COMMAND)
+    written = "".join(json.loads(prism(*arguments, code=code).stdout))
+    before, estimates, after = written.partition("estimates; the model reads it again")
+    estimated, _, final = after.partition("shares of these alone")
+    assert "Where it comes from" in before
+    assert estimates
+    assert "\x1b[2K" in estimated, "the estimates are left beside the figures"
+    trace = prismlm.load(tiny_model).explain(TEXT)
+    for estimates, shown in ((True, estimated), (False, final)):
+        for one in trace.against(3, estimated=estimates):
+            assert (one.title or one.doc_id)[:20] in shown
+    assert "estimates" not in prism(*arguments).stdout
+
+
 def test_characters_of_several_tokens_are_whole(prism, tiny_model):
     result = prism("explain", tiny_model, "Go to 東京 now.", "--tokens", "0:", columns=100)
     assert result.returncode == 0, result.stderr
@@ -217,6 +233,8 @@ def test_text_and_file_that_cannot_be_used(refused, tiny_model, tmp_path):
         (["a text", "--file", latin], ["both", "--file"]),
         (["--file", latin], [str(latin), "UTF-8", "offset 1", "0xe9"]),
         (["--file", empty], [str(empty), "empty"]),
+        (["--file", "-"], ["stdin is empty"]),
+        ([" ", "--lines"], ["the text is empty"]),
         (["--file", tmp_path / "none.txt"], ["none.txt", "No such file"]),
         ([TEXT, "--by", "domains"], ["'domains'", "'domain'"]),
         ([TEXT, "--tokens", "one"], ["--tokens one", "A:B"]),

@@ -165,8 +165,9 @@ def _texts(
         return _records(model, Path(file), lines)
     else:
         words = read_text(file)
-    if file is not None and not words.strip():
-        raise InputError(f"{file} is empty: expected at least one token of text.")
+    if (file is not None or lines) and not words.strip():
+        source = {None: "the text", STDIN: "stdin"}.get(file, file)
+        raise InputError(f"{source} is empty: expected at least one token of text.")
     return [line for line in words.splitlines() if line.strip()] if lines else [words]
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from prismlm.index.lens import Lens
 
 EXAMPLES = 12
+# Balanced accuracy; names that say nothing have a half by chance.
+SAYS_NOTHING = 0.55
 MostUsed = Annotated[int | None, option("N", "Ask for the N with most text.", least=0)]
 
 
@@ -56,6 +58,16 @@ def label(
     say(f"{made.named:,} of {made.prototypes:,} prototypes named\n")
     print_facts(value)
     say("\nDetection and fuzzing: balanced accuracy by words alone; 50 % says nothing.\n")
+    if made.asked is not None:
+        scores = made.asked["scores"]["own"].values()
+        means = [score["mean"] for score in scores if score is not None]
+        if means and max(means) < SAYS_NOTHING:
+            say(
+                "By their words alone these names do not tell where a prototype fires: they may be "
+                "in another language than the corpus. To go back, run `prismlm label --overwrite` "
+                "without an endpoint.\n",
+                style="yellow",
+            )
     _print_examples(opened)
 
 

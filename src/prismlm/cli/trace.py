@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 
 from prismlm.cli.format import count
@@ -70,7 +71,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class Found:
-    """What stands behind a trace, found before any of it is printed."""
+    """What stands behind a trace, found before any of it is printed.
+
+    ``against`` are estimates: the model reads the text again once the rest is printed.
+    """
 
     sources: Sources
     documents: Sequence[DocumentShare]
@@ -91,7 +95,9 @@ def find_sources(trace: Trace, shown: Shown) -> Found | None:
         for passage in trace.passages(PASSAGES_READ, where=shown.where):
             near.setdefault(passage.doc_id, passage)
     quotes = trace.verbatim(QUOTES_SHOWN) if documents and lens.suffixes is not None else []
-    against = trace.against(shown.against, where=shown.where) if shown.against else []
+    against: Sequence[Passage] = []
+    if shown.against:
+        against = trace.against(shown.against, where=shown.where, estimated=True)
     return Found(trace.sources(shown.by, **how), documents, near, quotes, against)
 
 
@@ -137,7 +143,13 @@ def _print_found(console: Console, trace: Trace, found: Found, shown: Shown) -> 
         if documents:
             _print_quotes(console, found.quotes)
     if shown.against:
-        _print_against(console, found.against)
+        with console.capture() as estimates:
+            _print_against(console, found.against, "estimates; the model reads it again …")
+        # They stand on a terminal until the model's figures replace them, and never in a pipe.
+        text = Text.from_ansi(estimates.get())
+        with Live(text, console=console, auto_refresh=False, transient=True):
+            against = trace.against(shown.against, where=shown.where)
+        _print_against(console, against, "shares of these alone")
 
 
 def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
@@ -309,11 +321,9 @@ def place_text(around: Around, also: Sequence[tuple[int, int]], width: int) -> T
     return Text("…" * (left > 0)).append_text(cut).append("…" * (right < len(shown)))
 
 
-def _print_against(console: Console, passages: Sequence[Passage]) -> None:
-    """Print what speaks against the predictions."""
-    console.print(
-        "Against: text where another token came next; shares of these alone", style="bold"
-    )
+def _print_against(console: Console, passages: Sequence[Passage], figures: str) -> None:
+    """Print what speaks against the predictions, and what figures these are."""
+    console.print(f"Against: text where another token came next; {figures}", style="bold")
     for passage in passages:
         _print_document(console, passage, passage)
         assert passage.predicted is not None

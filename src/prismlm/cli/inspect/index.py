@@ -36,7 +36,8 @@ def index(
     trained = trained_on_words(value["trained_on"], value["split"])
     # Of a long curve some points; of the spread, which each prototype has, quantiles.
     points = value["convergence"]
-    value["convergence"] = points[::-1][:: -(-len(points) // POINTS_SHOWN)][::-1]
+    step = max(1, -(-len(points) // POINTS_SHOWN))
+    value["convergence"] = points[::-1][::step][::-1]
     verdict, _ = value.pop("verdict"), value.pop("by_prototype")
     show_value(value | {"model trained on them": trained})
     say("Effective number = exp(entropy): equally weighted items with the same spread", style="dim")
