@@ -120,10 +120,12 @@ def test_a_template_that_leaves_tool_calls_out_is_named(
     path = write_jsonl(tmp_path / "t.jsonl", [{"messages": [ASKED, CALLED, *TOLD]}])
     with pytest.raises(InputError, match=r"the chat template of .* leaves 'get_weather' out"):
         list(DocumentReader(path, tokenizer=tokenizer))
-    picture = [{"role": "user", "content": [{"type": "image", "url": "x.png"}]}]
-    path = write_jsonl(tmp_path / "t.jsonl", [{"messages": picture}])
-    with pytest.raises(InputError, match="expected parts of text"):
-        list(DocumentReader(path, tokenizer=tokenizer))
+    text = {"type": "text", "text": "Hi"}
+    for part in ({"type": "image", "url": "x.png"}, "Hi"):
+        path = tmp_path / "t.json"
+        path.write_text(json_text({"messages": [{"role": "user", "content": [text, part]}]}))
+        with pytest.raises(InputError, match="expected parts of text"):
+            list(DocumentReader(path, tokenizer=tokenizer))
 
 
 def test_a_chat_without_an_answer_is_left_out_of_a_corpus_and_counted(

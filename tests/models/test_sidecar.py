@@ -115,6 +115,14 @@ def test_weights_that_changed_since(directory, model):
         load_sidecar(directory, model)
 
 
+def test_prototypes_of_another_width(directory, model):
+    tensors = load_file(directory / HEAD_FILE)
+    tensors["prototypes"] = tensors["prototypes"][:, :-1].contiguous()
+    save_file(tensors, directory / HEAD_FILE)
+    with pytest.raises(FormatError, match="prototypes of width"):
+        load_sidecar(directory, model)
+
+
 def test_a_model_of_another_width(directory):
     other = build_model(build_config({"preset": "llama-laptop"}, vocab_size=97, eos_token_id=0))
     with pytest.raises(FormatError, match="of width 96"):

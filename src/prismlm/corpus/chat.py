@@ -240,7 +240,7 @@ def check_messages(messages: Messages, where: str = "the messages") -> None:
         if calls and content is None:
             continue
         for part in content if is_messages(content) else [{"text": content}]:
-            text = part.get("text") if isinstance(part, Mapping) else part
+            text = part.get("text") if isinstance(part, Mapping) else None
             if is_messages(content) and not isinstance(text, str):
                 raise InputError(
                     f"{where}: the content of number {number} holds {shown(part)}, expected parts "

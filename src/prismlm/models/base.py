@@ -121,7 +121,7 @@ def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
                 "safetensors, a .gguf file, or a name on the Hugging Face hub."
             )
         if importlib.util.find_spec("gguf") is None:
-            raise InputError(f"{name} is a GGUF file: install what reads it, 'prismlm[gguf]'.")
+            raise InputError(f"{name} is a GGUF file: to read it, pip install 'prismlm[gguf]'.")
         return BaseCheckpoint(name, path)
     directory = path if path.is_dir() else _fetched(name, revision)
     refuse_adapter_alone(directory)

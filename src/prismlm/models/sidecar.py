@@ -193,7 +193,8 @@ def _check_belongs(sidecar: Sidecar, model: nn.Module, directory: Path) -> None:
     # The same numbers in a wider type, or those in bfloat16 where the head was made for wider ones.
     types = (weight.dtype, torch.float32, torch.bfloat16, torch.float16)
     narrow = weight.dtype == torch.bfloat16 and fingerprints.of_tensor(weight) == base.bfloat16
-    if narrow or any(fingerprints.of_tensor(weight.to(t)) == base.fingerprint for t in types):
+    same = narrow or any(fingerprints.of_tensor(weight.to(t)) == base.fingerprint for t in types)
+    if same and sidecar.head.width == weight.shape[1]:
         return
     raise FormatError(
         f"the output embedding of the model in {directory}, {list(weight.shape)}, is not the one "

@@ -180,6 +180,7 @@ def test_noise_weights_that_cannot_be_set(model):
 
 WRONG = {
     "hidden_size": (0, 1.5, "6"),
+    "intermediate_size": (0, -4),
     "expansion": (-2, True),
     "noise_weight": (-0.01, 1.01, math.nan, "0.1", None),
     "dropout": (-0.1, 1.0, math.nan),

@@ -45,6 +45,23 @@ def test_arguments_without_names():
     assert torch.equal(found.logits, named.logits)
     with pytest.raises(TypeError, match="input_ids"):
         model(IDS, input_ids=IDS)
+    with pytest.raises(ValueError, match="longer"):
+        model(IDS, *[None] * 40)
+
+
+@torch.no_grad()
+def test_a_family_whose_generate_takes_other_arguments(model):
+    class Other(type(model)):
+        def generate(self, pixel_values=None, input_ids=None, **others):
+            return super().generate(input_ids, **others)
+
+    other = Other(model.config).eval()
+    attach_drawn(model, 64)
+    attach_drawn(other, 64)
+    other.load_state_dict(model.state_dict())
+    expected = model.generate(IDS, **MADE)
+    assert torch.equal(other.generate(pixel_values=None, input_ids=IDS, **MADE), expected)
+    assert torch.equal(other.generate(None, IDS, **MADE), expected)
 
 
 @torch.no_grad()

@@ -1,24 +1,40 @@
 """What this package's own decoders share: settings, inputs, caches, output embedding."""
 
 # No postponed annotations: huggingface_hub checks settings by the types themselves.
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, no_type_check
 
-from huggingface_hub.dataclasses import strict
+from huggingface_hub.dataclasses import as_validated_field, strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.utils.generic import ModelOutput, can_return_tuple
-from transformers.utils.type_validators import interval
 
 from prismlm.errors import InputError
 from prismlm.models.decoders.caches import OwnCache
 
-count = interval(min=1)
-share = interval(min=0, max=1, exclude_max=True)
-positive = interval(min=0, max=float("inf"), exclude_min=True, exclude_max=True)
-finite = interval(min=float("-inf"), max=float("inf"), exclude_min=True, exclude_max=True)
+
+def number(expected: str, allowed: Callable[[Any], bool]) -> Callable[..., Any]:
+    """Return what declares a setting by its default: a number that is allowed, or None.
+
+    For this transformers has ``interval``, which in 5.17 takes a least value of 0 for none at all.
+    """
+
+    @as_validated_field
+    def check(value: Any) -> None:
+        if value is not None and not allowed(value):
+            raise ValueError(f"expected {expected}, got {value}.")
+
+    return check
+
+
+count = number("at least 1", lambda value: value >= 1)
+share = number("at least 0 and below 1", lambda value: 0 <= value < 1)
+positive = number("a positive, finite number", lambda value: 0 < value < math.inf)
+finite = number("a finite number", math.isfinite)
 
 
 # Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
@@ -39,7 +55,7 @@ class OwnConfig(PreTrainedConfig):
 
     vocab_size: int = count(default=16000)
     hidden_size: int = count(default=256)
-    intermediate_size: int | None = None
+    intermediate_size: int | None = count(default=None)
     num_hidden_layers: int = count(default=6)
     dropout: float | int = share(default=0.1)
     initializer_range: float | int = positive(default=0.02)

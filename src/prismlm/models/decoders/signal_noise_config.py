@@ -5,10 +5,9 @@ import math
 from typing import Any, ClassVar, Literal, no_type_check
 
 from huggingface_hub.dataclasses import strict
-from transformers.utils.type_validators import interval
 
 from prismlm.errors import InputError
-from prismlm.models.decoders.own_decoder import OwnConfig, count, positive, share
+from prismlm.models.decoders.own_decoder import OwnConfig, count, number, positive, share
 
 
 # Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
@@ -62,7 +61,7 @@ class SignalNoiseConfig(OwnConfig):
     frequency_ratio: float | int = positive(default=math.pi)
     frequency_scaling: Literal["base", "angle"] = "base"
     scale_by_width: bool = False
-    noise_weight: float | int = interval(min=0, max=1)(default=0.01)
+    noise_weight: float | int = number("from 0 to 1", lambda value: 0 <= value <= 1)(default=0.01)
     dropout: float | int = share(default=0.0)
     bias: bool = False
     mlp: Literal["gelu", "sparse_coding", "experts"] = "gelu"
@@ -73,9 +72,9 @@ class SignalNoiseConfig(OwnConfig):
     num_local_experts: int = count(default=8)
     num_experts_per_tok: int = count(default=2)
     output_router_logits: bool | None = None
-    router_aux_loss_coef: float | int = interval(min=0, max=math.inf, exclude_max=True)(
-        default=0.01
-    )
+    router_aux_loss_coef: float | int = number(
+        "0 or a positive, finite number", lambda value: 0 <= value < math.inf
+    )(default=0.01)
     layer_norm_eps: float | int = positive(default=1e-5)
 
     def __post_init__(self, **kwargs: Any) -> None:

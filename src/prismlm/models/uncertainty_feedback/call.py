@@ -58,8 +58,8 @@ class CallReader:
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return all arguments of a call by their names, in a dictionary of their own."""
-        # Python's own TypeError for an argument that is given twice.
-        return dict(**dict(zip(self.names, args, strict=False)), **kwargs)
+        # Python's own errors for an argument that is given twice, or one too many.
+        return dict(**dict(zip(self.names[: len(args)], args, strict=True)), **kwargs)
 
     def read(self, model: nn.Module, given: dict[str, Any]) -> Call:
         """Return what a call says, its arguments given by name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +33,26 @@ class WithUncertainty:
     def reset_uncertainty(self) -> None:
         """See :meth:`UncertaintyFeedback.reset_uncertainty`."""
 
-    def generate(self, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as the model does.
 
         Raises:
             InputError: assisted generation, prompt lookup, a prompt in chunks, or no cache.
         """
-        settings = generation_config or getattr(self, "generation_config", None)
+        parent: Any = super()
+        # By their names: a family's own generate may take other arguments, in another order.
+        given = inspect.signature(parent.generate).bind(*args, **kwargs).arguments | kwargs
+        settings = given.get("generation_config") or getattr(self, "generation_config", None)
         for name in REFUSED:
-            if kwargs.get(name, getattr(settings, name, None)) is not None:
+            if given.get(name, getattr(settings, name, None)) is not None:
                 raise InputError(
                     f"{name} is not possible with uncertainty feedback: the codes would not be "
                     "those of one token after the other. Leave it out."
                 )
-        parent: Any = super()
         state = getattr(self, ATTACHED).state
         before, state.generates = state.generates, True
         try:
-            return parent.generate(inputs, generation_config, **kwargs)
+            return parent.generate(*args, **kwargs)
         finally:
             state.generates = before
 
