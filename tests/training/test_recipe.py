@@ -99,6 +99,12 @@ def test_steps_or_epochs_are_given(tmp_path):
     assert load_recipe(write(tmp_path, MINIMAL), ["steps=0", "epochs=3"]).epochs == 3
 
 
+def test_a_key_may_replace_what_an_alias_brings_in(tmp_path):
+    text = "optimizer: &o {warmup: 0.1}\nlosses: {<<: *o, warmup: 0.2, residual: 1e-3}\n"
+    losses = load_recipe(write(tmp_path, MINIMAL + text)).losses
+    assert (losses.warmup, losses.residual) == (0.2, 0.001)
+
+
 def test_overrides_are_yaml_and_as_strict(tmp_path):
     path = write(tmp_path, MINIMAL)
     recipe = load_recipe(

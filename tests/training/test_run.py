@@ -185,6 +185,15 @@ def test_a_checkpoint_that_cannot_be_read_is_named_with_what_to_do(settings):
     assert train(recipe, resume=True).steps == 8
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused_as_such(settings):
+    recipe, checkpoint = stopped(settings | {"steps": 8}, 3)
+    state = torch.load(checkpoint / "prismlm_training_state.pt")
+    state["meter"] = {"tokens": state.pop("tokens")}
+    torch.save(state, checkpoint / "prismlm_training_state.pt")
+    with pytest.raises(FormatError, match=r"written by an earlier version of prismlm\. Resume"):
+        train(recipe, resume=True)
+
+
 @contextmanager
 def poisoned(parameter, step, value, *, after_update=False):
     """Put a value into a weight before the forward pass of a step, or after its update."""

@@ -38,8 +38,16 @@ def trainer_of(settings, tmp_path, **changes):
     return PrismTrainer(prepared, tmp_path / "run")
 
 
+class PlainTrainer(Trainer):
+    """Hugging Face's own, with the product of the mean and the share of labels that ours takes."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = (inputs["labels"] != -100).sum()
+        return model(**inputs).loss * (labels / num_items_in_batch)
+
+
 def plain_run(settings, tmp_path):
-    """Train the same model with Hugging Face's own Trainer, as it comes, without a head."""
+    """Train the same model with Hugging Face's Trainer, without a head."""
     recipe = build_recipe(settings)
     prepared = prepare(recipe)
     backbone = prepared.model.model
@@ -50,10 +58,7 @@ def plain_run(settings, tmp_path):
         {k: v for k, v in prepared.rows[i].items() if k != "token_mask"}
         for i in range(len(prepared.rows))
     ]
-    trainer = Trainer(backbone, arguments, train_dataset=rows)
-    # The mean over micro-batches, as ours.
-    trainer.model_accepts_loss_kwargs = False
-    trainer.train()
+    PlainTrainer(backbone, arguments, train_dataset=rows).train()
     return backbone
 
 
@@ -76,6 +81,28 @@ def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path, accumu
     norms = [row for row in trainer.state.log_history if "head_grad_norm" in row]
     assert norms, "the head was clipped and logged apart"
     assert max(row["head_grad_norm"] for row in norms) > 1
+
+
+def test_every_prediction_of_a_step_counts_alike(settings, tmp_path):
+    """Rows with few labels and with many: in one micro-batch, and each in one of its own."""
+    settings["model"]["attention_dropout"] = 0.0
+    settings["data"]["packing"] = "padded"
+    # The head's losses that are means over labels.
+    weights = {"prototype_pull": 0.0, "point_pull": 0.0, "residual": 0.0, "prototype_only_kl": 1.0}
+    settings |= {"losses": weights, "steps": 12, "logging": {"every": 3, "tensorboard": False}}
+    curves, decoders = [], []
+    for size, accumulation in ((4, 1), (1, 4)):
+        changes = {"batch_size": size, "gradient_accumulation": accumulation}
+        trainer = trainer_of(copy.deepcopy(settings) | changes, tmp_path / str(size))
+        labels = [int((row["labels"] != -100).sum()) for row in trainer.train_dataset]
+        assert max(labels) > 3 * min(labels)
+        trainer.train()
+        history = [row for row in trainer.state.log_history if "loss" in row]
+        curves.append([[row["loss"], row["ce"], row["grad_norm"]] for row in history])
+        decoders.append(trainer.model.state_dict())
+    torch.testing.assert_close(*map(torch.tensor, curves), rtol=1e-4, atol=1e-5)
+    for name, value in decoders[0].items():
+        torch.testing.assert_close(decoders[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
 def test_the_loss_curve_is_the_recorded_one(settings, tmp_path):

@@ -43,6 +43,11 @@ def load_state(directory: Path, model: PrismForCausalLM) -> int:
     """Put a checkpoint's weights into ``model``; return the tokens it was trained on."""
     try:
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+        if "tokens" not in state:
+            raise FormatError(
+                f"the checkpoint {directory} was written by an earlier version of prismlm. Resume "
+                "the run with that version, or train into another out."
+            )
         backbone: PreTrainedModel = type(model.model).from_pretrained(
             directory, dtype=model.model.dtype, local_files_only=True
         )
@@ -52,6 +57,8 @@ def load_state(directory: Path, model: PrismForCausalLM) -> int:
         if model.usage is not None and state["uses"] is not None:
             model.usage.load(state["uses"])
         return state["tokens"]
+    except FormatError:
+        raise
     except Exception as error:  # torch, safetensors and transformers raise what they like
         raise FormatError(
             f"the checkpoint {directory} cannot be resumed from "

@@ -17,6 +17,8 @@ from prismlm.training.recipe import Recipe
 
 # The tokenizer decides these.
 FROM_CORPUS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
+# The tag of YAML's key <<.
+MERGE = "tag:yaml.org,2002:merge"
 
 
 def load_recipe(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Recipe:
@@ -127,15 +129,17 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML without two traps: keys given twice, and 1e-3 read as a text."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        mapping = super().construct_mapping(node, deep)
         names: list[Any] = []
         for key, _ in node.value:
+            if key.tag == MERGE:
+                # What it brings in may be replaced.
+                continue
             name = self.construct_object(key, deep=True)
             wrong = "is not a name" if not isinstance(name, str) else "is given twice"
             if not isinstance(name, str) or name in names:
                 raise yaml.MarkedYAMLError(None, None, f"the key {name!r} {wrong}", key.start_mark)
             names.append(name)
-        return mapping
+        return super().construct_mapping(node, deep)
 
 
 _StrictLoader.add_implicit_resolver(

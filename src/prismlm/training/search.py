@@ -168,7 +168,7 @@ def search(
 
     Raises:
         InputError: a package is missing, the space does not fit the recipe, ``out`` holds
-            something else or another search, or the corpus is missing or too small.
+            something else or another search, or the corpus is missing.
         PrismError: every trial failed, or the disk is full.
         TrainingInterrupted: Ctrl-C was pressed.
     """

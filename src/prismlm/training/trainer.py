@@ -29,6 +29,7 @@ from prismlm.models.uncertainty_feedback.model_class import TABLE
 from prismlm.training import checkpoints, parallel
 from prismlm.training.backbone import decayed_names
 from prismlm.training.checkpoints import CHECKPOINTS
+from prismlm.training.losses import NO_LABEL
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.noise_weight import noise_weight_callbacks, noise_weight_of
 from prismlm.training.prototypes import HeadSchedule, ReviveUnused
@@ -55,6 +56,10 @@ class PrismTrainer(Trainer):
     Beside what Trainer does: the head has a learning rate of its own, no weight decay and its own
     clipping, so that with ``detach`` the decoder's weights are bit for bit those of a run without
     one; a checkpoint is a model directory, complete or absent; logs hold each part of the loss.
+
+    A step's loss is the mean over all of its predictions, however its rows are split into
+    micro-batches and processes: each micro-batch counts by its labels. R1 and DIV are of single
+    micro-batches, and R2, RES and losses over a share of the positions nearly so.
 
     A step waits for nothing that the device computes: whether losses and gradients were finite is
     looked at with the next log, evaluation or checkpoint, and the first step that was not is named.
@@ -86,6 +91,7 @@ class PrismTrainer(Trainer):
         self.on_gradients: Callable[[int], object] = lambda step: None
         self._checkpoints = directory / CHECKPOINTS
         self._parts: dict[str, list[Tensor]] = {}
+        self._shares: list[Tensor] = []
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._head_norm: Tensor | None = None
         self._last_log: tuple[float, int] | None = None
@@ -103,6 +109,8 @@ class PrismTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)
         self.spread = parallel.chosen(recipe.parallel)
+        # Trainer then counts the labels of a step, and leaves the division to compute_loss.
+        self.model_accepts_loss_kwargs = True
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         if self.spread == "fsdp2":
@@ -170,14 +178,25 @@ class PrismTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Return the loss of one micro-batch, noting its parts."""
+        """Return what one micro-batch contributes to the step's loss, noting its parts.
+
+        Args:
+            model: the model, as it is spread.
+            inputs: the micro-batch.
+            return_outputs: return the model's output as well.
+            num_items_in_batch: labels of the whole step, in all processes.
+        """
+        assert num_items_in_batch is not None
         output = model(**inputs)
         loss = output.loss
-        if model.training:
-            self._note_broken(loss.detach())
-            for name, value in (output.losses | {"loss": loss.detach()}).items():
-                self._parts.setdefault(name, []).append(value)
-            self._tokens = self._tokens.to(loss.device) + inputs["token_mask"].sum()
+        share = (inputs["labels"] != NO_LABEL).sum() / num_items_in_batch
+        self._note_broken(loss.detach())
+        for name, value in (output.losses | {"loss": loss.detach()}).items():
+            self._parts.setdefault(name, []).append(value)
+        self._shares.append(share)
+        self._tokens = self._tokens.to(loss.device) + inputs["token_mask"].sum()
+        # DDP and FSDP2 take the mean over processes where the shares are to be added.
+        loss = loss * (share * self.args.world_size)
         if self.spread == "ddp":
             # A parameter that has no part in a loss would keep the other processes waiting.
             loss = loss + 0 * sum(p.sum() for p in self.model.prototype_head.parameters())
@@ -259,10 +278,7 @@ class PrismTrainer(Trainer):
             return
         if "loss" in logs:
             self.check_finite()
-            means = torch.stack([torch.stack(v).float().mean() for v in self._parts.values()])
-            means = parallel.over_processes(means) / parallel.world_size()
-            logs |= dict(zip(self._parts, means.tolist(), strict=True))
-            self._parts = {}
+            logs |= self._drain_parts()
             logs["loss_scale"] = self.model.loss_scale if self.model.placed else 0.0
             if self._head_norm is not None:
                 logs["head_grad_norm"] = self._head_norm.item()
@@ -279,6 +295,18 @@ class PrismTrainer(Trainer):
                 logs["tokens_per_second"] = (tokens - before) / max(now - since, 1e-9)
             self._last_log = (now, tokens)
         super().log(logs, start_time)
+
+    def _drain_parts(self) -> dict[str, float]:
+        """Return the mean of each part of the loss over the steps since the last call."""
+        weights, sums = torch.stack(self._shares), []
+        for values in self._parts.values():
+            # A part that has begun since is of the last micro-batches alone.
+            own = weights[-len(values) :]
+            sums.append(torch.stack([torch.stack(values).float() @ own, own.sum()]))
+        totals = parallel.over_processes(torch.stack(sums))
+        means = dict(zip(self._parts, (totals[:, 0] / totals[:, 1]).tolist(), strict=True))
+        self._parts, self._shares = {}, []
+        return means
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self.check_finite()
