@@ -63,6 +63,7 @@ class Cost:
 def seconds_of(call: Callable[[], object], times: int = 1) -> float:
     """Return the seconds of one call: the mean of some, after one that is not counted."""
     call()
+    _wait_for_device()
     began = time.perf_counter()
     for _ in range(times):
         call()
