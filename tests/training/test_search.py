@@ -275,6 +275,24 @@ def test_a_batch_that_the_text_does_not_fill_fails_its_trial_alone(toy):
     }
 
 
+def test_values_that_do_not_go_together_fail_their_trial_alone(toy):
+    space = {"steps": [8, 16], "head.initialise_at_step": [2, 12]}
+    head = toy["head"] | {"enabled": True, "detach": False}
+    settings = with_search(toy, space=space, sampler="random", seeds=1, trials=4)
+    result = search(build_recipe(settings | {"steps": 16, "head": head}))
+    for trial in result.trials:
+        assert (trial.ce is None) == (tuple(trial.values.values()) == (8, 12)), trial
+    assert any(trial.failed and "trained" in trial.failed for trial in result.trials)
+
+
+def test_a_recipe_that_no_trial_could_train_is_refused(toy):
+    data = toy.get("data", {}) | {"documents": 10**6}
+    recipe = build_recipe(with_search(toy | {"data": data}, sampler="random"))
+    with pytest.raises(InputError, match=r"data\.documents is 1000000"):
+        search(recipe)
+    assert not recipe.out.exists()
+
+
 @pytest.mark.parametrize(("missing", "sampler"), [("optuna", "random"), ("botorch", "botorch")])
 def test_a_missing_package_names_the_extra(toy, monkeypatch, missing, sampler):
     monkeypatch.setitem(sys.modules, missing, None)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import yaml
 
-from prismlm.corpus.store import Corpus
 from prismlm.cost import Cost
 from prismlm.errors import DivergenceError, InputError, PrismError, changes, suggest
 from prismlm.files import atomic_file, read_json, room_to_write, write_json
@@ -38,7 +37,7 @@ from prismlm.training.run import (
     differences,
     train,
 )
-from prismlm.training.setup import described, versions
+from prismlm.training.setup import described, prepare, versions
 
 JOURNAL, STUDY = "study.journal", "prismlm"
 RESULTS_FILE, TABLE_FILE, BEST_MODEL, TRIALS = "search.json", "search.csv", "best", "trials"
@@ -168,7 +167,7 @@ def search(
 
     Raises:
         InputError: a package is missing, the space does not fit the recipe, ``out`` holds
-            something else or another search, or the corpus is missing.
+            something else or another search, or the recipe itself cannot be trained.
         PrismError: every trial failed, or the disk is full.
         TrainingInterrupted: Ctrl-C was pressed.
     """
@@ -176,7 +175,8 @@ def search(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 or parallel.world_size() > 1:
         raise InputError("a search trains in one process. Start it without torchrun.")
     check_search(recipe, resume=resume)
-    noted = described(recipe, Corpus.open(recipe.corpus)) | {
+    # What no trial could be trained on or with is not fifty failed trials.
+    noted = described(recipe, prepare(recipe).corpus) | {
         "search": recipe.search.model_dump(mode="json"),
         "versions": versions("optuna", "optuna-integration", "botorch"),
     }
@@ -405,13 +405,14 @@ def _run_trial(
     seeds: list[float] = []
     failed = None
     for seed in range(recipe.seed, recipe.seed + recipe.search.seeds):
-        run = recipe_with(recipe, values, seed=seed, out=place / f"seed-{seed}")
+        out = place / f"seed-{seed}"
         try:
-            result = train(run, progress=progress)
-            seeds.append(result.ce)
+            # Values that are allowed one by one may not go together.
+            run = recipe_with(recipe, values, seed=seed, out=out)
+            seeds.append(train(run, progress=progress).ce)
         except (DivergenceError, InputError, torch.OutOfMemoryError) as error:
             failed = str(error).split("\n")[0].split(". ")[0].rstrip(".")
-        for path in run.out.iterdir() if run.out.is_dir() else ():
+        for path in out.iterdir() if out.is_dir() else ():
             if path.name not in KEPT:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         if failed:
