@@ -34,7 +34,7 @@ def gradients_of(model, batches):
 
 
 def spread_gradients_of(arguments, spread, recompute, batches):
-    """Return the whole gradients of a step that DDP or FSDP2 takes, as PrismTrainer does."""
+    """Return the whole gradients of a step that DDP or FSDP2 takes, as PrismTrainer spreads it."""
     model = make(**arguments).train()
     if recompute:
         parallel.recompute_activations(model.model)
