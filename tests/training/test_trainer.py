@@ -86,7 +86,8 @@ def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path, accumu
 def test_every_prediction_of_a_step_counts_alike(settings, tmp_path):
     """Rows with few labels and with many: in one micro-batch, and each in one of its own."""
     settings["model"]["attention_dropout"] = 0.0
-    settings["data"]["packing"] = "padded"
+    settings["data"] = {"length": 128, "packing": "padded", "documents": 60}
+    settings["optimizer"]["learning_rate"] = 2e-2
     # The head's losses that are means over labels.
     weights = {"prototype_pull": 0.0, "point_pull": 0.0, "residual": 0.0, "prototype_only_kl": 1.0}
     settings |= {"losses": weights, "steps": 12, "logging": {"every": 3, "tensorboard": False}}
@@ -95,7 +96,7 @@ def test_every_prediction_of_a_step_counts_alike(settings, tmp_path):
         changes = {"batch_size": size, "gradient_accumulation": accumulation}
         trainer = trainer_of(copy.deepcopy(settings) | changes, tmp_path / str(size))
         labels = [int((row["labels"] != -100).sum()) for row in trainer.train_dataset]
-        assert max(labels) > 3 * min(labels)
+        assert max(labels) > 1.15 * sum(labels) / len(labels)
         trainer.train()
         history = [row for row in trainer.state.log_history if "loss" in row]
         curves.append([[row["loss"], row["ce"], row["grad_norm"]] for row in history])
