@@ -158,6 +158,16 @@ def test_another_input_is_refused_and_named(corpus, model, straight, tmp_path):
     assert_same_lens(straight, build_index(*model, corpus, out, part_of(1, 2)))
 
 
+def test_a_part_that_does_not_say_what_it_is_of_is_not_used(tmp_path):
+    parts = Parts(tmp_path / "lens", 2)
+    parts.part(0).mkdir(parents=True)
+    with pytest.raises(InputError, match=r"model: not set → a.*--overwrite"):
+        parts.check({"model": "a"})
+    assert parts.complete() == [0]
+    parts.check({"model": "a"}, overwrite=True)
+    assert parts.complete() == []
+
+
 def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
     out = tmp_path / "lens"
 

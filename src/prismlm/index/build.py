@@ -144,10 +144,12 @@ class Parts:
         """Check that finished parts are of the same run; with ``overwrite`` discard the others."""
         # Not while another process writes the lens.
         with writing(self.path, wait=True):
-            for noted in self.path.glob(f"part-*/{RUN_FILE}"):
-                before = read_note(noted, self.path)
+            for part in self.path.glob("part-*"):
+                noted = part / RUN_FILE
+                # Earlier versions noted it elsewhere: such a part may be of anything.
+                before = read_note(noted, self.path) if noted.is_file() else {}
                 if overwrite and before != run:
-                    discard(noted.parent)
+                    discard(part)
                     continue
                 check_same(
                     f"an index of {self.out} was begun with another input",
