@@ -114,8 +114,7 @@ def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int6
     if scores.device.type != "cpu" or len(scores) < ROW_GROUP:
         best, row = scores.max(0)
         return best, row
-    # A CPU is slow at indices down columns: a group's common maximum first. The last group
-    # overlaps the one before it where the rows do not divide.
+    # A CPU is slow at indices down columns: the maximum of a group first; the last may overlap.
     rows, width = scores.shape
     whole = rows // ROW_GROUP * ROW_GROUP
     maxima = scores[:whole].view(-1, ROW_GROUP, width).amax(1)
