@@ -17,7 +17,7 @@ from prismlm.ops.tiles import at_once
 
 NO_LABEL = -100
 # Logits whose divergence is formed at a time, on a CPU.
-TILE_ELEMENTS = 2**17
+TILE_ELEMENTS = 2**16
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from prismlm.ops.tiles import at_once
 FEW_STATES = 8
 # Candidates beyond k where a low-precision product chooses.
 SPARE = 8
-# The score of what a mask leaves out: below every cosine.
-ABSENT = -2.0
+# Added to the score of what a mask leaves out, which is then below every other.
+ABSENT = -4.0
 # Scores held at a time: 16 MiB on a CPU, 512 MiB on a GPU.
 TILE_ELEMENTS, TILE_OF_GPU = 2**22, 2**27
 # Rows of a CPU's bf16 product come in multiples of this.
@@ -83,7 +83,7 @@ def product(states: Float[Tensor, "N d"], bank: Float[Tensor, "K d"]) -> Float[T
 
 
 def largest(
-    scores: Float[Tensor, "R K"], count: int
+    scores: Float[Tensor, "R K"], count: int, *, ordered: bool = True
 ) -> tuple[Float[Tensor, "R m"], Int64[Tensor, "R m"]]:
     """Return the ``count`` largest values of every row, descending, and their columns.
 
@@ -95,7 +95,7 @@ def largest(
     while width // (2 * size) >= count and width / (2 * size) > size * count:
         size *= 2
     if size == 1:
-        values, columns = scores.topk(count, dim=1)
+        values, columns = scores.topk(count, dim=1, sorted=ordered)
         return values, columns
     groups = width // size
     grouped = scores[:, : size * groups].reshape(rows, size, groups)
@@ -105,7 +105,7 @@ def largest(
     if size * groups < width:
         tail = torch.arange(size * groups, width, device=scores.device)
         columns = torch.cat([columns, tail.expand(rows, -1)], dim=1)
-    values, place = scores.gather(1, columns).topk(count, dim=1)
+    values, place = scores.gather(1, columns).topk(count, dim=1, sorted=ordered)
     return values, columns.gather(1, place)
 
 
@@ -162,9 +162,9 @@ def _search(
     for start in range(0, len(unit_z), step):
         tile = slice(start, start + step)
         scores = product(low_z[tile], low_p)
-        columns.append(largest(scores, many)[1])
+        columns.append(largest(scores, many, ordered=False)[1])
         if mask is not None:
-            scores.masked_fill_(~mask[tile, None], ABSENT)
+            scores.add_(~mask[tile, None], alpha=ABSENT)
         value, row = column_best(scores)
         best.append(value)
         states.append(row + start)
