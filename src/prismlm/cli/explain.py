@@ -82,7 +82,7 @@ def explain(
     with waiting("Opening the model"):
         lm = load(model, lens=lens, corpus=corpus)
     if by or conditions or against or method != "evidence":
-        lm.lens_for("shares, filters and passages")
+        lm.lens_for("training text to point to")
     from prismlm.cli.trace import Shown
 
     column = by or ("domain" if lm.lens is None else lm.lens.telling)

@@ -13,7 +13,9 @@ def push(
     model: Model,
     name: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Its name on the hub.")],
     lens: Lens = None,
-    private: Annotated[bool, flag("--private", "Only its owners see it, where it is new.")] = False,
+    private: Annotated[
+        bool, flag("--private", "Only its owners see it; a public one is refused.")
+    ] = False,
     no_lens: Annotated[bool, flag("--no-lens", "Leave out the lens, and so all text.")] = False,
     allow_license: Annotated[
         list[str] | None,

@@ -91,7 +91,7 @@ def find_sources(trace: Trace, shown: Shown) -> Found | None:
     how: dict[str, Any] = {"method": shown.method, "where": shown.where}
     documents = trace.documents(shown.documents, **how) if shown.documents else []
     near: dict[str, Passage] = {}
-    if documents and shown.method == "evidence" and lens.cells is not None:
+    if documents and shown.method == "evidence":
         for passage in trace.passages(PASSAGES_READ, where=shown.where):
             near.setdefault(passage.doc_id, passage)
     quotes = trace.verbatim(QUOTES_SHOWN) if documents and lens.suffixes is not None else []
@@ -153,13 +153,11 @@ def _print_found(console: Console, trace: Trace, found: Found, shown: Shown) -> 
 
 
 def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
-    """Yield what a lens lacks: cells, a scale of support, or the corpus itself."""
-    if lens.cells is None:
-        yield f"This lens has no cells: no passages, base rates or support. To add them: {REBUILD}"
+    """Yield what a lens lacks: a scale of support, or the corpus itself."""
     # Where states are zero, that has been said.
-    elif trace.support is None and not doubts(trace.table):
+    if trace.support is None and not doubts(trace.table):
         yield f"Support is unknown: this lens has no support scale. To measure one: {REBUILD}"
-    if lens.cells is not None and lens.corpus is None:
+    if lens.corpus is None:
         own = lens.readable is not None
         given = "are decoded from the lens's own tokens" if own else "have no text"
         yield (

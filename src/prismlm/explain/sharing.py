@@ -12,22 +12,34 @@ from typing import Any
 from prismlm.errors import InputError, check_kind, first_line, shown
 from prismlm.files import read_json, write_json
 from prismlm.hub import NAME, silence
-from prismlm.index.layout import META_FILE, trained_on_words, write_meta
+from prismlm.index.layout import META_FILE, PROTOTYPES_FILE, trained_on_words, write_meta
 from prismlm.index.lens import Lens
 from prismlm.index.opened_model import OpenedModel
 from prismlm.models.sidecar import META_FILE as MODEL_FILE
 from prismlm.models.uncertainty_feedback.table_file import UNCERTAINTY_FILE
 
 CARD = "README.md"
-# What training leaves beside a model, which nobody needs to open it.
-LEFT_OUT = {"checkpoints", "tensorboard", "runs", "training.json", "training.jsonl", "lens", CARD}
+# The files that open a model, and what must go with it. Nothing else that lies in the directory is
+# uploaded: notes of a run hold paths, states of an optimizer or a user's own pages are private.
+UPLOADED = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken"),
+    *("chat_template.*", "additional_chat_templates/*.jinja"),
+    *("LICENSE*", "LICENCE*", "NOTICE*", "ATTRIBUTION*"),
+)
 # Licences whose text may be passed on, with attribution or the same licence where they ask for it.
 OPEN = re.compile(
     r"\b(cc0|cc[ -]by|public[ -]domain|pddl|odc-by|odbl|apache|mit|bsd|isc|mpl|[la]?gpl|gfdl|ogl|"
     r"unlicense|etalab)\b",
     re.IGNORECASE,
 )
-RESTRICTED = re.compile(r"\b(nc|nd|non-?commercial|no-?deriv\w*)\b", re.IGNORECASE)
+RESTRICTED = re.compile(
+    r"\b((nc|nd)(?![a-z])|non[ -]?commercial|no[ -]?deriv\w*|research[ -]only)", re.IGNORECASE
+)
 MOST_ROWS = 20
 
 
@@ -57,7 +69,7 @@ def push(
     Args:
         lm: an opened model.
         name: where to, ``org/name``; it is made where there is none.
-        private: a new one is seen by its owners alone.
+        private: only its owners see it; one that is public is not pushed to.
         with_lens: upload the lens that is open, whose tokens are the text of the corpus.
         allow_licenses: licences of that text that are not known to allow passing it on.
         dry_run: upload nothing.
@@ -106,16 +118,16 @@ def _files_of(lm: OpenedModel, lens: Lens | None, changed: Path) -> dict[str, Pa
     """Return the files of a model directory and its lens by name; those changed are new."""
     found = {
         path.relative_to(lm.path).as_posix(): path
-        for path in sorted(lm.path.rglob("*"))
+        for pattern in UPLOADED
+        for path in sorted(lm.path.glob(pattern))
         if path.is_file()
-        and path.relative_to(lm.path).parts[0] not in LEFT_OUT
-        and not any(part.startswith(".") for part in path.relative_to(lm.path).parts)
     }
     write_json(changed / MODEL_FILE, _without_paths(read_json(lm.path / MODEL_FILE)))
     found[MODEL_FILE] = changed / MODEL_FILE
     if lens is not None:
         folder = f"lens/{lens.name}"
-        found |= {f"{folder}/{path.name}": path for path in sorted(lens.path.iterdir())}
+        names = (*lens.meta.files, PROTOTYPES_FILE)
+        found |= {f"{folder}/{name}": lens.path / name for name in sorted(names)}
         write_meta(changed, replace(lens.meta, corpus_path=lens.meta.corpus_name))
         found[f"{folder}/{META_FILE}"] = changed / META_FILE
     return found
@@ -139,11 +151,19 @@ def _upload(name: str, private: bool, files: dict[str, Path], card: str) -> str:
         raise InputError(f"{name} was not uploaded: {silent}.")
     try:
         api = HfApi()
-        url = api.create_repo(name, private=private, exist_ok=True)
+        # Where nothing is said, an organisation may have its new models private.
+        url = api.create_repo(name, private=private or None, exist_ok=True)
+        if private and not api.model_info(name).private:
+            raise InputError(
+                f"{name} is public, and --private was asked for: make it private on the hub, or "
+                "push without --private."
+            )
         operations = [CommitOperationAdd(at, str(path)) for at, path in files.items()]
         if not api.file_exists(name, CARD):
             operations.append(CommitOperationAdd(CARD, card.encode()))
         api.create_commit(name, operations, commit_message="Upload a prismlm model")
+    except InputError:
+        raise
     except Exception as error:  # the client raises what it likes, from OSError to its own kinds
         raise InputError(
             f"{name} was not uploaded: {first_line(error).rstrip('.')}. Log in with `hf auth "
@@ -154,7 +174,7 @@ def _upload(name: str, private: bool, files: dict[str, Path], card: str) -> str:
 
 def card_of(lm: OpenedModel, name: str, lens: Lens | None) -> str:
     """Return a model card, in Markdown, of what a model directory says of itself."""
-    about = read_json(lm.path / MODEL_FILE)
+    about = _without_paths(read_json(lm.path / MODEL_FILE))
     provenance = about.get("provenance") or {}
     base, head = about["base"]["name"], lm.head
     metadata = ["library_name: prismlm", "tags: [prismlm, interpretability, data-attribution]"]

@@ -169,7 +169,7 @@ class Reader:
 def _uses(lens: Lens, doc_id: str) -> dict[str, Any]:
     """Return the prototypes whose cells hold most of a document, or that have it as a context."""
     found = document_sources(lens, doc_id)
-    cells, uses = found.cells or [], found.uses
+    cells, uses = found.cells, found.uses
 
     def named(prototype: int, **figures: Any) -> dict[str, Any]:
         category = lens.categories[prototype]
@@ -181,9 +181,7 @@ def _uses(lens: Lens, doc_id: str) -> dict[str, Any]:
         } | figures
 
     return {
-        "cells": None
-        if found.cells is None
-        else [named(c.prototype, positions=c.positions, share=c.share) for c in cells[:USES]],
+        "cells": [named(c.prototype, positions=c.positions, share=c.share) for c in cells[:USES]],
         "in_cells": len(cells),
         "contexts": [
             named(u.prototype, rank=u.rank, cosine=u.cosine, position=u.position)

@@ -66,13 +66,12 @@ def _lens(lens: Lens) -> dict[str, Any]:
         "tokens": meta.tokens,
         "documents": meta.documents,
         "trained_on": None if trained is None else trained_on_words(trained, meta.split),
-        "cells": lens.cells is not None,
         "verbatim": lens.suffixes is not None,
         "map": meta.map is not None,
         "labels": meta.labels is not None,
         "corpus": lens.corpus is not None,
         "opening": worth_seeing(lens),
-        "shares": None if lens.cells is None else _shares(lens.cells),
+        "shares": _shares(lens.cells),
     }
 
 

@@ -103,13 +103,12 @@ def prototypes(
 def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
     """Return the places nearest to a prototype: its contexts, then the rest of its cell."""
     places = lens.index["position"].to_numpy()[lens.rows_of(number)].tolist()
-    if lens.cells is not None:
-        keys, starts = lens.cells.keys_and_starts
-        bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
-        first, last = np.append(starts, len(lens.cells))[bounds].tolist()
-        records = lens.cells.records(np.arange(first, last))
-        order = np.argsort(-lens.cells.codes.cosines(records, direction), kind="stable")
-        places += records["position"][order].astype(np.int64).tolist()
+    keys, starts = lens.cells.keys_and_starts
+    bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
+    first, last = np.append(starts, len(lens.cells))[bounds].tolist()
+    records = lens.cells.records(np.arange(first, last))
+    order = np.argsort(-lens.cells.codes.cosines(records, direction), kind="stable")
+    places += records["position"][order].astype(np.int64).tolist()
     return list(dict.fromkeys(places))
 
 

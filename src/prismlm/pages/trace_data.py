@@ -168,7 +168,7 @@ def trace_data(
         "feedback": has_feedback(trace),
         "softcap": trace.softcap,
         "whole": _whole(trace, pool, against),
-        "places": "Documents" if trace.lens is None or trace.lens.cells is None else "Passages",
+        "places": "Documents" if trace.lens is None else "Passages",
     }
     return rounded(value)
 

@@ -284,14 +284,12 @@ def prismlm_object(trace: Trace, shares: Shares) -> dict[str, Any]:
             one.to_dict() | {"title": one.title, "domain": one.domain, "url": one.url}
             for one in trace.documents(most)
         ],
-        "passages": [],
+        "passages": [one.to_dict() for one in trace.passages(most)],
         "sources": trace.sources(shares.by or lens.telling).to_dict(),
         "verbatim": [],
         "notes": trace.notes,
         "lens": {"name": lens.name, "corpus": lens.meta.corpus_name},
     }
-    if lens.cells is not None:
-        value["passages"] = [one.to_dict() for one in trace.passages(most)]
     if lens.suffixes is not None:
         value["verbatim"] = [one.to_dict() for one in trace.verbatim(most)]
     return value

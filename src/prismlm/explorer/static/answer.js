@@ -158,7 +158,7 @@ const aside = ({ state, shared: { model: { lens } } }, { data, chosen, asides })
     ? "Estimates from the states that the lens keeps: the model reads this text again for its own figures." : "Looking for similar text…"}</p>`;
   return html`<div class="p-aside">${failed ? problem(failed) : !found ? html`<p class="p-note">Looking through the training text…</p>`
     : [...behind(filled(found), { ...data.steps[chosen], ...found }).childNodes]}${refused ? problem(refused)
-    : opposed ? against(filled(opposed), opposed.against, reading) : found && lens?.cells && lens.corpus ? button : nothing}${reading && !refused ? status : nothing}</div>`;
+    : opposed ? against(filled(opposed), opposed.against, reading) : found && lens?.corpus ? button : nothing}${reading && !refused ? status : nothing}</div>`;
 };
 
 /** Show the card of a slice. @param {Answer} answer @param {HTMLElement | null} part */
