@@ -86,3 +86,8 @@ def test_foreign_text_is_no_markup(printed, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     printed()
     assert MARKED in capsys.readouterr().out
+
+
+def test_a_prototype_has_its_number_and_a_count_is_short(capsys):
+    show_value({"pairs": [{"prototype": 12345, "position": 67890, "contexts": 12345}]})
+    assert capsys.readouterr().out.splitlines()[-2].split() == ["12345", "67890", "12.3", "k"]

@@ -101,6 +101,10 @@ def test_a_part_alone_with_an_edit_and_over_prompts(prism, refused, tiny_model, 
     arguments = ("--only", "prototypes", "--prototype", 7, "--edit", "ablate", "--heldout", 0)
     result = prism("steer", tiny_model, TEXT, *arguments, "--generate", 3)
     assert result.stdout.startswith("ablate prototype 7, prototypes only\n")
+    # Without an edit nothing is edited, but the part that is left out changes the text.
+    told = prism("steer", tiny_model, TEXT, "--only", "residual", "--heldout", 0).stdout
+    assert "Nothing changed" not in told
+    assert "leads before" in told
     path = tmp_path / "prompts.txt"
     path.write_text(f"{TEXT}\nOnce upon a time\n", encoding="utf-8")
     alone = ("--file", path, "--only", "residual", "--heldout", 0)

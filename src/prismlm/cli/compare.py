@@ -9,9 +9,10 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import option
-from prismlm.cli.output import print_facts, print_json, say, show_value, wrote
+from prismlm.cli.output import fit_ends, print_facts, print_json, say, show_rows, wrote
 from prismlm.outputs import check_ending, check_outputs
 
+NAME_WIDTH = 28
 SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "What shares are by.")]
 
 
@@ -60,12 +61,32 @@ def compare(
     value["prototypes"]["pairs"] = pairs[:top]
     if as_json:
         print_json(value)
-        return
-    say(f"A  {model_a}", f"B  {model_b}\n", style="bold")
+    else:
+        _print(value, by, top)
+
+
+def _print(value: dict[str, Any], by: str, top: int) -> None:
+    """Print what ``--json`` holds; ``top`` of the shares."""
+    say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
     if value["texts"] is not None:
-        shares = (value["texts"].pop("shares") or {}).get(by, {})
+        shares = value["texts"].pop("shares")
         print_facts(value["texts"])
-        show_value(shares, top)
-    for pair in value["prototypes"]["pairs"]:
-        pair["in_common"] = pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None
-    show_value(value["prototypes"], top)
+        say("")
+        if shares is not None:
+            rest = shares[by]["unattributed"]
+            rest = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
+            columns = {"key": "", "a": ".1%", "b": ".1%", "difference": "+.1%"}
+            show_rows(f"Shares by {by}", columns, [*shares[by]["items"][:top], rest])
+    print_facts({name: one for name, one in value["prototypes"].items() if name != "pairs"})
+    say("")
+    columns = {"a": "", "b": "", "cosine": ".3f", "mutual": "", "in_common": ".0%"}
+    rows = [
+        {
+            **{name: pair[name] for name in ("a", "b", "cosine")},
+            "mutual": "yes" if pair["mutual"] else "no",
+            "in_common": pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None,
+            **{name: fit_ends(pair[name] or "", NAME_WIDTH) for name in ("a_name", "b_name")},
+        }
+        for pair in value["prototypes"]["pairs"]
+    ]
+    show_rows("Pairs", columns | {"a_name": "", "b_name": ""}, rows)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 100
 TOKEN_WIDTH, CELL_WIDTH = 14, 32
+# Numbers that say which one, not how many; ``a`` and ``b`` are prototypes of two models.
+IDS = ("prototype", "position", "a", "b", "b_by_contexts", "trial", "layer", "seed")
 # Line ends and tabs, and what joins the parts of one sign, as in emoji and Persian.
 KEPT = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -225,7 +227,7 @@ def _fact(name: str, value: Any) -> str:
     if name.endswith("seconds"):
         return duration(value)
     if isinstance(value, int):
-        return count(value)
+        return str(value) if name in IDS else count(value)
     return text_of(value, ".1%" if name.endswith(("share", "usage")) else ".4g")
 
 

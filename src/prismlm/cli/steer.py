@@ -102,7 +102,7 @@ def steer(
     words += [f"{only} only"] if only else []
     say(", ".join(words).removeprefix("kind ") + "\n", style="bold")
     if file is None:
-        _print_text(result)  # pyright: ignore[reportArgumentType]
+        _print_text(result, edited=bool(edits))  # pyright: ignore[reportArgumentType]
     else:
         _print_effects(result)  # pyright: ignore[reportArgumentType]
     _print_cost(cost, note)
@@ -177,7 +177,7 @@ def _cost(
         return None, str(error)
 
 
-def _print_text(steering: Steering) -> None:
+def _print_text(steering: Steering, *, edited: bool) -> None:
     from prismlm.edits.steering import cautions
 
     say(f"with     {steering.text}")
@@ -185,7 +185,7 @@ def _print_text(steering: Steering) -> None:
         say(f"without  {steering.unedited}", style="dim")
     say(*cautions(steering), style="yellow")
     say("")
-    if steering.tokens and not any(token.changed for token in steering.tokens):
+    if edited and steering.tokens and not any(token.changed for token in steering.tokens):
         leading = dict.fromkeys(_leader(one.leading_before) for one in steering.tokens)
         say(
             "Nothing changed: what is edited is not active at any of the "

@@ -249,7 +249,7 @@ def print_shares(sources: Sources) -> None:
         {
             sources.by: fit_ends(key, KEY_WIDTH),
             "share": Text(f"{percent(share):>5}"),
-            "of the corpus": Text("" if rate is None else f"{percent(rate):>13}", "dim"),
+            "base rate": Text("" if rate is None else f"{percent(rate):>9}", "dim"),
             "": Text(bar(share / widest, BAR_WIDTH), style),
         }
         for key, share, rate, style in rows

@@ -38,6 +38,8 @@ def index(
     points = value["convergence"]
     step = max(1, -(-len(points) // POINTS_SHOWN))
     value["convergence"] = points[::-1][::step][::-1]
+    spread = value["spread"].items()
+    value["spread"] = [{"of each prototype": name.replace("_", " ")} | of for name, of in spread]
     verdict, _ = value.pop("verdict"), value.pop("by_prototype")
     show_value(value | {"model trained on them": trained})
     say("Effective number = exp(entropy): equally weighted items with the same spread", style="dim")
