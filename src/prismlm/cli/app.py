@@ -94,7 +94,8 @@ class ErrorsAsMessages(TyperGroup):
                 raise
             help_command = f"Try {error.ctx.command_path} --help." if error.ctx else ""  # pyright: ignore
             message = error.format_message().replace("Value error, ", "").rstrip(".")  # pyright: ignore
-            raise _fail(f"{message}. {help_command}") from None
+            end = "" if message.endswith("?") else "."
+            raise _fail(f"{message}{end} {help_command}") from None
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
