@@ -1,10 +1,10 @@
 import pytest
 from lm_eval.evaluator import evaluate
 
-from prismlm.errors import InputError
+from prismlm.errors import FormatError, InputError
 from prismlm.eval.benchmarks import benchmarks_of, load_tasks
 from prismlm.eval.suite import SuiteOptions, open_predictors, questions_of, run_suite
-from tests.helpers.benchmark_rows import write_benchmarks, write_rows
+from tests.helpers.benchmark_rows import QUESTIONS, write_benchmarks, write_rows
 
 TASKS = ("arc_easy", "piqa", "winogrande")
 
@@ -46,6 +46,25 @@ def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny
     other.model.get_input_embeddings().weight.data += 1
     with pytest.raises(InputError, match=r"something else \(model: "):
         run_suite(other, "tiny", out, options, ["piqa"])
+
+
+@pytest.mark.parametrize("answers", ['{"gold": []}', '{"gold": [0], "correct": [1]}', "[]"])
+def test_damaged_answers_are_named(answers, lm, options, tmp_path):
+    out = tmp_path / "out"
+    run_suite(lm, "tiny", out, options, ["piqa"])
+    (out / "tasks" / "piqa.json").write_text(answers)
+    with pytest.raises(FormatError, match=r"piqa\.json is not what a run writes"):
+        run_suite(lm, "tiny", out, options, ["piqa"])
+
+
+@pytest.mark.parametrize("name", ["arc_easy", "piqa", "winogrande"])
+def test_a_label_outside_of_the_choices_is_refused(name, options, monkeypatch):
+    *_, rows = QUESTIONS[name]
+    # As the hub may have them: files are checked when they are read.
+    given = [rows[0], rows[0] | {"label": 5}]
+    monkeypatch.setattr("prismlm.eval.benchmarks._rows", lambda path, benchmark: given)
+    with pytest.raises(FormatError, match=r"question 1 of .* label is none of them"):
+        questions_of(*benchmarks_of("seed", [name]), options)
 
 
 def test_a_limit_draws_by_its_seed(options):

@@ -59,6 +59,7 @@ def drawn_pairs(table: pa.Table, limit: int | None = None, seed: int = 0) -> lis
     """Return the pairs, or ``limit`` of each slice drawn by ``seed``, slice by slice."""
     if limit is not None:
         check_whole("the limit", limit, 1)
+    check_whole("the seed", seed)
     rows = [Pair(**row) for row in table.select(list(Pair._fields)).to_pylist()]
     found: list[Pair] = []
     for name in SLICES + INTERVENTIONS:

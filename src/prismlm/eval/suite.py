@@ -46,6 +46,7 @@ class SuiteOptions:
 
     def __post_init__(self) -> None:
         check_whole("shots", self.shots)
+        check_whole("the seed", self.seed)
         if self.limit is not None:
             check_whole("limit", self.limit, 1)
         benchmarks_of(self.suite)
@@ -102,9 +103,16 @@ def _question(number: int, task: Any, row: int, shots: int) -> Question:
     context = task.fewshot_context(document, shots, gen_prefix=task.doc_to_prefix(document))
     requests = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, row, 1))
     # Where answers stand in the context, as in WinoGrande, lm-eval has the two the other way round.
-    gold = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
-    if isinstance(gold, str):
-        gold = task.doc_to_choice(document).index(gold)
+    try:
+        gold = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
+        gold = task.doc_to_choice(document).index(gold) if isinstance(gold, str) else gold
+    except ValueError:
+        gold = -1
+    if not 0 <= gold < len(requests):
+        raise FormatError(
+            f"question {row} of {task.task_name} has {len(requests)} answers, and its label is "
+            "none of them: expected the right one. Take the task's own documents."
+        )
     return Question(number, task, document, [request.args for request in requests], gold)
 
 
@@ -191,7 +199,7 @@ def _figures(out: Path, options: SuiteOptions) -> list[dict[str, Any]]:
         if path.is_file():
             try:
                 found = task_figures(cast("Answers", read_json(path)))
-            except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
                 raise FormatError(
                     f"{path} is not what a run writes ({error!r}). Remove it, and the same command "
                     "asks that task again."

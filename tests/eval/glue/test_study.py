@@ -78,6 +78,12 @@ def test_other_settings_and_another_model_are_refused(models, quick, tmp_path):
         run_glue(models["llama"], tmp_path, other, ["sst2"], [0])
     with pytest.raises(InputError, match=r"runs of something else \(model: .*--out"):
         run_glue(models["gpt2"], tmp_path, quick, ["sst2"], [0])
+    kept = tmp_path / "runs" / "sst2-0.json"
+    run = json.loads(kept.read_text())
+    for damaged in ({"task": "sst2"}, run | {"measured": {"dev": {"gold": ["0"]}}}, [run]):
+        kept.write_text(json.dumps(damaged))
+        with pytest.raises(FormatError, match=r"sst2-0\.json"):
+            run_glue(models["llama"], tmp_path, quick, ["sst2"], [0])
 
 
 def test_a_search_is_kept_and_used(models, quick, tmp_path):
@@ -106,6 +112,10 @@ def test_a_search_is_kept_and_used(models, quick, tmp_path):
     # It is not used for another model.
     with pytest.raises(FormatError, match="of another version or damaged"):
         with_rate(models["gpt2"], tmp_path / "out", options)
+    (damaged,) = (tmp_path / "out" / "search" / "runs").glob("sst2-0-0.01-0.1.json")
+    damaged.write_text('{"task": "sst2"}')
+    with pytest.raises(FormatError, match=r"0\.1\.json: dev_history"):
+        search(lm, tmp_path / "out", options, rates=rates)
 
 
 def test_the_server_s_files():

@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, RwkvConfig, RwkvForCausalLM
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, NotFiniteError
 from prismlm.instruments.uncertainty_feedback import (
     InspectOptions,
     Sample,
+    Signal,
     inspect_uncertainty_feedback,
 )
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig
@@ -97,3 +98,14 @@ def test_texts_that_do_not_do_are_named(tokenizer):
     other = Sample("other", (torch.tensor([1, 99, 3]),))
     with pytest.raises(InputError, match="hold token 99 and the model has 37"):
         inspect_uncertainty_feedback(model, tokenizer, other)
+
+
+def test_a_model_that_is_not_finite_is_an_error_and_no_reason(tokenizer):
+    model, _ = make_fed_gpt2()
+    model.transformer.ln_f.weight.data[0] = torch.nan
+    # Neutral codes: nothing is read before the checks.
+    options = InspectOptions(signal=Signal("passes", 1), permutations=1)
+    sample = Sample("some", tuple(random_texts(*[20] * 8)))
+    for check in ("ablation", "probe"):
+        with pytest.raises(NotFiniteError):
+            inspect_uncertainty_feedback(model, tokenizer, sample, [check], options=options)

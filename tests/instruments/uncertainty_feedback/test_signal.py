@@ -123,5 +123,5 @@ def test_what_cannot_be_read_is_refused():
         Signal("magic")
     with pytest.raises(InputError, match="the number of passes is 0"):
         Signal("passes", 0)
-    with pytest.raises(InputError, match="the number of permutations is 0"):
+    with pytest.raises(InputError, match="permutations is 0"):
         InspectOptions(permutations=0)

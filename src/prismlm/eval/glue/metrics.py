@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 
 from prismlm.eval.glue.data import HIGHEST, LOWEST, Task, tasks_of
-from prismlm.files import read_json
+from prismlm.files import check_json, read_json
 from prismlm.statistics import Interval, interval_of, spearman
 
 RUNS = "runs"
 ARMS = {"fine_tuned": False, "from_scratch": True}
+# Of a kept run, what figures are made of.
+RUN = {"task": str, "seed": int, "from_scratch": bool, "cut": int, "train": {"rows": int}}
+MEASURED = {"where": str, "rows": int, "there": int, "of": int}
+MEASURED |= {"gold": list[float], "given": list[float]}
 
 
 def answers(task: Task, outputs: np.ndarray) -> np.ndarray:
@@ -77,6 +81,9 @@ def figures(place: Path) -> list[dict[str, Any]]:
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted((place / RUNS).glob("*.json")):
         run = read_json(path)
+        check_json(run, RUN | {"measured": {"dev": MEASURED}}, str(path))
+        for split, measured in run["measured"].items():
+            check_json(measured, MEASURED, f"{path}: measured: {split}")
         runs.setdefault(run["task"], []).append(run)
     return [
         _figure(task, split, sorted(runs[task.name], key=lambda run: run["seed"]))

@@ -141,8 +141,11 @@ def search(
         tried: dict[GlueOptions, dict[str, Any]] = {}
         for name, work in works.items():
             at = {key: getattr(work.options, key) for key in ("learning_rate", "warmup")}
-            history = read_json(place / RUNS / f"{name}.json")["dev_history"]
-            tried.setdefault(work.options, at)[work.task.name] = max(history, default=0.0)
+            path = place / RUNS / f"{name}.json"
+            run = read_json(path)
+            check_json(run, {"dev_history": list[float]}, str(path))
+            highest = max(run["dev_history"], default=0.0)
+            tried.setdefault(work.options, at)[work.task.name] = highest
         best = max(tried.values(), key=lambda one: one["sst2"] + one["mnli"])
         result = options.note(lm) | {"seed": seed} | best | {"tried": list(tried.values())}
         keep_json(place / SEARCH_FILE, result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prismlm.errors import InputError, check_choice
+from prismlm.errors import InputError, NotFiniteError, check_choice
 from prismlm.instruments.reading import Sample
 from prismlm.instruments.results import Report, Table
 from prismlm.instruments.uncertainty_feedback.hedging import hedging
@@ -91,6 +91,8 @@ def inspect_uncertainty_feedback(
         if check not in left_out:
             try:
                 tables[check] = CHECKS[check].do(reading)
+            except NotFiniteError:
+                raise
             except InputError as error:
                 # Of a family without attention, or without a cache to write on from.
                 left_out[check] = str(error)

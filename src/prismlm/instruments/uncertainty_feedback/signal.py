@@ -76,7 +76,7 @@ class InspectOptions:
 
     def __post_init__(self) -> None:
         for name in ("permutations", "passes", "window", "steps", "mistakes"):
-            check_whole(f"the number of {name}", getattr(self, name), 1)
+            check_whole(name, getattr(self, name), 1)
         check_number("the temperature", self.temperature, "0 or more", lambda t: t >= 0)
         check_whole("the seed", self.seed)
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError, NotFiniteError, check_whole
 from prismlm.ops.tiles import at_once
 
 NOT_A_NUMBER = (
@@ -68,7 +68,7 @@ def normalised_entropy(
         where = f"index {at}"
         if len(at) == 2:
             where = f"row {at[0]}, position {at[1] + first_position}"
-        raise InputError(f"{NOT_A_NUMBER} First at {where}; {len(places)} of {shares.numel()}.")
+        raise NotFiniteError(f"{NOT_A_NUMBER} First at {where}; {len(places)} of {shares.numel()}.")
     return shares
 
 
