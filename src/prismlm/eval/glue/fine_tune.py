@@ -245,7 +245,9 @@ def _copied(module: nn.Module) -> dict[str, Tensor]:
 
 def trainer(classifier: Classifier, options: GlueOptions, steps: int) -> Callable[[Examples], None]:
     """Return a function that takes one optimizer step on a batch, of ``steps`` in all."""
-    rate, warmup = options.learning_rate or 0.0, options.warmup or 0.0
+    rate, warmup = options.learning_rate, options.warmup
+    assert rate is not None
+    assert warmup is not None
     optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate, fused=True)
     schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
 
