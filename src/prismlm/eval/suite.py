@@ -100,19 +100,20 @@ def questions_of(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Ques
 
 def _question(number: int, task: Any, row: int, shots: int) -> Question:
     document = task.task_docs[row]
-    context = task.fewshot_context(document, shots, gen_prefix=task.doc_to_prefix(document))
-    requests = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, row, 1))
+    choices = task.doc_to_choice(document)
     # Where answers stand in the context, as in WinoGrande, lm-eval has the two the other way round.
     try:
         gold = (task.doc_to_text if task.multiple_input else task.doc_to_target)(document)
-        gold = task.doc_to_choice(document).index(gold) if isinstance(gold, str) else gold
-    except ValueError:
+        gold = choices.index(gold) if isinstance(gold, str) else gold
+    except (ValueError, LookupError):
         gold = -1
-    if not 0 <= gold < len(requests):
+    if not 0 <= gold < len(choices):
         raise FormatError(
-            f"question {row} of {task.task_name} has {len(requests)} answers, and its label is "
+            f"question {row} of {task.task_name} has {len(choices)} answers, and its label is "
             "none of them: expected the right one. Take the task's own documents."
         )
+    context = task.fewshot_context(document, shots, gen_prefix=task.doc_to_prefix(document))
+    requests = task.construct_requests(doc=document, ctx=context, metadata=(task.task_name, row, 1))
     return Question(number, task, document, [request.args for request in requests], gold)
 
 
