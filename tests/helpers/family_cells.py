@@ -4,6 +4,7 @@ Every function takes an opened family and returns a note to show, or None.
 """
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
@@ -211,7 +212,8 @@ def inspect(family, _tmp):
     assert found["documents"] == documents
     assert found["tokens"] == family.corpus.num_tokens - documents
     assert (found["prototypes"], found["with_contexts"]) == (PROTOTYPES, PROTOTYPES)
-    assert f"{PROTOTYPES} prototypes" in _printed("inspect", family.directory)
+    printed = _printed("inspect", family.directory)
+    assert re.search(rf"^prototypes +{PROTOTYPES} *$", printed, re.MULTILINE)
 
 
 def _printed(*words):

@@ -146,7 +146,8 @@ def _unreadable(dataset: HubDataset, error: Exception) -> InputError:
     if isinstance(error, ConnectionError) or "Offline" in reason:
         return InputError(
             f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}). Run the "
-            "same command once it can be, or name a local directory or files."
+            "command again once it can be, without HF_HUB_OFFLINE, or name a local directory or "
+            "files."
         )
     return InputError(
         f"the split {dataset.split!r} of the dataset {dataset} cannot be read ({reason}). Expected "

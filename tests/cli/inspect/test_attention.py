@@ -120,7 +120,7 @@ def test_what_cannot_be_read_is_refused(refused, place, corpus, directory, tmp_p
         ((directory, "T"), ["has 1 token", "at least 2"]),
         ((directory, TEXT, "--layer", 2), ["no layer 2", "0 to 1"]),
         ((directory, TEXT, "--head", 8), ["no head 8", "0 to 7"]),
-        ((directory, TEXT, "--group", "nose"), ["no group 'nose'", "Did you mean 'noise'"]),
+        ((directory, TEXT, "--group", "nose"), ["'nose'", "expected 'signal' or 'noise'"]),
         ((directory, TEXT, "--out", tmp_path / "maps.svg"), ["ends with .png"]),
         ((directory, "T " * 40, "--out", tmp_path / "maps.png"), ["at most 48"]),
         ((directory, TEXT, "--cases", tmp_path / "x"), ["--cases and --draws are for --roles"]),

@@ -178,6 +178,7 @@ def test_one_expert_is_an_mlp():
         (SPARSE | {"sparse_coding_steps": 1.5}, "sparse_coding_steps"),
         (SPARSE | {"sparse_coding_step_size": INF}, "sparse_coding_step_size"),
         (EXPERTS | {"num_local_experts": 0}, "num_local_experts"),
+        (SPARSE | {"intermediate_size": 0}, "intermediate_size"),
         (EXPERTS | {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, of .* 4"),
         ({"output_router_logits": True}, "mlp='gelu' has no router"),
         (EXPERTS | {"router_aux_loss_coef": NAN}, "router_aux_loss_coef"),
@@ -193,7 +194,6 @@ def test_wrong_settings_are_refused(settings, words):
     [
         (SPARSE | {"sparse_coding_steps": 0}, "in 0 steps: expected at least 1"),
         (SPARSE | {"sparse_coding_threshold": -1.0}, "threshold"),
-        (SPARSE | {"intermediate_size": 0}, "the number of atoms"),
     ],
 )
 def test_sparse_coding_that_gets_nowhere_is_refused(settings, words):
