@@ -147,13 +147,13 @@ def test_on_a_busy_machine_steps_are_several_times_as_fast():
     ],
 )
 def test_what_a_stream_cannot_write_ends_no_command(environment, tmp_path, tiny_corpus):
-    """The name of a source on stdout, and an id in an error on stderr."""
+    """The name of a licence on stdout, and an id in an error on stderr."""
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
-    good.write_text('{"id": "x", "text": "The heart pumps.", "source": "→ 東"}\n')
-    bad.write_text('{"id": "→ 東", "text": "→"}\n' * 2)
+    good.write_text('{"id": "x", "text": "The heart pumps.", "license": "→ 東"}\n', "utf-8")
+    bad.write_text('{"id": "→ 東", "text": "→"}\n' * 2, "utf-8")
     tokenizer = ["--tokenizer", tiny_corpus / "tokenizer", "--out"]
     commands = (
-        ["corpus", "build", good, *tokenizer, tmp_path / "good"],
+        ["corpus", "build", good, "--license-column", "license", *tokenizer, tmp_path / "good"],
         ["corpus", "info", tmp_path / "good"],
         ["corpus", "build", bad, *tokenizer, tmp_path / "bad"],
     )

@@ -288,7 +288,8 @@ def head_compiled(setting: Setting) -> Figures:
     z = setting.drawn(n, width).requires_grad_()
 
     def losses(z: Tensor) -> Tensor:
-        return torch.stack(list(head.losses(z, head(z)))).sum()
+        parts = head.losses(z, head(z))
+        return torch.stack([part for part in parts if part is not None]).sum()
 
     backend = "eager" if setting.tiny else "inductor"
     compiled = torch.compile(losses, fullgraph=True, backend=backend)
