@@ -114,6 +114,7 @@ def test_a_corpus_is_built_of_chats(prism, model, chats, tmp_path):
         (("generate", QUESTION, "--system", "Be brief."), "--system is a system prompt"),
         (("explain", QUESTION, "--chat"), "has no chat template"),
         (("generate", QUESTION, "--chat"), "has no chat template"),
+        (("explain", " ", "--chat"), "the question is empty"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(refused, tiny_model, arguments, said):

@@ -120,6 +120,8 @@ def prompt_of(text: str, chat: bool, system: str | None) -> str | Messages:
     """Return what a model is asked: a text, or with ``--chat`` the messages of a question."""
     if system is not None and not chat:
         raise InputError("--system is a system prompt: add --chat, or leave it out.")
+    if chat and not text.strip():
+        raise InputError("the question is empty: expected words to send to the model.")
     from prismlm.corpus.chat import asked
 
     return asked(text, system) if chat else text
