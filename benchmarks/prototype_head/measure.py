@@ -37,7 +37,7 @@ from prismlm.training.setup import prepare
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes" / "prototype_head"
-DEFAULT, VARIED = "default", "default-quarter"
+THIRD, VARIED = "default-third", "default-quarter"
 PARTS = ["methods", "attached", "detached", "tried", "sampled", "sweep", "sizes"]
 HELD_OUT_TOKENS = 50_000
 SWEPT = {"prototypes": [512, 1024, 4096], "prototypes_per_token": [8, 32]}
@@ -99,15 +99,15 @@ def main() -> None:
     if arguments.part == "sampled":
         losses = {(size, r): {"kl_tokens": size, "residual": r} for size, r in SAMPLED}
         varied = {
-            f"{size} tokens, RES × {weight:g}": merged(runs[DEFAULT], {"losses": changed})
+            f"{size} tokens, RES × {weight:g}": merged(runs[THIRD], {"losses": changed})
             for (size, weight), changed in losses.items()
         }
         run_bank("sampled", varied, arguments.out)
     if arguments.part == "sweep":
-        run_bank("sweep", swept(runs[DEFAULT]), arguments.out)
+        run_bank("sweep", swept(runs[THIRD]), arguments.out)
     if arguments.part == "sizes":
         for preset in SIZES:
-            run_bank("size", {preset: runs[DEFAULT] | {"model": {"preset": preset}}}, arguments.out)
+            run_bank("size", {preset: runs[THIRD] | {"model": {"preset": preset}}}, arguments.out)
 
 
 def recipes(folder: Path, overrides: list[str]) -> dict[str, Settings]:
