@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, NotFiniteError
 from prismlm.ops.prototype_mixer import PrefixState, chunked, naive
 from prismlm.ops.prototype_mixer.state import check_arguments
 from tests.helpers.prefix_rows import by_token, inputs, recurrence, relative_error, state_of
@@ -336,6 +336,8 @@ def test_wrong_input_says_what_is_wrong():
     for bad in (0.0, 1.0, float("nan"), 1.5, -0.1):
         with pytest.raises(InputError, match="between 0 and 1"):
             call(write, read, values, torch.tensor([0.5, bad, 0.5]))
+    with pytest.raises(NotFiniteError):
+        call(write, read, values, decay * float("nan"))
     for groups in (0, 2, 3):
         with pytest.raises(InputError, match=f"{groups} groups of 3 channels and values of width"):
             chunked.prefix_mean(write, read, values, decay, groups=groups)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, NotFiniteError
 from prismlm.ops.sequences import check_flags, check_groups
 
 # The mass below which a channel reads as empty: near there float32 runs out of exponents.
@@ -54,7 +54,7 @@ def check_arguments(
         )
     looks = decay.device.type == "cpu" and not torch.compiler.is_compiling()
     if looks and not bool(((decay > 0) & (decay < 1)).all()):
-        raise InputError(
+        raise (NotFiniteError if bool(decay.isnan().any()) else InputError)(
             f"decays must lie between 0 and 1, both excluded; got {decay.min().item():g} to "
             f"{decay.max().item():g}. Keep them there, for example by a sigmoid and a clamp."
         )
