@@ -85,8 +85,8 @@ def model_directory(model: Path | str, revision: str | None = None) -> Path:
     if directory.exists() or not NAME.fullmatch(name):
         if revision is not None:
             raise InputError(
-                f"revision is {revision!r}, and {directory} is a directory here: expected a model "
-                "of the hub, such as org/name."
+                f"revision is {revision!r}, and {directory} is a directory here or no name of the "
+                "hub: expected a model there, such as org/name."
             )
         return directory
     from huggingface_hub import snapshot_download
