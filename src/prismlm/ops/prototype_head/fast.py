@@ -58,13 +58,6 @@ def score_dtype(z: Tensor, prototypes: Tensor) -> torch.dtype:
     return torch.bfloat16 if large and has_fast_product() else torch.float32
 
 
-def lowered(unit_z: Tensor, unit_p: Tensor, k: int) -> tuple[Tensor, Tensor, int]:
-    """Return both in the dtype that chooses, and how many candidates of a state it chooses."""
-    low = score_dtype(unit_z, unit_p)
-    many = min(len(unit_p), k + SPARE if low.itemsize == 2 else k)
-    return unit_z.to(low), unit_p.to(low), many
-
-
 def tile_rows(z: Tensor, count: int) -> int:
     """Return how many states are scored against ``count`` prototypes at a time."""
     if torch.compiler.is_exporting():
@@ -154,7 +147,9 @@ def _search(
     mask: Bool[Tensor, " N"] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return indices and cosines [N, k], and each prototype's nearest state and cosine [K]."""
-    low_z, low_p, many = lowered(unit_z, unit_p, k)
+    low = score_dtype(unit_z, unit_p)
+    low_z, low_p = unit_z.to(low), unit_p.to(low)
+    many = min(len(unit_p), k + SPARE if low.itemsize == 2 else k)
     step = tile_rows(unit_z, len(unit_p))
     columns: list[Tensor] = []
     best: list[Tensor] = []
@@ -229,26 +224,22 @@ def gather_sum(
 
 
 def scatter_sum(
-    indices: Int64[Tensor, "N k"],
+    target: Int64[Tensor, " e"],
+    source: Int64[Tensor, " e"],
+    weights: Float[Tensor, " e"],
+    rows: Float[Tensor, "N d"],
     count: int,
-    *parts: tuple[Float[Tensor, "N k"], Float[Tensor, "N d"]],
 ) -> Float[Tensor, "K d"]:
-    """Return Σ weights_nj rows_n over the pairs with indices_nj = i, for every i < count.
-
-    Of several (weights, rows) the sums are added; the pairs are sorted once.
-    """
-    target, order = indices.flatten().sort()
-    source = order // indices.shape[1]
+    """Return Σ weights_e rows[source_e] over the pairs with target_e = i, for every i < count."""
+    target, order = target.sort()
     offsets = torch.searchsorted(target, torch.arange(count, device=target.device))
-    total: Tensor | None = None
-    for weights, rows in parts:
-        own = weights.flatten()[order]
-        found = F.embedding_bag(
-            source, rows.contiguous(), offsets, per_sample_weights=own, mode="sum"
-        )
-        total = found if total is None else total.add_(found)
-    assert total is not None
-    return total
+    source, weights = source[order], weights[order]
+    return F.embedding_bag(source, rows, offsets, per_sample_weights=weights, mode="sum")
+
+
+def states_of(indices: Int64[Tensor, "N k"]) -> Int64[Tensor, " e"]:
+    """Return the state of each pair in indices.flatten()."""
+    return torch.arange(len(indices), device=indices.device).repeat_interleave(indices.shape[1])
 
 
 class _ChosenCosines(torch.autograd.Function):
@@ -270,12 +261,16 @@ class _ChosenCosines(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         unit_z, unit_p, indices, point = ctx.saved_tensors
-        of_cosines, of_points = grads[0], grads[1][:, None]
+        of_cosines, of_points = grads
         to_z = None
         if ctx.needs_input_grad[0]:
-            to_z = gather_sum(indices, of_cosines, unit_p).index_add_(0, point, unit_p * of_points)
-        to_p = scatter_sum(indices, len(unit_p), (of_cosines, unit_z))
-        return to_z, to_p.addcmul_(unit_z.index_select(0, point), of_points), None, None, None, None
+            to_z = gather_sum(indices, of_cosines, unit_p)
+            to_z.index_add_(0, point, unit_p * of_points[:, None])
+        target = torch.cat([indices.flatten(), torch.arange(len(unit_p), device=indices.device)])
+        source = torch.cat([states_of(indices), point])
+        weights = torch.cat([of_cosines.flatten(), of_points])
+        to_p = scatter_sum(target, source, weights, unit_z, len(unit_p))
+        return to_z, to_p, None, None, None, None
 
 
 @torch.no_grad()

@@ -209,4 +209,7 @@ class _Weights(torch.autograd.Function):
         v = torch.cat(parts).to(z.dtype)
         q = fast.gather_sum(indices, v, unit)
         rest = z - fast.gather_sum(indices, weights, unit)
-        return q, fast.scatter_sum(indices, len(unit), (v, rest), (weights, -q)), None, None
+        twice = torch.cat([indices, indices])
+        both, rows = torch.cat([v, weights]).flatten(), torch.cat([rest, -q])
+        pairs = twice.flatten(), fast.states_of(twice)
+        return q, fast.scatter_sum(*pairs, both, rows, len(unit)), None, None

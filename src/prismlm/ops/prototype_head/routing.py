@@ -85,8 +85,10 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         unit, inverse = ctx.saved_tensors
-        along = (grads[0] * unit).sum(-1, keepdim=True)
-        return torch.addcmul(grads[0], along, unit, value=-1).mul_(inverse)
+        change = grads[0] * unit
+        along = change.sum(-1, keepdim=True)
+        # Into memory at hand: fresh pages for a whole bank take longer than its arithmetic.
+        return torch.addcmul(grads[0], along, unit, value=-1, out=change).mul_(inverse)
 
 
 def prototype_pull(routing: Routing) -> Float[Tensor, ""]:
