@@ -14,14 +14,14 @@ from torch.nn.functional import cross_entropy
 import prismlm
 from prismlm.corpus import Corpus, Document, build_corpus
 from prismlm.corpus.chat import asked, encode_chat
-from prismlm.edits.steering import steer
 from prismlm.errors import InputError
 from prismlm.explain.audit import Audit
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import TextOptions, read_texts, text_options
-from prismlm.index.build import IndexOptions, build_index
-from prismlm.index.states import read_states
+from prismlm.interventions.steering import steer
+from prismlm.lens.build import IndexOptions, build_index
+from prismlm.lens.states import read_states
 from prismlm.models.checkpoint import load_checkpoint
 from tests.conftest import made_once
 from tests.explorer.conftest import Served

@@ -35,8 +35,8 @@ from prismlm.demo.fetch import fetch
 from prismlm.demo.fetched import ADAPTER, LENS, SHIPPED
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.files import read_json
-from prismlm.index import layout
-from prismlm.labels.map import map_lens
+from prismlm.lens import layout
+from prismlm.lens.labels.map import map_lens
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.training import AttachOptions, FitOptions, attach
 

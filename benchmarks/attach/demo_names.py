@@ -26,13 +26,13 @@ import numpy as np
 
 import prismlm
 from prismlm.files import json_text
-from prismlm.index.lens import Lens
-from prismlm.labels.categories import CATEGORIES
-from prismlm.labels.embedded import Label
-from prismlm.labels.places import marked
-from prismlm.labels.scores import words_of
-from prismlm.labels.vocabulary import FUNCTION
-from prismlm.labels.write import MIN_PLACES, Made, label_lens, make_labels
+from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.lens.labels.embedded import Label
+from prismlm.lens.labels.places import marked
+from prismlm.lens.labels.scores import words_of
+from prismlm.lens.labels.vocabulary import FUNCTION
+from prismlm.lens.labels.write import MIN_PLACES, Made, label_lens, make_labels
+from prismlm.lens.lens import Lens
 from prismlm.progress import SILENT, Reporter
 
 PASSAGES, BEFORE, AFTER, RAISED = 8, 20, 6, 10

@@ -30,9 +30,9 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.store import Split
 from prismlm.explain.quality import HeadQuality
 from prismlm.files import read_json, write_json
-from prismlm.index.states import META_FILE, HiddenStates, read_states
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
+from prismlm.lens.states import META_FILE, HiddenStates, read_states
 from prismlm.models.device import uses_bf16
 from prismlm.training.fit import FitOptions, Fitting, place
 from prismlm.training.loop import batches

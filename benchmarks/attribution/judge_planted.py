@@ -47,8 +47,8 @@ from benchmarks.attribution.questions import (
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import read_json, write_json
-from prismlm.index.cells import Cells
-from prismlm.index.layout import find_lens, read_meta
+from prismlm.lens.cells import Cells
+from prismlm.lens.layout import find_lens, read_meta
 
 JUDGES = ("recall", "domains", "patch")
 NAMED = 10

@@ -40,7 +40,7 @@ from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
 from prismlm.files import atomic_file, read_json, write_json
-from prismlm.index.build import IndexOptions, build_index
+from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.sidecar import has_sidecar
 from prismlm.progress import Reporter

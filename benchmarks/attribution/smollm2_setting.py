@@ -15,8 +15,8 @@ from benchmarks.attribution.methods.setting import Setting, model_setting
 from benchmarks.attribution.questions import fact_questions
 from prismlm.corpus import Corpus
 from prismlm.files import read_json
-from prismlm.index.cells import Cells
-from prismlm.index.layout import find_lens, read_meta
+from prismlm.lens.cells import Cells
+from prismlm.lens.layout import find_lens, read_meta
 from prismlm.training.tuning import LoraOptions
 
 WINDOW = 128

@@ -24,13 +24,13 @@ import prismlm
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import Messages, asked
-from prismlm.edits.plan import plan_for
-from prismlm.edits.steering import SteeredPredictions, carried, steered_predictions
-from prismlm.edits.strength import MOST, REPEATED, STEPS, repetition, strongest
-from prismlm.edits.values import Clamp, Group
 from prismlm.files import read_json, write_json
-from prismlm.index.lens import Lens
-from prismlm.index.signatures import different_words
+from prismlm.interventions.plan import plan_for
+from prismlm.interventions.steering import SteeredPredictions, carried, steered_predictions
+from prismlm.interventions.strength import MOST, REPEATED, STEPS, repetition, strongest
+from prismlm.interventions.values import Clamp, Group
+from prismlm.lens.lens import Lens
+from prismlm.lens.signatures import different_words
 
 PROTOTYPES, CATEGORIES = 10, 10
 CHOICES, LETTERS, LIKE = 4, 4, 50

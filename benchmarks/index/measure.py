@@ -29,11 +29,11 @@ from prismlm.allocator import keep_freed_memory
 from prismlm.corpus import Corpus
 from prismlm.corpus.windows import block_passes, read_block
 from prismlm.files import read_json, write_json
-from prismlm.index import scan as index_scan
-from prismlm.index.build import IndexOptions, build_index
-from prismlm.index.states import predicting, states_of
-from prismlm.index.suffixes import has_suffixes
 from prismlm.layers import PrototypeHead
+from prismlm.lens import scan as index_scan
+from prismlm.lens.build import IndexOptions, build_index
+from prismlm.lens.states import predicting, states_of
+from prismlm.lens.suffixes import has_suffixes
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import capture

@@ -24,11 +24,11 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
-from prismlm.index.signatures import signatures_of
-from prismlm.labels.categories import CATEGORIES
-from prismlm.labels.embedded import Label, shares
-from prismlm.labels.scores import Scores, score_labels
-from prismlm.labels.write import SEED, Made, accuracies, make_labels
+from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.lens.labels.embedded import Label, shares
+from prismlm.lens.labels.scores import Scores, score_labels
+from prismlm.lens.labels.write import SEED, Made, accuracies, make_labels
+from prismlm.lens.signatures import signatures_of
 
 DRAWN = 24
 

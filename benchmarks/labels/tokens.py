@@ -13,7 +13,7 @@ from torch import Tensor
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.index.signatures import SEEN, signatures_of, tokens_seen
+from prismlm.lens.signatures import SEEN, signatures_of, tokens_seen
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from prismlm.instruments.channels.effects import channel_name
+from prismlm.probes.channels.effects import channel_name
 
 Row = dict[str, Any]
 

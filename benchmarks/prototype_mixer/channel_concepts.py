@@ -13,9 +13,10 @@ from benchmarks.prototype_mixer.proposed_concepts import Concept, propose_concep
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import effects_on
-from prismlm.instruments.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
-from prismlm.instruments.channels.concepts import (
+from prismlm.models.decoders.mixers import half_lives
+from prismlm.probes.channels import effects_on
+from prismlm.probes.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
+from prismlm.probes.channels.concepts import (
     EMERGES,
     TokenGates,
     WordForms,
@@ -23,8 +24,7 @@ from prismlm.instruments.channels.concepts import (
     rank_channels,
     token_gates,
 )
-from prismlm.instruments.channels.effects import INTERVENTIONS, rank_sum_p
-from prismlm.models.decoders.mixers import half_lives
+from prismlm.probes.channels.effects import INTERVENTIONS, rank_sum_p
 
 TESTED = "mask_write"
 """The intervention by which a concept is judged; said before any is run."""

@@ -32,10 +32,10 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.files import write_json
-from prismlm.instruments.channels.concepts import token_gates
-from prismlm.instruments.channels.metrics import measure_layers
-from prismlm.instruments.channels.top_sequences import rank_sequences
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.probes.channels.concepts import token_gates
+from prismlm.probes.channels.metrics import measure_layers
+from prismlm.probes.channels.top_sequences import rank_sequences
 
 
 def main() -> None:

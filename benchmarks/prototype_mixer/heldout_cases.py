@@ -10,9 +10,9 @@ from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels.case_files import Probe
-from prismlm.instruments.channels.effects import probabilities_at
 from prismlm.models.seam import run_decoder
+from prismlm.probes.channels.case_files import Probe
+from prismlm.probes.channels.effects import probabilities_at
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

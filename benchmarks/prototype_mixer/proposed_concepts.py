@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.concepts import TokenGates, whole_words
-from prismlm.labels.vocabulary import Vocabulary
+from prismlm.lens.labels.vocabulary import Vocabulary
 from prismlm.models.decoders.mixers import check_channel, check_layer
+from prismlm.probes.channels.concepts import TokenGates, whole_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,8 +25,8 @@ from prismlm.eval.clamping import measure_clamping, routing_of
 from prismlm.eval.pairs import read_pairs
 from prismlm.eval.robustness import OpenedModel, drawn_pairs, measure_robustness
 from prismlm.files import write_json
-from prismlm.instruments.results import as_json
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.probes.results import as_json
 
 OUT = RESULTS / "prototype_mixer" / "robustness"
 FILES = ("perturbations", "interventions")

@@ -14,11 +14,11 @@ from benchmarks.prototype_mixer.proposed_concepts import concept_tokens
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import ReportOptions, channel_report
-from prismlm.instruments.channels.concepts import EMERGES, TokenGates
-from prismlm.instruments.channels.metrics import quartiles, repetition
-from prismlm.instruments.channels.top_sequences import TopSequences
 from prismlm.models.decoders.mixers import half_lives
+from prismlm.probes.channels import ReportOptions, channel_report
+from prismlm.probes.channels.concepts import EMERGES, TokenGates
+from prismlm.probes.channels.metrics import quartiles, repetition
+from prismlm.probes.channels.top_sequences import TopSequences
 from prismlm.statistics import spearman
 
 CHANNELS_SHOWN = 10

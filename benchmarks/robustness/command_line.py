@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from benchmarks.robustness.damage import Damage, copy_damaged, damages
 from benchmarks.robustness.world import Finding, World, judged, place_of
 from prismlm.errors import PrismError
-from prismlm.index.layout import META_FILE, PROTOTYPES_FILE
+from prismlm.lens.layout import META_FILE, PROTOTYPES_FILE
 
 MODELS = ("model", "model", "model", "bare", "missing", "notes.txt", "corpus", "none", "")
 CORPORA = ("corpus", "corpus", "missing", "model", "rows.jsonl", "none")

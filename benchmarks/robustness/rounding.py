@@ -19,7 +19,7 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.pages import RESULTS
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
-from prismlm.index.probe import HALF, SINGLE, Probe
+from prismlm.lens.probe import HALF, SINGLE, Probe
 from prismlm.models.checkpoint import read_checkpoint
 
 RESULT = "robustness_rounding.json"

@@ -38,11 +38,11 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.explain.shares import Method
 from prismlm.explain.trace import Trace
 from prismlm.files import write_json
-from prismlm.index import layout
-from prismlm.index.build import IndexOptions, build_index
-from prismlm.index.lens import Lens
-from prismlm.labels.write import label_lens, write_columns
 from prismlm.layers import PrototypeHead
+from prismlm.lens import layout
+from prismlm.lens.build import IndexOptions, build_index
+from prismlm.lens.labels.write import label_lens, write_columns
+from prismlm.lens.lens import Lens
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar

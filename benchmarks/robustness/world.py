@@ -27,8 +27,8 @@ from prismlm.explain.audit import Audit
 from prismlm.explain.audit_files import audit_files
 from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
-from prismlm.index.build import IndexOptions, build_index
 from prismlm.layers import PrototypeHead
+from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 

@@ -27,17 +27,17 @@ from benchmarks.signal_noise_attention.measure import LENGTH, VARIANTS, describe
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.files import write_json
-from prismlm.instruments.heads import (
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.probes.heads import (
     SpectraOptions,
     head_report,
     layer_rates,
     own_cross_terms,
     spectra_report,
 )
-from prismlm.instruments.heads.roles import load_role_cases, search_roles, untrained
-from prismlm.instruments.heads.states import AttentionStates, read_states
-from prismlm.instruments.results import Report, as_json
-from prismlm.models.checkpoint import read_checkpoint
+from prismlm.probes.heads.roles import load_role_cases, search_roles, untrained
+from prismlm.probes.heads.states import AttentionStates, read_states
+from prismlm.probes.results import Report, as_json
 
 HEAD_TOKENS = 100_000
 LATER = 0.75

@@ -22,13 +22,13 @@ from benchmarks.shared.options import RESULTS, script_options
 from benchmarks.uncertainty_feedback.measure import LENGTH, SWEEP, TRAIN, slug
 from prismlm.corpus import Corpus
 from prismlm.files import write_json
-from prismlm.instruments.uncertainty_feedback import (
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.probes.uncertainty_feedback import (
     InspectOptions,
     Signal,
     corpus_sample,
     inspect_uncertainty_feedback,
 )
-from prismlm.models.checkpoint import read_checkpoint
 
 TEXTS = 64
 # Trained with the codes of its own predictions, so that it may have learned to use them.

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from prismlm.edits.values import Ablate, Clamp, Group, Scale
     from prismlm.explain.attributor import Attributor
     from prismlm.explain.language_model import PrismLM, load
     from prismlm.explain.trace import Trace
+    from prismlm.interventions.values import Ablate, Clamp, Group, Scale
     from prismlm.models.uncertainty_feedback import (
         attach_uncertainty,
         load_uncertainty,
@@ -23,12 +23,12 @@ __version__ = "0.1.0"
 
 # Names are imported when they are first used: PyTorch and transformers take seconds to load.
 _HOMES = {
-    "Ablate": "prismlm.edits.values",
+    "Ablate": "prismlm.interventions.values",
     "Attributor": "prismlm.explain.attributor",
-    "Clamp": "prismlm.edits.values",
-    "Group": "prismlm.edits.values",
+    "Clamp": "prismlm.interventions.values",
+    "Group": "prismlm.interventions.values",
     "PrismLM": "prismlm.explain.language_model",
-    "Scale": "prismlm.edits.values",
+    "Scale": "prismlm.interventions.values",
     "Trace": "prismlm.explain.trace",
     "attach_uncertainty": "prismlm.models.uncertainty_feedback",
     "load": "prismlm.explain.language_model",

@@ -13,7 +13,7 @@ from prismlm.cli.explain import explain_and_print
 from prismlm.cli.trace import Shown
 from prismlm.corpus import build_corpus
 from prismlm.corpus.chat import asked
-from prismlm.index.build import IndexOptions, build_index
+from prismlm.lens.build import IndexOptions, build_index
 from tests.helpers.chats import ANSWER, QUESTION, chatting
 from tests.helpers.lens_meta import change_meta
 from tests.helpers.tiny import ROW

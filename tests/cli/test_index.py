@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.cli.index import _own_device
-from prismlm.index.layout import read_meta
+from prismlm.lens.layout import read_meta
 from tests.helpers import forked
 from tests.helpers.forked import SOURCES
 from tests.helpers.lens_meta import change_meta

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm.corpus import Corpus
-from prismlm.index.layout import read_meta
+from prismlm.lens.layout import read_meta
 from tests.helpers import forked
 
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from prismlm.labels.map import regions
+from prismlm.lens.labels.map import regions
 from tests.helpers.chat_server import ChatServer, good
 from tests.helpers.named_lens import named_model
 

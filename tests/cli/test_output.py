@@ -15,7 +15,7 @@ from prismlm.cli.output import (
     show_value,
 )
 from prismlm.cost import Cost
-from prismlm.instruments.results import Report, Table
+from prismlm.probes.results import Report, Table
 
 MARKED = "[/x] [x] :smile: [bold]it[/]"
 

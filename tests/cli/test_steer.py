@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.edits.steering import steer
-from prismlm.edits.steering_effects import measure_effects, perplexity_cost
-from prismlm.edits.strength import strongest
+from prismlm.interventions.steering import steer
+from prismlm.interventions.steering_effects import measure_effects, perplexity_cost
+from prismlm.interventions.strength import strongest
 
 TEXT = "The patient was given a dose of the drug, and the court"
 TOKEN = {

@@ -20,7 +20,7 @@ from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
 from prismlm.corpus.windows import window_batches
 from prismlm.errors import FormatError, InputError
 from prismlm.files import write_json
-from prismlm.index.states import predicting
+from prismlm.lens.states import predicting
 from tests.helpers import chats
 from tests.helpers.begun import CHATML, LLAMA, begun_tokenizer
 

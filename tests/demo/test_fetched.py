@@ -18,7 +18,7 @@ from prismlm.demo.fetched import run_fetched
 from prismlm.demo.prompts import QUESTIONS, documents
 from prismlm.demo.texts import pairs_path
 from prismlm.errors import FormatError, InputError
-from prismlm.labels.map import map_lens
+from prismlm.lens.labels.map import map_lens
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
@@ -49,7 +49,7 @@ def made(tiny_model, tmp_path_factory):
     lm = prismlm.load(result.directory)
     with pytest.MonkeyPatch.context() as patch:
         # Where prototypes lie takes longest; what is told of is that an archive carries it.
-        patch.setattr("prismlm.labels.map.laid_out", lambda z: z[:, :2].numpy())
+        patch.setattr("prismlm.lens.labels.map.laid_out", lambda z: z[:, :2].numpy())
         map_lens(lm.lens, lm.head)
     pack(result.directory, result.lens, work / "shipped.zip")
     return result, gguf, texts, work / "shipped.zip"

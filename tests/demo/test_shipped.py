@@ -14,7 +14,7 @@ from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.pieces import BROKEN
 from prismlm.demo.fetched import LENS, SHIPPED
 from prismlm.demo.texts import pairs_path, plain_texts
-from prismlm.index import layout
+from prismlm.lens import layout
 from prismlm.models.sidecar import META_FILE
 
 FOLDER = files("prismlm.demo").joinpath("shipped")

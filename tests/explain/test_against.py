@@ -13,7 +13,7 @@ from prismlm.corpus import build_corpus, document_windows
 from prismlm.errors import InputError
 from prismlm.explain import against as module
 from prismlm.explain.positions import TEMPERATURE
-from prismlm.index.where import UNKNOWN
+from prismlm.lens.where import UNKNOWN
 from tests.helpers.next_tokens import next_tokens
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a"]

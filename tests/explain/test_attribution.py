@@ -13,7 +13,7 @@ from prismlm.explain import positions
 from prismlm.explain.attribution import attribute, merge_attributions
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE
-from prismlm.index import neighbours
+from prismlm.lens import neighbours
 from tests.helpers.hand_lens import CONTEXTS, DOCUMENTS, hand_lens
 
 SOURCES = dict(zip(DOCUMENTS["doc_id"], DOCUMENTS["source"], strict=True))

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.edits.channels.interventions import MaskRead, MaskWrite
-from prismlm.edits.channels.scope import intervene
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain import chain as chain_module
 from prismlm.explain.chain import chains
 from prismlm.explain.residual_stream import mixer_decoder_of, read_direct_path
 from prismlm.explain.steps import PrototypeUse
-from prismlm.instruments.channels import read_channels
+from prismlm.interventions.channels.interventions import MaskRead, MaskWrite
+from prismlm.interventions.channels.scope import intervene
 from prismlm.layers import PrototypeHead
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.ops.prototype_mixer import naive
+from prismlm.probes.channels import read_channels
 from tests.helpers.chain_models import TEXT, chain_model
 from tests.helpers.mixer_models import CHANNELS, LAYERS, WIDTH, make_llama, make_model, tokens
 

@@ -12,7 +12,7 @@ import prismlm
 from prismlm.cli.app import app
 from prismlm.errors import PrismError
 from prismlm.explain.prediction import record, split_predictions
-from prismlm.index.opened_model import settings_not_applied
+from prismlm.lens.opened_model import settings_not_applied
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
 WRITTEN = 12

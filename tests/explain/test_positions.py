@@ -22,8 +22,8 @@ from prismlm.explain.positions import (
     supports,
     supports_of,
 )
-from prismlm.index import neighbours
-from prismlm.index.where import Keys
+from prismlm.lens import neighbours
+from prismlm.lens.where import Keys
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
 

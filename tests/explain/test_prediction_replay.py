@@ -7,13 +7,13 @@ import torch
 from tokenizers import pre_tokenizers
 
 from prismlm import Ablate
-from prismlm.edits.plan import plan_for
-from prismlm.edits.scope import applied
-from prismlm.edits.steering import steer
 from prismlm.errors import InputError
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import record, split_predictions
 from prismlm.explain.residual_stream import read_direct_path
+from prismlm.interventions.plan import plan_for
+from prismlm.interventions.scope import applied
+from prismlm.interventions.steering import steer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.uncertainty_feedback import recording_codes, replay

@@ -10,8 +10,8 @@ import prismlm
 from benchmarks.shared.stored_states import measure_states
 from prismlm.corpus import Corpus
 from prismlm.explain.quality import measure_quality
-from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
+from prismlm.lens.states import read_states
 from prismlm.models.seam import LogitMap
 from prismlm.training.evaluation import HeldOut
 

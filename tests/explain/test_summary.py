@@ -7,7 +7,7 @@ import torch
 import prismlm
 from prismlm.explain.shares import DocumentShare, Share, Sources
 from prismlm.explain.summary import in_words
-from prismlm.index.where import UNKNOWN
+from prismlm.lens.where import UNKNOWN
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import prismlm
 from prismlm.explain.support import LEAST, support_of, token_weights
-from prismlm.index.support import SupportScale
+from prismlm.lens.support import SupportScale
 
 SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], 100)
 NEAREST = np.array([0.95, 0.95, -1.0, 0.6])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm.explain.verbatim import VerbatimSpan, verbatim_spans
-from prismlm.index.suffixes import Suffixes, write_suffixes
+from prismlm.lens.suffixes import Suffixes, write_suffixes
 from tests.helpers.token_corpus import TokenCorpus
 
 TEXTS = (

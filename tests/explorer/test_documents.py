@@ -12,7 +12,7 @@ from prismlm.corpus.layout import is_held_out
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.sources import document_sources
 from prismlm.explorer.documents import MOST
-from prismlm.index.build import IndexOptions, build_index
+from prismlm.lens.build import IndexOptions, build_index
 from tests.explorer.conftest import PROMPTS, Served, visited
 from tests.helpers.axe import problems
 

@@ -9,14 +9,14 @@ import prismlm
 from prismlm.corpus import Corpus
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
-from prismlm.instruments.channels import read_channels
-from prismlm.instruments.channels.report import channel_report
-from prismlm.instruments.uncertainty_feedback.signal import Signal, own_codes
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.pages.channels_data import page_data
+from prismlm.probes.channels import read_channels
+from prismlm.probes.channels.report import channel_report
+from prismlm.probes.uncertainty_feedback.signal import Signal, own_codes
 from tests.explorer.conftest import Served, visited
 from tests.helpers.axe import problems
 from tests.helpers.feedback_families import attach_drawn

@@ -8,7 +8,7 @@ import pytest
 
 import prismlm
 from prismlm.direction_marks import marks_shown
-from prismlm.index import layout
+from prismlm.lens import layout
 from tests.explorer.conftest import HOSTILE, Served
 from tests.helpers.named_lens import CATEGORIES, name_by_hand
 

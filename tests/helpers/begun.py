@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from prismlm.corpus import Corpus, build_corpus, sample_path
-from prismlm.index.build import IndexOptions, build_index
 from prismlm.layers import PrototypeHead
+from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 

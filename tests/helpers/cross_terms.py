@@ -1,6 +1,6 @@
 """Cross terms of pairs of heads, from their content and position."""
 
-from prismlm.instruments.heads.resonance import content_term
+from prismlm.probes.heads.resonance import content_term
 
 
 def cross_term(first, second, position):

@@ -1,4 +1,4 @@
-"""Small random models for edits, and edits done densely, without anything of prismlm.edits."""
+"""Small random models for edits, and edits done densely, without prismlm's own code."""
 
 import copy
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from transformers import (
     LogitsProcessorList,
 )
 
-from prismlm.edits.plan import plan_for
+from prismlm.interventions.plan import plan_for
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.ops.prototype_head import naive

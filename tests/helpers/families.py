@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from prismlm.corpus import Corpus, build_corpus, sample_path
-from prismlm.index.build import IndexOptions, build_index
 from prismlm.layers import PrototypeHead
+from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 

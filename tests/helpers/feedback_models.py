@@ -9,9 +9,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from prismlm.instruments.uncertainty_feedback import InspectOptions
-from prismlm.instruments.uncertainty_feedback.signal import Reading, own_codes
 from prismlm.models.decoders.protot import ProtoTConfig
+from prismlm.probes.uncertainty_feedback import InspectOptions
+from prismlm.probes.uncertainty_feedback.signal import Reading, own_codes
 from tests.helpers.feedback_families import attach_drawn
 
 VOCABULARY, WIDTH, LEVELS = 37, 16, 64

@@ -5,11 +5,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from prismlm.index import layout
-from prismlm.index.lens import Lens
-from prismlm.index.positions import quantise, record_type
-from prismlm.index.sort_cells import Spool, write_cells
 from prismlm.layers import PrototypeHead
+from prismlm.lens import layout
+from prismlm.lens.lens import Lens
+from prismlm.lens.positions import quantise, record_type
+from prismlm.lens.sort_cells import Spool, write_cells
 from prismlm.progress import SILENT
 
 # cell, next token, position, angle of the state to (1, 0) in degrees; 0 to 99 are of document "a",

@@ -13,8 +13,8 @@ import traceback
 import torch
 
 from prismlm.corpus import build_corpus
-from prismlm.index.build import IndexOptions
 from prismlm.layers import PrototypeHead
+from prismlm.lens.build import IndexOptions
 from prismlm.models.presets import build_config, build_model
 
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")

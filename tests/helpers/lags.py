@@ -1,7 +1,7 @@
 """Lags between writing and reading, layer by layer, of a model's gates along a text."""
 
-from prismlm.instruments.channels.metrics import LagTally
 from prismlm.models.decoders.mixers import chosen_layers, gates_of, mixers_of
+from prismlm.probes.channels.metrics import LagTally
 
 
 def read_write_lags(model, sequences, *, max_lag, shuffles, layers=None):

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from prismlm import fingerprints
 from prismlm.files import read_json, write_json
-from prismlm.index import layout
+from prismlm.lens import layout
 
 
 def change_meta(lens: Path, **values: Any) -> None:

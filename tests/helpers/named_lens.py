@@ -11,7 +11,7 @@ import numpy as np
 
 import prismlm
 from prismlm.explain.language_model import PrismLM
-from prismlm.labels.write import write_columns
+from prismlm.lens.labels.write import write_columns
 
 ACROSS = 16
 CATEGORIES = ("Numbers / Time", "Morphology")

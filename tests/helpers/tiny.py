@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from prismlm.corpus import Corpus, build_corpus, pack, sample_path
-from prismlm.index.build import IndexOptions, build_index
 from prismlm.layers import PrototypeHead
+from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar

@@ -9,7 +9,6 @@ import torch
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels.report import ReportOptions, channel_report
 from prismlm.pages.channel_plots import (
     curves_figure,
     figures,
@@ -19,6 +18,7 @@ from prismlm.pages.channel_plots import (
     metrics_figure,
     most_written,
 )
+from prismlm.probes.channels.report import ReportOptions, channel_report
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_corpus, make_llama, make_model
 
 OPTIONS = ReportOptions(kept=4, tokens=7, max_lag=2, shuffles=9)

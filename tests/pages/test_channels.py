@@ -14,11 +14,11 @@ import torch
 from prismlm.corpus import build_corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.instruments.channels import read_channels
-from prismlm.instruments.channels.report import ReportOptions, channel_report
 from prismlm.pages.channels import channel_page
 from prismlm.pages.channels_data import page_data, quantise_gates
 from prismlm.pages.frame import write_page
+from prismlm.probes.channels import read_channels
+from prismlm.probes.channels.report import ReportOptions, channel_report
 from tests.helpers.html_reader import Reader
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from prismlm.labels.categories import CATEGORIES
+from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.pages.colours import COLOURS, NONE, colour
 
 # What eyes without one kind of cone see of linear RGB (Machado et al. 2009, severity 1).

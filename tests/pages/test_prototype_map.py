@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from prismlm.direction_marks import marks_shown
-from prismlm.labels.map import worth_seeing
+from prismlm.lens.labels.map import worth_seeing
 from prismlm.pages.colours import colour
 from prismlm.pages.frame import write_page
 from prismlm.pages.prototype_map import prototype_map_page

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import prismlm
-from prismlm.index.where import UNKNOWN, Keys
+from prismlm.lens.where import UNKNOWN, Keys
 from prismlm.pages.trace_data import safe_link, trace_data, visible
 
 

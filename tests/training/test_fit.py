@@ -11,8 +11,8 @@ import torch.nn.functional as F
 import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import DivergenceError, InputError
-from prismlm.index.states import read_states
 from prismlm.layers import PrototypeHead
+from prismlm.lens.states import read_states
 from prismlm.progress import SILENT
 from prismlm.training import fit as module
 from prismlm.training.fit import FitOptions, Vocabulary, fit, place

@@ -11,9 +11,9 @@ import yaml
 from safetensors.torch import load_file
 
 from prismlm.corpus import Corpus
-from prismlm.instruments.heads import cross_terms, head_uses, layer_rates, read_states
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.presets import build_config, build_model
+from prismlm.probes.heads import cross_terms, head_uses, layer_rates, read_states
 from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.layer_logs import (

@@ -6,7 +6,7 @@ import torch
 import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
-from prismlm.index.build import IndexOptions, build_index
+from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.seam import capture
 from prismlm.training import build_recipe, train
 from prismlm.training.setup import prepare

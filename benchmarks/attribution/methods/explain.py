@@ -26,12 +26,12 @@ from prismlm.explain.positions import (
     DocumentsSoFar,
     supports,
 )
-from prismlm.index.cells import Cells
-from prismlm.index.codes import CodeName
-from prismlm.index.layout import CELL_DOCUMENTS_FILE
-from prismlm.index.positions import quantise
-from prismlm.index.sort_cells import Spool, write_cells
 from prismlm.layers import PrototypeHead
+from prismlm.lens.cells import Cells
+from prismlm.lens.codes import CodeName
+from prismlm.lens.layout import CELL_DOCUMENTS_FILE
+from prismlm.lens.positions import quantise
+from prismlm.lens.sort_cells import Spool, write_cells
 from prismlm.progress import SILENT
 
 

@@ -67,8 +67,8 @@ def attach(
     resume.
     """
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.index.build import check_share
-    from prismlm.index.codes import check_codes
+    from prismlm.lens.build import check_share
+    from prismlm.lens.codes import check_codes
     from prismlm.training import (
         AttachOptions,
         FitOptions,

@@ -52,7 +52,7 @@ def audit(
     from prismlm.explain.audit_files import estimate_audit
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
-    from prismlm.index.where import parse_where
+    from prismlm.lens.where import parse_where
     from prismlm.run_state import orderly_end
 
     written = {".parquet": parquet, ".jsonl": jsonl, ".csv": csv, ".html": html}

@@ -76,7 +76,7 @@ def explain(
     if heads and not as_json:
         raise InputError("--attention is a part of the JSON document: add --json.")
     from prismlm.explain.language_model import load
-    from prismlm.index.where import parse_where
+    from prismlm.lens.where import parse_where
 
     conditions = parse_where(where or [])
     with waiting("Opening the model"):

@@ -29,7 +29,7 @@ def generate(
     asked = prompt_of(prompt, chat, system)
     from prismlm.cli.answer import Writer
     from prismlm.hub import model_directory
-    from prismlm.index.opened_model import OpenedModel, settings_not_applied
+    from prismlm.lens.opened_model import OpenedModel, settings_not_applied
     from prismlm.models.checkpoint import load_checkpoint
 
     with waiting("Opening the model"):

@@ -20,7 +20,7 @@ from prismlm.errors import InputError, check_choice
 if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus, HubDataset
     from prismlm.cost import Cost
-    from prismlm.index.scan import IndexOptions, Shard
+    from prismlm.lens.scan import IndexOptions, Shard
     from prismlm.models.checkpoint import Checkpoint
     from prismlm.progress import Reporter
 
@@ -66,8 +66,8 @@ def index(
     Finished parts are kept: run the same command again to resume an index in parts (--shard), or
     one that streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    from prismlm.index.build import IndexOptions, check_lens
-    from prismlm.index.codes import check_codes
+    from prismlm.lens.build import IndexOptions, check_lens
+    from prismlm.lens.codes import check_codes
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
 
@@ -152,8 +152,8 @@ def _with_windows(
     stride: int | None,
 ) -> IndexOptions:
     """Return the options with windows as in training, or of what the model reads at most."""
-    from prismlm.index.build import check_options
-    from prismlm.index.training_corpus import trained_length
+    from prismlm.lens.build import check_options
+    from prismlm.lens.training_corpus import trained_length
 
     longest = getattr(checkpoint.model.config, "max_position_embeddings", None)
     longest = min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
@@ -176,8 +176,8 @@ def _run(
 ) -> None:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.tokenizer import tokenizer_fingerprint
-    from prismlm.index.build import build_index
-    from prismlm.index.layout import lens_summary
+    from prismlm.lens.build import build_index
+    from prismlm.lens.layout import lens_summary
     from prismlm.progress import SILENT
 
     reporter = ConsoleReporter() if is_first_process() else SILENT
@@ -230,7 +230,7 @@ def _cost(
     from prismlm.corpus.build import existing_corpus, open_reader
     from prismlm.corpus.estimate import built, cost_of, draw
     from prismlm.corpus.tokenizer import load_tokenizer
-    from prismlm.index.build import estimate_index
+    from prismlm.lens.build import estimate_index
 
     model, head = checkpoint.model, checkpoint.sidecar.head
     if not isinstance(source, _Dataset):
@@ -249,7 +249,7 @@ def _cost(
 
 def _shard(shard: str | None) -> Shard:
     """Return which part to read: one that is named, one of torchrun's, or all."""
-    from prismlm.index.scan import Shard
+    from prismlm.lens.scan import Shard
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if shard is None:
@@ -276,7 +276,7 @@ def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
 
 
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
-    from prismlm.index.build import Parts
+    from prismlm.lens.build import Parts
 
     parts, every = Parts(out, part.count), range(1, part.count + 1)
     # The others may have ended at the same time, and written the lens.

@@ -10,7 +10,7 @@ from prismlm.cli.output import print_facts, print_json, say, show_rows
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.index.lens import Lens
+    from prismlm.lens.lens import Lens
 
 EXAMPLES = 12
 # Balanced accuracy; names that say nothing have a half by chance.
@@ -37,15 +37,15 @@ def label(
     labeller = None
     if check_endpoint(endpoint, endpoint_model):
         needs("openai")
-        from prismlm.labels.by_endpoint import EndpointLabeller
-        from prismlm.labels.endpoint import Endpoint
+        from prismlm.lens.labels.by_endpoint import EndpointLabeller
+        from prismlm.lens.labels.endpoint import Endpoint
 
         server = Endpoint(endpoint or "", endpoint_model or "", concurrency, timeout)
         labeller = EndpointLabeller(server, prototypes)
     elif prototypes is not None:
         raise InputError("--prototypes goes with --endpoint URL.")
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.labels.write import label_lens
+    from prismlm.lens.labels.write import label_lens
 
     lm, opened = load_with_lens(model, lens)
     made = label_lens(

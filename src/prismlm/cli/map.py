@@ -20,8 +20,8 @@ def map_prototypes(
 ) -> None:
     """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.index.layout import find_lens, read_meta
-    from prismlm.labels.map import map_lens, regions
+    from prismlm.lens.labels.map import map_lens, regions
+    from prismlm.lens.layout import find_lens, read_meta
     from prismlm.pages.frame import write_page
     from prismlm.pages.prototype_map import prototype_map_page
 

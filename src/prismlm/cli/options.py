@@ -17,7 +17,7 @@ from prismlm.errors import InputError, shown
 if TYPE_CHECKING:
     from prismlm.corpus.chat import Messages
     from prismlm.explain.language_model import PrismLM
-    from prismlm.index.lens import Lens as OpenedLens
+    from prismlm.lens.lens import Lens as OpenedLens
 
 
 def option(

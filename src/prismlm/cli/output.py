@@ -16,8 +16,8 @@ from rich.text import Text
 from prismlm.cli.format import count, duration, size
 from prismlm.direction_marks import marks_shown
 from prismlm.files import json_text
-from prismlm.instruments.results import FINDINGS, Report, Table, as_json, figure_at, text_of
 from prismlm.outputs import write_text
+from prismlm.probes.results import FINDINGS, Report, Table, as_json, figure_at, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,10 @@ from prismlm.errors import FormatError, InputError
 from prismlm.files import read_text
 
 if TYPE_CHECKING:
-    from prismlm.edits.steering import Leading, Steering
-    from prismlm.edits.steering_effects import Cost, SteeringEffects
-    from prismlm.edits.values import Edit
     from prismlm.explain.language_model import PrismLM
+    from prismlm.interventions.steering import Leading, Steering
+    from prismlm.interventions.steering_effects import Cost, SteeringEffects
+    from prismlm.interventions.values import Edit
 
 ONE_OF = "one of --prototype, --category and --document"
 LEADING_SHOWN = 8
@@ -74,11 +74,11 @@ def steer(
     edits = _edits(prototype, category, document, edit, strength, alone=only is not None)
     prompts = [prompt_of(one, chat, system) for one in (_prompts(file) if file else [prompt or ""])]
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.edits.steering import steer as write
-    from prismlm.edits.steering_effects import measure_effects
-    from prismlm.edits.strength import strongest
-    from prismlm.edits.values import Clamp, Group
     from prismlm.explain.language_model import load
+    from prismlm.interventions.steering import steer as write
+    from prismlm.interventions.steering_effects import measure_effects
+    from prismlm.interventions.strength import strongest
+    from prismlm.interventions.values import Clamp, Group
 
     if strength is None and file and edits and isinstance(edits[0], (Clamp, Group)):
         raise InputError("give --strength S: over many prompts there is no one to find it for.")
@@ -118,7 +118,7 @@ def _edits(
     alone: bool,
 ) -> list[Edit]:
     """Return the edit that the options ask for; none where a part alone is all that is asked."""
-    from prismlm.edits.values import Ablate, Clamp, Group, Scale
+    from prismlm.interventions.values import Ablate, Clamp, Group, Scale
 
     named = {"--prototype": prototype, "--category": category, "--document": document}
     given = [name for name, value in named.items() if value is not None]
@@ -162,7 +162,7 @@ def _cost(
     if tokens == 0:
         return None, "not asked for."
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.edits.steering_effects import corpus_of, perplexity_cost
+    from prismlm.interventions.steering_effects import corpus_of, perplexity_cost
 
     try:
         heldout, note = corpus_of(lm, corpus)
@@ -178,7 +178,7 @@ def _cost(
 
 
 def _print_text(steering: Steering, *, edited: bool) -> None:
-    from prismlm.edits.steering import cautions
+    from prismlm.interventions.steering import cautions
 
     say(f"with     {steering.text}")
     if steering.unedited != steering.text:

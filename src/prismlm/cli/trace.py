@@ -26,12 +26,12 @@ from prismlm.explain.steps import Step
 from prismlm.explain.summary import LEAST_SAID, doubts
 from prismlm.explain.trace import Trace
 from prismlm.explain.verbatim import Quote
-from prismlm.index.around import Around, joined
-from prismlm.index.lens import Lens
-from prismlm.index.where import UNKNOWN, Where
-from prismlm.instruments.results import Row, Table
+from prismlm.lens.around import Around, joined
+from prismlm.lens.lens import Lens
+from prismlm.lens.where import UNKNOWN, Where
 from prismlm.pages.colours import colour
 from prismlm.pages.trace import CAVEAT
+from prismlm.probes.results import Row, Table
 
 SHARES_SHOWN = 6
 # Passages that those of the documents are looked for among.

@@ -30,8 +30,8 @@ from prismlm.demo.prompts import (
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.errors import FormatError, InputError
 from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, share
-from prismlm.index import layout, suffixes
-from prismlm.index.cells import Cells
+from prismlm.lens import layout, suffixes
+from prismlm.lens.cells import Cells
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter

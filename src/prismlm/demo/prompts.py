@@ -13,7 +13,7 @@ from prismlm import fingerprints
 from prismlm.corpus.chat import asked
 from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
-from prismlm.labels.write import label_lens
+from prismlm.lens.labels.write import label_lens
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, has_sidecar
 from prismlm.pages.frame import write_page
 from prismlm.pages.trace import page

@@ -94,7 +94,7 @@ def recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:
 
 def _index(corpus: Path, model: Path, lens: Path, size: DemoSize, progress: Reporter) -> None:
     from prismlm.corpus import Corpus
-    from prismlm.index.build import IndexOptions, build_index
+    from prismlm.lens.build import IndexOptions, build_index
 
     lm = prismlm.load(model)
     window = recipe(corpus, model, size).data.length

@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from prismlm.edits.attention import clamp_attention, record_attention
-from prismlm.edits.channels import ClampGates, intervene, record_gates
-from prismlm.edits.channels.clamp import OWN
 from prismlm.errors import InputError
 from prismlm.eval import next_token
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
 from prismlm.eval.robustness import OpenedModel, Pair, texts_of
-from prismlm.instruments.results import Row
+from prismlm.interventions.attention import clamp_attention, record_attention
+from prismlm.interventions.channels import ClampGates, intervene, record_gates
+from prismlm.interventions.channels.clamp import OWN
 from prismlm.models.attention import attention_layers
 from prismlm.models.decoders.mixers import has_mixers
+from prismlm.probes.results import Row
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap, mean_intervals
 

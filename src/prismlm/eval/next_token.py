@@ -22,11 +22,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError, check_finite
 from prismlm.files import check_room
-from prismlm.instruments.reading import of_one_length
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.seam import output_embedding
 from prismlm.models.watch import Hook, watch
+from prismlm.probes.reading import of_one_length
 from prismlm.statistics import spearman
 
 TOP, RANKED = 10, 50

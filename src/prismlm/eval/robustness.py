@@ -24,7 +24,7 @@ from prismlm.errors import InputError, check_whole
 from prismlm.eval import next_token
 from prismlm.eval.benchmarks import drawn
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
-from prismlm.instruments.results import Row
+from prismlm.probes.results import Row
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import mean_intervals
 

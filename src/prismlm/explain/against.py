@@ -36,17 +36,17 @@ from prismlm.explain.attribution import Attribution, Places
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.explain.shares import Passage
-from prismlm.index.lens import Lens
-from prismlm.index.neighbours import STRETCH, compared, largest
-from prismlm.index.positions import probabilities
-from prismlm.index.probe import Probe
-from prismlm.index.where import Where
+from prismlm.lens.lens import Lens
+from prismlm.lens.neighbours import STRETCH, compared, largest
+from prismlm.lens.positions import probabilities
+from prismlm.lens.probe import Probe
+from prismlm.lens.where import Where
 from prismlm.models.seam import capture
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
-    from prismlm.index.opened_model import OpenedModel
-    from prismlm.index.own_text import OwnText
+    from prismlm.lens.opened_model import OpenedModel
+    from prismlm.lens.own_text import OwnText
 
 # Positions looked at in all, shared evenly between predictions and their cells.
 LOOKED_AT = 2**20

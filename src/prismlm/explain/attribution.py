@@ -30,10 +30,10 @@ from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import DocumentsSoFar, supports, supports_of
 from prismlm.explain.shares import DocumentShare, Method, Passage, Share, Sources
 from prismlm.explain.support import Support, support_of, token_weights
-from prismlm.index.layout import GROUP_COLUMNS
-from prismlm.index.lens import Lens
-from prismlm.index.neighbours import each_of, largest
-from prismlm.index.where import Where, normalised
+from prismlm.lens.layout import GROUP_COLUMNS
+from prismlm.lens.lens import Lens
+from prismlm.lens.neighbours import each_of, largest
+from prismlm.lens.where import Where, normalised
 
 COLUMNS = ("document", *GROUP_COLUMNS)
 # Places of one document that are no further apart than this, in tokens, are one passage; one that

@@ -22,9 +22,9 @@ from prismlm.explain.prediction import Recorded
 from prismlm.explain.residual_stream import mixer_decoder_of
 from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
-from prismlm.index.layout import find_lens
-from prismlm.index.lens import Lens
-from prismlm.index.opened_model import check_embedded
+from prismlm.lens.layout import find_lens
+from prismlm.lens.lens import Lens
+from prismlm.lens.opened_model import check_embedded
 from prismlm.models.output_layer import final_norm, read_output_layer
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import weight_of

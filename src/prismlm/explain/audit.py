@@ -13,9 +13,9 @@ from prismlm.explain.shares import DocumentShare, Method, Sources
 from prismlm.explain.summary import fits
 from prismlm.explain.support import Support, SupportCount
 from prismlm.explain.texts import OnPass, TextFigures, TextOptions, read_texts
-from prismlm.index.layout import GROUP_COLUMNS, key_of
-from prismlm.index.lens import Lens
-from prismlm.index.where import Conditions, Where, normalised
+from prismlm.lens.layout import GROUP_COLUMNS, key_of
+from prismlm.lens.lens import Lens
+from prismlm.lens.where import Conditions, Where, normalised
 
 if TYPE_CHECKING:
     from prismlm.corpus.documents import Document

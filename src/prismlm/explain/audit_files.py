@@ -17,7 +17,7 @@ from prismlm.corpus.layout import strings
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import FormatError, InputError
 from prismlm.files import json_text
-from prismlm.index.layout import GROUP_COLUMNS
+from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.outputs import output_files
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from prismlm.errors import InputError
 from prismlm.explain.attribution import Attribution, AttributionSum
 from prismlm.explain.support import SupportCount
 from prismlm.explain.texts import TextOptions, read_texts
-from prismlm.index.layout import GROUP_COLUMNS
-from prismlm.index.lens import Lens
+from prismlm.lens.layout import GROUP_COLUMNS
+from prismlm.lens.lens import Lens
 from prismlm.models.sidecar import weight_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from prismlm.explain.steps import Step, steps_of
 from prismlm.ops.prototype_head.routing import inverse_norms
 
 if TYPE_CHECKING:
-    from prismlm.index.opened_model import OpenedModel
+    from prismlm.lens.opened_model import OpenedModel
 
 # Seconds from one telling to the next. A state alone takes a pass over all prototypes, as several
 # do together, so the telling waits REST times as long as it took: it is a small part of the time.

@@ -13,9 +13,6 @@ from torch import Tensor
 from prismlm.corpus.chat import ASSISTANT, Messages, question_of
 from prismlm.corpus.pieces import pieces_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
-from prismlm.edits.plan import plan_for
-from prismlm.edits.scope import applied
-from prismlm.edits.values import Edit, Only
 from prismlm.errors import check_kind, check_path
 from prismlm.explain.attention_maps import Head, heads_at, maps_of
 from prismlm.explain.chain import ChainsOfText
@@ -26,9 +23,12 @@ from prismlm.explain.sharing import Pushed, push
 from prismlm.explain.steps import steps_of
 from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
-from prismlm.index.layout import find_lens
-from prismlm.index.lens import Lens
-from prismlm.index.opened_model import OpenedModel, settings_not_applied
+from prismlm.interventions.plan import plan_for
+from prismlm.interventions.scope import applied
+from prismlm.interventions.values import Edit, Only
+from prismlm.lens.layout import find_lens
+from prismlm.lens.lens import Lens
+from prismlm.lens.opened_model import OpenedModel, settings_not_applied
 from prismlm.models.checkpoint import load_checkpoint
 
 

@@ -55,9 +55,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from prismlm.explain.evidence import EvidenceTable
-from prismlm.index.cells import Cells
-from prismlm.index.neighbours import largest, nearest_of, neighbours
 from prismlm.layers import PrototypeHead
+from prismlm.lens.cells import Cells
+from prismlm.lens.neighbours import largest, nearest_of, neighbours
 
 TEMPERATURE = 0.3
 # B: a position after the same token counts so many times.

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prismlm.explain.rows import frame, table
-from prismlm.index.around import Around
-from prismlm.index.where import Conditions
+from prismlm.lens.around import Around
+from prismlm.lens.where import Conditions
 
 if TYPE_CHECKING:
     import pandas

@@ -12,9 +12,9 @@ from typing import Any
 from prismlm.errors import InputError, check_kind, first_line, shown
 from prismlm.files import read_json, write_json
 from prismlm.hub import NAME, silence
-from prismlm.index.layout import META_FILE, PROTOTYPES_FILE, trained_on_words, write_meta
-from prismlm.index.lens import Lens
-from prismlm.index.opened_model import OpenedModel
+from prismlm.lens.layout import META_FILE, PROTOTYPES_FILE, trained_on_words, write_meta
+from prismlm.lens.lens import Lens
+from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.sidecar import META_FILE as MODEL_FILE
 from prismlm.models.uncertainty_feedback.table_file import UNCERTAINTY_FILE
 

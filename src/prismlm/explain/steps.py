@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
 from prismlm.explain.chain import ChainsOfText, PrototypeChain
 from prismlm.explain.prediction import SplitPredictions
-from prismlm.index.lens import Lens
+from prismlm.lens.lens import Lens
 
 PROTOTYPES_CHAINED = 3
 TargetFrom = Literal["text", "generated", "argmax"]

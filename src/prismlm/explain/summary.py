@@ -7,7 +7,7 @@ import math
 from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.shares import DocumentShare, Share, Sources
 from prismlm.explain.support import Support
-from prismlm.index.where import UNKNOWN
+from prismlm.lens.where import UNKNOWN
 
 # A domain with more than half of what is attributed is mostly what the answer draws on. How often
 # such a domain is the text's own is in docs/results/domains.md.

@@ -11,7 +11,7 @@ often, on questions to a model that half knew its texts (docs/results/asked.md).
 
 A document carries a prediction where one of its positions came before the same token, in a state
 that is at least as near as the nearest of half the predictions of unseen text
-(:mod:`prismlm.index.support`). Each token y of the answer counted once, support is the largest part
+(:mod:`prismlm.lens.support`). Each token y of the answer counted once, support is the largest part
 of what the answer tells that one document carries:
 
     s = max_d  Σ_{y carried by d} w(y) / Σ_y w(y)
@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from prismlm.index.support import SupportScale
+from prismlm.lens.support import SupportScale
 
 # c in nats, and ε.
 COMMON, LEAST = 5.0, 0.01

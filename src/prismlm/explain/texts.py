@@ -20,7 +20,7 @@ from prismlm.explain.prediction import OutputLayer, split_states
 from prismlm.explain.shares import Method
 from prismlm.explain.summary import fits
 from prismlm.explain.support import Support
-from prismlm.index.opened_model import check_embedded
+from prismlm.lens.opened_model import check_embedded
 from prismlm.models.seam import capture
 
 if TYPE_CHECKING:

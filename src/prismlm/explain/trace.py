@@ -20,15 +20,15 @@ from prismlm.explain.summary import doubts, in_words
 from prismlm.explain.support import Support
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import json_text
-from prismlm.index.lens import Lens
-from prismlm.index.where import Where
+from prismlm.lens.lens import Lens
+from prismlm.lens.where import Where
 from prismlm.outputs import write_text
 
 if TYPE_CHECKING:
     import pandas
 
     from prismlm.explain.attention_maps import AttentionMap
-    from prismlm.index.opened_model import OpenedModel
+    from prismlm.lens.opened_model import OpenedModel
 
 SHOWN = 10
 AGAINST_SHOWN = 5

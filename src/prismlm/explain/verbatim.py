@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from prismlm.index.lens import Lens
-from prismlm.index.suffixes import Suffixes
+from prismlm.lens.lens import Lens
+from prismlm.lens.suffixes import Suffixes
 
 MINIMUM = 5
 PLACES = 5

@@ -25,7 +25,7 @@ from prismlm.explain.texts import document_ids, text_options
 from prismlm.explorer.session import Answer, Session
 from prismlm.explorer.streams import Tell, streamed
 from prismlm.files import json_text
-from prismlm.index.layout import GROUP_COLUMNS
+from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.pages.audit import audit_page
 from prismlm.pages.trace_data import Pool, rounded, shown_shares
 

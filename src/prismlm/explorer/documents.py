@@ -15,7 +15,7 @@ from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError
 from prismlm.explain.sources import document_sources
 from prismlm.explorer.session import Session
-from prismlm.index.lens import Lens
+from prismlm.lens.lens import Lens
 from prismlm.pages.colours import colour
 from prismlm.pages.trace_data import safe_link
 

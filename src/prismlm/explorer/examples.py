@@ -12,7 +12,7 @@ from prismlm.corpus.layout import held_out
 from prismlm.corpus.store import Corpus
 from prismlm.direction_marks import MARK
 from prismlm.errors import FormatError
-from prismlm.index.lens import Lens
+from prismlm.lens.lens import Lens
 
 # Documents are looked for at some places of a large corpus, so many at each.
 PLACES, AT_EACH = 16, 256

@@ -14,13 +14,13 @@ from prismlm.explain.attention_maps import AttentionMap, Head, heads_of, read_ma
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import fed_back
 from prismlm.explorer.session import Session, within
-from prismlm.instruments.channels import channel_report
-from prismlm.instruments.uncertainty_feedback.signal import recursion
 from prismlm.models.attention import attention_layers
 from prismlm.models.decoders.mixers import has_mixers
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.pages.channels_data import page_data
 from prismlm.pages.trace_data import rounded, visible
+from prismlm.probes.channels import channel_report
+from prismlm.probes.uncertainty_feedback.signal import recursion
 
 # Of a map, which has a weight for each pair of tokens, and of codes taken token by token.
 MOST_TOKENS = 256

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from prismlm.errors import InputError
 from prismlm.explorer.session import Session
 from prismlm.explorer.streams import sent
-from prismlm.labels.map import regions
+from prismlm.lens.labels.map import regions
 from prismlm.pages.colours import colour
 
 # Digits of a place: a map is some tens across, and a screen some thousand points.

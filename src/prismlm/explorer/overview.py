@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from prismlm.explorer.session import Session
-from prismlm.index.cells import Cells
-from prismlm.index.layout import trained_on_words
-from prismlm.index.lens import Lens
-from prismlm.labels.map import worth_seeing
+from prismlm.lens.cells import Cells
+from prismlm.lens.labels.map import worth_seeing
+from prismlm.lens.layout import trained_on_words
+from prismlm.lens.lens import Lens
 from prismlm.models.sidecar import load_sidecar
 from prismlm.pages.colours import colour
 from prismlm.pages.trace_data import rounded

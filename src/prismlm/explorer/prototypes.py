@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, BackgroundTasks, Query
 
 from prismlm.explorer.session import Session
-from prismlm.labels.catalogue import Catalogue, Sort
+from prismlm.lens.labels.catalogue import Catalogue, Sort
 from prismlm.pages.colours import colour
 from prismlm.pages.trace_data import safe_link
 

@@ -20,7 +20,7 @@ from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
 from prismlm.explorer.examples import held_out_texts, prompts_for
-from prismlm.labels.catalogue import Catalogue
+from prismlm.lens.labels.catalogue import Catalogue
 
 T = TypeVar("T")
 

@@ -12,13 +12,13 @@ from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from prismlm.corpus.chat import Messages
-from prismlm.edits.plan import plan_for
-from prismlm.edits.steering import cautions, steer
-from prismlm.edits.strength import strongest
-from prismlm.edits.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.errors import InputError
 from prismlm.explorer.session import Answer, Prompt, Session, within
 from prismlm.explorer.streams import Tell, streamed
+from prismlm.interventions.plan import plan_for
+from prismlm.interventions.steering import cautions, steer
+from prismlm.interventions.strength import strongest
+from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.pages.colours import colour
 from prismlm.pages.trace_data import rounded, visible
 

@@ -8,8 +8,8 @@ from html import escape
 from typing import Any
 
 from prismlm.explain.support import WORDS, levels_in_words
-from prismlm.index.layout import trained_on_words
-from prismlm.index.where import UNKNOWN
+from prismlm.lens.layout import trained_on_words
+from prismlm.lens.where import UNKNOWN
 from prismlm.pages.frame import header, html_page
 from prismlm.pages.trace import CAVEAT
 from prismlm.pages.trace_data import safe_link

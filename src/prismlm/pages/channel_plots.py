@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.curves import WordedCurves
-from prismlm.instruments.channels.metrics import Kind, LagCorrelation
-from prismlm.instruments.channels.report import ChannelReport, LayerReport
-from prismlm.instruments.results import Row, Table, text_of
 from prismlm.pages.trace_data import visible
+from prismlm.probes.channels.curves import WordedCurves
+from prismlm.probes.channels.metrics import Kind, LagCorrelation
+from prismlm.probes.channels.report import ChannelReport, LayerReport
+from prismlm.probes.results import Row, Table, text_of
 
 BLUE, ORANGE, GREEN, INK, GREY = "#0072B2", "#D55E00", "#009E73", "#222222", "#8A8A8A"
 STYLES: dict[Kind, dict[str, Any]] = {

@@ -9,11 +9,11 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from prismlm.errors import InputError
-from prismlm.instruments.channels.report import ChannelReport
-from prismlm.instruments.results import Table, figure_at, text_of
 from prismlm.pages.channels_data import page_data
 from prismlm.pages.frame import header, html_page
 from prismlm.pages.trace import json_for_script
+from prismlm.probes.channels.report import ChannelReport
+from prismlm.probes.results import Table, figure_at, text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from prismlm.corpus.words import WordedText
 from prismlm.files import finite
-from prismlm.instruments.channels.curves import decays_seen
-from prismlm.instruments.channels.report import Channel, ChannelReport, LayerReport
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.pages.trace_data import safe_link, visible
+from prismlm.probes.channels.curves import decays_seen
+from prismlm.probes.channels.report import Channel, ChannelReport, LayerReport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

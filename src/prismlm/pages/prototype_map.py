@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from prismlm.index.lens import Lens
-from prismlm.labels.map import regions, worth_seeing
+from prismlm.lens.labels.map import regions, worth_seeing
+from prismlm.lens.lens import Lens
 from prismlm.pages.colours import colour
 from prismlm.pages.frame import html_page
 from prismlm.pages.trace import json_for_script

@@ -12,7 +12,7 @@ from prismlm.corpus.words import DITTO
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.steps import Step
 from prismlm.files import json_text
-from prismlm.index.layout import trained_on_words
+from prismlm.lens.layout import trained_on_words
 from prismlm.pages.colours import colour
 from prismlm.pages.frame import asset, html_page, joined
 from prismlm.pages.trace_data import (

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 from prismlm.explain.shares import DocumentShare, Passage, Sources, worth_showing
 from prismlm.explain.steps import Step
-from prismlm.index.around import Around
-from prismlm.index.lens import Lens
-from prismlm.index.where import UNKNOWN
+from prismlm.lens.around import Around
+from prismlm.lens.lens import Lens
+from prismlm.lens.where import UNKNOWN
 from prismlm.pages.colours import colour
 
 if TYPE_CHECKING:

@@ -20,11 +20,13 @@ from prismlm.cost import Cost, peak_memory, seconds_of
 from prismlm.errors import InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import check_room, keep_json, read_json, room_to_write
-from prismlm.index.build import IndexOptions, build_index, check_index
-from prismlm.index.codes import CodeName
-from prismlm.index.layout import read_meta
-from prismlm.index.lens import Lens
-from prismlm.index.states import (
+from prismlm.layers import PrototypeHead
+from prismlm.lens.build import IndexOptions, build_index, check_index
+from prismlm.lens.codes import CodeName
+from prismlm.lens.labels.write import label_lens
+from prismlm.lens.layout import read_meta
+from prismlm.lens.lens import Lens
+from prismlm.lens.states import (
     META_FILE,
     HiddenStates,
     Writer,
@@ -32,9 +34,7 @@ from prismlm.index.states import (
     pass_tokens,
     read_states,
 )
-from prismlm.index.write import lens_bytes
-from prismlm.labels.write import label_lens
-from prismlm.layers import PrototypeHead
+from prismlm.lens.write import lens_bytes
 from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import device_named, uses_bf16

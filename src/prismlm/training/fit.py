@@ -12,9 +12,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_choice
-from prismlm.index.states import HiddenStates
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
+from prismlm.lens.states import HiddenStates
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.fast import has_fast_product

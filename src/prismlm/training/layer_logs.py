@@ -21,21 +21,21 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerState
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.windows import WindowBatch
 from prismlm.files import atomic_file, write_json
-from prismlm.instruments.channels import gate_uses
-from prismlm.instruments.heads import (
+from prismlm.layers import PrototypeMixer
+from prismlm.models.decoders.mixers import half_life, has_mixers, mixers_of
+from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
+from prismlm.outputs import put_csv
+from prismlm.probes.channels import gate_uses
+from prismlm.probes.heads import (
     SpectraOptions,
     layer_rates,
     own_cross_terms,
     read_states_and_heads,
     spectra_report,
 )
-from prismlm.instruments.heads.spectra import DOCUMENTS
-from prismlm.instruments.heads.use import LEAST_VISIBLE
-from prismlm.instruments.results import Table, figure_at
-from prismlm.layers import PrototypeMixer
-from prismlm.models.decoders.mixers import half_life, has_mixers, mixers_of
-from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
-from prismlm.outputs import put_csv
+from prismlm.probes.heads.spectra import DOCUMENTS
+from prismlm.probes.heads.use import LEAST_VISIBLE
+from prismlm.probes.results import Table, figure_at
 from prismlm.training import checkpoints, parallel
 from prismlm.training.checkpoints import CHECKPOINTS
 from prismlm.training.evaluation import perplexity

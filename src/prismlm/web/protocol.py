@@ -15,7 +15,7 @@ from prismlm.corpus.pieces import BROKEN, decode_token
 from prismlm.errors import shown
 from prismlm.explain.citations import citations
 from prismlm.explain.trace import Trace
-from prismlm.index.opened_model import COLDEST
+from prismlm.lens.opened_model import COLDEST
 from prismlm.web.writing import Choice, Wanted
 
 STOPS, LONGEST_STOP = 16, 1000

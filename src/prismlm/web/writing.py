@@ -15,7 +15,7 @@ from prismlm.corpus.pieces import BROKEN
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import Recorded
 from prismlm.explain.trace import Trace
-from prismlm.index.opened_model import COLDEST, settings_not_applied
+from prismlm.lens.opened_model import COLDEST, settings_not_applied
 from prismlm.models.seam import output_embedding
 
 FinishReason = Literal["stop", "length"]

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from prismlm.explain.attention_maps import heads_of, read_maps
-from prismlm.instruments.heads.roles import search_roles
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.probes.heads.roles import search_roles
 from tests.helpers.mixer_models import make_corpus, make_llama, make_model, save_model
 
 COMMAND = ("inspect", "attention")
@@ -93,7 +93,7 @@ def test_roles_of_own_sentences(prism, directory, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "Reading attention" in result.stderr
     value = json.loads(result.stdout)
-    from prismlm.instruments.heads.roles import load_role_cases
+    from prismlm.probes.heads.roles import load_role_cases
 
     model, tokenizer = read_checkpoint(directory)
     search = search_roles(model, tokenizer, load_role_cases(cases), draws=1500, seed=2)

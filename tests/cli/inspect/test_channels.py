@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
-from prismlm.instruments.channels.report import ReportOptions, channel_report
+from prismlm.probes.channels.report import ReportOptions, channel_report
 from tests.helpers.mixer_models import (
     CHANNELS,
     LAYERS,

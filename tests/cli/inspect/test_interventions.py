@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.instruments.channels.concepts import WordForms, token_gates
-from prismlm.instruments.channels.effects import SHORT
+from prismlm.probes.channels.concepts import WordForms, token_gates
+from prismlm.probes.channels.effects import SHORT
 from tests.helpers.mixer_models import make_corpus, make_model
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from prismlm.instruments.uncertainty_feedback import (
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.uncertainty_feedback import save_uncertainty
+from prismlm.probes.uncertainty_feedback import (
     InspectOptions,
     corpus_sample,
     document_sample,
     inspect_uncertainty_feedback,
 )
-from prismlm.models.checkpoint import read_checkpoint
-from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 from tests.helpers.mixer_models import make_corpus

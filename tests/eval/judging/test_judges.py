@@ -17,8 +17,8 @@ from prismlm.eval.judging.judges import (
     examine,
     wilson,
 )
-from prismlm.labels.answers import Answers
-from prismlm.labels.endpoint import Endpoint
+from prismlm.lens.labels.answers import Answers
+from prismlm.lens.labels.endpoint import Endpoint
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT
 from tests.eval.judging.conftest import CHAT

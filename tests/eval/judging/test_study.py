@@ -23,7 +23,7 @@ from prismlm.eval.judging.study import (
     wins_of,
 )
 from prismlm.files import read_json
-from prismlm.labels.endpoint import Endpoint
+from prismlm.lens.labels.endpoint import Endpoint
 from tests.helpers.chat_server import ChatServer
 
 REFERENCE = " ".join(f"word{i:02}" for i in range(6))

@@ -12,8 +12,8 @@ from peft import (
     get_peft_model,
 )
 
-from prismlm.instruments.heads.states import signal_noise_layers
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
+from prismlm.probes.heads.states import signal_noise_layers
 from tests.helpers.mixer_models import make_model
 
 VOCAB = 50

@@ -11,9 +11,9 @@ import typer
 from prismlm.cli import options as opt
 from prismlm.cli.options import option
 from prismlm.cli.output import print_json, show_rows, show_value, write_json, wrote
-from prismlm.instruments.results import Row
-from prismlm.instruments.results import as_json as as_values
 from prismlm.outputs import check_outputs
+from prismlm.probes.results import Row
+from prismlm.probes.results import as_json as as_values
 
 if TYPE_CHECKING:
     from prismlm.eval.robustness import OpenedModel, Pair

@@ -111,7 +111,7 @@ def _roles(
     **options: Any,
 ) -> dict[str, Any]:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.heads import roles
+    from prismlm.probes.heads import roles
 
     cases = roles.load_role_cases(path)
     options["progress"] = ConsoleReporter()

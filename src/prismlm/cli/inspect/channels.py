@@ -14,9 +14,9 @@ from prismlm.errors import InputError
 from prismlm.outputs import check_ending, check_outputs, output_file
 
 if TYPE_CHECKING:
-    from prismlm.instruments.channels.curves import WordedCurves
-    from prismlm.instruments.channels.report import ChannelReport
-    from prismlm.instruments.results import Row
+    from prismlm.probes.channels.curves import WordedCurves
+    from prismlm.probes.channels.report import ChannelReport
+    from prismlm.probes.results import Row
 
 DOTS_PER_INCH = 160
 CHANNELS_SHOWN, TOKENS_SHOWN, LAYERS_OF_A_TEXT = 8, 3, 4
@@ -95,7 +95,7 @@ def _report(
     path: Path, model: Any, tokenizer: Any, sequences: Any, text: str | None, **options: Any
 ) -> ChannelReport:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.channels import ReportOptions, channel_report
+    from prismlm.probes.channels import ReportOptions, channel_report
 
     how: dict[str, Any] = {"options": ReportOptions(**options), "progress": ConsoleReporter()}
     name = path.resolve().name

@@ -23,7 +23,7 @@ Tokens = Annotated[int, option("N", "Tokens to read; 0 for all.", least=0)]
 def corpus_of(model: Path, corpus: Path | None) -> Corpus:
     """Open a corpus, or the one that a model was trained on."""
     from prismlm.corpus import Corpus
-    from prismlm.index.training_corpus import training_corpus
+    from prismlm.lens.training_corpus import training_corpus
 
     return training_corpus(model) if corpus is None else Corpus.open(corpus)
 
@@ -34,7 +34,7 @@ def open_both(
     """Open a model and say what is to be read of which corpus."""
     from prismlm.corpus.sequences import Sequences
     from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.index.training_corpus import trained_length
+    from prismlm.lens.training_corpus import trained_length
     from prismlm.models.checkpoint import read_checkpoint
 
     model, tokenizer = read_checkpoint(path)

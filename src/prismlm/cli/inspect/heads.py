@@ -13,7 +13,7 @@ from prismlm.cli.output import print_json, print_report, show, wrote
 from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
-    from prismlm.instruments.results import Report
+    from prismlm.probes.results import Report
 
 LeastVisible = Annotated[int, option("N", "Only queries that see so many tokens of their window.")]
 LossContext = Annotated[int | None, option("T", "Of the loss (default: twice a row's).")]
@@ -38,7 +38,7 @@ def heads(
     check_ending(out, ".csv")
     check_outputs(out, inputs=(*models, corpus), overwrite=overwrite)
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.heads import across_models, head_report, write_heads
+    from prismlm.probes.heads import across_models, head_report, write_heads
 
     layers = None if layer is None else (layer,)
     options: dict[str, Any] = {"layers": layers, "least_visible": least_visible}
@@ -82,8 +82,8 @@ def spectra(
 ) -> None:
     """Show coding rates, incoherence, cross terms, and the loss beyond the trained length."""
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.index.training_corpus import trained_length
-    from prismlm.instruments.heads import SpectraOptions, spectra_report
+    from prismlm.lens.training_corpus import trained_length
+    from prismlm.probes.heads import SpectraOptions, spectra_report
 
     opened, sequences = open_both(model, corpus, split, tokens, length)
     trained = trained_length(model)

@@ -22,8 +22,8 @@ def index(
 
     Every file of the lens is compared with what was written.
     """
-    from prismlm.index.convergence import inspect_lens
-    from prismlm.index.layout import trained_on_words
+    from prismlm.lens.convergence import inspect_lens
+    from prismlm.lens.layout import trained_on_words
     from prismlm.models.sidecar import verify_weights
 
     _, opened = load_with_lens(model, lens)

@@ -12,7 +12,7 @@ from prismlm.errors import InputError
 from prismlm.outputs import check_outputs, write_text
 
 if TYPE_CHECKING:
-    from prismlm.instruments.channels.concepts import ConceptInModel
+    from prismlm.probes.channels.concepts import ConceptInModel
 
     By = Literal["relative", "points"]
 
@@ -50,10 +50,10 @@ def interventions(
     check_outputs(directory=out, inputs=(*models, corpus, cases), overwrite=overwrite)
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus import Corpus
-    from prismlm.instruments.channels.case_files import load_cases
-    from prismlm.instruments.channels.concepts import concept_in_model
-    from prismlm.instruments.channels.effects import TableOptions
     from prismlm.models.checkpoint import read_checkpoint
+    from prismlm.probes.channels.case_files import load_cases
+    from prismlm.probes.channels.concepts import concept_in_model
+    from prismlm.probes.channels.effects import TableOptions
 
     options = TableOptions(
         controls=controls,
@@ -74,7 +74,7 @@ def interventions(
 
 
 def _write(out: Path, found: list[ConceptInModel], value: dict[str, Any], by: By) -> None:
-    from prismlm.instruments.results import markdown_of
+    from prismlm.probes.results import markdown_of
 
     write_json(out / "interventions.json", value)
     for place, item in enumerate(found):

@@ -33,7 +33,7 @@ def prototypes(
     as_json: opt.Json = False,
 ) -> None:
     """List the prototypes of a lens, or show all of one: name, tokens, where it fires."""
-    from prismlm.labels.catalogue import Catalogue
+    from prismlm.lens.labels.catalogue import Catalogue
 
     _, opened = load_with_lens(model, lens)
     catalogue = Catalogue(opened)
@@ -60,14 +60,14 @@ def prototypes(
     if len(found) > len(rows):
         say(f"… {len(found) - len(rows):,} more: --limit N", style="dim")
     if few := len(whole) - len(found):
-        from prismlm.index.lens import MIN_PLACES
+        from prismlm.lens.lens import MIN_PLACES
 
         say(f"{few:,} with fewer than {MIN_PLACES} places are not listed: --all", style="dim")
 
 
 def _print_card(card: dict[str, Any]) -> None:
     from prismlm.cli.trace import print_place
-    from prismlm.index.around import Around
+    from prismlm.lens.around import Around
 
     say(f"#{card['id']} {card['name']}", style="bold")
     print_facts({name: card[name] for name in CARD if card[name]})

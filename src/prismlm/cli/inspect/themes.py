@@ -16,7 +16,7 @@ from prismlm.cli.output import facts_line, print_json, print_report, say
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.instruments.theme_judges import EndpointJudge
+    from prismlm.probes.theme_judges import EndpointJudge
 
 ANSWERS = ".themes.answers.jsonl"
 SHOWN = 40
@@ -52,8 +52,8 @@ def themes(
         raise InputError("--lens is for prototypes: channels and heads are read from --corpus.")
     judge = _judge(endpoint, endpoint_model, model)
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.instruments.themes import channels_or_heads, theme_report
-    from prismlm.instruments.themes import prototypes as prototype_units
+    from prismlm.probes.themes import channels_or_heads, theme_report
+    from prismlm.probes.themes import prototypes as prototype_units
 
     given: dict[str, Any] = {"name": model.resolve().name, "of": of, "judge": judge, "seed": seed}
     given["progress"] = ConsoleReporter()
@@ -82,8 +82,8 @@ def themes(
 def _judge(url: str | None, name: str | None, model: Path) -> EndpointJudge | None:
     if not check_endpoint(url, name):
         return None
-    from prismlm.instruments.theme_judges import EndpointJudge
-    from prismlm.labels.endpoint import Endpoint
+    from prismlm.lens.labels.endpoint import Endpoint
+    from prismlm.probes.theme_judges import EndpointJudge
 
     def announce(questions: int, characters: int) -> None:
         typer.echo(

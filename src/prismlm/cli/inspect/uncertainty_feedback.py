@@ -14,7 +14,7 @@ from prismlm.cli.output import print_json, print_report
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.instruments.uncertainty_feedback import Sample
+    from prismlm.probes.uncertainty_feedback import Sample
 
 Files = Annotated[
     list[Path] | None,
@@ -61,10 +61,10 @@ def uncertainty_feedback(
     trained on, or of another, or files, or single texts.
     """
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.index.training_corpus import trained_length
-    from prismlm.instruments import uncertainty_feedback as instrument
+    from prismlm.lens.training_corpus import trained_length
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.positions import learned_positions
+    from prismlm.probes import uncertainty_feedback as instrument
 
     if sum(map(bool, (files, text, corpus))) > 1:
         raise InputError("texts come from FILE..., --text or --corpus: give one of them.")
@@ -105,7 +105,7 @@ def _given(
     """Return texts of files, or of the command line, as tokens of the model."""
     from prismlm.corpus.documents import Columns, Document
     from prismlm.corpus.read import DocumentReader
-    from prismlm.instruments.uncertainty_feedback import document_sample
+    from prismlm.probes.uncertainty_feedback import document_sample
 
     if files:
         name = files[0].name + (" …" if len(files) > 1 else "")

@@ -21,8 +21,8 @@ from prismlm.corpus.encode import encode_text
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_whole
 from prismlm.files import read_text
-from prismlm.index.opened_model import LARGEST_SEED, write_after
-from prismlm.labels.answers import Answers, Question
+from prismlm.lens.labels.answers import Answers, Question
+from prismlm.lens.opened_model import LARGEST_SEED, write_after
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap

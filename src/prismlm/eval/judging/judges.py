@@ -32,8 +32,8 @@ from prismlm.corpus.encode import encode_text
 from prismlm.errors import InputError
 from prismlm.eval.judging.continuations import Prompt
 from prismlm.files import json_text
-from prismlm.labels.answers import Answers, Question, fenced, one_line, prompt
-from prismlm.labels.endpoint import Endpoint, Session
+from prismlm.lens.labels.answers import Answers, Question, fenced, one_line, prompt
+from prismlm.lens.labels.endpoint import Endpoint, Session
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.statistics import Interval

@@ -1,0 +1,305 @@
+"""How large the effect of an edit is over many prompts, and what it costs on held-out text.
+
+Both stand beside the same edit's control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prismlm.corpus.pieces import token_alone
+from prismlm.errors import InputError, check_whole
+from prismlm.interventions.plan import Changes, Plan
+from prismlm.interventions.steering import control_state, planned, steered_predictions
+from prismlm.interventions.values import Edit, Only
+from prismlm.lens.opened_model import OpenedModel
+from prismlm.lens.signatures import LISTED, signature_ids
+from prismlm.models.seam import capture
+from prismlm.models.sidecar import weight_of
+from prismlm.progress import SILENT, Reporter
+from prismlm.statistics import bootstrap
+
+if TYPE_CHECKING:
+    from prismlm.corpus.chat import Messages
+    from prismlm.corpus.store import Corpus
+    from prismlm.corpus.windows import WindowBatch
+
+MEASURES = ("signature", "text", "divergence")
+LONGEST_WINDOW = 512
+TOKENS_PER_BATCH = 2048
+
+
+@dataclass(frozen=True)
+class SteeringEffect:
+    """One measure over n prompts: mean of the edit, of its control, and of their difference.
+
+    Attributes:
+        prompts: n.
+        edit, control, difference: means over prompts, in nats; control and difference are None
+            without a control.
+        edit_interval, difference_interval: 2.5th and 97.5th percentile of a bootstrap over
+            prompts; None for fewer than two.
+        d: the difference divided by its standard deviation over prompts (Cohen's d of paired
+            differences); None for fewer than two prompts or no spread.
+    """
+
+    prompts: int
+    edit: float
+    edit_interval: tuple[float, float] | None
+    control: float | None = None
+    difference: float | None = None
+    difference_interval: tuple[float, float] | None = None
+    d: float | None = None
+
+
+@dataclass(frozen=True)
+class SteeringEffects:
+    """Effects of edits over prompts.
+
+    Attributes:
+        measures: by name: ``signature``, the change of the log-probability that the next token is
+            one of the ten tokens on the edited prototypes' cards, if any is edited; ``text``, the
+            change of the log-probability of the prompt's own next token; ``divergence``,
+            KL(before ‖ after). Each is a mean over the predictions of a prompt.
+        signature_tokens: the ten tokens; none without an edit.
+        predictions: of all prompts.
+        changed: share of predictions that the edit changes.
+        draws: random controls per prompt.
+    """
+
+    measures: dict[str, SteeringEffect]
+    signature_tokens: tuple[str, ...]
+    predictions: int
+    changed: float
+    draws: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields of ``prismlm steer --file --json``."""
+        return asdict(self)
+
+
+@torch.no_grad()
+def measure_effects(
+    lm: OpenedModel,
+    prompts: Sequence[str | Messages],
+    edits: Sequence[Edit],
+    *,
+    only: Only | None = None,
+    seed: int = 0,
+    draws: int = 8,
+    progress: Reporter = SILENT,
+) -> SteeringEffects:
+    """Measure what edits do to the predictions along each prompt, beside the control."""
+    if not prompts:
+        raise InputError("there are no prompts: expected at least one.")
+    plan, orders = planned(lm, edits, only, draws, seed)
+    ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
+    tokens = signature_tokens(lm, plan) if plan.edits else []
+    # Without an edit no prototype is edited, and so there is no signature to raise.
+    measures = MEASURES if plan.edits else MEASURES[1:]
+    values: dict[str, list[tuple[float, float | None]]] = {name: [] for name in measures}
+    count = changed = 0
+    with progress.task("Reading prompts", len(ids), "prompts") as task:
+        for sequence in ids:
+            predictions = steered_predictions(lm, plan, sequence, orders)
+            count += len(predictions.before)
+            changed += _changed(plan, predictions.changes)
+            for name in measures:
+                if len(sequence[0]) == 1 and name == "text":
+                    continue
+                own, *controls = [
+                    _measure(name, predictions.before, after, sequence, tokens)
+                    for after in (predictions.after, *predictions.control)
+                ]
+                values[name].append((own, float(np.mean(controls)) if controls else None))
+            task.advance()
+    return SteeringEffects(
+        {name: summarise(pairs) for name, pairs in values.items() if pairs},
+        tuple(token_alone(lm.tokenizer, token) for token in tokens),
+        predictions=count,
+        changed=changed / count,
+        draws=len(orders),
+    )
+
+
+def signature_tokens(lm: OpenedModel, plan: Plan) -> list[int]:
+    """Return the tokens on the cards of the edited prototypes; of many, the ten raised most."""
+    chosen = plan.prototypes.tolist()
+    tokens = list(dict.fromkeys(token for ids in signature_ids(lm, chosen) for token in ids))
+    total = lm.head.prototypes[chosen].sum(0)
+    raised = (weight_of(lm.model)[tokens].float() @ total).argsort(descending=True)[:LISTED]
+    return tokens if len(tokens) <= LISTED else [tokens[i] for i in raised.tolist()]
+
+
+def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
+    """Return means, bootstrap intervals and d of (edit, control) values, one pair per prompt."""
+    edit = np.array([pair[0] for pair in pairs])
+    alone = SteeringEffect(len(edit), float(edit.mean()), _interval(edit))
+    control = [pair[1] for pair in pairs if pair[1] is not None]
+    if not control:
+        return alone
+    difference = edit - np.array(control)
+    spread = float(difference.std(ddof=1)) if len(edit) > 1 else 0.0
+    mean = float(difference.mean())
+    return replace(
+        alone,
+        control=float(np.mean(control)),
+        difference=mean,
+        difference_interval=_interval(difference),
+        d=mean / spread if spread > 0 else None,
+    )
+
+
+def _interval(values: np.ndarray) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    found = bootstrap(values, seed=0)
+    return found.low, found.high
+
+
+def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
+    try:
+        return lm.encode(prompt)
+    except InputError as error:
+        raise InputError(f"prompt {number}: {error}") from None
+
+
+def _changed(plan: Plan, changes: Changes) -> int:
+    """Return how many predictions are changed; a part alone is another state everywhere."""
+    return len(changes.before) if plan.only else int(changes.touched.sum())
+
+
+def _measure(name: str, before: Tensor, after: Tensor, ids: Tensor, tokens: list[int]) -> float:
+    """Return one measure of one sequence, the mean over its predictions; NaN if it has none."""
+    if name == "signature":
+        change = after[:, tokens].logsumexp(1) - before[:, tokens].logsumexp(1)
+    elif name == "divergence":
+        change = F.kl_div(after, before, reduction="none", log_target=True).sum(1)
+    else:
+        targets = ids[0, 1:, None]
+        change = (after - before)[:-1].gather(1, targets)[:, 0]
+    return float(change.double().mean())
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an edit costs on text that the model was not trained on.
+
+    Attributes:
+        corpus: its name.
+        tokens: predictions measured.
+        perplexity: exp of the cross-entropy without the edit.
+        edited: with it.
+        control: under the control, from the mean cross-entropy over draws; None without one.
+        changed: share of predictions that the edit changes.
+    """
+
+    corpus: str
+    tokens: int
+    perplexity: float
+    edited: float
+    control: float | None
+    changed: float
+
+
+@torch.no_grad()
+def perplexity_cost(
+    lm: OpenedModel,
+    corpus: Corpus,
+    edits: Sequence[Edit],
+    *,
+    only: Only | None = None,
+    tokens: int = 10_000,
+    seed: int = 0,
+    draws: int = 2,
+    progress: Reporter = SILENT,
+) -> Cost:
+    """Measure perplexity on held-out documents with and without edits, and under the control.
+
+    Documents in a seeded order, until ``tokens`` predictions are read.
+    """
+    plan, orders = planned(lm, edits, only, draws, seed)
+    losses, count, changed = np.zeros(2 + len(orders)), 0, 0
+    with progress.task("Reading held-out text", tokens) as task:
+        for batch in held_out_batches(lm, corpus, tokens, seed):
+            z, targets = _scored(lm, batch)
+            changes = plan.changes(z)
+            states = [z, plan.edited(z, changes)]
+            states += [control_state(plan, z, changes, order) for order in orders]
+            losses += [
+                float(F.nll_loss(plan.log_probabilities(state), targets, reduction="sum"))
+                for state in states
+            ]
+            count += len(z)
+            changed += _changed(plan, changes)
+            task.advance(len(z))
+    before, after, *controls = (losses / count).tolist()
+    return Cost(
+        corpus=corpus.name,
+        tokens=count,
+        perplexity=float(np.exp(before)),
+        edited=float(np.exp(after)),
+        control=float(np.exp(np.mean(controls))) if controls else None,
+        changed=changed / count,
+    )
+
+
+def held_out_batches(lm: OpenedModel, corpus: Corpus, tokens: int, seed: int) -> list[WindowBatch]:
+    """Return windows over held-out documents in a seeded order, with ``tokens`` predictions.
+
+    All there are, where the corpus has fewer; the last document is cut.
+    """
+    from prismlm.corpus import document_windows, window_batches
+    from prismlm.corpus.layout import NONE_HELD_OUT
+    from prismlm.corpus.tokenizer import check_tokenizer_of
+
+    check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
+    tokens = check_whole("the number of held-out tokens", tokens, least=1)
+    documents = np.random.default_rng(seed).permutation(corpus.split("heldout"))
+    window = min(lm.context_length or LONGEST_WINDOW, LONGEST_WINDOW)
+    stride = max(1, window * 3 // 4)
+    grid = document_windows(documents, corpus.starts, corpus.lengths, window, stride, corpus.prefix)
+    # The target of a window's last token is not in it.
+    predictions = np.cumsum(grid.length - grid.skip - 1)
+    if not len(grid) or not predictions[-1]:
+        raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
+    last = min(int(np.searchsorted(predictions, tokens)), len(grid) - 1)
+    kept = slice(last + 1)
+    length = grid.length[kept].copy()
+    length[last] -= max(0, int(predictions[last]) - tokens)
+    document, start, skip = grid.document[kept], grid.start[kept], grid.skip[kept]
+    grid = replace(grid, document=document, start=start, length=length, skip=skip)
+    return list(window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id))
+
+
+def _scored(lm: OpenedModel, batch: WindowBatch) -> tuple[Tensor, Tensor]:
+    """Return the states z [N, d] that predict, and the tokens [N] that they are to predict."""
+    ids, attended, scored = batch.scored_on(lm.model.device)
+    with capture(lm.model, logits=False) as seen:
+        lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
+    return seen.z[:, :-1][scored], ids[:, 1:][scored]
+
+
+def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]:
+    """Return the corpus to measure cost on, or None and why there is none."""
+    from prismlm.corpus import Corpus
+
+    if corpus is not None:
+        return Corpus.open(corpus), ""
+    if lm.lens is None:
+        return None, "there is no lens that names a corpus: give one with --corpus DIR."
+    path = lm.lens.corpus_path
+    if not path.is_dir():
+        return None, (
+            f"the lens {lm.lens.name} was built from {lm.lens.meta.corpus_name}, which is no "
+            "longer where it was: give it with --corpus DIR."
+        )
+    return Corpus.open(path), ""

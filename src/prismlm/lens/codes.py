@@ -1,0 +1,152 @@
+"""How the hidden states of positions are kept: a byte for each number, or by product quantisation.
+
+In int8 a unit state is scale · code / 127, with a scale of its own. Product quantisation (Jégou et
+al. 2011) cuts a state into parts of four numbers (``pq``) and keeps of each the number of the
+nearest of 256 centres, learned by faiss from a sample of the positions: a quarter of the size, with
+cosines that are off by a hundredth or two. ``pq12``, with parts of twelve, is that of the demo.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prismlm.errors import FormatError, InputError, check_choice
+from prismlm.lens import layout
+
+CodeName = Literal["int8", "pq", "pq12"]
+# Numbers of a part, and centres for each part.
+PARTS = {"pq": 4, "pq12": 12}
+CENTRES = 256
+# Positions that centres are learned from: as many as faiss takes for 256 of them.
+SAMPLE = 256 * CENTRES
+
+
+class Int8Codes:
+    """A byte for each number of a state, and a scale for each state; records have ``fields``."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.fields: list[tuple[Any, ...]] = [("scale", "<f2"), ("code", "i1", (width,))]
+
+    def states(self, records: np.ndarray) -> Tensor:
+        """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
+        return torch.from_numpy(records["code"]).float() * self._factor(records)[:, None]
+
+    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
+        """Return the cosine of each record's state to a unit state, float32 [n]."""
+        # Scales are applied to products, of which there are fewer.
+        products = torch.from_numpy(records["code"]).float() @ state
+        return (products * self._factor(records)).numpy()
+
+    def put(self, records: np.ndarray, into: np.ndarray) -> None:
+        """Copy the codes of int8 records."""
+        into["scale"], into["code"] = records["scale"], records["code"]
+
+    @staticmethod
+    def _factor(records: np.ndarray) -> Tensor:
+        return torch.from_numpy(records["scale"].astype(np.float32) / 127)
+
+
+class ProductCodes:
+    """The nearest centre of each part of a state, which is filled up with zeros to whole parts."""
+
+    def __init__(self, width: int, centres: np.ndarray) -> None:
+        self.width, self.centres = width, centres
+        parts, _, part = centres.shape
+        self.fields: list[tuple[Any, ...]] = [("code", "u1", (parts,))]
+        self._table = torch.from_numpy(centres.reshape(parts * CENTRES, part))
+        self._first = torch.arange(parts) * CENTRES
+
+    @classmethod
+    def learn(cls, sample: np.ndarray, name: str = "pq") -> ProductCodes:
+        """Learn centres from states, float32 [n, d], n ≥ 1; the same for the same states."""
+        faiss, width = _faiss(), sample.shape[1]
+        parts, part = parts_of(width, name), PARTS[name]
+        # There must be a state for each centre; where there are fewer, they are repeated.
+        sample = np.resize(sample, (max(len(sample), CENTRES), width))
+        quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
+        # It warns of samples below 39 a centre, which is what a small corpus has.
+        quantiser.cp.min_points_per_centroid = 1
+        threads = faiss.omp_get_max_threads()
+        # Sums of several threads depend on how many there are.
+        faiss.omp_set_num_threads(1)
+        try:
+            quantiser.train(_filled(sample, part))
+        finally:
+            faiss.omp_set_num_threads(threads)
+        centres = faiss.vector_to_array(quantiser.centroids)
+        return cls(width, centres.reshape(parts, CENTRES, part))
+
+    def states(self, records: np.ndarray) -> Tensor:
+        """Return the centres put together, at length 1: float32 [n, d]."""
+        index = torch.from_numpy(records["code"]).long() + self._first
+        return functional.normalize(self._table[index].flatten(1)[:, : self.width], dim=-1)
+
+    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
+        """Return the cosine of each record's state to a unit state, float32 [n]."""
+        return (self.states(records) @ state).numpy()
+
+    def put(self, records: np.ndarray, into: np.ndarray) -> None:
+        """Find the nearest centres of the states of int8 records."""
+        faiss = _faiss()
+        parts, _, part = self.centres.shape
+        quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
+        faiss.copy_array_to_vector(self.centres.ravel(), quantiser.centroids)
+        states = Int8Codes(self.width).states(records).numpy()
+        into["code"] = quantiser.compute_codes(_filled(states, part))
+
+
+Codes = Int8Codes | ProductCodes
+
+
+def parts_of(width: int, name: str = "pq") -> int:
+    """Return into how many parts a state is cut."""
+    return -(-width // PARTS[name])
+
+
+def check_codes(name: str) -> CodeName:
+    """Return the name of a code; InputError if there is no such code, or faiss is missing."""
+    if name not in PARTS:
+        check_choice("--codes", name, ("int8", "pq"))
+    else:
+        _faiss()
+    return cast("CodeName", name)
+
+
+def open_codes(directory: Path, name: str, width: int) -> Codes:
+    """Return the code that the cells of a lens have."""
+    if name == "int8":
+        return Int8Codes(width)
+    if name not in PARTS:
+        raise FormatError(
+            f"the cells of {directory} are coded as {name!r}, which this version cannot read. "
+            f"{layout.REBUILD}"
+        )
+    path = directory / layout.CELL_CENTRES_FILE
+    centres = np.array(layout.open_array(path))
+    shape = (parts_of(width, name), CENTRES, PARTS[name])
+    if centres.dtype != np.float32 or centres.shape != shape:
+        raise FormatError(f"{path} is damaged (not float32 {list(shape)}). {layout.REBUILD}")
+    return ProductCodes(width, centres)
+
+
+def _filled(states: np.ndarray, part: int) -> np.ndarray:
+    """Return states filled up with zeros to a multiple of a part, float32 [n, part · parts]."""
+    return np.ascontiguousarray(np.pad(states, ((0, 0), (0, -states.shape[1] % part))))
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise InputError(
+            "--codes pq finds its codes with faiss, which is not installed: pip install "
+            "'prismlm[pq]', or --codes int8."
+        ) from error
+    return faiss

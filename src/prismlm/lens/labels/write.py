@@ -1,0 +1,258 @@
+"""Naming the prototypes of a lens: read its places, name them, score the names, keep both."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from torch import nn
+
+from prismlm.errors import InputError
+from prismlm.files import WAY_OUT, atomic_file, room_to_write
+from prismlm.lens import layout
+from prismlm.lens.labels.categories import CATEGORIES, subject_words
+from prismlm.lens.labels.embedded import Label, Weigh, embedded_labels
+from prismlm.lens.labels.places import Places, Text, sample_places
+from prismlm.lens.labels.scores import Scores, score_labels
+from prismlm.lens.labels.vocabulary import Vocabulary
+from prismlm.lens.lens import MIN_PLACES, Lens
+from prismlm.models.sidecar import weight_of
+from prismlm.progress import SILENT, Reporter
+from prismlm.run_state import writing
+from prismlm.statistics import mean_intervals
+
+EMBEDDED, SIGNATURE = "embedded", "signature"
+# Places of a cell that are looked at; documents whose places name nothing, but score the names.
+PLACES, HELD_OUT, SEED = 256, 0.2, 0
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """A mean balanced accuracy over prototypes, beside that of each with the name of another.
+
+    ½ says nothing; ``low`` and ``high`` are 95 % of a bootstrap of the difference over prototypes.
+    """
+
+    mean: float
+    shuffled: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """What labelling a lens came to.
+
+    Attributes:
+        source: who named them.
+        prototypes: K.
+        named: prototypes that got a name; the others keep their signature's.
+        scored: names with enough places that named nothing.
+        detection: whether passages of the prototype can be told from others by its name.
+        fuzzing: whether marked places can.
+        categories: prototypes of each category.
+        documents, held_out: that named prototypes, and that scored the names.
+        asked: what a labeller did, and how its names score beside the embedded ones of the same
+            prototypes; None where there was none.
+    """
+
+    source: str
+    prototypes: int
+    named: int
+    scored: int
+    detection: Accuracy | None
+    fuzzing: Accuracy | None
+    categories: dict[str, int]
+    documents: int
+    held_out: int
+    asked: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+
+class Made(NamedTuple):
+    """Labels, None for a prototype without any place, and what they are to be scored on.
+
+    ``places`` may name them, ``held_out`` are of documents that name nothing; ``documents`` counts
+    both kinds.
+    """
+
+    labels: list[Label | None]
+    text: Text
+    places: Places
+    held_out: Places
+    documents: tuple[int, int]
+
+
+class Labeller(Protocol):
+    """What names prototypes: an endpoint, or answers that were read from a file."""
+
+    source: str
+
+    def labels(self, lens: Lens, made: Made, progress: Reporter = ...) -> dict[int, Label]:
+        """Return the labels of those that it can name."""
+        ...
+
+    def report(self) -> dict[str, Any]:
+        """Return what is noted of it."""
+        ...
+
+
+def label_lens(
+    lens: Lens,
+    model: nn.Module,
+    *,
+    overwrite: bool = False,
+    labeller: Labeller | None = None,
+    progress: Reporter = SILENT,
+) -> Labelling:
+    """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
+
+    A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
+
+    Args:
+        lens: whose corpus is there.
+        model: the lens is of.
+        overwrite: replace labels that are there already.
+        labeller: names better than the embedded one what it can. Prototypes with fewer than ten
+            places then have no name.
+        progress: shows the steps.
+
+    Raises:
+        InputError: the lens has no corpus, or labels already; or by the labeller.
+    """
+    if lens.corpus is None:
+        raise InputError(
+            f"the corpus of {lens.path} is not at {lens.corpus_path}, or has changed, and "
+            "names are made of its text. Put it back, or build the lens again."
+        )
+    if lens.meta.labels is not None and not overwrite:
+        raise InputError(
+            f"the prototypes of {lens.path} are labelled already, by {lens.meta.labels['source']}."
+            " Give --overwrite to replace the labels."
+        )
+    room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
+    with room, writing(lens.path):
+        made = make_labels(lens, model, progress)
+        better = {} if labeller is None else labeller.labels(lens, made, progress)
+        labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
+        if better:
+            few = (made.places.size < MIN_PLACES).tolist()
+            labels = [None if small else one for one, small in zip(labels, few, strict=True)]
+        scores = score_labels(labels, made.text, made.held_out, SEED, progress)
+        seen = Counter(label.category for label in labels if label is not None)
+        found = Labelling(
+            source=labeller.source if labeller and better else EMBEDDED,
+            prototypes=len(labels),
+            named=seen.total(),
+            scored=int(np.isfinite(scores.detection).sum()),
+            **accuracies(scores),
+            categories={name: seen[name] for name in CATEGORIES},
+            documents=made.documents[0],
+            held_out=made.documents[1],
+            asked=None if labeller is None else _asked(labeller, made, better),
+        )
+        _write(lens, labels, dict.fromkeys(better, found.source), scores, found)
+    return found
+
+
+def make_labels(
+    lens: Lens,
+    model: nn.Module,
+    progress: Reporter = SILENT,
+    *,
+    weigh: Weigh | None = None,
+) -> Made:
+    """Name every prototype from four fifths of the documents; the lens has its corpus."""
+    cells, corpus, count = lens.cells, lens.corpus, lens.num_prototypes
+    assert corpus is not None
+    with progress.task("Reading places", 1, "steps") as task:
+        weight = weight_of(model).detach()
+        text = Text(corpus, Vocabulary(corpus.tokenizer, len(weight)))
+        places = sample_places(cells, count, PLACES)
+        subjects = subject_words(weight, text.vocabulary)
+        task.advance()
+    drawn = np.random.default_rng(SEED).random(cells.documents.num_rows) < HELD_OUT
+    held = drawn[places.document]
+    shown = places.of(~held)
+    # What has places in held-out documents alone is named by these, and not scored.
+    held &= (np.bincount(shown.cell, minlength=count) > 0)[places.cell]
+    raised = lens.prototypes["top_tokens"].to_pylist()
+    labels = embedded_labels(text, places.of(~held), cells, subjects, raised, weigh, progress)
+    documents = int((~drawn).sum()), int(drawn.sum())
+    return Made(labels, text, shown, places.of(held), documents)
+
+
+def accuracies(scores: Scores) -> dict[str, Accuracy | None]:
+    """Return those of detection and of fuzzing; None where nothing is scored."""
+    return {
+        "detection": accuracy(scores.detection, scores.shuffled_detection),
+        "fuzzing": accuracy(scores.fuzzing, scores.shuffled_fuzzing),
+    }
+
+
+def accuracy(own: np.ndarray, shuffled: np.ndarray) -> Accuracy | None:
+    """Return the mean of scores beside that of the control, pair by pair; nan is not scored."""
+    scored = np.isfinite(own)
+    own, shuffled = own[scored], shuffled[scored]
+    if not len(own):
+        return None
+    (difference,) = mean_intervals((own - shuffled)[:, None], seed=SEED)
+    return Accuracy(float(own.mean()), float(shuffled.mean()), difference.low, difference.high)
+
+
+def _asked(labeller: Labeller, made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
+    """Return what a labeller did, and its scores beside the embedded ones of the same."""
+    found: dict[str, Any] = {}
+    own = [better.get(cell) for cell in range(len(made.labels))]
+    embedded = [label if cell in better else None for cell, label in enumerate(made.labels)]
+    for name, labels in (("own", own), ("embedded", embedded)):
+        scores = score_labels(labels, made.text, made.held_out, SEED)
+        kinds = accuracies(scores).items()
+        found[name] = {kind: None if one is None else asdict(one) for kind, one in kinds}
+        found["scored"] = int(np.isfinite(scores.detection).sum())
+    return {"named": len(better), **labeller.report(), "scores": found}
+
+
+def _write(
+    lens: Lens,
+    labels: list[Label | None],
+    sources: Mapping[int, str],
+    scores: Scores,
+    found: Labelling,
+) -> None:
+    """Replace the labels of ``prototypes.parquet``, then say so in ``meta.json``."""
+    # Beside the names of a labeller, those of signatures would look like more of them.
+    names = [""] * len(labels) if sources else lens.names
+    columns: dict[str, Any] = {
+        column: [None if label is None else getattr(label, column) for label in labels]
+        for column in ("description", "category", "role", "tags")
+    }
+    columns["name"] = [
+        old if label is None else label.name for label, old in zip(labels, names, strict=True)
+    ]
+    columns["label_source"] = [
+        SIGNATURE if label is None else sources.get(cell, EMBEDDED)
+        for cell, label in enumerate(labels)
+    ]
+    columns["label_score"] = [None if np.isnan(one) else float(one) for one in scores.detection]
+    write_columns(lens, columns, labels=found.to_dict())
+
+
+def write_columns(
+    lens: Lens, columns: Mapping[str, Sequence[Any] | np.ndarray], **noted: Any
+) -> None:
+    """Replace columns of ``prototypes.parquet``, then note in ``meta.json`` what made them."""
+    table, schema = lens.prototypes, layout.PROTOTYPES_SCHEMA
+    for name, values in columns.items():
+        place = schema.get_field_index(name)
+        table = table.set_column(place, schema.field(place), pa.array(values, schema.types[place]))
+    with atomic_file(lens.path / layout.PROTOTYPES_FILE) as temporary:
+        layout.write_prototypes(table, temporary, lens.meta.files)
+    layout.write_meta(lens.path, replace(lens.meta, **noted))

@@ -1,0 +1,324 @@
+"""The files of a lens directory: names, schemas and the record of what it was built from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+import prismlm
+from prismlm import fingerprints
+from prismlm.corpus.layout import FACTS, strings
+from prismlm.errors import FormatError, InputError, StaleLensError, check_path
+from prismlm.files import check_json, from_json, read_json, write_json
+from prismlm.layers import PrototypeHead
+
+FORMAT_VERSION = 4
+META_FILE = "meta.json"
+INDEX_FILE, CONTEXTS_FILE = "index.parquet", "contexts.safetensors"
+MASS_FILE, PROTOTYPES_FILE = "mass.parquet", "prototypes.parquet"
+# The source of what has no rows of its own in mass.parquet.
+OTHER = "(other)"
+# Positions in the cells of their nearest prototypes; key and first row of each range, which is a
+# cell and a next token that occur together.
+CELLS_FILE = "cells.npy"
+CELL_KEYS_FILE, CELL_STARTS_FILE = "cell-keys.npy", "cell-starts.npy"
+CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE)
+# Centres of product quantisation, in lenses whose cells are coded so.
+CELL_CENTRES_FILE = "cell-centres.npy"
+CELL_DOCUMENTS_FILE = "cell-documents.parquet"
+# Cells and suffix arrays up to this size are compared with their digests when they are opened, in
+# a tenth of a second; larger ones, of which a question reads little, by `inspect index` alone.
+COMPARED_BYTES = 2**26
+# In the metadata of prototypes.parquet.
+KEY = b"lens"
+GROUP_COLUMNS = ("source", "domain", "license")
+REBUILD = "Build the lens again."
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("prototype", pa.int32()),
+        ("rank", pa.int32()),
+        ("cosine", pa.float32()),
+        ("activation", pa.float32()),
+        ("routed", pa.bool_()),
+        ("position", pa.int64()),
+        *FACTS,
+        *strings("before", "token", "after"),
+    ]
+)
+MASS_SCHEMA = pa.schema(
+    [
+        ("prototype", pa.int32()),
+        *strings(*GROUP_COLUMNS),
+        ("tokens", pa.int64()),
+        ("activation_sum", pa.float64()),
+    ]
+)
+PROTOTYPES_SCHEMA = pa.schema(
+    [
+        ("prototype", pa.int32()),
+        *strings("name", "description", "category", "role"),
+        ("tags", pa.list_(pa.string())),
+        ("top_tokens", pa.list_(pa.string())),
+        ("top_values", pa.list_(pa.float32())),
+        ("usage", pa.float64()),
+        ("nearest_cosine", pa.float32()),
+        ("x", pa.float32()),
+        ("y", pa.float32()),
+        ("label_source", pa.string()),
+        ("label_score", pa.float32()),
+    ]
+)
+SCHEMAS = {
+    INDEX_FILE: INDEX_SCHEMA,
+    MASS_FILE: MASS_SCHEMA,
+    PROTOTYPES_FILE: PROTOTYPES_SCHEMA,
+}
+TrainedOn = bool | Literal["fine-tuned"] | None
+
+
+@dataclass(frozen=True)
+class LensMeta:
+    """What a lens was built from, and how.
+
+    Attributes:
+        prototypes, tokenizer, corpus: fingerprints; the model is asked by ``probe.safetensors``.
+        corpus_name, corpus_path: where the text was; the path may have moved since.
+        split: which documents were read: train, heldout or all.
+        trained_on: whether this corpus is the one the model was trained on, if that is known;
+            "fine-tuned" if it was so on this one after another, which the lens does not hold.
+        window, stride, contexts, with_text: as of :class:`~prismlm.lens.scan.IndexOptions`.
+        documents, tokens: how much was read. Ends of documents predict nothing and do not count.
+        precision: of the passes that read the corpus: float32, which is the model's own, or bf16.
+        cells, support, labels, map: how positions were kept, what text scores that the corpus does
+            not hold, who named the prototypes, how they were laid out; None before.
+        convergence: points of the mean nearest cosine against the share of the corpus read.
+        files: the size and digest of every file that never changes again.
+    """
+
+    prototypes: str
+    tokenizer: str
+    corpus: str
+    corpus_name: str
+    corpus_path: str
+    split: str
+    trained_on: TrainedOn
+    window: int
+    stride: int
+    contexts: int
+    documents: int
+    tokens: int
+    with_text: bool
+    cells: dict[str, Any]
+    precision: str | None = None
+    support: dict[str, Any] | None = None
+    labels: dict[str, Any] | None = None
+    map: dict[str, Any] | None = None
+    convergence: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+
+
+def trained_on_words(trained_on: TrainedOn, split: str) -> str:
+    """Say whether a model was trained on the documents of its lens: which is not on every split."""
+    if trained_on is None:
+        return "not known"
+    if not trained_on:
+        return "no"
+    if trained_on == "fine-tuned" and split != "heldout":
+        return "fine-tuned on it; what it was trained on before is not in this lens"
+    return {"train": "yes", "heldout": "no, held out"}.get(split, "yes, but for those held out")
+
+
+def prototypes_fingerprint(head: PrototypeHead) -> str:
+    """Fingerprint all that a lens depends on: the bank, k, τ, and fitted weights."""
+    parts = [
+        fingerprints.of_tensor(head.prototypes.detach().float()),
+        head.prototypes_per_token,
+        round(float(head.scale.detach()), 6),
+    ]
+    # Lenses of heads with cosine weights were written before there were others, and those that say
+    # "fitted" count as uses the nearest prototypes, not those that the head chose.
+    return fingerprints.of_json(parts if head.weights == "cosine" else [*parts, "pursued"])
+
+
+def write_meta(directory: Path, meta: LensMeta) -> None:
+    """Write ``meta.json``, with its own digest."""
+    value = {"format_version": FORMAT_VERSION, "prismlm": prismlm.__version__, **asdict(meta)}
+    write_json(directory / META_FILE, value | {"digest": fingerprints.of_json(value)})
+
+
+def read_meta(directory: Path) -> LensMeta:
+    """Read ``meta.json``, and compare the sizes of all files with what it says.
+
+    Raises:
+        FormatError: not a lens, incomplete, changed or of another version.
+    """
+    path = directory / META_FILE
+    if not path.is_file():
+        raise FormatError(
+            f"{directory} is not a lens: it has no {META_FILE}. Build one with `prismlm index`."
+        )
+    value = read_json(path)
+    if not isinstance(value, dict) or value.get("format_version") != FORMAT_VERSION:
+        raise FormatError(
+            f"{directory} was written in another lens format. Build it again with `prismlm index "
+            "MODEL --corpus DIR --overwrite`."
+        )
+    if value.pop("digest", None) != fingerprints.of_json(value):
+        raise FormatError(f"{path} was changed since it was written. {REBUILD}")
+    del value["format_version"], value["prismlm"]
+    meta = from_json(LensMeta, value, str(path))
+    check_json(list(meta.files.values()), [{"bytes": int, "digest": str}], f"{path}: files")
+    sizes = {name: file["bytes"] for name, file in meta.files.items()}
+    for name in (*sizes, PROTOTYPES_FILE):
+        size = (directory / name).stat().st_size if (directory / name).is_file() else 0
+        if not size or size != sizes.get(name, size):
+            raise FormatError(
+                f"{directory / name} has {size} bytes, expected {sizes.get(name, 'more')}: it is "
+                f"missing, cut off or was changed. {REBUILD}"
+            )
+    return meta
+
+
+def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return the size and digest of the files that later steps do not rewrite."""
+    return {
+        path.name: {"bytes": path.stat().st_size, "digest": fingerprints.of_file(path)}
+        for path in sorted(directory.iterdir())
+        if path.name not in (META_FILE, PROTOTYPES_FILE)
+    }
+
+
+def key_of(files: dict[str, dict[str, Any]]) -> str:
+    """Return what ties names and audits to a lens: a digest of its files that never change."""
+    return fingerprints.of_json(files)
+
+
+def check_files(
+    directory: Path,
+    meta: LensMeta,
+    names: Collection[str] | None = None,
+    *,
+    most: float = math.inf,
+) -> None:
+    """Compare files with their digests: those named, or all; none of more than ``most`` bytes."""
+    for name in meta.files if names is None else names:
+        noted = meta.files.get(name)
+        if noted is not None and noted["bytes"] > most:
+            continue
+        if noted is None or fingerprints.of_file(directory / name) != noted["digest"]:
+            raise FormatError(
+                f"{directory / name} is damaged, or of another lens: it does not hold what was "
+                f"written. {REBUILD}"
+            )
+
+
+def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
+    """Read a table of a lens."""
+    try:
+        there = pq.read_schema(path)
+        if there.equals(schema):
+            return pq.read_table(path, columns=columns, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} cannot be read ({error}). {REBUILD}") from error
+    names = ", ".join(f"{field.name} ({field.type})" for field in schema)
+    raise FormatError(
+        f"{path} has other columns than a lens of this version: expected {names}. {REBUILD}"
+    )
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Map an array of a lens."""
+    try:
+        return np.load(path, mmap_mode="r")
+    except Exception as error:  # numpy raises half a dozen unrelated types here
+        raise FormatError(f"{path} is damaged ({error}). {REBUILD}") from error
+
+
+def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any]]) -> None:
+    """Write ``prototypes.parquet`` of the lens that has these other files."""
+    write_table(table.replace_schema_metadata({KEY: key_of(files)}), path)
+
+
+def read_prototypes(directory: Path, meta: LensMeta) -> pa.Table:
+    """Read ``prototypes.parquet``, which is rewritten and so belongs to a lens by its key."""
+    path = directory / PROTOTYPES_FILE
+    table = read_table(path, PROTOTYPES_SCHEMA)
+    if (table.schema.metadata or {}).get(KEY) != key_of(meta.files).encode():
+        raise FormatError(f"{path} is of another lens. Put its own back, or build the lens again.")
+    return table
+
+
+def write_table(table: pa.Table, path: Path, **options: Any) -> None:
+    """Write a table of a lens, with checksums of its pages."""
+    pq.write_table(table, path, compression="zstd", write_page_checksum=True, **options)
+
+
+def lens_summary(directory: Path) -> dict[str, int | float]:
+    """Return how much a lens holds: tokens and documents read, positions kept, and prototypes.
+
+    ``with_contexts`` prototypes have at least one kept place, ``in_use`` were routed at least once.
+    ``summed_share`` of all uses are of sources that have no rows of their own in ``mass.parquet``,
+    because there were more than 2,048 combinations of source, domain and licence.
+    """
+    meta = read_meta(directory)
+    usage = read_table(directory / PROTOTYPES_FILE, PROTOTYPES_SCHEMA, ["usage"])["usage"]
+    kept = read_table(directory / INDEX_FILE, INDEX_SCHEMA, ["prototype"])["prototype"]
+    return {
+        "tokens": meta.tokens,
+        "documents": meta.documents,
+        "positions": int(meta.cells["rows"]),
+        "prototypes": len(usage),
+        "with_contexts": len(kept.unique()),
+        "in_use": int((usage.to_numpy() > 0).sum()),
+        "summed_share": summed_share(directory),
+    }
+
+
+def summed_share(directory: Path) -> float:
+    """Return which share of all uses is of sources without rows of their own, in [0, 1]."""
+    mass = read_table(directory / MASS_FILE, MASS_SCHEMA, ["source", "tokens"])
+    summed = mass.filter(pc.field("source") == OTHER)["tokens"].to_numpy().sum()
+    return float(summed / max(1, mass["tokens"].to_numpy().sum()))
+
+
+def check_fresh(
+    meta: LensMeta, directory: Path, head: PrototypeHead, tokenizer: str | None = None
+) -> None:
+    """Raise StaleLensError if a lens was built for another head, or tokenizer if one is given."""
+    now = {"prototypes": prototypes_fingerprint(head), "tokenizer": tokenizer}
+    stale = [what for what, one in now.items() if one not in (None, getattr(meta, what))]
+    if stale:
+        raise StaleLensError(
+            f"the lens {directory} was built for another model: the {' and the '.join(stale)} "
+            "changed since. Build it again with `prismlm index MODEL --corpus DIR --overwrite`."
+        )
+
+
+def find_lens(model_directory: Path, lens: Path | str | None) -> Path | None:
+    """Return the lens directory to use: the one named, or the only one under ``lens/``.
+
+    Raises:
+        InputError: several lenses and none named, or the named one does not exist.
+    """
+    if lens is not None:
+        named = check_path("the lens", lens)
+        for candidate in (named, model_directory / "lens" / named):
+            if candidate.is_dir():
+                return candidate
+        raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")
+    # A name that starts with a dot is a lens still being written.
+    root = model_directory / "lens"
+    lenses = sorted(path for path in root.glob("[!.]*") if path.is_dir())
+    if len(lenses) > 1:
+        names = ", ".join(path.name for path in lenses)
+        raise InputError(f"{model_directory} has several lenses ({names}): choose one with --lens.")
+    return lenses[0] if lenses else None

@@ -1,0 +1,364 @@
+"""A lens opened for reading: contexts, mass and names of every prototype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
+from prismlm.layers import PrototypeHead
+from prismlm.lens import layout, suffixes
+from prismlm.lens.around import Around, joined, sentence_around
+from prismlm.lens.cells import Cells
+from prismlm.lens.own_text import OwnText
+from prismlm.lens.probe import PROBE_FILE, Probe
+from prismlm.lens.suffixes import Suffixes
+from prismlm.lens.support import SupportScale
+from prismlm.lens.where import Conditions, Keys, rows_matching
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from prismlm.corpus.store import Corpus
+
+T = TypeVar("T")
+# Whose passages are asked for again and again: those of one answer share documents.
+DOCUMENTS_KEPT = 64
+# What fewer places have in common is chance: such prototypes get no name, and lists leave them out.
+MIN_PLACES = 10
+
+
+def identity_of(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is replaced or rewritten; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class read_once(cached_property[T]):
+    """A property of a lens that is read when it is first needed.
+
+    Each time it is asked for, the lens is still the one that was opened, or an error is raised.
+    """
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:  # pyright: ignore
+        if instance is not None:
+            instance.check_unchanged()
+        return super().__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: Any) -> None:  # pyright: ignore
+        # With it, Python asks __get__ also where a value is kept.
+        instance.__dict__[str(self.attrname)] = value
+
+
+class Lens:
+    """A lens directory. Open one with :meth:`open`; tables are read when they are first needed.
+
+    Attributes:
+        path: the directory.
+        meta: what it was built from.
+        head: that it was built with.
+        tokenizer: decodes the lens's own tokens, where its corpus is not at hand; None for no text.
+    """
+
+    def __init__(self, path: Path, meta: layout.LensMeta, head: PrototypeHead) -> None:
+        self.path, self.meta, self.head = path, meta, head
+        self._seen = identity_of(path / layout.META_FILE)
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self._moved_corpus: Path | None = None
+        self._corpus: tuple[object, Corpus | None] = object(), None
+        self._keys: dict[tuple[str, str], Keys] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        model: nn.Module,
+        head: PrototypeHead,
+        tokenizer: str | None = None,
+        *,
+        decoder: bool = True,
+    ) -> Lens:
+        """Open a lens that was built for this model and head, and tokenizer if one is given.
+
+        The model reads the probe again, 240 tokens and one window: see
+        :class:`~prismlm.lens.probe.Probe`.
+
+        Args:
+            path: the lens directory.
+            model: the model that is to be read with it.
+            head: its head.
+            tokenizer: the fingerprint of its tokenizer; None leaves that unchecked.
+            decoder: whether the model can read; otherwise its output layer alone is compared.
+
+        Raises:
+            FormatError: not a lens, damaged or of another version.
+            StaleLensError: built for another model, head or tokenizer.
+        """
+        directory = Path(path)
+        seen = identity_of(directory / layout.META_FILE)
+        meta = layout.read_meta(directory)
+        layout.check_fresh(meta, directory, head, tokenizer)
+        lens = cls(directory, meta, head)
+        lens._seen = seen
+        _ = lens.cells
+        layout.check_files(directory, meta, [PROBE_FILE])
+        probe = Probe.open(directory)
+        (probe.check if decoder else probe.check_output)(model, directory)
+        return lens
+
+    @property
+    def num_prototypes(self) -> int:
+        """K."""
+        return self.head.num_prototypes
+
+    @property
+    def name(self) -> str:
+        """The name of the directory."""
+        return self.path.resolve().name
+
+    def check_unchanged(self) -> None:
+        """Check that the files are still those that were opened; forget names if they are not.
+
+        It is asked before all that is read of the lens, by one look at ``meta.json``.
+
+        Raises:
+            StaleLensError: the lens was rebuilt or removed since it was opened.
+        """
+        seen = identity_of(self.path / layout.META_FILE)
+        if seen == self._seen:
+            return
+        with suppress(FormatError):
+            noted = layout.read_meta(self.path)
+            if noted == replace(self.meta, labels=noted.labels, map=noted.map):
+                self.meta, self._seen = noted, seen
+                for name in ("prototypes", "names", "categories", "leading"):
+                    self.__dict__.pop(name, None)
+                return
+        raise StaleLensError(
+            f"the lens {self.path} was rebuilt or removed since it was opened: open the model "
+            "again."
+        )
+
+    def _check_files(self, names: Iterable[str], **options: Any) -> None:
+        layout.check_files(self.path, self.meta, list(names), **options)
+
+    def _table(self, name: str) -> pa.Table:
+        self._check_files([name])
+        return layout.read_table(self.path / name, layout.SCHEMAS[name])
+
+    @read_once
+    def index(self) -> pa.Table:
+        """``index.parquet``: the kept contexts, by prototype and rank."""
+        return self._table(layout.INDEX_FILE)
+
+    @read_once
+    def mass(self) -> pa.Table:
+        """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
+        return self._table(layout.MASS_FILE)
+
+    @read_once
+    def prototypes(self) -> pa.Table:
+        """``prototypes.parquet``: one row per prototype."""
+        table = layout.read_prototypes(self.path, self.meta)
+        if table.num_rows != self.num_prototypes:
+            raise FormatError(
+                f"{self.path / layout.PROTOTYPES_FILE} describes {table.num_rows} prototypes and "
+                f"the model has {self.num_prototypes}. {layout.REBUILD}"
+            )
+        return table
+
+    @read_once
+    def names(self) -> list[str]:
+        """The name of every prototype."""
+        return self.prototypes["name"].to_pylist()
+
+    @read_once
+    def categories(self) -> list[str | None]:
+        """The category of every prototype; None where it has no label."""
+        return self.prototypes["category"].to_pylist()
+
+    @read_once
+    def cells(self) -> Cells:
+        """Every position, or a sample, in the cell of its prototype."""
+        self._check_files([layout.CELLS_FILE], most=layout.COMPARED_BYTES)
+        return Cells(self.path, self.meta.cells, self._check_files)
+
+    @cached_property
+    def cell_sizes(self) -> np.ndarray:
+        """At how many positions each prototype is the nearest, int64 [K]."""
+        return self.cells.sizes(self.num_prototypes)
+
+    @property
+    def listed(self) -> np.ndarray:
+        """Which prototypes lists show by default, bool [K]: those of ``MIN_PLACES`` or more."""
+        return self.cell_sizes >= MIN_PLACES
+
+    @read_once
+    def leading(self) -> np.ndarray:
+        """The prototypes in the order of how much text is theirs, int64 [K].
+
+        The nearest one at most positions comes first. With fitted weights those used at most
+        positions correct many others by a little and may be near to no text at all.
+        """
+        return np.lexsort((-self.prototypes["usage"].to_numpy(), -self.cell_sizes))
+
+    @read_once
+    def support(self) -> SupportScale | None:
+        """What text scores that the corpus does not hold; None with too little text."""
+        return None if self.meta.support is None else SupportScale(**self.meta.support)
+
+    @read_once
+    def suffixes(self) -> Suffixes | None:
+        """The suffix array of its text; None in a lens without one."""
+        if not suffixes.has_suffixes(self.path):
+            return None
+        self._check_files([suffixes.DOCUMENTS_FILE])
+        self._check_files(suffixes.FILES, most=layout.COMPARED_BYTES)
+        return Suffixes.open(self.path)
+
+    @read_once
+    def states(self) -> Tensor:
+        """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
+        self._check_files([layout.CONTEXTS_FILE])
+        with safe_open(str(self.path / layout.CONTEXTS_FILE), framework="pt") as file:
+            return file.get_tensor("states")
+
+    @property
+    def corpus(self) -> Corpus | None:
+        """The corpus it was built from; None if that is no longer there, or has changed."""
+        from prismlm.corpus.layout import META_FILE
+        from prismlm.corpus.store import Corpus
+
+        seen = identity_of(self.corpus_path / META_FILE)
+        if self._corpus[0] != seen:
+            self.__dict__.pop("_text", None)
+            corpus = None
+            with suppress(InputError, FormatError, OSError):
+                corpus = Corpus.open(self.corpus_path)
+            same = corpus is not None and corpus.fingerprint == self.meta.corpus
+            self._corpus = seen, corpus if same else None
+        return self._corpus[1]
+
+    @property
+    def corpus_path(self) -> Path:
+        """Where its corpus is looked for."""
+        return self._moved_corpus or Path(self.meta.corpus_path)
+
+    def use_corpus(self, path: Path | str) -> None:
+        """Look for the corpus in another directory than where it was when the lens was built.
+
+        Raises:
+            InputError: there is no corpus, or another one.
+            FormatError: it is damaged.
+        """
+        from prismlm.corpus.store import Corpus
+
+        if Corpus.open(path).fingerprint != self.meta.corpus:
+            raise InputError(
+                f"{path} is not the corpus that the lens {self.name} was built from, which is "
+                f"{self.meta.corpus_name}: expected where that is now."
+            )
+        self._moved_corpus = Path(path)
+
+    @property
+    def readable(self) -> Corpus | OwnText | None:
+        """What text is read from: the corpus, or the lens's own tokens where that is not at hand.
+
+        None too where the lens was built to hold no text, where it holds a sample of the positions
+        alone, and where it was opened without a tokenizer.
+        """
+        corpus = self.corpus
+        return self._own_text if corpus is None else corpus
+
+    @cached_property
+    def _own_text(self) -> OwnText | None:
+        complete = self.suffixes is not None or self.cells.meta.share == 1
+        if not complete or not self.meta.with_text or self.tokenizer is None:
+            return None
+        return OwnText(self.cells, self.suffixes, self.tokenizer)
+
+    @cached_property
+    def _text(self) -> Callable[[int], tuple[int, str, np.ndarray]]:
+        """Where a document starts, its text, and where its tokens lie; the last few are kept."""
+        source = self.readable
+        assert source is not None
+
+        def read(number: int) -> tuple[int, str, np.ndarray]:
+            return int(source.starts[number]), source.text(number), source.spans(number)
+
+        return lru_cache(DOCUMENTS_KEPT)(read)
+
+    def sentence(self, position: int) -> Around | None:
+        """Return the sentence around the token at a global position; None where there is no text.
+
+        See :attr:`readable`.
+        """
+        source = self.readable
+        if source is None:
+            return None
+        start, text, spans = self._text(source.document_at(position))
+        return sentence_around(text, *spans[position - start].tolist())
+
+    def beside(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
+        """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`."""
+        around, source = self.sentence(position), self.readable
+        if around is None or source is None:
+            return []
+        start, text, spans = self._text(source.document_at(position))
+        left, right = spans[position - start].tolist()
+        begin, end = left - len(around.before), right + len(around.after)
+        chosen = spans[[other - start for other in others if other != position]].tolist()
+        inside = [(a - begin, b - begin) for a, b in chosen if begin <= a and b <= end]
+        return joined(text[begin:end], inside)
+
+    @cached_property
+    def first_rows(self) -> np.ndarray:
+        """Where each prototype's contexts start in the index, int64 [K + 1]."""
+        prototypes = np.arange(self.num_prototypes + 1)
+        return np.searchsorted(self.index["prototype"].to_numpy(), prototypes)
+
+    def rows_of(self, prototype: int) -> slice:
+        """Return the index rows of one prototype, best context first."""
+        check_whole("the prototype", prototype, most=self.num_prototypes - 1)
+        return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
+
+    def place(self, row: int) -> dict[str, Any]:
+        """Return what the index says of the place in one of its rows."""
+        figures = ["prototype", "rank", "cosine", "activation", "routed"]
+        return self.index.slice(row, 1).drop_columns(figures).to_pylist()[0]
+
+    @property
+    def documents(self) -> Keys:
+        """The distinct documents of the index, and the document number of every row."""
+        return self.keys("index", "doc_id")
+
+    def keys(self, table: Literal["index", "mass"], column: str) -> Keys:
+        """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
+        if (table, column) not in self._keys:
+            rows = self.index if table == "index" else self.mass
+            self._keys[table, column] = Keys.of(rows[column])
+        return self._keys[table, column]
+
+    @property
+    def telling(self) -> str:
+        """The column that shares are by unless another is asked for: domain, or source.
+
+        Where documents have no domains, or all the same, their sources stand for them.
+        """
+        return "domain" if len(self.keys("mass", "domain").names) > 1 else "source"
+
+    def matching(self, table: Literal["index", "mass"], conditions: Conditions) -> np.ndarray:
+        """Return which rows of the index or the mass match a filter: bool [rows]."""
+        return rows_matching(conditions, partial(self.keys, table), partial(self.keys, "mass"))

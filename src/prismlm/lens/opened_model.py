@@ -1,0 +1,323 @@
+"""A model directory, opened: the model with its head and lens, which can read and write text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
+
+from prismlm.corpus.chat import Messages, chat_text, encode_chat, is_messages
+from prismlm.corpus.encode import encode_text
+from prismlm.corpus.pieces import BROKEN
+from prismlm.errors import (
+    InputError,
+    check_number,
+    check_text,
+    check_whole,
+    no_panics,
+    shown,
+)
+from prismlm.layers import PrototypeHead
+from prismlm.lens.lens import Lens
+from prismlm.models.seam import LogitMap
+
+LARGEST_SEED = 2**63 - 1
+MOST_WRITTEN = 2**31 - 1
+# Characters.
+LONGEST_TEXT = 16_000_000
+# Logits over a smaller temperature leave the range of float32.
+COLDEST = 1e-6
+# Settings of a model's generation_config.json that every call decides itself, name tokens, or
+# change no token; and those that act where tokens are drawn.
+DECIDED = {
+    "max_length", "max_new_tokens", "do_sample", "temperature", "bos_token_id", "eos_token_id",
+    "pad_token_id", "decoder_start_token_id", "use_cache", "output_attentions", "output_logits",
+    "output_hidden_states", "output_scores", "return_dict_in_generate",
+}  # fmt: skip
+OF_SAMPLING = {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+# Values with which a setting does nothing, beside None, False and 0.
+NEUTRAL = {
+    "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "length_penalty": 1,
+    "encoder_repetition_penalty": 1, "top_p": 1, "typical_p": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class OpenedModel:
+    """A Hugging Face model with its prototype head and lens.
+
+    Attributes:
+        path: the model directory.
+        model: the plain Hugging Face model; nothing about it is changed.
+        tokenizer: its tokenizer.
+        head: the prototype head (``prototypes`` [K, d], ``scale`` τ, ``prototypes_per_token``).
+        logit_map: what the model does after its output embedding.
+        lens: contexts and sources of the prototypes, or None if no index was built.
+    """
+
+    path: Path
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    head: PrototypeHead
+    logit_map: LogitMap
+    lens: Lens | None
+
+    def __repr__(self) -> str:
+        """Say in three lines which model, head and lens these are."""
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        head, lens = self.head, "none"
+        if self.lens is not None:
+            meta = self.lens.meta
+            lens = f"{self.lens.name}, {meta.tokens:,} tokens of {meta.documents:,} documents"
+        return (
+            f"{type(self).__name__} {self.path}: {type(self.model).__name__}, "
+            f"{parameters:,} parameters\n"
+            f"head: {head.num_prototypes:,} prototypes, {head.prototypes_per_token} for each "
+            f"token\nlens: {lens}"
+        )
+
+    def lens_for(self, what: str) -> Lens:
+        """Return the lens, which something is read from."""
+        if self.lens is None:
+            raise InputError(
+                f"{self.path} has no lens, so there is no {what}. Build one with `prismlm index "
+                f"{self.path} --corpus DIR`."
+            )
+        return self.lens
+
+    @property
+    def context_length(self) -> int | None:
+        """The most tokens the model reads, or None if it has no bound."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.tokenizer.get_vocab()))
+
+    def check_length(self, text: str, most: int | None = None, reader: str = "") -> None:
+        """Check that a text can have few enough tokens, in no time: tokenising may take minutes."""
+        reads = self.context_length if most is None else most
+        bound = LONGEST_TEXT if reads is None else min(LONGEST_TEXT, reads * self._longest_token)
+        if len(text) > bound:
+            tokens = "" if reads is None else f"{reads:,} tokens, which have "
+            raise InputError(
+                f"the text has {len(text):,} characters, and {reader or self.path.name} reads "
+                f"{tokens}at most {bound:,}: shorten it."
+            )
+
+    def generate(
+        self,
+        text: str | Messages,
+        *,
+        tokens: int = 50,
+        temperature: float = 0.0,
+        seed: int = 0,
+        on_text: Callable[[str], object] | None = None,
+    ) -> str:
+        """Return ``text`` with what the model writes after it; stops at the end of a document.
+
+        After messages it is the answer alone.
+
+        Args:
+            text: a text or messages.
+            tokens: the most that are written.
+            temperature, seed: as of :meth:`PrismLM.explain`.
+            on_text: is called with what was written as soon as it is, in whole characters.
+        """
+        prompt = self.encode(text, tokens)
+        said = ""
+
+        def tell(ids: Tensor) -> bool:
+            nonlocal said
+            words = self.words(ids[0, prompt.shape[1] :])
+            if on_text is not None and words.startswith(said) and not words.endswith(BROKEN):
+                on_text(words[len(said) :])
+                said = words
+            return False
+
+        ids = self.write(prompt, tokens, temperature, seed, enough=on_text and tell)
+        written = self.words(ids[0, prompt.shape[1] :])
+        if on_text is not None:
+            on_text(written[len(said) :])
+        return text + written if isinstance(text, str) else written
+
+    def words(self, ids: Tensor | Sequence[int]) -> str:
+        """Return tokens [T] as text, special ones left out."""
+        listed = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        return str(self.tokenizer.decode(listed, skip_special_tokens=True))
+
+    def as_text(self, text: str | Messages, room: int = 0) -> str:
+        """Return a text as it is, and messages as the model's chat template writes them.
+
+        Args:
+            text: a text, or messages, each with ``role`` and ``content``.
+            room: how many tokens are to be written after it.
+        """
+        if is_messages(text):
+            return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
+        return check_text("the text", text)
+
+    def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
+        """Return the tokens of a text or of messages, as the model's own tokenizer reads them.
+
+        Raises:
+            InputError: empty text, far too much of it, a token without an embedding; no chat
+                template, or messages that it refuses.
+        """
+        written = self.as_text(text, room)
+        self.check_length(written)
+        with no_panics():
+            if is_messages(text):
+                ids = encode_chat(self.tokenizer, cast("Messages", text), goes_on=room > 0)
+            else:
+                ids = encode_text(self.tokenizer, written)
+        if len(ids) == len(encode_text(self.tokenizer, "")):
+            raise InputError("the text is empty: give at least one token to predict from.")
+        check_embedded(self.model, self.tokenizer, ids, self.path)
+        return ids
+
+    def encode(self, text: str | Messages, room: int = 0) -> Tensor:
+        """Return :meth:`tokens_of`, [1, T]; InputError unless there is ``room`` for more."""
+        room = check_whole("the number of tokens to generate", room, most=MOST_WRITTEN)
+        ids = torch.tensor([self.tokens_of(text, room)])
+        longest = self.context_length
+        if longest is not None and ids.shape[1] + room > longest:
+            left = longest - ids.shape[1]
+            wanted = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
+            shorter = f"shorten it by {room - left} tokens."
+            way_out = f"generate at most {left}." if room and left >= 1 else shorter
+            raise InputError(
+                f"the text has {wanted}, and {self.path.name} reads {longest}: {way_out}"
+            )
+        return ids.to(self.model.device)
+
+    def write(
+        self, prompt: Tensor, tokens: int, temperature: float, seed: int, **options: Any
+    ) -> Tensor:
+        """Return ``prompt`` and what the model writes after it, as :func:`write_after`."""
+        return write_after(self.model, self.tokenizer, prompt, tokens, temperature, seed, **options)
+
+
+class _Plain(GenerationConfig):
+    """Settings of one generation: those that it is made with, and no others.
+
+    ``generate`` fills what is unset from the model's generation_config.json, in an update that may
+    add entries of its own; after that it fills in the defaults of transformers.
+    """
+
+    def update(
+        self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        return {} if allow_custom_entries else super().update(defaults_only=defaults_only, **kwargs)
+
+
+def settings_not_applied(model: PreTrainedModel, temperature: float) -> str:
+    """Say what of a model's generation_config.json :func:`write_after` leaves out; "" for nothing.
+
+    That is beams, penalties, forced and forbidden tokens, and with a temperature top-k, top-p and
+    the like: what is explained is the model's own distribution, and the next token is its top one
+    or drawn from it.
+    """
+    settings = json.loads(model.generation_config.to_json_string(ignore_metadata=True))
+    left_out = DECIDED if temperature else DECIDED | OF_SAMPLING
+    named = ", ".join(
+        f"{name}={shown(settings[name])}"
+        for name in vars(GenerationConfig())
+        if name in settings.keys() - left_out
+        and settings[name] is not None
+        # 0 does nothing, but as the id of a token.
+        and (settings[name] or name.endswith("_token_id"))
+        and settings[name] != NEUTRAL.get(name)
+    )
+    return f"Not applied: {named} of the model's generation_config.json." if named else ""
+
+
+def check_embedded(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    path: Path | str,
+    text: str = "the text",
+) -> None:
+    """Raise InputError for a token that the tokenizer knows and the model has no embedding for."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    largest = max(ids, default=0)
+    if largest >= len(weight):
+        token = tokenizer.convert_ids_to_tokens(largest)
+        raise InputError(
+            f"{text} has the token {token!r} ({largest}), which the tokenizer of the model "
+            f"{path} knows, and the model embeds {len(weight)} tokens. Embed all that the "
+            "tokenizer has, with model.resize_token_embeddings(len(tokenizer)), and train what was "
+            "added, or give a text without it."
+        )
+
+
+@torch.no_grad()
+def write_after(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Tensor,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    *,
+    top_p: float = 1.0,
+    all_logits: bool = False,
+    enough: Callable[[Tensor], bool] | None = None,
+) -> Tensor:
+    """Return ``prompt`` [1, T] and up to ``tokens`` tokens that the model writes after it.
+
+    Of the model's generation_config.json only the tokens that end a text are taken.
+    With ``top_p`` below 1, tokens are drawn from the fewest that hold so much of the probability.
+    With ``all_logits`` every position of the prompt passes the output embedding. ``enough`` is
+    asked after every token, with all tokens so far, whether to stop.
+    """
+    tokens = check_whole("the number of tokens to generate", tokens)
+    seed = check_whole("the seed", seed, most=LARGEST_SEED)
+    temperature = check_number(
+        "the temperature",
+        temperature,
+        f"0, which takes the top token, or a number from {COLDEST:g} on",
+        lambda number: number == 0 or number >= COLDEST,
+    )
+    if tokens == 0:
+        return prompt
+    own = model.generation_config
+    padding = tokenizer.eos_token_id if own.pad_token_id is None else own.pad_token_id
+    ends: dict[str, Any] = {"eos_token_id": own.eos_token_id, "pad_token_id": padding}
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
+    drawn = drawn if temperature else {}
+    options: dict[str, Any] = {}
+    if all_logits and "logits_to_keep" in signature(model.forward).parameters:
+        # Otherwise only the prompt's last position would pass the output embedding.
+        options["logits_to_keep"] = 0
+    if enough is not None:
+
+        def stop(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+            return torch.full((len(ids),), enough(ids), device=ids.device)
+
+        options["stopping_criteria"] = StoppingCriteriaList([stop])  # pyright: ignore
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        ids = model.generate(  # pyright: ignore[reportCallIssue]
+            inputs=prompt,
+            attention_mask=torch.ones_like(prompt),
+            generation_config=_Plain(max_length=prompt.shape[1] + tokens, **ends, **drawn),
+            **options,
+        )
+    assert isinstance(ids, Tensor)
+    return ids

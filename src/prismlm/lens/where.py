@@ -1,0 +1,85 @@
+"""Filters on the text behind a prediction: only this source, only these licences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from prismlm.errors import InputError, check_choice, check_kind, check_text, suggest
+from prismlm.lens.layout import GROUP_COLUMNS
+
+UNKNOWN = "(unknown)"
+# Values of one column are alternatives; columns must all match.
+Where = Mapping[str, str | Sequence[str]]
+Conditions = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class Keys(NamedTuple):
+    """The distinct values of a column, and which of them every row has, int [rows]."""
+
+    names: list[str]
+    codes: np.ndarray
+
+    @classmethod
+    def of(cls, column: pa.ChunkedArray) -> Keys:
+        """Return those of a column of a table; nulls are "(unknown)"."""
+        encoded = column.fill_null(UNKNOWN).combine_chunks().dictionary_encode()
+        return cls(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
+
+
+def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
+    """Read ``column=value`` conditions; a column that is named twice may have either value."""
+    where: dict[str, list[str]] = {}
+    for condition in conditions:
+        column, _, value = condition.partition("=")
+        if not value:
+            raise InputError(
+                f"the filter {condition!r} cannot be read: expected COLUMN=VALUE, such as "
+                "license=CC0."
+            )
+        where.setdefault(_column(column.strip()), []).append(value)
+    return where
+
+
+def normalised(where: Where | None) -> Conditions:
+    """Return a filter in one order, so that equal filters are equal; InputError for none."""
+    if where is None:
+        return ()
+    check_kind("the filter", where, Mapping, 'a column and its values, such as {"license": "CC0"}')
+    conditions: list[tuple[str, tuple[str, ...]]] = []
+    for column, values in where.items():
+        value = f"the value of {_column(column)}"
+        kinds = (list, tuple, set, frozenset)
+        several = check_kind(value, [values] if isinstance(values, str) else values, kinds, "text")
+        conditions.append((column, tuple(sorted({check_text(value, one) for one in several}))))
+    return tuple(sorted(conditions))
+
+
+def rows_matching(
+    conditions: Conditions, keys: Callable[[str], Keys], known: Callable[[str], Keys]
+) -> np.ndarray:
+    """Return which rows match a filter that is not empty: bool [rows].
+
+    ``keys`` gives a column's values in these rows, ``known`` those that a filter may name.
+    """
+    found: list[np.ndarray] = []
+    for column, values in conditions:
+        names, codes = keys(column)
+        there = known(column).names
+        for value in values:
+            if value not in there:
+                listed = ", ".join(sorted(there)[:8]) + (" …" if len(there) > 8 else "")
+                raise InputError(
+                    f"no text of this lens has {column}={value}.{suggest(value, there)} "
+                    f"Known are: {listed}."
+                )
+        found.append(np.isin(codes, [code for code, name in enumerate(names) if name in values]))
+    return np.logical_and.reduce(found)
+
+
+def _column(name: str) -> str:
+    check_choice("the column of the filter", name, GROUP_COLUMNS)
+    return name

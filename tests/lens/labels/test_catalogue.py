@@ -1,0 +1,49 @@
+"""The search finds what looking through every text finds."""
+
+import pytest
+
+import prismlm
+from prismlm.lens.labels.catalogue import Catalogue
+from prismlm.lens.labels.write import write_columns
+from tests.helpers.named_lens import named_model
+
+
+@pytest.fixture(scope="module")
+def catalogue(tiny_model):
+    return Catalogue(prismlm.load(tiny_model).lens)
+
+
+@pytest.fixture(scope="module")
+def texts(catalogue):
+    return catalogue.texts
+
+
+def looked_through(catalogue, texts, query, sort):
+    words = query.lower().split()
+    found = [int(n) for n in catalogue.orders[sort] if all(word in texts[n] for word in words)]
+    if sort in ("text", "usage", "score"):
+        found.sort(
+            key=lambda n: not all(word in catalogue.rows[n]["name"].lower() for word in words)
+        )
+    return found
+
+
+@pytest.mark.parametrize("sort", ["text", "usage", "score", "name", "id"])
+@pytest.mark.parametrize(
+    "query", ["", "the", "THE and", "#3", "ab", "e", "東京", "·", "zzzq", "\ud800"]
+)
+def test_queries_of_every_length(catalogue, texts, query, sort):
+    expected = looked_through(catalogue, texts, query, sort)
+    assert catalogue.search(query, sort, everything=True).tolist() == expected
+    sizes = catalogue.lens.cell_sizes
+    listed = [number for number in expected if sizes[number] >= 10]
+    assert catalogue.search(query, sort).tolist() == listed
+
+
+def test_of_names_that_tell_as_much_those_with_most_text_come_first(tiny_model, tmp_path):
+    lens = named_model(tiny_model, tmp_path / "model").lens
+    scores = [[1.0, None, 0.5][number % 3] for number in range(lens.num_prototypes)]
+    write_columns(lens, {"label_score": scores}, map=None)
+    order, sizes = Catalogue(lens).orders["score"].tolist(), lens.cell_sizes
+    keys = [(-(scores[number] or -1.0), -sizes[number]) for number in order]
+    assert keys == sorted(keys)

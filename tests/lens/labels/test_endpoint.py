@@ -1,0 +1,225 @@
+"""Questions to a real server on this machine, which answers well, badly or not at all."""
+
+import json
+import socket
+import time
+
+import pytest
+
+from prismlm.errors import InputError
+from prismlm.lens.labels.answers import Answers, Failed, Question
+from prismlm.lens.labels.categories import CATEGORIES
+from prismlm.lens.labels.endpoint import Endpoint, Session
+from prismlm.progress import SILENT
+from tests.helpers.chat_server import ChatServer, completion
+
+QUESTION = Question(
+    ({"role": "user", "content": "Which?"},), {"category": str}, {"category": CATEGORIES}
+)
+GOOD = {"category": "Morphology"}
+
+
+def questions(count):
+    return [
+        QUESTION._replace(messages=({"role": "user", "content": str(i)},)) for i in range(count)
+    ]
+
+
+@pytest.fixture
+def session(tmp_path):
+    """Sessions with one file of answers; nothing is tried again unless it is asked for."""
+
+    def open_session(url, **settings):
+        endpoint = Endpoint(url, "m", **{"retries": 0, "timeout": 5.0} | settings)
+        return Session(endpoint, Answers(tmp_path / ".lens.answers.jsonl", "m"))
+
+    return open_session
+
+
+def each(session, asked):
+    with SILENT.task("") as task:
+        return dict(session.each(range(len(asked)), lambda i: session.ask(asked[i]), task))
+
+
+def errors(kind):
+    return {"error": {"message": f"something about {kind}", "type": "invalid"}}
+
+
+@pytest.mark.parametrize("key", [None, "sk-secret"])
+def test_an_answer_is_asked_for_once_by_schema_and_with_a_key(session, monkeypatch, key):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    if key:
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+    with ChatServer(lambda request, number: GOOD) as server:
+        assert session(server.url).ask(QUESTION) == session(server.url).ask(QUESTION) == GOOD
+    assert server.keys == [f"Bearer {key or 'none'}"]
+    (request,) = server.requests
+    schema = request["response_format"]["json_schema"]
+    assert schema["schema"]["properties"]["category"]["enum"] == list(CATEGORIES)
+    assert schema["strict"] is True
+
+
+def test_a_server_that_fails_at_a_schema_is_told_it_as_an_object(session):
+    def behave(request, number):
+        kind = request["response_format"]["type"]
+        return GOOD if kind == "json_object" else (500, errors("response_format: no such type"))
+
+    with ChatServer(behave) as server:
+        opened = session(server.url)
+        first, second = (opened.ask(question) for question in questions(2))
+    assert first == second == GOOD
+    kinds = [request["response_format"]["type"] for request in server.requests]
+    assert kinds == ["json_schema", "json_object", "json_object"]
+    assert server.requests[-1]["response_format"]["schema"]["required"]
+
+
+def test_a_server_that_is_down_is_told_at_once(session):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    began = time.monotonic()
+    with pytest.raises(
+        InputError, match=rf"{url}: it cannot be reached .*Start the server, or check"
+    ):
+        session(url, retries=2).ask(QUESTION)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((401, errors("your key")), r"something about your key.*Set OPENAI_API_KEY"),
+        ((403, errors("your key")), r"Set OPENAI_API_KEY"),
+        ((404, errors("the model")), r"something about the model.*Check the name of the model"),
+        ((429, errors("quota")), r"something about quota.*Try again later"),
+        ((500, errors("\x1b[31mmemory\nfull")), r"about .*memory"),
+        ((400, errors("the weather")), r"something about the weather"),
+    ],
+)
+def test_what_no_question_would_change_ends_the_run(session, answer, message):
+    with ChatServer(lambda request, number: answer) as server:
+        with pytest.raises(InputError, match=message) as raised:
+            session(server.url).ask(QUESTION)
+        assert server.url in str(raised.value)
+        assert str(raised.value).isprintable()
+
+
+def test_a_busy_server_is_asked_again(session):
+    def behave(request, number):
+        return GOOD if number == 2 else ((429, 503)[number], errors("load"))
+
+    with ChatServer(behave) as server:
+        assert session(server.url, retries=2).ask(QUESTION) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Morphology, I think", "no JSON object with the fields category"),
+        ('{"category": "Morphology"} Here you are', "no JSON object"),
+        ('{"category": 3}', "no JSON object"),
+        ('{"category": "Morphology", "more": 1}', "no JSON object"),
+        ('["Morphology"]', "no JSON object"),
+        ("[" * 100_000, "no JSON object"),
+        ('{"category": "Cookery"}', "category is none of those"),
+        (None, "no text"),
+        ((200, completion({"role": "assistant", "content": None})), "no text"),
+        ((200, {"object": "error"}), "no text"),
+        ((200, {"choices": {"0": 1}, "usage": {"prompt_tokens": "many"}}), "no text"),
+        ((200, {"choices": [None], "usage": 3}), "no text"),
+        ((200, '{"choices": [{'), "no text"),
+        ((200, "<html>login</html>"), "no text"),
+    ],
+)
+def test_what_is_no_answer_is_asked_for_once_more(session, text, reason):
+    with ChatServer(lambda request, number: text if number % 2 == 0 else GOOD) as server:
+        assert session(server.url).ask(QUESTION) == GOOD
+        assert reason in server.requests[1]["messages"][-1]["content"]
+        server.behave = lambda request, number: text
+        with pytest.raises(Failed, match=reason):
+            session(server.url).ask(questions(1)[0])
+        assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ['```json\n{"category": "Morphology"}\n```', '{"category":"morphology "}']
+)
+def test_a_fence_and_another_case_are_an_answer(session, text):
+    with ChatServer(lambda request, number: text) as server:
+        assert session(server.url).ask(QUESTION) == GOOD
+
+
+def test_some_that_fail_are_counted_and_many_end_the_run(session):
+    asked = questions(12)
+
+    def behave(bad):
+        return lambda request, number: (
+            "?" if int(request["messages"][0]["content"]) in bad else GOOD
+        )
+
+    with ChatServer(behave({3, 5, 8, 9})) as server:
+        opened = session(server.url, concurrency=4)
+        found = each(opened, asked)
+        assert {i for i, one in found.items() if one is None} == {3, 5, 8, 9}
+        assert sum(opened.failures.values()) == 4
+        assert opened.tally["requests"] == 8 + 2 * 4
+        # What was answered is kept, and not asked for again.
+        server.behave, before = behave(set(range(12))), len(server.requests)
+        assert list(each(session(server.url), asked).values()).count(None) == 4
+        assert len(server.requests) == before + 8
+    with ChatServer(behave(set(range(20, 40)))) as server:
+        with pytest.raises(InputError, match=r"of the first \d+ questions to 'm' .*kept in"):
+            each(session(server.url, concurrency=1), questions(40)[20:])
+        assert 0 <= len(server.requests) - 2 * 8 <= 4
+
+
+def test_a_server_that_goes_away_ends_the_run_and_keeps_what_it_said(session, tmp_path):
+    def behave(request, number):
+        if number == 3:
+            server.http.server_close()
+            raise ConnectionError
+        return GOOD
+
+    with ChatServer(behave) as server:
+        opened = session(server.url, concurrency=1)
+        with pytest.raises(InputError, match=r"cannot be reached.*answers so far are kept"):
+            each(opened, questions(20))
+    assert len((tmp_path / ".lens.answers.jsonl").read_text().splitlines()) == 3
+
+
+def test_damaged_answers_are_asked_for_again(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    first, second, third, fourth = questions(4)
+    answers = Answers(path, "m")
+    for question in (first, second, third):
+        answers.add(question, GOOD)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(
+        lines[0] + lines[1].replace(b"Morphology", b"Cookery") + b"\xff{[\n3\n" + lines[2][:40]
+    )
+    answers = Answers(path, "m")
+    assert [answers.get(one) for one in (first, second, third)] == [GOOD, None, None]
+    answers.add(fourth, GOOD)
+    assert Answers(path, "m").get(fourth) == GOOD
+    assert Answers(path, "other").get(first) is None
+    assert (
+        Answers(path, "m").get(first._replace(fields={"category": list[str]}, choices={})) is None
+    )
+    assert json.loads(path.read_bytes().splitlines()[-1])["answer"] == GOOD
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "localhost:8080"}, "expected a URL such as http"),
+        ({"url": "http://host:port/v1"}, "expected a URL such as http"),
+        ({"url": "file:///etc/passwd"}, "expected a URL"),
+        ({"url": "http://me:secret@host/v1"}, "without a password; OPENAI_API_KEY holds a key"),
+        ({"concurrency": 0}, "concurrency is 0"),
+        ({"timeout": 0}, "timeout is 0"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_one_is_refused(settings, message):
+    with pytest.raises(InputError, match=message) as raised:
+        Endpoint(**{"url": "http://host/v1", "model": "m"} | settings)
+    assert "secret" not in str(raised.value)

@@ -1,0 +1,82 @@
+"""A map is the same each time, and its figure is that of a count by hand."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import prismlm
+from prismlm.lens.labels.map import (
+    laid_out,
+    map_lens,
+    nearest_prototypes,
+    regions,
+    worth_seeing,
+)
+from prismlm.lens.labels.write import write_columns
+from tests.helpers.named_lens import named_model
+
+
+def test_few_prototypes_lie_on_their_principal_directions():
+    points = torch.zeros(4, 5)
+    points[:, 3] = torch.tensor([-3.0, -1, 1, 3])
+    places = laid_out(points)
+    assert np.abs(np.diff(places[:, 0])) == pytest.approx([2, 2, 2], abs=1e-5)
+    assert places[:, 1] == pytest.approx(0, abs=1e-5)
+
+
+def test_the_nearest_are_those_of_all_cosines():
+    points = torch.randn(600, 7, generator=torch.Generator().manual_seed(0))
+    points[3] = 2 * points[580]
+    cosines = torch.nn.functional.cosine_similarity(points[:, None], points[None], dim=-1)
+    indices, distances = nearest_prototypes(points)
+    assert indices.shape == (600, 15)
+    assert indices[:, 0].tolist() == list(range(600))
+    assert indices[3, 1] == 580
+    expected = cosines.fill_diagonal_(2).sort(descending=True).values[:, 1:15]
+    np.testing.assert_allclose(distances[:, 1:], 1 - expected, atol=1e-5, rtol=0)
+
+
+def test_regions_are_called_by_their_category_or_their_words(tiny_model, tmp_path):
+    """Three clusters of 64: one of a category, one of a word, and one of neither."""
+    lens = named_model(tiny_model, tmp_path / "model").lens
+    shift = np.repeat([0.0, 50, 100], 64)
+    tokens = [[" river", "x"] if 64 <= i < 128 else [" the"] for i in range(192)]
+    columns = {
+        "x": shift + np.arange(192) % 8,
+        "y": np.arange(192) // 8 % 8,
+        "category": ["Morphology" if i < 40 else "Misc / Other" for i in range(192)],
+        "top_tokens": tokens,
+        "top_values": [[1.0] * len(some) for some in tokens],
+    }
+    write_columns(lens, columns, map={"method": "by hand"})
+    found = {name: x for x, _, name in regions(lens)}
+    assert set(found) == {"Morphology", "river"}
+    assert found["Morphology"] < 20 < 50 <= found["river"] <= 57
+
+
+def test_a_page_opens_at_a_prototype_worth_seeing(tiny_model, tmp_path):
+    lm = named_model(tiny_model, tmp_path / "model")
+    lens = lm.lens
+    assert worth_seeing(lens) == lens.leading[0]
+    first, _, third, fourth = lens.leading[:4].tolist()
+    scores, kinds = [0.5] * 192, ["Named Entities"] * 192
+    scores[first] = scores[third] = scores[fourth] = 0.95
+    kinds[first] = "Misc / Other"
+    columns = {"label_score": np.array(scores, np.float32), "category": kinds}
+    write_columns(lens, columns, map={"method": "by hand"})
+    assert worth_seeing(prismlm.load(lm.path).lens) == third
+
+
+@pytest.mark.slow
+def test_a_lens_gets_its_map(tiny_model, tmp_path):
+    directory = shutil.copytree(tiny_model, tmp_path / "model")
+    lm = prismlm.load(directory)
+    found = map_lens(lm.lens, lm.head)
+    table = prismlm.load(directory).lens.prototypes
+    assert table["x"].null_count == table["y"].null_count == 0
+    assert lm.lens.meta.map == found
+    before = table["x"].to_numpy()
+    map_lens(lm.lens, lm.head)
+    np.testing.assert_array_equal(lm.lens.prototypes["x"].to_numpy(), before)

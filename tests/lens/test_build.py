@@ -1,0 +1,297 @@
+"""The index against a brute force that shares no code with it, over the bundled held-out text."""
+
+import copy
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import prismlm
+from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.errors import InputError, StaleLensError
+from prismlm.lens import layout
+from prismlm.lens.build import IndexOptions, build_index
+from prismlm.lens.lens import Lens
+from prismlm.lens.scan import Shard
+from prismlm.models.sidecar import load_sidecar, save_sidecar
+from prismlm.ops import prototype_head
+from tests.helpers.next_tokens import next_tokens
+
+WINDOW, STRIDE, CONTEXTS = 128, 96, 6
+OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="heldout")
+
+
+@pytest.fixture(scope="module")
+def sample_corpus(tiny_model, tmp_path_factory):
+    """Every fourth text of the bundled sample in the tiny model's own tokens."""
+    directory = tmp_path_factory.mktemp("sample")
+    table = pq.read_table(sample_path())
+    pq.write_table(table.take(list(range(0, len(table), 4))), directory / "texts.parquet")
+    texts = [directory / "texts.parquet"]
+    return build_corpus(texts, directory / "corpus", tokenizer=str(tiny_model))
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def lens(lm, sample_corpus, tmp_path_factory):
+    return build_index(
+        lm.model, lm.head, sample_corpus, tmp_path_factory.mktemp("lens") / "heldout", OPTIONS
+    )
+
+
+@pytest.fixture(scope="module")
+def few(tiny_corpus):
+    """Held-out text enough for windows and padding of every kind, to be indexed over and over."""
+    return Corpus.open(tiny_corpus)
+
+
+@pytest.fixture(scope="module")
+def lens_of_few(lm, few, tmp_path_factory):
+    return build_index(lm.model, lm.head, few, tmp_path_factory.mktemp("lens") / "few", OPTIONS)
+
+
+def assert_same_lens(left, right):
+    names = sorted(path.name for path in left.iterdir())
+    assert names == sorted(path.name for path in right.iterdir())
+    for name in names:
+        assert (left / name).read_bytes() == (right / name).read_bytes(), name
+
+
+def read_document(lm, corpus, document):
+    """Where a document starts, its tokens and the states that predict, one window at a time."""
+    start, length = int(corpus.starts[document]), int(corpus.lengths[document])
+    ids = torch.from_numpy(corpus.tokens(start, length).astype(np.int64))
+    parts, done = [], 0
+    for first in range(0, length, STRIDE):
+        if done >= length:
+            break
+        window = ids[first : first + WINDOW]
+        states = lm.model.model(input_ids=window[None]).last_hidden_state[0]
+        parts.append(states[done - first :])
+        done = first + len(window)
+    return start, ids, torch.cat(parts)[:-1]  # the end of the document predicts nothing
+
+
+@torch.no_grad()
+def brute_force(lm, corpus):
+    """Every position's cosines to every prototype, one unpadded window at a time."""
+    prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
+    best, mass = [], {}
+    for document in corpus.split("heldout").tolist():
+        start, _, states = read_document(lm, corpus, document)
+        states = states.double()
+        cosines = torch.nn.functional.normalize(states, dim=-1) @ prototypes.T
+        value, place = cosines.max(0)
+        best.append((document, value, place + start))
+        top = cosines.topk(lm.head.prototypes_per_token, dim=1)
+        key = tuple(corpus.column(name)[document] for name in layout.GROUP_COLUMNS)
+        counts, sums = mass.setdefault(
+            key, (torch.zeros(len(prototypes)), torch.zeros(len(prototypes), dtype=torch.float64))
+        )
+        used = top.values > 0
+        counts.index_add_(0, top.indices[used], torch.ones(int(used.sum())))
+        sums.index_add_(0, top.indices[used], float(lm.head.scale) * top.values[used])
+    return best, mass
+
+
+@pytest.fixture(scope="module")
+def expected(lm, sample_corpus):
+    return brute_force(lm, sample_corpus)
+
+
+def test_contexts_equal_brute_force(lm, lens, sample_corpus, expected):
+    index = pq.read_table(lens / layout.INDEX_FILE).to_pylist()
+    best, _ = expected
+    documents = [document for document, _, _ in best]
+    cosines = torch.stack([value for _, value, _ in best])
+    positions = torch.stack([place for _, _, place in best])
+    assert len(index) == lm.head.num_prototypes * CONTEXTS
+    for row in index:
+        prototype, rank = row["prototype"], row["rank"]
+        order = cosines[:, prototype].sort(descending=True)
+        assert row["cosine"] == pytest.approx(order.values[rank].item(), abs=2e-6)
+        # Two places whose cosines differ by rounding alone may change places.
+        ties = (cosines[:, prototype] - order.values[rank]).abs() < 2e-6
+        candidates = {
+            (sample_corpus.doc_ids[documents[d]], positions[d, prototype].item())
+            for d in ties.nonzero().flatten().tolist()
+        }
+        same_document = {doc_id for doc_id, _ in candidates}
+        assert row["doc_id"] in same_document
+        if (row["doc_id"], row["position"]) not in candidates:
+            document = sample_corpus.find(row["doc_id"])
+            assert sample_corpus.document_at(row["position"]) == document
+            assert row["token"] == sample_corpus.excerpt(row["position"], 1)
+
+
+def test_one_context_per_document_and_best_first(lens):
+    index = pq.read_table(lens / layout.INDEX_FILE)
+    pairs = list(zip(index["prototype"].to_pylist(), index["doc_id"].to_pylist(), strict=True))
+    assert len(pairs) == len(set(pairs))
+    keys = [
+        (row["prototype"], -row["cosine"], row["position"])
+        for row in index.select(["prototype", "cosine", "position"]).to_pylist()
+    ]
+    assert keys == sorted(keys)
+
+
+def test_text_around_a_context_is_the_documents_own(lens, sample_corpus):
+    for row in pq.read_table(lens / layout.INDEX_FILE).to_pylist()[::97]:
+        document = sample_corpus.document_at(row["position"])
+        text = sample_corpus.text(document)
+        assert sample_corpus.doc_ids[document] == row["doc_id"]
+        assert row["before"] + row["token"] + row["after"] in text
+        assert row["token"] == sample_corpus.excerpt(row["position"], 1)
+        assert row["source"] == sample_corpus.column("source")[document]
+
+
+def test_in_bf16_states_are_nearly_the_same_and_no_other_run_goes_on_with_them(
+    lm, few, lens_of_few, tmp_path
+):
+    options = replace(OPTIONS, bf16=True)
+    built = build_index(lm.model, lm.head, few, tmp_path / "half", options)
+    assert layout.read_meta(built).precision == "bf16"
+    assert layout.read_meta(lens_of_few).precision == "float32"
+    whole, half = (Lens.open(path, lm.model, lm.head).cells for path in (lens_of_few, built))
+    records = [cells.records(np.arange(len(cells))) for cells in (whole, half)]
+    states = [
+        cells.codes.states(record)[np.argsort(record["position"])]
+        for cells, record in zip((whole, half), records, strict=True)
+    ]
+    assert not torch.equal(*states)
+    assert torch.nn.functional.cosine_similarity(*states).min() > 0.99
+    first = Shard(0, 2)
+    build_index(lm.model, lm.head, few, tmp_path / "parts", replace(options, shard=first))
+    with pytest.raises(InputError, match="precision: bf16 → float32"):
+        build_index(lm.model, lm.head, few, tmp_path / "parts", replace(OPTIONS, shard=first))
+
+
+def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("irreplaceable")
+    with pytest.raises(InputError, match="not a lens"):
+        build_index(lm.model, lm.head, sample_corpus, tmp_path / "thesis", OPTIONS, overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
+
+
+def test_a_stale_lens_is_refused(tiny_model, tmp_path):
+    copy = tmp_path / "model"
+    shutil.copytree(tiny_model, copy)
+    sidecar = load_sidecar(copy)
+    with torch.no_grad():
+        sidecar.head.prototypes[0] += 1.0
+    save_sidecar(copy, sidecar)
+    with pytest.raises(StaleLensError, match="prototypes"):
+        prismlm.load(copy)
+
+
+def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):
+    documents = tiny_corpus.parent / "documents.parquet"
+    corpus = build_corpus([documents], tmp_path / "other", vocab_size=3000)
+    assert isinstance(corpus, Corpus)
+    with pytest.raises(InputError, match="the model embeds"):
+        build_index(lm.model, lm.head, corpus, tmp_path / "x", OPTIONS)
+
+
+def test_mass_equals_brute_force(lens, expected):
+    table = pq.read_table(lens / layout.MASS_FILE).to_pylist()
+    _, mass = expected
+    differing = 0
+    for row in table:
+        key = tuple(row[name] for name in layout.GROUP_COLUMNS)
+        counts, sums = mass[key]
+        off = abs(row["tokens"] - counts[row["prototype"]].item())
+        differing += off
+        if not off:
+            assert row["activation_sum"] == pytest.approx(sums[row["prototype"]].item(), rel=1e-4)
+    total = sum(counts.sum().item() for counts, _ in mass.values())
+    assert sum(row["tokens"] for row in table) == total
+    # Float32 rounding may swap the k-th with the next prototype; one use in 20,000 at most.
+    assert differing <= total / 20_000
+
+
+@torch.no_grad()
+def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, few, lens_of_few):
+    cells = Lens.open(lens_of_few, lm.model, lm.head).cells
+    rows = np.arange(len(cells))
+    records, tokens = cells.records(rows), next_tokens(cells, rows)
+    keys, starts = cells.keys_and_starts
+    cell = np.repeat(np.asarray(keys), np.diff(np.append(starts, len(cells))))
+    cell = cell // cells.meta.vocabulary
+    row_of = {position: row for row, position in enumerate(records["position"].tolist())}
+    held_out = few.split("heldout")
+    assert len(row_of) == len(cells) == int((few.lengths[held_out] - 1).sum())
+    prototypes = torch.nn.functional.normalize(lm.head.prototypes.double(), dim=-1)
+    for document in held_out.tolist():
+        start, ids, states = read_document(lm, few, document)
+        chances = lm.model.lm_head(states).softmax(-1).gather(1, ids[1:, None])[:, 0]
+        unit = torch.nn.functional.normalize(states.double(), dim=-1)
+        cosines = unit @ prototypes.T
+        mine = [row_of[start + place] for place in range(len(ids) - 1)]
+        assert records["read"][mine].tolist() == ids[:-1].tolist()
+        assert tokens[mine].tolist() == ids[1:].tolist()
+        found = cosines.gather(1, torch.from_numpy(cell[mine])[:, None])[:, 0]
+        # Where two prototypes are as near as rounding, either may be the nearest.
+        np.testing.assert_allclose(found, cosines.max(1).values, atol=1e-6)
+        np.testing.assert_allclose(records["probability"][mine], chances, atol=2e-3)
+        coded = cells.codes.states(records[mine]).double()
+        np.testing.assert_allclose((coded * unit).sum(1), 1, atol=3e-3)
+
+
+@torch.no_grad()
+def test_fitted_weights_count_the_prototypes_that_the_head_chose(
+    lm, few, lens_of_few, tmp_path, monkeypatch
+):
+    """Where positions lie is as it was; uses, activations and the scale of support are its own."""
+    for module in (prototype_head, prototype_head.fitted):
+        monkeypatch.setattr(module, "PICKS", 1)
+    head = copy.deepcopy(lm.head)
+    head.weights = "fitted"
+    built = build_index(lm.model, head, few, tmp_path / "fitted", OPTIONS)
+    theirs = {layout.INDEX_FILE, layout.MASS_FILE, layout.META_FILE, layout.PROTOTYPES_FILE}
+    for path in built.iterdir():
+        same = path.read_bytes() == (lens_of_few / path.name).read_bytes()
+        assert same == (path.name not in theirs), path.name
+    left, right = (layout.read_meta(lens) for lens in (built, lens_of_few))
+    changed = {name for name, value in vars(left).items() if value != getattr(right, name)}
+    assert changed == {"files", "prototypes", "support"}
+    counts, sums = torch.zeros(2, head.num_prototypes, dtype=torch.float64)
+    chosen = {}
+    for document in few.split("heldout").tolist():
+        start, _, states = read_document(lm, few, document)
+        routing = head(states).routing
+        used = routing.activations > 0
+        counts += routing.indices[used].bincount(minlength=len(counts))
+        sums.index_add_(0, routing.indices[used], routing.activations[used].double())
+        for place, row in enumerate(zip(routing.indices, routing.activations, strict=True)):
+            chosen[start + place] = dict(zip(*(each.tolist() for each in row), strict=True))
+    mass = pq.read_table(built / layout.MASS_FILE).to_pandas().groupby("prototype")
+    assert mass["tokens"].sum().to_dict() == {i: n for i, n in enumerate(counts.tolist()) if n}
+    found = mass["activation_sum"].sum()
+    np.testing.assert_allclose(found, sums[found.index], rtol=1e-4, atol=1e-3)
+    for row in pq.read_table(built / layout.INDEX_FILE).to_pylist():
+        mine = chosen[row["position"]]
+        assert row["routed"] == (row["prototype"] in mine)
+        assert row["activation"] == pytest.approx(mine.get(row["prototype"], 0), abs=1e-4)
+    assert Lens.open(built, lm.model, head).meta.tokens > 0
+    with pytest.raises(StaleLensError):
+        Lens.open(built, lm.model, lm.head)
+
+
+def test_a_share_of_the_positions_is_the_same_in_every_run(lm, few, lens_of_few, tmp_path):
+    whole = Lens.open(lens_of_few, lm.model, lm.head).cells
+    options = replace(OPTIONS, positions=0.3)
+    some = build_index(lm.model, lm.head, few, tmp_path / "some", options)
+    cells = Lens.open(some, lm.model, lm.head).cells
+    kept = cells.records(np.arange(len(cells)))["position"]
+    every = whole.records(np.arange(len(whole)))["position"]
+    assert set(kept.tolist()) <= set(every.tolist())
+    assert len(kept) / len(every) == pytest.approx(0.3, abs=0.05)
+    assert cells.meta.share == 0.3

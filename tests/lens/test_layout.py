@@ -1,0 +1,41 @@
+"""Files of a lens that are damaged are refused, whatever of them it is."""
+
+import shutil
+
+import pytest
+
+import prismlm
+from prismlm.errors import FormatError
+from prismlm.lens import layout, suffixes
+from prismlm.lens.convergence import inspect_lens
+from prismlm.lens.lens import Lens
+
+
+def test_a_flipped_bit_in_any_file_is_refused(tiny_model, tmp_path, monkeypatch):
+    lens = shutil.copytree(tiny_model / "lens" / "sample", tmp_path / "lens")
+    lm = prismlm.load(tiny_model)
+
+    def read_all():
+        opened = Lens.open(lens, lm.model, lm.head)
+        _ = opened.index, opened.mass, opened.prototypes, opened.states, opened.suffixes
+        _ = opened.cells.keys_and_starts, opened.cells.documents
+        return opened
+
+    read_all()
+    names = {path.name for path in lens.iterdir()}
+    assert {*layout.CELL_FILES, *suffixes.FILES, layout.META_FILE} < names
+    for name in names:
+        data = (lens / name).read_bytes()
+        place = 200 if name == layout.PROTOTYPES_FILE else len(data) // 2
+        (lens / name).write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+        with pytest.raises(FormatError, match=name):
+            read_all()
+        (lens / name).write_bytes(data)
+    # Of larger cells and suffix arrays, it is noticed when every file is compared.
+    monkeypatch.setattr(layout, "COMPARED_BYTES", 0)
+    for name in (layout.CELLS_FILE, suffixes.TOKENS_FILE, suffixes.ORDER_FILE):
+        data = (lens / name).read_bytes()
+        (lens / name).write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
+        with pytest.raises(FormatError, match=name):
+            inspect_lens(read_all())
+        (lens / name).write_bytes(data)

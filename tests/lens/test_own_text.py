@@ -1,0 +1,78 @@
+"""Text that is decoded from a lens's own tokens, against the corpus that it was built from."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import prismlm
+from prismlm.corpus import build_corpus
+from prismlm.lens.build import IndexOptions, build_index
+from prismlm.lens.own_text import OwnText
+from tests.helpers.lens_meta import change_meta
+
+ODD = "Ein 東京 👩\u200d🚀 café\t\n\n«x»  two  blanks \u202e end. Then <|endoftext|> more."
+
+
+@pytest.fixture(scope="module")
+def odd(tiny_model, tmp_path_factory):
+    """A copy of the tiny model whose corpus holds what is hard to decode; suffixes are left out."""
+    base = tmp_path_factory.mktemp("odd")
+    (base / "texts.txt").write_text(ODD)
+    (base / "more.txt").write_text("The patient was given a dose.")
+    corpus = build_corpus(base, base / "corpus", tokenizer=tiny_model)
+    model = shutil.copytree(tiny_model, base / "model", ignore=lambda *_: ["lens"])
+    lm = prismlm.load(model)
+    options = IndexOptions(contexts=2, window=16, stride=8, split="all")
+    build_index(lm.model, lm.head, corpus, model / "lens" / "sample", options)
+    return model
+
+
+def sources(lm):
+    """The same text from the suffix array and from the cells."""
+    lens = lm.lens
+    assert lens.suffixes is not None
+    return OwnText(lens.cells, lens.suffixes, lm.tokenizer), OwnText(lens.cells, None, lm.tokenizer)
+
+
+@pytest.mark.parametrize("model", ["tiny_model", "odd"])
+def test_every_document_is_that_of_the_corpus(model, request):
+    lm = prismlm.load(request.getfixturevalue(model))
+    corpus, documents = lm.lens.corpus, lm.lens.cells.documents
+    for source in sources(lm):
+        for number, doc_id in enumerate(documents["doc_id"].to_pylist()):
+            theirs = corpus.find(doc_id)
+            start, length = int(corpus.starts[theirs]), int(corpus.lengths[theirs])
+            assert int(source.starts[number]) == start
+            assert source.document_at(start) == source.document_at(start + length - 1) == number
+            expected = corpus.read_tokens(start, length)
+            assert np.array_equal(source.read_tokens(start, length), expected)
+            assert np.array_equal(source.read_tokens(start + 1, length - 1), expected[1:])
+            assert source.text(number) == corpus.text(theirs)
+            assert np.array_equal(source.spans(number), corpus.spans(theirs))
+
+
+def test_a_model_without_its_corpus_answers_the_same(tiny_model, tmp_path):
+    text = "The patient was given a dose of the drug"
+    copy = shutil.copytree(tiny_model, tmp_path / "model")
+    change_meta(copy / "lens" / "sample", corpus_path="/another/machine")
+    here, there = prismlm.load(tiny_model), prismlm.load(copy)
+    assert there.lens.corpus is None
+    expected = here.explain(text, generate=6)
+    found = there.explain(text, generate=6)
+    same = {"model": "", "lens": ""}
+    assert found.to_dict(against=3) | same == expected.to_dict(against=3) | same
+    assert found.passages()[0].text
+    assert found.passages()[0].also == expected.passages()[0].also
+
+
+def test_a_corpus_that_was_moved_is_found_again(tiny_model, tiny_corpus, small_corpus, tmp_path):
+    copy = shutil.copytree(tiny_model, tmp_path / "model")
+    change_meta(copy / "lens" / "sample", corpus_path="/another/machine")
+    moved = shutil.copytree(tiny_corpus, tmp_path / "moved")
+    assert prismlm.load(copy, corpus=moved).lens.corpus.path == moved
+    with pytest.raises(prismlm.errors.InputError, match="is not the corpus that the lens sample"):
+        prismlm.load(copy, corpus=small_corpus)
+    shutil.rmtree(copy / "lens")
+    with pytest.raises(prismlm.errors.InputError, match="has no lens"):
+        prismlm.load(copy, corpus=moved)

@@ -1,0 +1,74 @@
+"""What the probe of a lens takes for the same model, and what not."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from prismlm.errors import StaleLensError
+from prismlm.lens.probe import Probe
+from prismlm.models.presets import build_config, build_model
+from prismlm.models.uncertainty_feedback import attach_uncertainty
+from tests.helpers import families
+
+LENS = Path("lens")
+
+
+@pytest.fixture
+def corpus(small_corpus):
+    return families.opened_corpus(small_corpus)
+
+
+def probe_of(model, corpus):
+    return Probe.of(model, corpus, "all", 64)
+
+
+@pytest.mark.parametrize("preset", ["llama-tiny", "protot-tiny", "signal-noise-tiny"])
+def test_a_decoder_of_our_own_and_its_copy_in_half_precision(corpus, preset):
+    torch.manual_seed(0)
+    config = build_config({"preset": preset}, len(corpus.tokenizer), corpus.eos_token_id)
+    model = build_model(config).eval()
+    probe = probe_of(model, corpus)
+    assert len(probe.states) == 64
+    probe.check(model, LENS)
+    probe.check(copy.deepcopy(model).bfloat16(), LENS)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    with pytest.raises(StaleLensError, match=r"of another model.*prismlm index"):
+        probe.check(model, LENS)
+
+
+def test_an_adapter_counts_where_it_is_on(corpus):
+    import peft
+
+    model = families.build("llama")
+    probe = probe_of(model, corpus)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    probe.check(adapted, LENS)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    with pytest.raises(StaleLensError):
+        probe.check(adapted, LENS)
+    with adapted.disable_adapter():
+        probe.check(adapted, LENS)
+
+
+def test_uncertainty_feedback_is_part_of_a_model(corpus):
+    model = families.build("llama")
+    plain = probe_of(model, corpus)
+    feedback = attach_uncertainty(model, levels=16)
+    torch.nn.init.normal_(feedback.embedding.weight)
+    with pytest.raises(StaleLensError):
+        plain.check(model, LENS)
+    probe_of(model, corpus).check(model, LENS)
+
+
+def test_a_model_of_fewer_tokens_is_refused(corpus):
+    probe = probe_of(families.build("llama"), corpus)
+    config = families.FAMILIES["llama"]()
+    config.vocab_size = 100
+    with pytest.raises(StaleLensError, match="does not fit"):
+        probe.check(build_model(config), LENS)

@@ -1,0 +1,172 @@
+"""What a scan finds in windows, against brute force, and how it counts sources up to the cap."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+from prismlm.lens import positions
+from prismlm.lens import scan as module
+from prismlm.lens.layout import MASS_FILE, summed_share, write_table
+from prismlm.lens.scan import OTHER, Scan, groups_of, mass_table, own_rows, scan_windows
+from prismlm.lens.sort_cells import Spool
+from prismlm.ops import top_contexts
+from prismlm.ops.prototype_head import Nearest, naive
+
+ALL = (OTHER, OTHER, OTHER)
+
+
+def brute_windows(z, prototypes, owned, threshold):
+    """(window, offset, prototype) of each window's first best owned position above a threshold."""
+    cosines = torch.nn.functional.cosine_similarity(
+        z[:, :, None].double(), prototypes[None, None].double(), dim=-1
+    )
+    masked = cosines.masked_fill(~owned[:, :, None], -math.inf)
+    best, offset = masked.max(1)
+    window, prototype = (best >= threshold).nonzero(as_tuple=True)
+    rows = zip(window.tolist(), offset[window, prototype].tolist(), prototype.tolist(), strict=True)
+    return {row: best[row[0], row[2]].item() for row in rows}
+
+
+@pytest.mark.parametrize("threshold", [None, -1.0, 0.45])
+@pytest.mark.parametrize("length", [20, 64, 7])
+@pytest.mark.parametrize("tile", [1, 2**24])
+def test_scan_windows_equals_brute_force(monkeypatch, length, threshold, tile):
+    monkeypatch.setattr(module, "TILE_ELEMENTS", tile)
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(4, length, 8, generator=generator)
+    prototypes = torch.randn(30, 8, generator=generator)
+    owned = torch.rand(4, length, generator=generator) > 0.4
+    owned[2] = False
+    least = None if threshold is None else torch.full((30,), threshold)
+    scan = scan_windows(z, prototypes, 4, owned, least)
+    flat = naive.route(z[owned], prototypes, 4, 1.0)
+    assert torch.equal(scan.indices, flat.indices)
+    torch.testing.assert_close(scan.cosines, flat.cosines)
+    expected = brute_windows(z, prototypes, owned, -2.0 if threshold is None else threshold)
+    columns = scan.window.tolist(), scan.offset.tolist(), scan.prototype.tolist()
+    found = dict(zip(zip(*columns, strict=True), scan.cosine.tolist(), strict=True))
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert len(found) == len(scan.cosine)
+
+
+def test_windows_that_own_nothing():
+    z = torch.randn(2, 10, 4)
+    scan = scan_windows(z, torch.randn(6, 4), 2, torch.zeros(2, 10, dtype=torch.bool))
+    assert [column.shape[0] for column in scan] == [0] * 6
+
+
+class Decoder(nn.Module):
+    """An output embedding alone, which is what likelihoods ask of a model."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.head = nn.Linear(32, 700, bias=bias)
+
+    def get_output_embeddings(self):
+        return self.head
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_chance_of_the_next_token(bias):
+    torch.manual_seed(bias)
+    model, z = Decoder(bias), torch.randn(400, 32)
+    tokens = torch.randint(700, (400,))
+    with torch.no_grad():
+        expected = model.head(z).softmax(-1).gather(1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(positions.probabilities(model, z, tokens), expected)
+        half = positions.probabilities(model, z, tokens, bf16=True)
+        torch.testing.assert_close(half, expected, rtol=0.03, atol=0)
+        assert positions.probabilities(model, z[:0], tokens[:0]).shape == (0,)
+
+
+class Documents:
+    """What counting needs of a corpus: documents of one source each, with so many tokens."""
+
+    def __init__(self, keys, tokens):
+        names = ("source", "domain", "license")
+        columns = [pa.array(column, pa.string()) for column in zip(*keys, strict=True)]
+        self.lengths = np.array(tokens)
+        self.documents = pa.table(dict(zip(names, columns, strict=True)))
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def split(self, name):
+        return np.arange(len(self))
+
+
+def counted(groups, documents, directory):
+    """Two positions of each document n = 0, 1 … use prototypes 0 and 1 with n + ½ and 2."""
+    mass = torch.zeros(2, len(groups.keys), 3, dtype=torch.int64)
+    none = torch.zeros(1), torch.zeros(1, 3), Spool(directory / "positions", 2)
+    scan = Scan(top_contexts.empty(3, 1, 2), mass, *none)
+    for number in documents:
+        indices = torch.tensor([[0, 2], [1, 2]])
+        activations = torch.tensor([[number + 0.5, 0.0], [2.0, -1.0]])
+        scan.count(groups.of[[number, number]], Nearest(indices, activations, activations))
+    return mass_table(mass, groups.keys)
+
+
+def rows(table):
+    """Return {(prototype, source, domain, licence): (tokens, activation_sum)}."""
+    names = ("prototype", "source", "domain", "license")
+    return {
+        tuple(row[name] for name in names): (row["tokens"], row["activation_sum"])
+        for row in table.to_pylist()
+    }
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_every_group_has_its_rows_in_any_order(order, tmp_path):
+    keys = [("a", "law", "CC0"), ("b", "law", "CC0"), ("c", "law", None), ("a", "law", "CC0")]
+    groups = groups_of(Documents(keys, [5, 5, 5, 5]), "all")
+    assert groups.keys == [("a", "law", "CC0"), ("b", "law", "CC0"), ("c", "law", None)]
+    assert rows(counted(groups, order, tmp_path)) == {
+        (0, "a", "law", "CC0"): (2, 4.0),
+        (1, "a", "law", "CC0"): (2, 4.0),
+        (0, "b", "law", "CC0"): (1, 1.5),
+        (1, "b", "law", "CC0"): (1, 2.0),
+        (0, "c", "law", None): (1, 2.5),
+        (1, "c", "law", None): (1, 2.0),
+    }
+
+
+def test_beyond_the_cap_those_with_least_text_are_summed_with_their_domain():
+    keys = [(name, "law", "CC0") for name in "abcd"]
+    assert own_rows(keys, [1, 7, 3, 7], 4) == keys
+    summed = (OTHER, "law", "CC0")
+    # Of equals the first by name.
+    assert own_rows(keys, [1, 7, 3, 7], 2) == [summed, keys[1], summed, keys[3]]
+    # With a cap of one: one source, one domain's rest, and all that is left.
+    keys = [("a", "law", None), ("b", "art", None), ("c", "sea", None), ("d", "sea", None)]
+    sea = (OTHER, "sea", None)
+    assert own_rows(keys, [9, 4, 3, 2], 1) == [keys[0], ALL, sea, sea]
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 60])
+def test_the_cap_is_2048_and_no_use_is_lost(beyond, tmp_path):
+    count = 2048 + beyond
+    keys = [(f"s{n:05d}", "law", "CC0") for n in range(count)]
+    groups = groups_of(Documents(keys, [9] * count), "all")
+    assert len(groups.keys) == 2048 + (beyond > 0)
+    table = counted(groups, range(count), tmp_path)
+    assert sum(table["tokens"].to_pylist()) == 2 * count
+    if beyond:
+        # Σ (n + ½) over n = 2048 … 2048 + beyond − 1, and 2 for each.
+        found = rows(table)
+        assert found[0, OTHER, "law", "CC0"] == (beyond, beyond * (2048 + beyond / 2))
+        assert found[1, OTHER, "law", "CC0"] == (beyond, 2.0 * beyond)
+
+
+def test_a_lens_says_how_much_was_summed(tmp_path, monkeypatch):
+    keys = [(name, "law", "CC0") for name in "abcd"]
+    # Four groups of equal use.
+    for limit, share in ((4, 0.0), (3, 0.25), (2, 0.5)):
+        monkeypatch.setattr(module.own_rows, "__defaults__", (limit,))
+        groups = groups_of(Documents(keys, [9] * 4), "all")
+        write_table(counted(groups, range(4), tmp_path), tmp_path / MASS_FILE)
+        assert summed_share(tmp_path) == share

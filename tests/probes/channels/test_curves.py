@@ -1,0 +1,136 @@
+"""Gates, memory and half-lives against the double sum and by hand."""
+
+import math
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.models.decoders.mixers import half_life, half_lives
+from prismlm.ops.prototype_mixer import naive
+from prismlm.probes.channels import read_channels
+from prismlm.probes.channels.curves import LayerCurves, discounted_mass, read_text
+from tests.helpers.mixer_models import CHANNELS, LAYERS, VOCABULARY, make_llama, make_model, tokens
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def test_half_life_by_hand():
+    # 0.5 halves at each step, 0.25 twice at each, √½ at every second.
+    decay = torch.tensor([0.5, 0.25, math.sqrt(0.5)], dtype=torch.float64)
+    torch.testing.assert_close(half_life(decay), torch.tensor([1.0, 0.5, 2.0]).double())
+    assert half_life(torch.tensor(0.95)).item() == pytest.approx(13.513, abs=1e-3)
+    for wrong in (0.0, 1.0, 1.5, math.nan):
+        with pytest.raises(InputError, match="between 0 and 1"):
+            half_life(torch.tensor([0.5, wrong]))
+
+
+def test_mass_is_that_of_the_mixer():
+    generator = torch.Generator().manual_seed(0)
+    write = torch.rand(2, 15, 4, generator=generator).softmax(-1)
+    decay = torch.tensor([0.01, 0.5, 0.9, 0.999])
+    mass = torch.stack([discounted_mass(one, decay) for one in write])
+    for channel in range(4):
+        read = torch.zeros_like(write)
+        read[..., channel] = 1
+        ones = torch.ones(2, 15, 1)
+        found, _ = naive.prefix_mean(write, read, ones, decay, normalise=False)
+        torch.testing.assert_close(found[..., 0], mass[..., channel].float())
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_memory_and_read_gate_give_what_the_mixer_reads(model, layer):
+    ids = tokens(18)
+    (curves,) = read_channels(model, ids, [layer])
+    assert curves.layer == layer
+    evidence = model(ids[None], output_gates=True).gates[layer]
+    torch.testing.assert_close(curves.write, evidence.write[0])
+    torch.testing.assert_close(curves.read, evidence.read[0])
+    decay = model.model.layers[layer].mixer.decay
+    # Values that are the identity: the mean is then a weight for each position.
+    expected, _ = naive.prefix_mean(evidence.write, evidence.read, torch.eye(18)[None], decay)
+    memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
+    found = (memory * curves.read[:, None].double()).sum(-1)
+    torch.testing.assert_close(found.float(), expected[0], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(memory[1:].sum(1), torch.ones(17, CHANNELS).double())
+
+
+def test_mass_and_memory_by_hand_where_each_token_has_a_decay():
+    write = torch.tensor([[0.5], [1.0], [0.25]])
+    decay = torch.tensor([[0.5], [0.125], [0.9]])
+    mass = discounted_mass(write, decay)
+    # ½·0.5 = ¼, then ⅛·(¼ + 1) = 0.15625; the last decay acts behind the text.
+    torch.testing.assert_close(mass, torch.tensor([[0.0], [0.25], [0.15625]]).double())
+    memory = LayerCurves(0, write, write, mass, decay).memory(0)
+    expected = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0.2, 0.8, 0]]).double()
+    torch.testing.assert_close(memory, expected)
+    # ½·⅛·½ = 2^−5 in three positions.
+    lives = LayerCurves(0, write, write, mass, torch.tensor([[0.5], [0.125], [0.5]])).half_life
+    assert lives.item() == pytest.approx(3 / 5)
+
+
+def test_with_decays_by_token_memory_is_what_the_mixer_reads():
+    by_token = make_model(decay_mode="token")
+    for block in by_token.model.layers:
+        torch.nn.init.normal_(block.mixer.decay_map)
+    curves = read_channels(by_token, tokens(18))[1]
+    assert curves.decay.shape == (18, CHANNELS)
+    assert curves.decay.std(0).min() > 0.01
+    evidence = (curves.write[None], curves.read[None])
+    expected, _ = naive.prefix_mean(*evidence, torch.eye(18)[None], curves.decay[None])
+    memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
+    found = (memory * curves.read[:, None].double()).sum(-1)
+    torch.testing.assert_close(found.float(), expected[0], rtol=1e-4, atol=1e-6)
+    alone = read_channels(by_token, tokens(18)[:7])[1].decay
+    torch.testing.assert_close(alone, curves.decay[:7])
+    with pytest.raises(InputError, match=r"depend on the token .* read_channels"):
+        half_lives(by_token)
+    assert not any(b.mixer._forward_pre_hooks for b in by_token.model.layers)
+
+
+def test_in_groups_a_channel_remembers_its_part_of_the_values():
+    grouped = make_model(num_groups=3)
+    curves = read_channels(grouped, tokens(18))[1]
+    evidence = (curves.write[None], curves.read[None])
+    # Every group has values of its own that are the identity.
+    values = torch.eye(18).repeat(1, 3)[None]
+    expected, _ = naive.prefix_mean(*evidence, values, curves.decay, groups=3)
+    memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
+    found = (memory * curves.read[:, None].double()).unflatten(-1, (3, 2)).sum(-1)
+    torch.testing.assert_close(
+        found.transpose(1, 2).flatten(1).float(), expected[0], rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a_channel_whose_mass_underflowed_reads_as_empty():
+    write = torch.zeros(60, 1)
+    write[0] = 1
+    decay = torch.tensor([1e-2])
+    memory = LayerCurves(0, write, write, discounted_mass(write, decay), decay).memory(0)
+    # 0.01^i is below 1e-30 from i = 16 on.
+    torch.testing.assert_close(memory[1:15, 0], torch.ones(14).double())
+    assert (memory[16:] == 0).all()
+
+
+def test_what_cannot_be_read_is_refused(model):
+    with pytest.raises(InputError, match="no layer 3"):
+        read_channels(model, tokens(4), [LAYERS])
+    with pytest.raises(InputError, match=r"expected \[T\]"):
+        read_channels(model, tokens(1, 4))
+    with pytest.raises(InputError, match="no channel 6 in layer 2"):
+        read_channels(model, tokens(4))[2].memory(CHANNELS)
+    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
+        read_channels(make_llama(VOCABULARY), tokens(4))
+
+
+def test_a_text_is_read_with_its_tokens(corpus, model):
+    text = "Old maps forgets letters in a box."
+    found = read_text(model, corpus.tokenizer, text, [1])
+    assert "".join(found.text.words) == text
+    assert list(found.token_ids) == corpus.tokenizer(text)["input_ids"]
+    assert found.curves[0].write.shape == (len(found.text.tokens), CHANNELS)
+    with pytest.raises(InputError, match="the text is empty"):
+        read_text(model, corpus.tokenizer, "")

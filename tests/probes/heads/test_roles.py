@@ -1,0 +1,273 @@
+"""Heads that look for a role are found where they were put, and nowhere else."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.explain.attention_maps import Head
+from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
+from prismlm.probes.heads.roles import (
+    BUNDLED,
+    LEVEL,
+    Mark,
+    RoleText,
+    best_of_roles,
+    expected,
+    load_role_cases,
+    parse_case,
+    role_text,
+    score_roles,
+    search_roles,
+    untrained,
+    word_sums,
+)
+
+LENGTH = 18
+
+
+def test_marks_are_taken_out_of_a_text():
+    case = parse_case("The {subject:old frog} {action:found} {structure:a} {target:door}")
+    assert case.text == "The old frog found a door"
+    assert case.marks[0] == Mark("subject", 4, 12)
+    assert [case.text[m.start : m.stop] for m in case.marks] == ["old frog", "found", "a", "door"]
+
+
+@pytest.mark.parametrize(
+    ("marked", "words"),
+    [
+        ("The {subjct:frog} saw the {target:door}", "Did you mean 'subject'"),
+        ("The {subject:frog saw the {target:door}", "belongs to no mark"),
+        ("The {subject:frog} saw the door", "one target, marked"),
+        ("The {subject:frog} saw a {target:door} there", "at the end"),
+        ("The frog saw a {target:door}", "expected words of some role"),
+    ],
+)
+def test_marks_that_cannot_be_read(marked, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        parse_case(marked)
+
+
+def test_the_bundled_sentences(tokenizer):
+    cases = load_role_cases()
+    assert len(cases) >= 12
+    assert cases[0].text == ("The frog found a shiny key. He went home and looked for a door")
+    roles = {m.role: cases[0].text[m.start : m.stop] for m in cases[0].marks}
+    assert roles == {
+        "subject": "frog", "object": "key", "structure": "a", "action": "looked", "target": "door",
+    }  # fmt: skip
+    assert len({case.text for case in cases}) == len(cases)
+    for line in BUNDLED.read_text(encoding="utf-8").splitlines():
+        unmarked = re.sub(r"\{\w+:[^{}]*\}", "", line.removeprefix('{"text": "'))
+        # All but a first word, which can be no role's.
+        assert not re.search(r" (a|an|the) ", unmarked), line
+    # The subject's place must differ, or a head that looks at one place would seem to look for it.
+    places = [len(case.text[: case.marks[i].start].split()) for case in cases
+              for i in range(len(case.marks)) if case.marks[i].role == "subject"]  # fmt: skip
+    assert len(places) == len(cases)
+    assert max(places.count(place) for place in places) <= len(places) // 3
+    for case in cases:
+        text = role_text(tokenizer, case)
+        assert set(text.roles) == {"subject", "object", "structure", "action"}
+
+
+def test_a_case_in_tokens(tokenizer):
+    case = parse_case(
+        "The {subject:frog} went, and {action:found} some old {object:key} by the {target:to}"
+    )
+    text = role_text(tokenizer, case)
+    assert tokenizer.decode(text.ids) == case.text
+    words = ["".join(tokenizer.decode([text.ids[t]]) for t in word) for word in text.words]
+    assert [word.strip() for word in words] == (
+        ["frog", "went", "and", "found", "some", "old", "key", "by", "the"]
+    )
+    assert text.roles == {"subject": (0,), "object": (6,), "action": (3,)}
+    assert tokenizer.decode(text.ids[text.row + 1 :]).strip() == "to"
+    # "the" predicts the target, so it cannot be what it looks at.
+    assert text.seen("object") == tuple(range(8))
+    assert text.seen("subject") == tuple(range(9))
+
+
+@pytest.mark.parametrize(
+    ("marked", "words"),
+    [
+        ("The frog saw some {object:stones} {target:to}", "not before the token that predicts"),
+        ("The {subject:frog and toad} {target:sat}", "expected at least as many others"),
+        ("The {subject:frog}s saw the {subject:,} old {target:sea}", "cannot stand for a role"),
+        ("{structure:The} frog saw a {target:door}", "one word with the first"),
+    ],
+)
+def test_cases_that_cannot_be_measured(tokenizer, marked, words):
+    with pytest.raises(InputError, match=words):
+        role_text(tokenizer, parse_case(marked))
+
+
+def test_sums_by_hand():
+    weights = torch.tensor(
+        [[[1, 0, 0, 0, 0], [0.5, 0.5, 0, 0, 0], [0.1, 0.6, 0.3, 0, 0],
+          [0.1, 0.2, 0.3, 0.4, 0], [0.1, 0.3, 0.2, 0.1, 0.3]]]
+    )  # fmt: skip
+    # The last token is that of the first word again, so its row does not count for that word.
+    text = RoleText((4, 7, 8, 9, 7), ((1,), (2,), (3,)), {"subject": (0,), "object": (0,)}, 3)
+    mass, uniform = word_sums(weights, text, "subject")
+    assert mass[0].tolist() == pytest.approx([0.6 + 0.2, 0.3 + 0.2, 0.1])
+    assert uniform.tolist() == pytest.approx([1 / 3 + 1 / 4, 1 / 4 + 1 / 5, 1 / 5])
+    mass, uniform = word_sums(weights, text, "object")
+    assert mass[0].tolist() == pytest.approx([0.2, 0.3])
+    assert uniform.tolist() == pytest.approx([1 / 4, 1 / 4])
+    both = RoleText((4, 7, 8, 9, 6), ((1, 2), (3,)), {"subject": (0,)}, 3)
+    mass, uniform = word_sums(weights, both, "subject")
+    assert mass[0].tolist() == pytest.approx([0.5 + 0.5, 0.1])
+    assert uniform.tolist() == pytest.approx([2 / 4 + 2 / 5, 1 / 5])
+    again = RoleText((4, 7, 8, 9, 8), ((1, 2), (3,)), {"subject": (0,)}, 3)
+    mass, uniform = word_sums(weights, again, "subject")
+    assert mass[0].tolist() == pytest.approx([0.5 + 0.3, 0.1])
+    assert uniform.tolist() == pytest.approx([2 / 4 + 1 / 5, 1 / 5])
+
+
+def softmax(scores):
+    mask = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(mask, -torch.inf).softmax(-1)
+
+
+def distances(length):
+    return torch.arange(length)[:, None] - torch.arange(length)
+
+
+def test_a_head_that_goes_by_distance_is_expected_as_it_is():
+    heads = []
+    for length in (12, 9):
+        d = distances(length).double()
+        heads.append(torch.stack([softmax(-d / 2), softmax(d.sin()), softmax(0 * d)]))
+        # What the first token takes is apart, whatever it is.
+        heads[-1][:, 1:, 1:] *= 0.4
+        heads[-1][:, 1:, 0] = 1 - heads[-1][:, 1:, 1:].sum(-1)
+    for own, usual in zip(heads, expected(heads), strict=True):
+        assert torch.allclose(own, usual, atol=1e-6)
+    changed = [heads[0].clone(), heads[1]]
+    changed[0][0, 8, 3] += 0.2
+    assert (changed[0] - expected(changed)[0])[0, 8, 3] > 0.1
+
+
+def sentences(count=14):
+    generator = torch.Generator().manual_seed(3)
+    texts = []
+    for _ in range(count):
+        places = (torch.randperm(LENGTH - 4, generator=generator)[:4]).tolist()
+        roles = {"subject": (places[0],), "object": (places[1],), "action": tuple(places[2:])}
+        words = tuple((token,) for token in range(1, LENGTH - 1))
+        texts.append(RoleText(tuple(range(LENGTH)), words, roles, LENGTH - 2))
+    return texts
+
+
+def planted(texts):
+    """Return weights of heads: subject, object, then uniform, previous, sink, decay, random."""
+    generator = torch.Generator().manual_seed(4)
+    found = []
+    for text in texts:
+        d = distances(LENGTH).double()
+        noise = torch.randn(12, LENGTH, LENGTH, generator=generator, dtype=torch.float64)
+        scores = torch.cat([noise[:2], torch.zeros(4, LENGTH, LENGTH).double(), noise[2:] * 2])
+        scores[0, :, 1 + text.roles["subject"][0]] += 2
+        scores[1, text.row, 1 + text.roles["object"][0]] += 4
+        scores[3] -= 6 * (d - 1).abs()
+        scores[4, :, 0] += 4
+        scores[5] -= d / 3
+        found.append(softmax(scores))
+    return found
+
+
+def test_planted_heads_are_found_and_others_are_not():
+    texts = sentences()
+    heads = [Head(0, n, "signal", n) for n in range(16)]
+    search = score_roles(texts, planted(texts), heads)
+    found = [(row["role"], row["head"]) for row in search.rows if row["q"] <= LEVEL]
+    assert found == [("subject", 0), ("object", 1)]
+    assert [facts["found"] for facts in search["roles"].values()] == [1, 1, 0, 0]
+    assert search["roles"]["subject"] == {"sentences": 14, "words": 14, "found": 1}
+    best = search.rows[0]
+    assert best["lift"] > 2 * best["control"]
+    assert best["rank"] == 1
+    assert best["p"] == 1 / (search["draws"] + 1)
+    lifts = {row["head"]: row for row in search.rows if row["role"] == "subject"}
+    assert lifts[2]["lift"] == pytest.approx(1, abs=1e-4)
+    assert lifts[2]["excess"] == pytest.approx(0, abs=1e-4)
+    assert lifts[2]["p"] == 1
+    # By distance alone: all draws tie in what goes beyond it.
+    assert [lifts[n]["rank"] for n in (3, 4, 5)] == [search["draws"] + 1] * 3
+    assert search["roles"]["structure"]["sentences"] == 0
+    shown = [row["role"] for row in best_of_roles(search).rows]
+    assert shown == ["subject", "object", "action"]
+
+
+def test_lift_alone_would_find_a_head_that_looks_back_one_token():
+    """Why there is a second figure: such a head has the larger lift the later a word is."""
+    texts = [
+        RoleText(t.ids, t.words, {"action": (LENGTH - 5, LENGTH - 4)}, t.row) for t in sentences()
+    ]
+    previous = [weights[3:4] for weights in planted(sentences())]
+    (score,) = score_roles(texts, previous, [Head(0, 0, "noise", 0)]).rows
+    assert score["lift"] > 1.5 * score["control"]
+    assert score["excess"] == pytest.approx(0, abs=1e-3)
+    assert score["q"] == 1
+
+
+def test_few_sentences_find_nothing():
+    """However large the lift: its words are among the draws, one time in so many arrangements."""
+    texts = sentences(2)
+    heads = [Head(0, n, "signal", n) for n in range(16)]
+    search = score_roles(texts, planted(texts), heads)
+    assert search.rows[0]["lift"] > 2
+    # Each of the 16 words is as likely in both sentences.
+    assert search.rows[0]["p"] == pytest.approx(1 / 16**2, rel=0.5)
+    assert not any(facts["found"] for facts in search["roles"].values())
+
+
+def test_ranks_are_seeded_and_draws_must_be_enough():
+    texts = sentences(6)
+    weights = planted(texts)
+    heads = [Head(0, n, "signal", n) for n in range(16)]
+    once, again, other = (
+        score_roles(texts, weights, heads, draws=1500, seed=seed) for seed in (0, 0, 1)
+    )
+    assert once == again
+    assert once != other
+    with pytest.raises(InputError, match="draw at least 1280"):
+        score_roles(texts, weights, heads, draws=999)
+    weights[2][7, 3, 1] = math.nan
+    with pytest.raises(InputError, match=r"not finite.*Take a checkpoint from before"):
+        score_roles(texts, weights, heads, draws=1500)
+
+
+def test_a_model_is_searched(tokenizer):
+    torch.manual_seed(0)
+    config = SignalNoiseConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, head_size=4
+    )
+    model = SignalNoiseForCausalLM(config).eval()
+    cases = load_role_cases()[:3]
+    search = search_roles(model, tokenizer, cases, draws=1000)
+    assert search["heads"] == 8
+    assert [row["role"] for row in search.rows] == [
+        role for role in search["roles"] for _ in range(8)
+    ]
+    assert {row["group"] for row in search.rows} == {"signal", "noise"}
+    state = torch.get_rng_state()
+    other = untrained(model, 5)
+    assert torch.equal(state, torch.get_rng_state())
+    assert not other.training
+    assert not torch.equal(other.lm_head.weight, model.lm_head.weight)
+    assert torch.equal(other.lm_head.weight, untrained(model, 5).lm_head.weight)
+
+
+def test_random_weights_have_the_noise_weight_of_the_model():
+    config = SignalNoiseConfig(
+        vocab_size=32, hidden_size=16, head_size=4, num_hidden_layers=1, noise_weight=0.01
+    )
+    model = SignalNoiseForCausalLM(config)
+    # As training leaves it: the configuration says what it started with.
+    model.set_noise_weight(0.1)
+    assert untrained(model).model.noise_weight == model.model.noise_weight
+    assert model.config.noise_weight == 0.01

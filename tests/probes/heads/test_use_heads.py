@@ -1,0 +1,134 @@
+"""Figures of heads: by hand, and over batches of a corpus."""
+
+import math
+
+import pytest
+import torch
+
+from prismlm.errors import InputError
+from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM
+from prismlm.probes.heads.use import (
+    FIGURES,
+    AttentionTally,
+    distance_bins,
+    head_uses,
+)
+from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
+
+
+def flat(figures):
+    return [*(figures[name] for name in FIGURES), *figures["spectrum"]]
+
+
+def assert_close(first, second, tolerance=1e-6):
+    assert flat(first) == pytest.approx(flat(second), abs=tolerance)
+
+
+def figures(weights, least=2):
+    """The figures of one head whose weights are [T, T]."""
+    length = len(weights)
+    tally = AttentionTally(1)
+    visible = torch.arange(1, length + 1)[None]
+    tally.add(weights[None, None], visible >= least, visible)
+    return tally.figures(0, distance_bins(length))
+
+
+def test_a_head_that_looks_at_the_token_before():
+    found = figures(torch.eye(6).roll(1, 0).tril())
+    assert found["distance"] == found["distance_beyond_self"] == 1
+    assert found["entropy"] == found["relative_entropy"] == found["self_share"] == 0
+    assert found["near_share"] == 1
+    # Of the queries 1 to 5 only the first looks at token 0.
+    assert found["first_share"] == pytest.approx(1 / 5)
+    assert found["spectrum"] == [0, 1, 0, 0, 0]
+
+
+def test_uniform_attention_by_hand():
+    weights = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
+    found = figures(weights)
+    # Queries 1, 2 and 3 see 2, 3 and 4 tokens, at a mean distance of ½, 1 and 1½.
+    assert found["distance"] == pytest.approx(1)
+    inverse = (1 / 2 + 1 / 3 + 1 / 4) / 3
+    assert found["self_share"] == found["first_share"] == pytest.approx(inverse)
+    assert found["distance_beyond_self"] == pytest.approx(1 / (1 - inverse))
+    assert found["entropy"] == pytest.approx(math.log(2 * 3 * 4) / 3)
+    assert found["relative_entropy"] == pytest.approx(1)
+    expected = [inverse, inverse, (1 / 3 + 1 / 4) / 3, 1 / 4 / 3]
+    assert found["spectrum"] == pytest.approx(expected)
+    assert found["near_share"] == pytest.approx(1 - inverse)
+    # From 4 visible tokens on the last query alone counts.
+    assert figures(weights, least=4)["distance"] == pytest.approx(1.5)
+
+
+def test_a_model_that_does_not_choose_is_the_uniform_beside_it():
+    model = make_gpt2()
+    for block in model.transformer.h:
+        block.attn.c_attn.weight.zero_()
+    found = head_uses(model, [make_batch(*random_rows(20, 33))], least_visible=5)
+    assert found["queries"] == (20 - 4) + (33 - 4)
+    assert (found["tokens"], found["windows"], len(found.rows)) == (53, 2, 9)
+    uniform, *heads = found.rows
+    for head in heads:
+        assert head["group"] == "attention"
+        assert_close(head, uniform)
+
+
+def test_each_head_of_each_layer_is_its_own_weights():
+    model = make_signal_noise()
+    (row,) = random_rows(24)
+    found = head_uses(model, [make_batch(row)], least_visible=3)
+    from prismlm.models.attention import reading_attention
+
+    kept = {}
+    with torch.no_grad(), reading_attention(model, lambda layer, w: kept.update({layer: w})):
+        model(torch.tensor([row]))
+    for layer in (0, 1):
+        for head in range(8):
+            expected = figures(kept[layer][0, head], least=3)
+            own = found.rows[1 + 8 * layer + head]
+            assert_close(own, expected)
+            assert (own["layer"], own["head"]) == (layer, head)
+            assert own["group"] == ("signal" if head < 4 else "noise")
+    assert [sum(row["spectrum"]) for row in found.rows] == pytest.approx([1] * 17)
+
+
+@pytest.mark.parametrize("make", [make_signal_noise, make_gpt2])
+def test_batches_and_padding_do_not_matter(make):
+    model = make()
+    rows = random_rows(30, 18, 5, 41)
+    whole = head_uses(model, [make_batch(*rows)], least_visible=8)
+    parts = head_uses(model, [make_batch(row, width=60) for row in rows[::-1]], least_visible=8)
+    assert parts["queries"] == whole["queries"]
+    for one, other in zip(whole.rows, parts.rows, strict=True):
+        assert flat(one) == pytest.approx(flat(other)[: len(flat(one))], abs=1e-5)
+
+
+def test_padding_before_a_window_does_not_matter():
+    model = make_signal_noise()
+    rows = random_rows(30, 18)
+    whole = head_uses(model, [make_batch(*rows)], least_visible=8)
+    before = head_uses(model, [make_batch(*rows, before=True)], least_visible=8)
+    for one, other in zip(whole.rows, before.rows, strict=True):
+        assert_close(one, other, 1e-5)
+
+
+def test_what_cannot_be_read_is_refused():
+    model, batch = make_signal_noise(), make_batch(*random_rows(20))
+    with pytest.raises(InputError, match="no layer 2: the model's layers are 0 to 1"):
+        head_uses(model, [batch], layers=[2])
+    with pytest.raises(InputError, match="least_visible is 1"):
+        head_uses(model, [batch], least_visible=1)
+    with pytest.raises(InputError, match="none of 1 tokens sees 16"):
+        head_uses(model, [make_batch([5])])
+    with pytest.raises(InputError, match="none of 0 tokens"):
+        head_uses(model, [])
+    with pytest.raises(InputError, match="learned an embedding of 64 positions"):
+        head_uses(make_gpt2(), [make_batch(*random_rows(65))])
+    protot = ProtoTForCausalLM(
+        ProtoTConfig(vocab_size=19, hidden_size=16, num_hidden_layers=1, num_channels=4)
+    )
+    with pytest.raises(InputError, match="no attention heads"):
+        head_uses(protot, [batch])
+    model.model.layers[0].attention.projection.weight[0, 0] = math.nan
+    with pytest.raises(InputError, match="not finite"):
+        head_uses(model, [batch])

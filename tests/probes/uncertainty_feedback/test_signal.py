@@ -1,0 +1,127 @@
+"""A model's own codes, and losses with codes that are given."""
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from prismlm.errors import InputError
+from prismlm.ops.uncertainty_feedback import naive, quantise
+from prismlm.probes.reading import of_one_length
+from prismlm.probes.uncertainty_feedback import InspectOptions, Signal
+from prismlm.probes.uncertainty_feedback.losses import ablation, prefill_gap
+from prismlm.probes.uncertainty_feedback.signal import (
+    own_codes,
+    permuted,
+    recursion,
+    replay,
+)
+from tests.helpers.feedback_models import (
+    LEVELS,
+    make_fed_gpt2,
+    make_fed_protot,
+    random_texts,
+    reading_of,
+)
+
+TEXTS = random_texts(12, 7, 12, 9, 12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
+def test_the_recursion_is_token_by_token(make):
+    model, _ = make()
+    codes, found = recursion(model, TEXTS)
+    for text, own, one in zip(TEXTS, codes, found, strict=True):
+        # The equation: each code from a pass over all that came before it.
+        expected = [-1]
+        for at in range(1, len(text)):
+            prefix = torch.tensor([expected])
+            logits = model(text[None, :at], uncertainty_codes=prefix, use_cache=False).logits
+            share = naive.normalised_entropy(logits[0, -1]).float()
+            expected.append(int(quantise(share, LEVELS)))
+        assert (own - torch.tensor(expected)).abs().max() <= 1
+        logits = model(text[None], uncertainty_codes=own[None], use_cache=False).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits[:-1], text[1:], reduction="none")
+        torch.testing.assert_close(one.losses.float(), loss, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            one.shares, naive.normalised_entropy(logits).float(), atol=1e-4, rtol=1e-4
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_codes_of_passes_are_those_that_the_model_takes(passes):
+    model, feedback = make_fed_gpt2()
+    found = own_codes(model, TEXTS, Signal("passes", passes))
+    feedback.passes = passes
+    for text, own in zip(TEXTS, found, strict=True):
+        assert torch.equal(model(text[None], use_cache=False).uncertainty_codes[0], own)
+    if passes == 1:
+        assert {int(code) for own in found for code in own[1:]} == {LEVELS // 2}
+
+
+def test_as_many_passes_as_tokens_are_the_recursion():
+    model, _ = make_fed_gpt2()
+    gap = prefill_gap(reading_of(model, random_texts(6, 6, 4, 5), passes=6))
+    assert gap.rows[0]["differing"] > 0.5
+    assert [row["passes"] for row in gap.rows] == [1, 2, 3, 4, 5, 6]
+    last = gap.rows[-1]
+    assert last["differing"] == last["far"] == last["distance"] == 0
+    assert abs(last["loss_change"].value) < 1e-6
+    (found,) = gap.findings
+    assert found["finding"].startswith("prefill: loss, codes of 6 passes")
+    assert found["value"] == last["loss_change"]
+    assert last["loss"] == pytest.approx(gap["loss"])
+    assert gap["rounding"] < 1e-4
+    assert gap["positions"] == 5 + 5 + 3 + 4
+    # By hand: one pass is neutral everywhere.
+    true = torch.cat([own[1:] for own in recursion(model, random_texts(6, 6, 4, 5))[0]])
+    apart = (true - LEVELS // 2).abs().double() / (LEVELS - 1)
+    assert gap.rows[0]["distance"] == pytest.approx(float(apart.mean()))
+    assert gap.rows[0]["differing"] == pytest.approx(float((apart > 0).double().mean()))
+
+
+def test_shuffled_codes_are_the_same_codes_at_positions_that_have_one():
+    codes = tuple(torch.tensor([-1, *range(10 * n, 10 * n + 4)]) for n in range(5))
+    mixed = permuted(codes, 3)
+    assert all(row[0] == -1 for row in mixed)
+    assert torch.equal(torch.cat(mixed).sort().values, torch.cat(codes).sort().values)
+    assert not torch.equal(torch.cat(mixed), torch.cat(codes))
+    assert torch.equal(torch.cat(permuted(codes, 3)), torch.cat(mixed))
+
+
+def test_texts_are_read_together_by_length():
+    assert list(of_one_length(TEXTS, 24)) == [[0, 2], [4], [3], [1]]
+    assert list(of_one_length(TEXTS, 1)) == [[0], [2], [4], [3], [1]]
+
+
+def test_reading_leaves_the_model_as_it_was():
+    model, feedback = make_fed_gpt2()
+    ids = TEXTS[0][None]
+    with torch.no_grad():
+        before = model(ids, use_cache=False).uncertainty_codes
+        # A part that somebody has frozen stays as it is in a model that trains.
+        model.train()
+        model.transformer.h[1].eval()
+        modes = [module.training for module in model.modules()]
+        recursion(model, TEXTS)
+        ablation(reading_of(model, TEXTS))
+        assert [module.training for module in model.modules()] == modes
+        assert len(set(modes)) == 2
+        assert not feedback.embedding.seen.any()
+        model.eval()
+        assert torch.equal(model(ids, use_cache=False).uncertainty_codes, before)
+        assert torch.equal(before, own_codes(model, ids, Signal("passes", 1))[0][None])
+
+
+def test_what_cannot_be_read_is_refused():
+    config = GPT2Config(vocab_size=37, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    plain = GPT2LMHeadModel(config).eval()
+    with pytest.raises(InputError, match=r"no uncertainty feedback.*recipe"):
+        replay(plain, TEXTS, own_codes(plain, TEXTS, Signal()))
+    with pytest.raises(InputError, match="the signal is 'magic'"):
+        Signal("magic")
+    with pytest.raises(InputError, match="the number of passes is 0"):
+        Signal("passes", 0)
+    with pytest.raises(InputError, match="permutations is 0"):
+        InspectOptions(permutations=0)
