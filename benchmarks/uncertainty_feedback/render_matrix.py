@@ -6,7 +6,7 @@ from benchmarks.shared.matrix import Matrix
 
 MATRIX = Matrix(
     "uncertainty",
-    "tests/models/uncertainty_feedback/test_feedback_matrix.py",
+    "tests/models/test_uncertainty_feedback_matrix.py",
     "uncertainty_matrix.json",
     "uncertainty_feedback.md",
 )

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from prismlm.corpus import Corpus
 from prismlm.corpus.windows import WindowBatch, WindowGrid, document_windows, window_batches
 from prismlm.errors import InputError
-from prismlm.models.uncertainty_feedback import uncertainty_of
-from prismlm.models.uncertainty_feedback.call import codes_fed_back
+from prismlm.models.uncertainty_feedback import codes_fed_back, uncertainty_of
 from prismlm.ops.uncertainty_feedback import NO_CODE, normalised_entropy, quantise, shuffle_codes
 from prismlm.statistics import bootstrap
 from prismlm.training.training_signal import PreviousBatch

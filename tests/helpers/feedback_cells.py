@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
+from prismlm.models.seam import decoder_and_embeddings
 from prismlm.models.uncertainty_feedback import load_uncertainty
-from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings
 from prismlm.training import parallel
 from tests.helpers.feedback_calls import LEVELS, NEVER, PROMPT, Fed, code_of, gradients, same
 from tests.helpers.feedback_families import build

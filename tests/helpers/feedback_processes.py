@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from prismlm.models.uncertainty_feedback.place import decoder_and_embeddings
+from prismlm.models.seam import decoder_and_embeddings
 from prismlm.training import parallel
 from tests.helpers.feedback_calls import PROMPT, Fed
 from tests.helpers.feedback_families import TITLES

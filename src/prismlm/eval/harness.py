@@ -12,7 +12,8 @@ from lm_eval.models.huggingface import HFLM
 
 # Makes the Auto classes know prismlm's model types.
 import prismlm.models
-from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
+from prismlm.models.uncertainty_feedback import load_uncertainty
+from prismlm.models.uncertainty_table import has_uncertainty
 
 assert prismlm.models.registration
 # A decorator of lm-eval hides its type.

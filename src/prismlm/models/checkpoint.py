@@ -31,7 +31,8 @@ from prismlm.errors import (
 from prismlm.files import read_json
 from prismlm.models.seam import sees_ahead, verify_logit_map
 from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
-from prismlm.models.uncertainty_feedback import has_uncertainty, load_uncertainty
+from prismlm.models.uncertainty_feedback import load_uncertainty
+from prismlm.models.uncertainty_table import has_uncertainty
 
 # As PEFT names them.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

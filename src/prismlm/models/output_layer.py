@@ -19,7 +19,7 @@ from prismlm.models.checkpoint import (
 )
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import HEAD_FILE, load_sidecar
-from prismlm.models.uncertainty_feedback import has_uncertainty
+from prismlm.models.uncertainty_table import has_uncertainty
 
 
 def read_output_layer(directory: Path) -> Checkpoint:

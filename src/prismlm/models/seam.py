@@ -18,7 +18,7 @@ from prismlm.models.watch import Hook, watch
 
 PROBE_SHAPE = (2, 8)
 READABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-MODULES_NAMED = 5
+MODULES_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -78,24 +78,24 @@ def output_embedding(model: nn.Module) -> nn.Module:
     getter = getattr(model, "get_output_embeddings", None)
     embedding = getter() if getter is not None else None
     weight = getattr(embedding, "weight", None)
-    kind, modules = type(model).__name__, dict(model.named_modules())
+    kind = type(model).__name__
     if embedding is None or weight is None:
         rows = getattr(getattr(model, "config", None), "vocab_size", None)
         similar = [
             f"{name} ({type(module).__name__})"
-            for name, module in modules.items()
+            for name, module in model.named_modules()
             if getattr(getattr(module, "weight", None), "shape", (None,))[:1] == (rows,)
         ]
         raise InputError(
             f"{kind} has no output embedding: get_output_embeddings() gives no module with a "
-            f"weight. Of {len(modules) - 1} modules, those with one row for each of {rows} tokens: "
+            f"weight. Modules with one row for each of {rows} tokens: "
             f"{', '.join(similar[:MODULES_NAMED]) or 'none'}. Load it with a language modelling "
             "head, or let get_output_embeddings() return the right one."
         )
     # A sharded weight is read whole where it is used; other wrappers hold something in place of W.
     wrapped = hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "full_tensor")
     if wrapped or weight.dtype not in READABLE:
-        name = next((name for name, module in modules.items() if module is embedding), "")
+        name = next((name for name, module in model.named_modules() if module is embedding), "")
         raise InputError(
             f"the output embedding {name} of {kind} is quantised (its weight is "
             f"{type(weight).__name__} of {str(weight.dtype).removeprefix('torch.')}), and logits "
@@ -103,6 +103,55 @@ def output_embedding(model: nn.Module) -> nn.Module:
             f"modules_to_not_convert=[{name!r}], or use the model as it was before."
         )
     return embedding
+
+
+def decoder_and_embeddings(
+    model: PreTrainedModel, *, decoder: str | None = None, embeddings: str | None = None
+) -> tuple[nn.Module, Any]:
+    """Return a language model's decoder and the embeddings of its input, which hold [V, d].
+
+    Args:
+        model: a language model.
+        decoder: the decoder's name in ``model.named_modules()``; None asks ``get_decoder()``.
+        embeddings: the input embeddings' name; None asks ``get_input_embeddings()``, of an
+            encoder-decoder that of the decoder: T5's two halves have modules of their own over
+            one tied weight.
+    """
+    modules = dict(model.named_modules())
+    tables = [name for name, module in modules.items() if isinstance(module, nn.Embedding)]
+    inner = _asked(model, "get_decoder") if decoder is None else modules.get(decoder)
+    holds_embeddings = decoder is None or any(name.startswith(f"{decoder}.") for name in tables)
+    # One that is the whole model would have its hooks called before the model's own.
+    if inner is None or inner is model or not holds_embeddings:
+        parts = [name for name, module in model.named_children() if [*module.children()]]
+        raise _not_found(model, "decoder", decoder, parts)
+    owner = inner if model.config.is_encoder_decoder else model
+    asked = embeddings is None
+    inputs = _asked(owner, "get_input_embeddings") if asked else modules.get(embeddings)
+    weight = getattr(inputs, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise _not_found(model, "embeddings", embeddings, tables)
+    return inner, inputs
+
+
+def _asked(model: nn.Module, getter: str) -> nn.Module | None:
+    try:
+        found: Any = getattr(model, getter)()
+    except (AttributeError, NotImplementedError):
+        return None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _not_found(
+    model: PreTrainedModel, part: str, given: str | None, candidates: list[str]
+) -> InputError:
+    asked = "the model does not say which it is" if given is None else f"{given!r} is none"
+    return InputError(
+        f"no {part} found in a {type(model).__name__} of type {model.config.model_type!r}: "
+        f'{asked}. Name the module, attach_uncertainty(model, {part}="…"), dotted as in '
+        "model.named_modules(). It may be one of: "
+        f"{', '.join(candidates[:MODULES_NAMED]) or 'none was found'}."
+    )
 
 
 @contextmanager

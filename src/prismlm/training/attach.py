@@ -48,11 +48,8 @@ from prismlm.models.sidecar import (
     save_sidecar,
     weight_of,
 )
-from prismlm.models.uncertainty_feedback import (
-    has_uncertainty,
-    save_uncertainty,
-    uncertainty_of,
-)
+from prismlm.models.uncertainty_feedback import save_uncertainty, uncertainty_of
+from prismlm.models.uncertainty_table import has_uncertainty
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import check_same, keeping, read_note, writing
 from prismlm.training.evaluation import HeldOut, cross_entropy

@@ -25,7 +25,7 @@ from prismlm.files import share
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
-from prismlm.models.uncertainty_feedback.model_class import TABLE
+from prismlm.models.uncertainty_feedback import TABLE
 from prismlm.training import checkpoints, parallel
 from prismlm.training.backbone import decayed_names
 from prismlm.training.checkpoints import CHECKPOINTS

@@ -14,8 +14,12 @@ from torch import Tensor
 
 from prismlm.errors import InputError, check_choice, check_number, check_whole
 from prismlm.models.evaluating import evaluating
-from prismlm.models.uncertainty_feedback import CODES, UncertaintyFeedback, uncertainty_of
-from prismlm.models.uncertainty_feedback.call import CACHES
+from prismlm.models.uncertainty_feedback import (
+    CACHES,
+    CODES,
+    UncertaintyFeedback,
+    uncertainty_of,
+)
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
 from prismlm.probes.reading import of_one_length, target_losses
 from prismlm.progress import SILENT, Reporter

@@ -9,8 +9,7 @@ import torch
 from transformers import DynamicCache, RwkvConfig, RwkvForCausalLM
 
 from prismlm.errors import InputError
-from prismlm.models.uncertainty_feedback import uncertainty_of
-from prismlm.models.uncertainty_feedback.state import codes_of
+from prismlm.models.uncertainty_feedback import carried_code, uncertainty_of
 from tests.helpers.feedback_families import V, attach_drawn, build
 
 IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
@@ -28,7 +27,6 @@ def test_calls_without_a_cache_know_nothing_of_each_other(model):
     attach_drawn(model, 64)
     expected = model(IDS, use_cache=False).logits
     model(IDS[:, :3], use_cache=False)
-    model.reset_uncertainty()
     assert torch.equal(model(IDS, use_cache=False).logits, expected)
     model.generate(IDS, **MADE)
     assert torch.equal(model(IDS, use_cache=False).logits, expected)
@@ -122,7 +120,10 @@ def test_a_model_whose_cache_carries_no_codes_reads_a_text_at_once():
     attach_drawn(model, 64)
     with pytest.raises(InputError, match=r"generates without a cache, .*\(past_key_values or"):
         model.generate(IDS, **MADE)
-    assert model(IDS, use_cache=False).uncertainty_codes.shape == IDS.shape
+    output = model(IDS, use_cache=True)
+    assert output.uncertainty_codes.shape == IDS.shape
+    with pytest.raises(InputError, match="state resumes a text, and carries no code"):
+        model(IDS[:, :1], state=output.state)
 
 
 @torch.no_grad()
@@ -136,10 +137,10 @@ def test_a_batch_that_changes_its_size_while_its_cache_goes_on(model):
 @torch.no_grad()
 def test_logits_of_some_positions(model):
     attach_drawn(model, 64)
-    expected = codes_of(model(IDS, use_cache=True).past_key_values).following
+    expected = carried_code(model(IDS, use_cache=True).past_key_values).following
     for kept in (torch.tensor([4, 1]), torch.tensor([0, -1]), 1, 2):
         cache = model(IDS, use_cache=True, logits_to_keep=kept).past_key_values
-        assert torch.equal(codes_of(cache).following, expected)
+        assert torch.equal(carried_code(cache).following, expected)
     for kept in (torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)):
         with pytest.raises(InputError, match="none of the last position, 4"):
             model(IDS, use_cache=True, logits_to_keep=kept)
@@ -207,7 +208,7 @@ def test_the_mask_of_one_token(model):
     for name, mask in (("none", None), ("ones", ones), ("padded", padded)):
         cache = model(IDS[:1], use_cache=True).past_key_values
         output = model(IDS[:1, :1], past_key_values=cache, attention_mask=mask)
-        codes[name] = (output.uncertainty_codes, codes_of(cache).following)
+        codes[name] = (output.uncertainty_codes, carried_code(cache).following)
     assert torch.equal(codes["none"][0], codes["ones"][0])
     assert torch.equal(codes["none"][1], codes["ones"][1])
     assert (codes["none"][0] >= 0).all()

@@ -3,7 +3,7 @@
 The parametrisation is the matrix of docs/uncertainty_feedback.md, which a run of all cells writes:
 
     pytest -n 0 -m "" --write-matrix uncertainty
-        tests/models/uncertainty_feedback/test_feedback_matrix.py
+        tests/models/test_uncertainty_feedback_matrix.py
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.helpers.feedback_families import COLUMNS, TITLES
 from tests.helpers.feedback_processes import ROWS, step_of, trained
 from tests.helpers.matrix import assert_published
 
-HELPERS = Path(__file__).parents[2] / "helpers"
+HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 def cell(family, column):

@@ -6,10 +6,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from prismlm.models.seam import capture
-from prismlm.models.uncertainty_feedback import (
-    has_uncertainty,
-    load_uncertainty,
-)
+from prismlm.models.uncertainty_feedback import load_uncertainty
+from prismlm.models.uncertainty_table import has_uncertainty
 from prismlm.ops.uncertainty_feedback import naive, quantise
 from tests.helpers.feedback_families import IMAGE, V, attach_drawn, build
 
