@@ -34,7 +34,7 @@ from prismlm.probes.heads import (
     spectra_report,
 )
 from prismlm.probes.heads.spectra import DOCUMENTS
-from prismlm.probes.heads.use import LEAST_VISIBLE
+from prismlm.probes.heads.use import MIN_VISIBLE
 from prismlm.probes.results import Table, figure_at
 from prismlm.training import checkpoints, parallel
 from prismlm.training.checkpoints import CHECKPOINTS
@@ -243,7 +243,7 @@ def heads_figures(
     means over the heads of each group of :func:`head_uses`, whose queries see 16 tokens, or a whole
     row if that is shorter, NaN where no document is that long; the layer's gradient norm.
     """
-    model, least = cast("PreTrainedModel", decoder), min(LEAST_VISIBLE, length)
+    model, least = cast("PreTrainedModel", decoder), min(MIN_VISIBLE, length)
     with parallel.whole(decoder), parallel.uncompiled(decoder):
         states, uses = read_states_and_heads(model, batches, least_visible=least)
     terms = own_cross_terms(states, length=length)["layers"]

@@ -17,7 +17,6 @@ from prismlm.probes.heads.states import (
     incoherence,
     rates_of,
     read_states,
-    subspace_rate,
 )
 from prismlm.probes.heads.use import head_uses
 from tests.helpers.feedback_families import attach_drawn
@@ -39,14 +38,6 @@ def test_hand_computed():
 def test_both_grams_give_the_determinant(shape):
     z = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert coding_rate(z, distortion=0.3).item() == pytest.approx(direct(z, z.shape[1], 0.3))
-
-
-def test_a_dictionarys_rate_is_the_sum_over_its_heads():
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(30, 8, generator=generator, dtype=torch.float64)
-    u = torch.randn(3, 8, 4, generator=generator, dtype=torch.float64)
-    expected = sum(direct(z @ u[h], 4) for h in range(3))
-    assert subspace_rate(z, u).item() == pytest.approx(expected)
 
 
 def test_incoherence():
@@ -120,18 +111,15 @@ def test_rates_are_their_formulas():
         after = z + steps
         close(found["before"], z)
         close(found["after"], after)
-        close(found["scaled"], z * (after.norm() / z.norm()))
         assert found["gain"] == found["after"]["difference"] - found["before"]["difference"]
-        assert (
-            found["gain_over_scaled"]
-            == found["after"]["difference"] - found["scaled"]["difference"]
-        )
+        scaled = expected(z * (after.norm() / z.norm()))[-1]
+        gain = found["after"]["difference"] - scaled
+        assert found["gain_over_scaled"] == pytest.approx(gain, rel=1e-6)
         assert found["step_size"] == pytest.approx(float(steps.norm() / z.norm()))
         s, n = torch.cat(u[:4], 1), torch.cat(u[4:], 1)
         own = float((s.T @ n).norm() / (s.norm() * n.norm()))
         assert found["incoherence"]["own"] == pytest.approx(own)
         assert found["incoherence"]["random"] == pytest.approx(1 / 4, rel=0.15)
-        assert found["incoherence"]["random_deviation"] > 0
         assert found["positions"] == 73
 
 
@@ -179,11 +167,12 @@ def test_a_step_is_read_at_another_length_too():
     same = layer_rates(states, lengths=[one["step_size"] for one in plain]).rows
     double = layer_rates(states, lengths=[2 * one["step_size"] for one in plain]).rows
     for one, own, longer, state in zip(plain, same, double, states, strict=True):
-        assert (one.get("resized"), one["gain_resized"]) == (None, None)
+        assert one["gain_resized"] is None
         assert own["gain_resized"] == pytest.approx(own["gain"], rel=1e-9)
         moved = state.inputs.double() + 2 * state.steps.double()
         expected = rates_of(moved, state.dictionary.double(), state.noise_weight)
-        assert longer["resized"]["difference"] == pytest.approx(expected["difference"].item())
+        gain = expected["difference"].item() - one["before"]["difference"]
+        assert longer["gain_resized"] == pytest.approx(gain)
 
 
 def test_the_gradient_is_that_of_finite_differences():
@@ -198,7 +187,7 @@ def test_the_gradient_is_that_of_finite_differences():
     slope = (value(z + size * steps) - value(z - size * steps)) / (2 * size)
     z.requires_grad_()
     u = one.dictionary.double()
-    total = subspace_rate(z, u[:4]) - one.noise_weight * subspace_rate(z, u[4:])
+    total = rates_of(z, u, one.noise_weight)["difference"]
     (exact,) = torch.autograd.grad(total, z)
     norm = float(exact.norm() * steps.norm())
     assert found["gradient_cosine"] == pytest.approx(slope / norm, rel=1e-4)

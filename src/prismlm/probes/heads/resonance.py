@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -44,97 +44,86 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int, order: int = 
         ``signal_noise``, K_SS ``signal_signal`` and K_NN ``noise_noise``; ``normalised`` is
         K_SN / √(K_SS K_NN), a cosine: 1 where both groups do the same. They are there for each of
         the ``layers``, as means over these, and by ``position``, with E[C_u C_v] = 1.
-        ``denominator`` and ``later_denominator`` are those of :func:`denominators`. The fact
-        ``least_in_step`` names the ratios and scalings of the least ``normalised``.
+        ``denominator`` is that of :func:`denominator`, and ``later_denominator`` without each
+        group's first pair, which scaling of the base leaves alike; None for heads of one pair. The
+        fact ``least_in_step`` names the ratios and scalings of the least ``normalised``, all that
+        tie to four decimals.
     """
-    rows = tuple(_each_ratio(states, length, order))
+    contents, own = _contents(states), own_cross_terms(states, length=length)
+    attention = states[0].attention
+    size, base = attention.head_size, attention.rotation[0]
+    rotations: list[tuple[str, float, Scaling]] = [
+        (own["ratio"], own["value"], own["scaling"]),
+        *((name, ratio, scaling) for scaling in SCALINGS for name, ratio in RATIOS.items()),
+    ]
+    rows: list[Row] = []
+    for name, ratio, scaling in rotations:
+        row = own
+        if rows:
+            frequencies = group_frequencies(size, base, ratio, scaling)
+            row = {"ratio": name, "value": ratio, "scaling": scaling}
+            row |= _terms(contents, *frequencies, length)
+        # Of the settings alone: float32 would round exact resonances away.
+        exact = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
+        row["denominator"] = denominator(*exact, order)
+        signal, noise = (group[1:] for group in exact)
+        row["later_denominator"] = denominator(signal, noise, order) if len(signal) else None
+        rows.append(row)
     columns = {"ratio": "", "scaling": "", "signal_noise": ".3g", "signal_signal": ".3g",
                "noise_noise": ".3g", "normalised": ".4f", "position.normalised": ".4f",
-               "denominator.value": ".2g", "later_denominator.value": ".2g"}  # fmt: skip
-    facts = {"length": length, "order": order, "least_in_step": least_in_step(rows[1:])}
-    return Table("Cross terms of signal and noise heads, means over layers", columns, rows, facts)
+               "denominator": ".2g", "later_denominator": ".2g"}  # fmt: skip
+    least = min(round(row["normalised"], 4) for row in rows[1:])
+    in_step = [
+        f"{row['ratio']} of the {row['scaling']}"
+        for row in rows[1:]
+        if round(row["normalised"], 4) == least
+    ]
+    facts = {"length": length, "order": order, "least_in_step": in_step}
+    title = "Cross terms of signal and noise heads, means over layers"
+    return Table(title, columns, tuple(rows), facts)
 
 
 def own_cross_terms(states: Sequence[AttentionStates], *, length: int) -> Row:
-    """Return the first row of :func:`cross_terms`: of the model's own rotations alone."""
-    return next(_each_ratio(states, length, ORDER))
+    """Return the cross terms of the model's own rotations alone, as :func:`cross_terms`."""
+    contents = _contents(states)
+    attention = states[0].attention
+    _, ratio, scaling = attention.rotation
+    # Those that the model runs with.
+    signal, noise = attention.signal_frequencies.cpu(), attention.noise_frequencies.cpu()
+    row: Row = {"ratio": "own", "value": ratio, "scaling": scaling}
+    return row | _terms(contents, signal, noise, length)
 
 
-def least_in_step(rows: Sequence[Row]) -> list[str]:
-    """Return ratio and scaling of the least normalised term, and all that tie to four decimals."""
-    least = min(round(row["normalised"], 4) for row in rows)
-    return [
-        f"{row['ratio']} of the {row['scaling']}"
-        for row in rows
-        if round(row["normalised"], 4) == least
-    ]
-
-
-def denominators(
-    size: int, base: float, ratio: float, scaling: Scaling, *, order: int = ORDER
-) -> tuple[Row, Row | None]:
-    """Return the least |n ω_S − m ω_N| of all pairs, and without each group's first pair.
-
-    Its ``value`` is in radians a position, 0 where frequencies resonate exactly; ``n`` and ``m``
-    are from 1 to ``order``. Scaling of the base leaves the first pair at 1 radian a position; of
-    ``size`` p = 2 there is no other. Frequencies are float64 from the settings alone: float32
-    rounds exact resonances away.
-    """
-    signal, noise = group_frequencies(size, base, ratio, scaling, dtype=torch.float64)
-
-    def least(skipped: int) -> Row:
-        figures = smallest_denominator(signal[skipped:], noise[skipped:], order)
-        return dict(zip(("value", "n", "m"), figures, strict=True))
-
-    return least(0), least(1) if len(signal) > 1 else None
-
-
-def _each_ratio(states: Sequence[AttentionStates], length: int, order: int) -> Iterator[Row]:
+def _contents(states: Sequence[AttentionStates]) -> list[list[Tensor]]:
+    """Return E[C_u C_v] of each layer and of each of :data:`TERMS`, means over pairs of heads."""
     if not states:
         raise InputError("no layers to take cross terms of: expected the states of at least one.")
     contents: list[list[Tensor]] = []
     for one in states:
         amplitudes = content_amplitudes(one.projections())
         check_finite(f"the projections of layer {one.layer}", amplitudes)
-        groups = _pairs(*amplitudes.chunk(2))
-        contents.append([content_term(*pair).mean((0, 1)) for pair in groups])
-    attention = states[0].attention
-    size = attention.head_size
-    base, own_ratio, own_scaling = attention.rotation
-    rotations: list[tuple[str, float, Scaling]] = [
-        ("own", own_ratio, own_scaling),
-        *((name, ratio, scaling) for scaling in SCALINGS for name, ratio in RATIOS.items()),
-    ]
-    for name, ratio, scaling in rotations:
-        signal, noise = group_frequencies(size, base, ratio, scaling)
-        if name == "own":
-            # Those that the model runs with.
-            signal, noise = attention.signal_frequencies.cpu(), attention.noise_frequencies.cpu()
-        places = [position_term(*pair, length) for pair in _pairs(signal, noise)]
-        least, later = denominators(size, base, ratio, scaling, order=order)
-        layers = [_integrated(content, places) for content in contents]
-        yield {
-            "ratio": name,
-            "value": ratio,
-            "scaling": scaling,
-            **{term: statistics.fmean(one[term] for one in layers) for term in layers[0]},
-            "layers": layers,
-            "position": _integrated([torch.ones_like(places[0])] * 3, places),
-            "denominator": least,
-            "later_denominator": later,
-        }
+        pairs = _pairs(*amplitudes.chunk(2))
+        contents.append([content_term(*pair).mean((0, 1)) for pair in pairs])
+    return contents
+
+
+def _terms(contents: list[list[Tensor]], signal: Tensor, noise: Tensor, length: int) -> Row:
+    places = [position_term(*pair, length) for pair in _pairs(signal, noise)]
+
+    def integrated(content: Sequence[Tensor]) -> Row:
+        pairs = zip(TERMS, content, places, strict=True)
+        terms = {name: float((c * place).sum()) for name, c, place in pairs}
+        size = math.sqrt(terms["signal_signal"] * terms["noise_noise"])
+        return terms | {"normalised": terms["signal_noise"] / size if size > 0 else math.nan}
+
+    layers = [integrated(content) for content in contents]
+    means = {name: statistics.fmean(one[name] for one in layers) for name in layers[0]}
+    return means | {"layers": layers, "position": integrated([torch.ones_like(places[0])] * 3)}
 
 
 def _pairs(signal: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
     """Return the groups that each of :data:`TERMS` is of."""
     return (signal, noise), (signal, signal), (noise, noise)
-
-
-def _integrated(content: Sequence[Tensor], places: Sequence[Tensor]) -> Row:
-    pairs = zip(TERMS, content, places, strict=True)
-    terms = {name: float((c * place).sum()) for name, c, place in pairs}
-    size = math.sqrt(terms["signal_signal"] * terms["noise_noise"])
-    return terms | {"normalised": terms["signal_noise"] / size if size > 0 else math.nan}
 
 
 def position_term(
@@ -149,17 +138,17 @@ def position_term(
     Source: Prism, Eq. 10 and 11, with the brackets that Eq. 11 needs.
     """
     check_whole("the number of positions of a mean", length, 1)
+
+    def mean_cosine(omega: Tensor) -> Tensor:
+        half = omega / 2
+        sine = half.sin()
+        # Near a multiple of 2π the quotient is 0/0, and the mean 1 to second order.
+        near = sine.abs() < 1e-9
+        quotient = (length * half).sin() * ((length - 1) * half).cos()
+        return torch.where(near, 1.0, quotient / (length * sine.masked_fill(near, 1)))
+
     u, v = first.double()[:, None], second.double()[None]
-    return (_mean_cosine(u + v, length) + _mean_cosine(u - v, length)) / 2
-
-
-def _mean_cosine(omega: Tensor, length: int) -> Tensor:
-    half = omega / 2
-    sine = half.sin()
-    # Near a multiple of 2π the quotient is 0/0, and the mean 1 to second order.
-    near = sine.abs() < 1e-9
-    quotient = (length * half).sin() * ((length - 1) * half).cos()
-    return torch.where(near, 1.0, quotient / (length * sine.masked_fill(near, 1)))
+    return (mean_cosine(u + v) + mean_cosine(u - v)) / 2
 
 
 def content_amplitudes(projections: Float[Tensor, "G N p"]) -> Float[Tensor, "G N half"]:
@@ -183,19 +172,14 @@ def content_term(
     return (torch.einsum("gnj,fnl->gfjl", first, second) / first.shape[1]).square()
 
 
-def smallest_denominator(
-    signal: Float[Tensor, " m"], noise: Float[Tensor, " n"], order: int
-) -> tuple[float, int, int]:
-    """Return the least |n ω_S − m ω_N| over n, m from 1 to ``order`` and all pairs, with n and m.
+def denominator(signal: Float[Tensor, " m"], noise: Float[Tensor, " n"], order: int) -> float:
+    """Return the least |n ω_S − m ω_N| over n, m from 1 to ``order`` and all pairs.
 
-    Exact resonances are 0 and not the rounding of float64, if the frequencies are float64; of
-    several the one with the least n is returned, then with the least m. Source: Prism, §2.3.
+    In radians a position. Exact resonances are 0 and not the rounding of float64, if the
+    frequencies are float64. Source: Prism, §2.3.
     """
     check_whole("the order of denominators", order, 1)
-    factor = torch.arange(1, order + 1, dtype=torch.float64)
-    own = factor[:, None, None, None] * signal.double()[None, None, :, None]
-    other = factor[None, :, None, None] * noise.double()[None, None, None]
-    apart = (own - other).abs()
-    least = apart.masked_fill(apart <= EXACT * own.abs(), 0.0).amin((2, 3))
-    at = int(least.argmin())
-    return float(least.flatten()[at]), at // order + 1, at % order + 1
+    factors = torch.arange(1, order + 1, dtype=torch.float64)
+    own = torch.outer(factors, signal.double()).flatten()[:, None]
+    apart = (own - torch.outer(factors, noise.double()).flatten()).abs()
+    return float(apart.masked_fill(apart <= EXACT * own.abs(), 0.0).min())

@@ -49,7 +49,7 @@ BUNDLED = Path(__file__).parent / "cases" / "roles.jsonl"
 LEVEL = 0.05
 COLUMNS = {"role": "", "layer": "", "head": "", "group": "", "lift": ".2f", "control": ".2f",
            "excess": ".2f", "rank": ",", "p": ".1g", "q": ".2g"}  # fmt: skip
-LEAST_DRAWS = 10_000
+MIN_DRAWS = 10_000
 DRAWS_AT_ONCE = 2048
 # In units of lift; smaller differences are rounding, and count as ties.
 TIE = 1e-4
@@ -91,19 +91,20 @@ class RoleText(NamedTuple):
     roles: dict[Role, tuple[int, ...]]
     row: int
 
-    def pairs(self, word: int, role: Role) -> list[tuple[int, int]]:
-        """Return (row, token) of a word's tokens and the rows after it, less those of one token.
+    def pairs(self, role: Role) -> dict[int, list[tuple[int, int]]]:
+        """Return (row, token) of each word's tokens and the rows after it, less those of one token.
 
-        Rows are all tokens, or of the object the one that predicts the target alone.
+        Rows are all tokens, or of the object the one that predicts the target alone. Words that no
+        row can look at are left out.
         """
-        tokens = self.words[word]
         rows = [self.row] if role == "object" else range(len(self.ids))
-        later = [i for i in rows if i > tokens[-1]]
-        return [(i, j) for i in later for j in tokens if self.ids[i] != self.ids[j]]
-
-    def seen(self, role: Role) -> tuple[int, ...]:
-        """Return the numbers of the words that one of those rows can look at."""
-        return tuple(n for n in range(len(self.words)) if self.pairs(n, role))
+        pairs = {
+            number: [
+                (i, j) for i in rows if i > word[-1] for j in word if self.ids[i] != self.ids[j]
+            ]
+            for number, word in enumerate(self.words)
+        }
+        return {number: own for number, own in pairs.items() if own}
 
 
 def load_role_cases(path: str | os.PathLike[str] | None = None) -> tuple[RoleCase, ...]:
@@ -168,22 +169,21 @@ def role_text(tokenizer: PreTrainedTokenizerBase, case: RoleCase) -> RoleText:
                     "punctuation, or one word with the first or with the target."
                 )
             roles.setdefault(cast(Role, mark.role), {})[usable.index(word)] = None
-    found = RoleText(
-        tuple(ids),
-        tuple(tuple(groups[word]) for word in usable),
-        {role: tuple(roles[role]) for role in ROLES if role in roles},
-        groups[target][0] - 1,
-    )
-    for role, words in found.roles.items():
-        seen = found.seen(role)
-        if not set(words) <= set(seen):
+    words = tuple(tuple(groups[word]) for word in usable)
+    numbers: dict[Role, tuple[int, ...]] = {
+        role: tuple(roles[role]) for role in ROLES if role in roles
+    }
+    found = RoleText(tuple(ids), words, numbers, groups[target][0] - 1)
+    for role, own in numbers.items():
+        seen = found.pairs(role)
+        if not set(own) <= set(seen):
             raise InputError(
                 f"the {role} of {case.text!r} is not before the token that predicts the target: "
                 "put a word between the two."
             )
-        if (others := len(seen) - len(words)) < len(words):
+        if (others := len(seen) - len(own)) < len(own):
             raise InputError(
-                f"{case.text!r} has {len(words)} words of the role {role} and {others} others: "
+                f"{case.text!r} has {len(own)} words of the role {role} and {others} others: "
                 "expected at least as many others, for controls."
             )
     return found
@@ -200,8 +200,8 @@ def word_sums(weights: Tensor, text: RoleText, role: Role) -> tuple[Tensor, Tens
     """
     masses: list[Tensor] = []
     uniform: list[float] = []
-    for number in text.seen(role):
-        rows, tokens = (list(side) for side in zip(*text.pairs(number, role), strict=True))
+    for pairs in text.pairs(role).values():
+        rows, tokens = (list(side) for side in zip(*pairs, strict=True))
         masses.append(weights[:, rows, tokens].sum(1))
         uniform.append(sum(1 / (row + 1) for row in rows))
     return torch.stack(masses, 1), torch.tensor(uniform, dtype=weights.dtype)
@@ -229,7 +229,7 @@ def expected(weights: Sequence[Tensor]) -> list[Tensor]:
         # A row whose distances all have no weight has none outside of the first token.
         share = outside / f.cumsum(1).clamp_min(1e-300)
         f = at / share.flip(1).cumsum(1).flip(1).clamp_min(1e-300)
-    found: list[Tensor] = []
+    habits: list[Tensor] = []
     for one in weights:
         place = torch.arange(one.shape[-1] - 1)
         distance = place[:, None] - place
@@ -237,8 +237,8 @@ def expected(weights: Sequence[Tensor]) -> list[Tensor]:
         share = likelihood / likelihood.sum(-1, keepdim=True).clamp_min(1e-300)
         habit = one.clone()
         habit[:, 1:, 1:] = share * one[:, 1:, 1:].sum(-1, keepdim=True)
-        found.append(habit)
-    return found
+        habits.append(habit)
+    return habits
 
 
 def search_roles(
@@ -280,7 +280,7 @@ def check_draws(draws: int | None, heads: int) -> int:
     """Return how many draws to take; InputError for so few that no head could be found."""
     tests = heads * len(ROLES)
     if draws is None:
-        return max(LEAST_DRAWS, math.ceil(2 * tests / LEVEL))
+        return max(MIN_DRAWS, math.ceil(2 * tests / LEVEL))
     if (draws + 1) * LEVEL < tests:
         raise InputError(
             f"{draws} draws give a p of 1 / {draws + 1} at best, and {tests} tests at a level of "
@@ -318,15 +318,20 @@ def score_roles(
     draws = check_draws(draws, len(heads))
     check_finite("attention weights", *weights)
     own = [one.double() for one in weights]
-    habits = expected(own)
+    read = list(zip(texts, own, expected(own), strict=True))
     generator = torch.Generator().manual_seed(seed)
     rows: list[Row] = []
     roles: dict[str, Row] = {}
     for role in ROLES:
-        having = [text.roles[role] for text in texts if role in text.roles]
-        roles[role] = {"sentences": len(having), "words": sum(map(len, having))}
-        if having:
-            scores = _scores(role, texts, own, habits, heads, draws, generator)
+        sentences = [_sentence(role, *one) for one in read if role in one[0].roles]
+        words = sum(int(sentence.of_role.sum()) for sentence in sentences)
+        roles[role] = {"sentences": len(sentences), "words": words}
+        if sentences:
+            scores = [
+                {"role": role, "layer": head.layer, "head": head.head, "group": head.group}
+                | {"group_head": head.number, **score}
+                for head, score in zip(heads, _scores(sentences, draws, generator), strict=True)
+            ]
             rows += sorted(scores, key=lambda row: (row["p"], -row["lift"]))
     corrected = stats.false_discovery_control([row["p"] for row in rows]).tolist()
     scored = tuple(row | {"q": q} for row, q in zip(rows, corrected, strict=True))
@@ -343,7 +348,7 @@ def best_of_roles(search: Table) -> Table:
     return replace(search, rows=tuple(kept))
 
 
-class _Words(NamedTuple):
+class _Sentence(NamedTuple):
     """A sentence's sums [2·heads, W], M and M − E; U [W]; and which words are the role's [W]."""
 
     sums: Tensor
@@ -351,50 +356,41 @@ class _Words(NamedTuple):
     of_role: Tensor
 
 
+def _sentence(role: Role, text: RoleText, weights: Tensor, habit: Tensor) -> _Sentence:
+    mass, uniform = word_sums(weights, text, role)
+    beyond = mass - word_sums(habit, text, role)[0]
+    of_role = torch.tensor([number in text.roles[role] for number in text.pairs(role)])
+    return _Sentence(torch.cat([mass, beyond]).float(), uniform.float(), of_role)
+
+
 def _scores(
-    role: Role,
-    texts: Sequence[RoleText],
-    own: Sequence[Tensor],
-    habits: Sequence[Tensor],
-    heads: Sequence[Head],
-    draws: int,
-    generator: torch.Generator,
-) -> list[Row]:
+    sentences: Sequence[_Sentence], draws: int, generator: torch.Generator
+) -> list[dict[str, float]]:
     """Return lifts and ranks of every head."""
-    sentences: list[_Words] = []
-    for text, weights, habit in zip(texts, own, habits, strict=True):
-        if role in text.roles:
-            mass, uniform = word_sums(weights, text, role)
-            of_role = torch.isin(torch.tensor(text.seen(role)), torch.tensor(text.roles[role]))
-            beyond = mass - word_sums(habit, text, role)[0]
-            sums = torch.cat([mass, beyond]).float()
-            sentences.append(_Words(sums, uniform.float(), of_role))
-    (figures,) = _figures(sentences, [one.of_role[None].float() for one in sentences])
-    above = torch.zeros(len(figures), dtype=torch.int64)
-    total = torch.zeros(len(figures), dtype=torch.float64)
+    sums = torch.cat([one.sums for one in sentences], 1) / len(sentences)
+
+    def figures(chosen: Sequence[Tensor]) -> Tensor:
+        """Return lifts and then excesses [n, 2·heads] of words chosen by 0 and 1, each [n, W]."""
+        shares = [
+            words / (words @ one.uniform)[:, None]
+            for one, words in zip(sentences, chosen, strict=True)
+        ]
+        return torch.cat(shares, 1) @ sums.T
+
+    (own,) = figures([one.of_role[None].float() for one in sentences])
+    above = torch.zeros(len(own), dtype=torch.int64)
+    total = torch.zeros(len(own), dtype=torch.float64)
     for first in range(0, draws, DRAWS_AT_ONCE):
         count = min(DRAWS_AT_ONCE, draws - first)
-        drawn = _figures(sentences, [_drawn(s.of_role, count, generator) for s in sentences])
+        drawn = figures([_drawn(one.of_role, count, generator) for one in sentences])
         total += drawn.double().sum(0)
-        above += (drawn >= figures - TIE).sum(0)
-    lift, excess = figures.chunk(2)
+        above += (drawn >= own - TIE).sum(0)
+    lift, excess = own.chunk(2)
     control, rank = total.chunk(2)[0] / draws, 1 + above.view(2, -1).amax(0)
-    p = rank.double() / (draws + 1)
-    columns = (column.tolist() for column in (lift, control, excess, rank, p))
-    names = ("lift", "control", "excess", "rank", "p")
-    rows: list[Row] = []
-    for head, *row in zip(heads, *columns, strict=True):
-        place = {"role": role, "layer": head.layer, "head": head.head, "group": head.group}
-        rows.append(place | {"group_head": head.number} | dict(zip(names, row, strict=True)))
-    return rows
-
-
-def _figures(sentences: Sequence[_Words], chosen: Sequence[Tensor]) -> Tensor:
-    """Return lifts and then excesses [draws, 2·heads] of words chosen by 0 and 1, [draws, W]."""
-    shares = [
-        words / (words @ one.uniform)[:, None] for one, words in zip(sentences, chosen, strict=True)
-    ]
-    return torch.cat(shares, 1) @ torch.cat([one.sums for one in sentences], 1).T / len(sentences)
+    columns = {"lift": lift, "control": control, "excess": excess, "rank": rank}
+    columns["p"] = rank.double() / (draws + 1)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _drawn(of_role: Tensor, draws: int, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.errors import InputError, check_finite, check_number, check_whole
+from prismlm.errors import (
+    InputError,
+    NotFiniteError,
+    check_finite,
+    check_number,
+    check_whole,
+)
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
 from prismlm.models.seam import LogitMap, capture, output_embedding
@@ -69,7 +75,6 @@ def loss_against_length(
     check_window(model, length)
     drawn = np.random.default_rng(seed).permutation(documents_of(corpus, split, length))
     starts = corpus.starts[drawn[:documents]].tolist()
-    edges = context_edges(length, trained_length)
     windows = torch.from_numpy(
         np.stack([corpus.read_tokens(start, length) for start in starts]).astype(np.int64)
     )
@@ -83,15 +88,16 @@ def loss_against_length(
             task.advance(ids.numel())
     own, control = torch.cat(full), torch.cat(short) if short else None
     rows: list[Row] = []
-    for low, end in pairwise(edges):
+    for low, end in pairwise(context_edges(length, trained_length)):
         # A token's context is its place from 1 on.
-        loss = own[:, low - 1 : end - 1].mean(1)
+        bucket = slice(low - 1, end - 1)
+        loss = own[:, bucket].mean(1)
         row: Row = {"context": str(low) if low == end - 1 else f"{low}–{end - 1}", "low": low}
         row |= {"high": end - 1, "loss": loss.mean().item(), "error": _error(loss)}
         row |= dict.fromkeys(("short_loss", "difference", "difference_error"))
         # Up to the trained length both read the same.
         if control is not None and trained_length is not None and low >= trained_length:
-            other = control[:, low - 1 : end - 1].mean(1)
+            other = control[:, bucket].mean(1)
             row["short_loss"] = other.mean().item()
             row["difference"] = (loss - other).mean().item()
             row["difference_error"] = _error(loss - other)
@@ -173,6 +179,15 @@ class SpectraOptions(NamedTuple):
     documents: int = DOCUMENTS
     seed: int = 0
 
+    def check(self) -> None:
+        """Refuse options before minutes of reading."""
+        check_number("the distortion ε", self.distortion, "a positive number", lambda x: x > 0)
+        check_whole("the order of denominators", self.order, 1)
+        check_whole("the seed", self.seed)
+        check_whole("the number of documents of the loss", self.documents, 1)
+        if self.context is not None:
+            check_whole("the number of tokens of a window", self.context, 2)
+
 
 DEFAULTS = SpectraOptions()
 
@@ -192,44 +207,34 @@ def spectra_report(
     of the split is long enough, unless its length, or it alone, was asked for. With ``loss_only``
     the model may be any decoder, else one of signal/noise attention.
     """
-    length = _checked_length(options, sequences)
+    options.check()
     tables: dict[str, Table] = {}
+    left_out: dict[str, str] = {}
     positions, trained = 0, options.trained_length or sequences.length
-    corpus, split, seed = sequences.corpus, sequences.split, options.seed
     if not loss_only:
         signal_noise_layers(model)
-        documents_of(corpus, split)
-        drawn = {"positions": options.positions, "seed": seed, "progress": progress}
+        drawn = {"positions": options.positions, "seed": options.seed, "progress": progress}
         states = read_states(model, sequences.batches(), **drawn)
         positions = len(states[0].positions)
-        tables["rates"] = layer_rates(states, distortion=options.distortion, seed=seed)
+        rates = layer_rates(states, distortion=options.distortion, seed=options.seed)
+        tables = {"rates": rates}
         tables["cross_terms"] = cross_terms(states, length=trained, order=options.order)
+    try:
+        tables["loss"] = loss_against_length(
+            model,
+            sequences.corpus,
+            length=2 * trained if options.context is None else options.context,
+            trained_length=options.trained_length,
+            split=sequences.split,
+            documents=options.documents,
+            seed=options.seed,
+            progress=progress,
+        )
+    except NotFiniteError:
+        raise
+    except InputError as error:
+        if loss_only or options.context is not None:
+            raise
+        left_out["loss"] = str(error)
     facts = {"corpus": asdict(sequences.part(positions)), "options": options._asdict()}
-    if not loss_only and options.context is None:
-        try:
-            check_window(model, length)
-            documents_of(corpus, split, length)
-        except InputError as error:
-            return Report(name, facts, tables, {"loss": str(error)})
-    tables["loss"] = loss_against_length(
-        model,
-        corpus,
-        length=length,
-        trained_length=options.trained_length,
-        split=split,
-        documents=options.documents,
-        seed=seed,
-        progress=progress,
-    )
-    return Report(name, facts, tables)
-
-
-def _checked_length(options: SpectraOptions, sequences: Sequences) -> int:
-    """Return the tokens of a window of the loss; refuse options before minutes of reading."""
-    check_number("the distortion ε", options.distortion, "a positive number", lambda x: x > 0)
-    check_whole("the order of denominators", options.order, 1)
-    check_whole("the seed", options.seed)
-    check_whole("the number of documents of the loss", options.documents, 1)
-    length = 2 * (options.trained_length or sequences.length)
-    length = length if options.context is None else options.context
-    return check_whole("the number of tokens of a window", length, 2)
+    return Report(name, facts, tables, left_out)

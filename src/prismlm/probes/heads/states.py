@@ -18,7 +18,7 @@ from prismlm.errors import InputError, check_finite, check_number, check_whole
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.lens.positions import hashed
 from prismlm.models.watch import Hook, watch
-from prismlm.probes.heads.use import LEAST_VISIBLE, HeadUseCollector
+from prismlm.probes.heads.use import MIN_VISIBLE, HeadUseCollector
 from prismlm.probes.reading import collect
 from prismlm.probes.results import Row, Table
 from prismlm.progress import SILENT, Reporter
@@ -87,58 +87,57 @@ def read_states(
     Each position that a window owns gets a hash of the seed and its place in the corpus, and the
     lowest are kept, so that the draw does not depend on batches.
     """
-    collector = StateCollector(model, positions=positions, seed=seed)
+    collector = _StateCollector(model, positions=positions, seed=seed)
     collect(model, batches, collector.watch, title="Reading states", progress=progress)
     return collector.result()
 
 
 def read_states_and_heads(
-    model: PreTrainedModel,
-    batches: Iterable[WindowBatch],
-    *,
-    least_visible: int = LEAST_VISIBLE,
+    model: PreTrainedModel, batches: Iterable[WindowBatch], *, least_visible: int = MIN_VISIBLE
 ) -> tuple[tuple[AttentionStates, ...], Table | None]:
     """Return :func:`read_states` and :func:`head_uses` from the same passes.
 
     The heads are None where no query sees ``least_visible`` tokens.
     """
-    states = StateCollector(model, positions=POSITIONS, seed=0)
+    states = _StateCollector(model, positions=POSITIONS, seed=0)
     heads = HeadUseCollector(model, least_visible=least_visible)
     collect(model, batches, states.watch, heads.watch, title="Reading states and heads")
     return states.result(), heads.result() if heads.queries else None
 
 
-class StateCollector:
+class _StateCollector:
     """Collects the states of :func:`read_states` while the caller runs the forward passes."""
 
     def __init__(self, model: PreTrainedModel, *, positions: int, seed: int) -> None:
         self._layers = signal_noise_layers(model)
         self._size = check_whole("the number of positions", positions, 2)
         self._device, self._seed = model.device, seed
-        # λ and U of each layer; and of the lowest keys so far key, position, input and step.
+        # λ and U of each layer; and of the lowest hashes so far: hash, position, input and step.
         self._fixed: dict[nn.Module, tuple[float, Tensor]] = {}
         self._kept: dict[nn.Module, tuple[Tensor, ...]] = {}
-        self._places = self._keys = self._owned = torch.empty(0)
 
     def watch(self, batch: WindowBatch) -> AbstractContextManager[None]:
         """Collect what the layers read and add in a batch's forward pass."""
-        self._places = batch.positions[batch.owned]
-        self._keys = _hashed(self._places, self._seed)
-        self._owned = batch.owned.to(self._device)
-        return watch(Hook(layer, after=self._take) for layer in self._layers)
+        owned, positions = batch.owned.to(self._device), batch.positions[batch.owned]
+        seeded = positions.numpy().astype(np.uint64) + np.uint64((self._seed % 2**32) << 32)
+        # Half of each, as non-negative int64.
+        hashes = hashed(seeded * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(1)
+        keys = torch.from_numpy(hashes.astype(np.int64))
 
-    def _take(self, layer: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
-        assert isinstance(layer, SignalNoiseAttention)
-        if layer not in self._fixed:
-            # While the layer runs: a sharded model holds U whole only then.
-            dictionary = layer.dictionary(args[0]).detach().cpu().clone()
-            self._fixed[layer] = float(args[1]), dictionary
-        states = (column[self._owned].detach().cpu() for column in (args[0], output.output))
-        columns = (self._keys, self._places, *states)
-        if layer in self._kept:
-            columns = tuple(map(torch.cat, zip(self._kept[layer], columns, strict=True)))
-        lowest = columns[0].argsort()[: self._size]
-        self._kept[layer] = tuple(column[lowest] for column in columns)
+        def take(layer: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
+            assert isinstance(layer, SignalNoiseAttention)
+            if layer not in self._fixed:
+                # While the layer runs: a sharded model holds U whole only then.
+                dictionary = layer.dictionary(args[0]).detach().cpu().clone()
+                self._fixed[layer] = float(args[1]), dictionary
+            states = (column[owned].detach().cpu() for column in (args[0], output.output))
+            columns = (keys, positions, *states)
+            if layer in self._kept:
+                columns = tuple(map(torch.cat, zip(self._kept[layer], columns, strict=True)))
+            lowest = columns[0].argsort()[: self._size]
+            self._kept[layer] = tuple(column[lowest] for column in columns)
+
+        return watch(Hook(layer, after=take) for layer in self._layers)
 
     def result(self) -> tuple[AttentionStates, ...]:
         """Return the states of each layer."""
@@ -157,13 +156,6 @@ class StateCollector:
         return tuple(states)
 
 
-def _hashed(positions: Tensor, seed: int) -> Tensor:
-    """Return a hash of each position and the seed, as non-negative int64."""
-    apart = positions.numpy().astype(np.uint64) + np.uint64(seed % 2**32) * np.uint64(2**32)
-    keys = hashed(apart * np.uint64(0x9E3779B97F4A7C15))
-    return torch.from_numpy((keys >> np.uint64(1)).astype(np.int64))
-
-
 def layer_rates(
     states: Sequence[AttentionStates],
     *,
@@ -173,9 +165,9 @@ def layer_rates(
 ) -> Table:
     """Return coding rates of each layer, before and after the step Z ← Z + η (S − λN).
 
-    A step that only makes states longer raises every rate. ``scaled`` is Z stretched to the size
-    of what the step gives; ``shuffled`` adds to each state the step of another. A longer step also
-    gains more: two models are compared at steps of one length, by ``resized``, with ``lengths``
+    A step that only makes states longer raises every rate, and a longer step gains more. So the
+    gain stands beside that of Z ``scaled`` to the size of what the step gives, and of steps
+    ``shuffled`` over states; two models are compared at steps of one length, by ``lengths``
     ‖step‖_F / ‖Z‖_F of each layer, such as another model's.
 
     The step is what the layer adds to its stream, but here it is added to the normalised stream
@@ -183,12 +175,11 @@ def layer_rates(
     Source: Prism, Eq. 2 to 7. Controls, random dictionaries and ε, ``distortion``, are ours.
 
     Returns:
-        A row for each ``layer``. ``before``, ``after``, ``scaled``, ``shuffled`` and, with
-        ``lengths``, ``resized`` are of :func:`rates_of`; ``gain``, ``gain_over_scaled``,
-        ``gain_over_shuffled`` and ``gain_resized`` are what a step adds to ΔR, in nats.
-        ``step_size``: ‖η (S − λN)‖_F / ‖Z‖_F. ``gradient_cosine``: of the step with ∂ΔR/∂Z.
-        ``incoherence``: ‖U_sᵀU_n‖_F / (‖U_s‖_F ‖U_n‖_F), ``own`` and of ``random`` dictionaries of
-        that shape, mean and deviation.
+        A row for each ``layer``: rates ``before`` and ``after``, of :func:`rates_of`; ``gain``,
+        ``gain_over_scaled``, ``gain_over_shuffled`` and, with ``lengths``, ``gain_resized``: what a
+        step adds to ΔR, in nats; ``step_size``, ‖η (S − λN)‖_F / ‖Z‖_F; ``gradient_cosine`` of the
+        step with ∂ΔR/∂Z; and ``incoherence`` of the ``own`` and of ``random`` dictionaries of that
+        shape.
     """
     check_number("the distortion ε", distortion, "a positive number", lambda number: number > 0)
     wanted = lengths if lengths is not None else [None] * len(states)
@@ -215,9 +206,8 @@ def rates_of(
     They are R(Z), ``whole``; ``signal``, R(Z | U_s) = Σ_h R(Z U_s,h); ``noise``, R(Z | U_n); and
     the ``difference`` ΔR = R(Z | U_s) − λ R(Z | U_n), by Eq. 3 and 4.
     """
-    signal, noise = (
-        subspace_rate(points, part, distortion=distortion) for part in dictionary.chunk(2)
-    )
+    of_heads = coding_rate(points.double() @ dictionary.double(), distortion=distortion)
+    signal, noise = (part.sum() for part in of_heads.chunk(2))
     whole = coding_rate(points, distortion=distortion)
     difference = signal - noise_weight * noise
     return {"whole": whole, "signal": signal, "noise": noise, "difference": difference}
@@ -226,55 +216,49 @@ def rates_of(
 def _rates(one: AttentionStates, distortion: float, seed: int, length: float | None) -> Row:
     dictionary = one.dictionary.double()
     check_finite(f"the dictionaries of layer {one.layer}", dictionary)
-    inputs, steps = one.inputs.double(), one.steps.double()
+    steps = one.steps.double()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(steps), generator=generator)
-    after = inputs + steps
-    size, moved = float(inputs.norm()), float(steps.norm())
-    points = {
-        "before": inputs,
-        "after": after,
-        "scaled": inputs * (float(after.norm()) / size if size else 1.0),
-        "shuffled": inputs + steps[order],
-    }
+
+    def rates(points: Tensor) -> dict[str, Tensor]:
+        return rates_of(points, dictionary, one.noise_weight, distortion=distortion)
+
+    def difference(points: Tensor) -> float:
+        return rates(points)["difference"].item()
+
+    with torch.enable_grad():
+        z = one.inputs.double().clone().requires_grad_()
+        before = rates(z)
+        (gradient,) = torch.autograd.grad(before["difference"], z)
+    z = z.detach()
+    size, moved = float(z.norm()), float(steps.norm())
+    after, start = rates(z + steps), before["difference"].item()
+    end = after["difference"].item()
+    stretch = float((z + steps).norm()) / size if size else 1.0
+    resized = None
     if length is not None:
         # A step of no length stays where it is.
-        points["resized"] = inputs + steps * (length * size / moved if moved else 0.0)
-
-    def rates(z: Tensor) -> dict[str, Tensor]:
-        return rates_of(z, dictionary, one.noise_weight, distortion=distortion)
-
-    found = {
-        name: {key: rate.item() for key, rate in rates(z).items()} for name, z in points.items()
-    }
-    at = {name: row["difference"] for name, row in found.items()}
-    with torch.enable_grad():
-        z = inputs.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(rates(z)["difference"], z)
+        resized = difference(z + steps * (length * size / moved if moved else 0.0)) - start
     product = float(gradient.norm() * steps.norm())
     signal, noise = (group.transpose(0, 1).flatten(1) for group in dictionary.chunk(2))
-
-    def drawn() -> Tensor:
-        return torch.randn(signal.shape, generator=generator, dtype=torch.float64)
-
-    random = [incoherence(drawn(), drawn()).item() for _ in range(RANDOM_DICTIONARIES)]
+    drawn = torch.randn(
+        (RANDOM_DICTIONARIES, 2, *signal.shape), generator=generator, dtype=torch.float64
+    )
+    random = statistics.fmean(incoherence(*pair).item() for pair in drawn)
     return {
         "layer": one.layer,
-        "positions": len(inputs),
+        "positions": len(z),
         "noise_weight": one.noise_weight,
+        "before": {name: rate.item() for name, rate in before.items()},
+        "after": {name: rate.item() for name, rate in after.items()},
         "step_size": moved / size if size else math.nan,
         "gradient_cosine": float((gradient * steps).sum()) / product if product else 0.0,
-        "gain": at["after"] - at["before"],
-        "gain_over_scaled": at["after"] - at["scaled"],
-        "gain_over_shuffled": at["after"] - at["shuffled"],
-        "gain_resized": None if length is None else at["resized"] - at["before"],
-        "resized_length": length,
-        "incoherence": {
-            "own": incoherence(signal, noise).item(),
-            "random": statistics.fmean(random),
-            "random_deviation": statistics.stdev(random),
-        },
-    } | found
+        "gain": end - start,
+        "gain_over_scaled": end - difference(z * stretch),
+        "gain_over_shuffled": end - difference(z + steps[order]),
+        "gain_resized": resized,
+        "incoherence": {"own": incoherence(signal, noise).item(), "random": random},
+    }
 
 
 def coding_rate(
@@ -294,17 +278,6 @@ def coding_rate(
     scaled = gram * (width / (count * distortion**2))
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     return torch.slogdet(scaled + identity)[1] / 2
-
-
-def subspace_rate(
-    points: Float[Tensor, "N d"],
-    dictionary: Float[Tensor, "H d p"],
-    *,
-    distortion: float = DISTORTION,
-) -> Float[Tensor, ""]:
-    """Return R(Z | U) = Σ_h R(Z U_h), in nats; float64. Source: Prism, §2.1."""
-    projected = points.double() @ dictionary.double()
-    return coding_rate(projected, distortion=distortion).sum()
 
 
 def incoherence(signal: Float[Tensor, "d m"], noise: Float[Tensor, "d n"]) -> Float[Tensor, ""]:

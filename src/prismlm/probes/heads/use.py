@@ -1,4 +1,4 @@
-"""What each head of attention does over text, and how signal heads differ from noise heads."""
+"""How far each head of attention reaches, and how signal heads differ from noise heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prismlm.models.attention import attention_layers, head_groups, reading_atte
 from prismlm.models.decoders.mixers import chosen_layers
 from prismlm.models.positions import check_window
 from prismlm.outputs import write_csv
-from prismlm.probes.reading import collect, documents_of
+from prismlm.probes.reading import collect
 from prismlm.probes.results import Report, Row, Table
 from prismlm.progress import SILENT, Reporter
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from prismlm.corpus.windows import WindowBatch
 
-LEAST_VISIBLE = 16
+MIN_VISIBLE = 16
 NEAR = 4
 """The largest distance that counts as near."""
-EVERYWHERE = 0.9
+UNIFORM_SHARE = 0.9
 """From this share of the tokens that uniform attention attends to, a head's reach means nothing."""
 SIGNIFICANT = 0.05
 FIGURES = {
@@ -49,7 +49,6 @@ FIGURES = {
 }
 REACH = tuple(FIGURES)[:4]
 GROUPS = ("signal", "noise")
-Bins = Sequence[tuple[int, int]]
 
 
 def head_uses(
@@ -57,7 +56,7 @@ def head_uses(
     batches: Iterable[WindowBatch],
     *,
     layers: Sequence[int] | None = None,
-    least_visible: int = LEAST_VISIBLE,
+    least_visible: int = MIN_VISIBLE,
     progress: Reporter = SILENT,
 ) -> Table:
     """Return how far each head looks and what it looks at: means over query positions.
@@ -92,15 +91,14 @@ class HeadUseCollector:
         model: PreTrainedModel,
         *,
         layers: Sequence[int] | None = None,
-        least_visible: int = LEAST_VISIBLE,
+        least_visible: int = MIN_VISIBLE,
     ) -> None:
         # The entropy of a single choice is relative to nothing.
         check_whole("least_visible", least_visible, 2)
         self._model, self.least_visible = model, least_visible
         self._groups = head_groups(model)
-        chosen = chosen_layers(len(attention_layers(model)), layers)
-        self._layers = tuple(sorted(set(chosen)))
-        self._tallies = {n: AttentionTally(self._groups[-1].stop) for n in self._layers}
+        layers = chosen_layers(len(attention_layers(model)), layers)
+        self._tallies = {layer: AttentionTally(self._groups[-1].stop) for layer in sorted(layers)}
         self._uniform = AttentionTally(1)
         self._tokens = self._windows = 0
         self._chosen = self._visible = torch.empty(0)
@@ -116,14 +114,15 @@ class HeadUseCollector:
         self._visible = mask.cumsum(1) * mask
         self._chosen = batch.owned.to(mask.device) & (self._visible >= self.least_visible)
         causal = torch.ones_like(mask[0]).expand(mask.shape[1], -1).tril()
-        sees = (causal & mask[:, None]).double() / self._visible.clamp_min(1)[:, :, None]
-        self._uniform.add(sees[:, None], self._chosen, self._visible)
+        uniform = (causal & mask[:, None]).double() / self._visible.clamp_min(1)[:, :, None]
+        self._uniform.add(uniform[:, None], self._chosen, self._visible)
         self._tokens += int(batch.owned.sum())
         self._windows += int(batch.owned.any(1).sum())
-        return reading_attention(self._model, self._read, layers=self._layers)
 
-    def _read(self, layer: int, weights: Tensor) -> None:
-        self._tallies[layer].add(weights, self._chosen, self._visible)
+        def read(layer: int, weights: Tensor) -> None:
+            self._tallies[layer].add(weights, self._chosen, self._visible)
+
+        return reading_attention(self._model, read, layers=tuple(self._tallies))
 
     def result(self) -> Table:
         """Return the figures of each head."""
@@ -143,7 +142,7 @@ class HeadUseCollector:
         ]
         columns = {"layer": "", "head": "", "group": "", **FIGURES, "spectrum": ""}
         facts = {"tokens": self._tokens, "windows": self._windows, "queries": self.queries}
-        facts |= {"least_visible": self.least_visible, "bins": bins, "layers": self._layers}
+        facts |= {"least_visible": self.least_visible, "bins": bins, "layers": tuple(self._tallies)}
         return Table("Heads: means over queries", columns, tuple(rows), facts)
 
 
@@ -182,8 +181,7 @@ class AttentionTally:
         Windows may have padding before or behind, not within; it may hold any values.
         """
         length = weights.shape[-1]
-        longest = max(length, self.profile.shape[1])
-        self.profile = F.pad(self.profile, (0, longest - self.profile.shape[1]))
+        self.profile = F.pad(self.profile, (0, max(0, length - self.profile.shape[1])))
         for row, mask in enumerate(chosen):
             own = mask.nonzero()[:, 0]
             if not len(own):
@@ -203,7 +201,7 @@ class AttentionTally:
             self.relative_entropy += (entropy / seen.double().log()).sum(-1).cpu()
             self.first += attention[:, :, start].sum(-1, dtype=torch.float64).cpu()
 
-    def figures(self, head: int, bins: Bins) -> Row:
+    def figures(self, head: int, bins: Sequence[tuple[int, int]]) -> Row:
         """Return the figures of one head, those of :func:`head_uses`."""
         profile = self.profile[head] / self.queries
         distance = float(profile @ torch.arange(len(profile), dtype=torch.float64))
@@ -228,66 +226,52 @@ def compare_groups(uses: Table) -> Table:
     not that another model's would.
 
     Returns:
-        A row for each ``measure``: the medians over ``signal`` and ``noise`` heads; ``u``,
-        ``effect`` and ``p`` of :func:`stratified_rank_test`, the effect above 0 where signal heads
-        have the larger figure; how many layers have an effect above and below 0; the same figures
-        of each of the ``layers``; and which group is ``larger`` at p < 0.05, marked "alike" where
-        it attends to all it sees alike and so has no reach.
+        A row for each ``measure``: the medians over ``signal`` and ``noise`` heads; ``effect`` and
+        ``p`` of :func:`stratified_rank_test`, the effect above 0 where signal heads have the larger
+        figure; how many layers have an effect above and below 0; and which group is ``larger`` at
+        p < 0.05, marked "alike" where that group attends to nearly all it sees alike and so has no
+        reach: exp(entropy) is 90 % of uniform attention's or more, in the median over its heads.
     """
-    heads, layers = uses.rows[1:], uses["layers"]
+    uniform, *heads = uses.rows
     if {head["group"] for head in heads} != set(GROUPS):
         raise InputError(
             "this model's heads are of one kind, so there are no groups to compare: expected "
             "signal and noise heads, as models of type 'prismlm_signal_noise' have."
         )
-    members = [
-        [[head for head in heads if (head["layer"], head["group"]) == (n, name)] for n in layers]
-        for name in GROUPS
-    ]
-    alike = groups_everywhere_alike(uses)
+    of_group = {name: [head for head in heads if head["group"] == name] for name in GROUPS}
+    reach = {
+        name: statistics.median(math.exp(head["entropy"] - uniform["entropy"]) for head in own)
+        for name, own in of_group.items()
+    }
+    alike = [name for name in GROUPS if reach[name] >= UNIFORM_SHARE]
     rows: list[Row] = []
     for measure in FIGURES:
-        groups = [[[head[measure] for head in part] for part in group] for group in members]
-        row: Row = {"measure": measure} | _difference(*groups)
-        each = [_difference([own], [other]) for own, other in zip(*groups, strict=True)]
-        row["layers_above"] = sum(one["effect"] > 0 for one in each)
-        row["layers_below"] = sum(one["effect"] < 0 for one in each)
-        row["layers"] = [{"layer": n} | one for n, one in zip(layers, each, strict=True)]
-        row["larger"] = "unclear"
-        if row["p"] < SIGNIFICANT and row["effect"]:
-            larger = GROUPS[row["effect"] < 0]
-            marked = measure in REACH and larger in alike
-            row["larger"] = f"{larger}, alike" if marked else larger
-        rows.append(row)
+        groups = [
+            [[head[measure] for head in own if head["layer"] == n] for n in uses["layers"]]
+            for own in of_group.values()
+        ]
+        effect, p = stratified_rank_test(*groups)
+        each = [stratified_rank_test([own], [other])[0] for own, other in zip(*groups, strict=True)]
+        larger = "unclear"
+        if p < SIGNIFICANT and effect:
+            larger = GROUPS[effect < 0]
+            larger += ", alike" if measure in REACH and larger in alike else ""
+        row: Row = {"measure": measure}
+        for name, own in of_group.items():
+            row[f"{name}_median"] = statistics.median(head[measure] for head in own)
+        row |= {"effect": effect, "p": p, "layers_above": sum(one > 0 for one in each)}
+        rows.append(row | {"layers_below": sum(one < 0 for one in each), "larger": larger})
     columns = {"measure": "", "signal_median": ".3f", "noise_median": ".3f", "effect": "+.2f",
                "p": ".2g", "layers_above": "", "layers_below": "", "larger": ""}  # fmt: skip
-    facts = {f"{name}_heads": len(own[0]) for name, own in zip(GROUPS, members, strict=True)}
-    facts |= {"layers": len(layers), "attend_everywhere_alike": sorted(alike)}
+    per_layer = len(heads) // len(uses["layers"]) // 2
+    facts: Row = dict.fromkeys(("signal_heads", "noise_heads"), per_layer)
+    facts |= {"layers": len(uses["layers"]), "attend_everywhere_alike": alike}
     return Table("Signal against noise heads", columns, tuple(rows), facts)
-
-
-def _difference(signal: Sequence[Sequence[float]], noise: Sequence[Sequence[float]]) -> Row:
-    own, other = (statistics.median([x for part in g for x in part]) for g in (signal, noise))
-    u, effect, p = stratified_rank_test(signal, noise)
-    return {"signal_median": own, "noise_median": other, "u": u, "effect": effect, "p": p}
-
-
-def groups_everywhere_alike(uses: Table) -> frozenset[str]:
-    """Return the groups whose heads attend nearly alike to all that they see, in the median.
-
-    exp(H) is how many tokens a head attends to, in effect. From ``EVERYWHERE`` of what uniform
-    attention has on, how far a head reaches only says how far back its window goes.
-    """
-    uniform, *heads = uses.rows
-    share: dict[str, list[float]] = {}
-    for head in heads:
-        share.setdefault(head["group"], []).append(math.exp(head["entropy"] - uniform["entropy"]))
-    return frozenset(g for g, found in share.items() if statistics.median(found) >= EVERYWHERE)
 
 
 def stratified_rank_test(
     first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
-) -> tuple[float, float, float]:
+) -> tuple[float, float]:
     """Compare two groups by rank within strata, such as the heads of each layer; exact.
 
     The sum over strata of the first group's ranks is compared with all of its values under
@@ -296,8 +280,8 @@ def stratified_rank_test(
     of one size it is van Elteren's statistic. SciPy has neither with ties.
 
     Returns:
-        U, the pairs of a stratum in which the first exceeds the second, ties counting half; the
-        effect 2 U / pairs − 1, Cliff's δ; and p of both sides, if within each stratum every
+        The effect 2 U / pairs − 1, Cliff's δ, U being the pairs of a stratum in which the first
+        exceeds the second, ties counting half; and p of both sides, if within each stratum every
         assignment to groups is equally likely.
     """
     distribution, total, middle, pairs, u = np.ones(1), 0, 0, 0, 0.0
@@ -318,7 +302,7 @@ def stratified_rank_test(
     # Sums are places in the distribution, whose mean is `middle`.
     away = np.abs(np.arange(len(distribution)) - middle)
     p = float(distribution[away >= abs(total - middle)].sum())
-    return float(u), float(2 * u / pairs - 1), min(1.0, p)
+    return float(2 * u / pairs - 1), min(1.0, p)
 
 
 def across_models(comparisons: Sequence[Table]) -> Table:
@@ -326,24 +310,26 @@ def across_models(comparisons: Sequence[Table]) -> Table:
 
     ``comparisons`` are :func:`compare_groups` of each. A row for each ``measure`` has the
     ``effects``, Cliff's δ of each model; models in which it is ``positive`` and ``negative``; and
-    ``p`` of the sign test, which below 6 models cannot be below 0.05.
+    ``p`` of the two-sided sign test without zeros, which below 6 models cannot be below 0.05.
     """
     rows: list[Row] = []
     for same in zip(*(table.rows for table in comparisons), strict=True):
         effects = [row["effect"] for row in same]
-        row = {"measure": same[0]["measure"], "effects": effects}
-        row["each"] = "  ".join(f"{e:+.2f}" for e in effects).replace("-", "−")
-        row["positive"], row["negative"] = (sum(s * e > 0 for e in effects) for s in (1, -1))
-        rows.append(row | {"p": sign_test(effects)})
+        positive, negative = sum(e > 0 for e in effects), sum(e < 0 for e in effects)
+        signs = positive + negative
+        rows.append(
+            {
+                "measure": same[0]["measure"],
+                "effects": effects,
+                "each": "  ".join(f"{e:+.2f}" for e in effects).replace("-", "−"),
+                "positive": positive,
+                "negative": negative,
+                "p": float(stats.binomtest(positive, signs).pvalue) if signs else 1.0,
+            }
+        )
     columns = {"measure": "", "each": "", "positive": "", "negative": "", "p": ".2g"}
     title = f"Cliff's δ of signal against noise heads in {len(comparisons)} models"
     return Table(title, columns, tuple(rows), {"least_p": 2 / 2 ** len(comparisons)})
-
-
-def sign_test(values: Sequence[float]) -> float:
-    """Return p of both sides of the sign test without zeros; 1 if there is nothing else."""
-    signs = [value > 0 for value in values if value]
-    return float(stats.binomtest(sum(signs), len(signs)).pvalue) if signs else 1.0
 
 
 def head_report(
@@ -352,12 +338,11 @@ def head_report(
     *,
     name: str = "",
     layers: Sequence[int] | None = None,
-    least_visible: int = LEAST_VISIBLE,
+    least_visible: int = MIN_VISIBLE,
     progress: Reporter = SILENT,
 ) -> Report:
     """Return :func:`head_uses` of a text, and :func:`compare_groups` of two kinds of heads."""
     check_window(model, sequences.length)
-    documents_of(sequences.corpus, sequences.split)
     if sequences.length < least_visible:
         raise InputError(
             f"windows of {sequences.length} tokens, of which no token sees {least_visible} tokens: "
@@ -382,8 +367,7 @@ def write_heads(reports: Sequence[Report], path: str | os.PathLike[str]) -> None
     names = [f"share_{low}" if low == high else f"share_{low}_{high}" for low, high in bins]
     rows: list[Row] = []
     for report in reports:
-        for row in report["heads"].rows:
-            own = {"model": report.model} | row | dict(zip(names, row["spectrum"], strict=False))
-            del own["spectrum"]
-            rows.append(own)
+        for head in report["heads"].rows:
+            row = {"model": report.model} | head
+            rows.append(row | dict(zip(names, row.pop("spectrum"), strict=False)))
     write_csv(path, ["model", "layer", "head", "group", *FIGURES, *names], rows)
