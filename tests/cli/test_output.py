@@ -4,8 +4,10 @@ import pytest
 from rich.cells import cell_len
 
 from prismlm.cli import steer
-from prismlm.cli.format import amount, count, duration, size
 from prismlm.cli.output import (
+    amount,
+    count,
+    duration,
     fit_ends,
     plain,
     print_cost,
@@ -13,6 +15,7 @@ from prismlm.cli.output import (
     print_report,
     show,
     show_value,
+    size,
 )
 from prismlm.cost import Cost
 from prismlm.probes.results import Report, Table

@@ -32,7 +32,7 @@ from prismlm.cli import (
     steer,
     train,
 )
-from prismlm.cli.eval.suite import PASSED_ON, lm_eval
+from prismlm.cli.eval import PASSED_ON, lm_eval
 from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, Interrupted, PrismError, no_panics, shown

@@ -76,7 +76,7 @@ Method = Annotated[
 Split = Annotated[Literal["train", "heldout", "all"], option(None, "Documents to read.")]
 Layer = Annotated[int | None, option("N", "Only this layer.")]
 Temperature = Annotated[float, option("T", "0 takes the top token.", least=0)]
-Seed = Annotated[int, option("S", "Random seed.")]
+Seed = Annotated[int, option("S", "Random seed.", least=0)]
 Chat = Annotated[bool, flag("--chat", "Send the text as a user message through the chat template.")]
 System = Annotated[str | None, option("WORDS", "System prompt (with --chat).")]
 Html = Annotated[Path | None, option("FILE", "Write a self-contained page.")]

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from prismlm import progress
-from prismlm.cli.format import amount, duration
+from prismlm.cli.output import amount, duration
 
 SECONDS_BETWEEN_LINES = 10.0
 FIGURES_WIDTH = 68  # of the description and the figures on a terminal

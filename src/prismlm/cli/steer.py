@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.format import count
 from prismlm.cli.options import option, prompt_of
-from prismlm.cli.output import fit_ends, plain, print_json, say, show_rows, token_text
+from prismlm.cli.output import count, fit_ends, plain, print_json, say, show_rows, token_text
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_text
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from prismlm.cli.format import count
 from prismlm.cli.output import (
     bar,
     console_for_reading,
+    count,
     fit_ends,
     plain,
     show,

@@ -19,7 +19,7 @@ from tests.helpers.mixer_models import (
 
 TEXT = "Old maps — 日本, the river."
 COMMAND = ("inspect", "channels")
-FEW = ("--split", "all", "--top", 3)
+FEW = ("--split", "all")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_json_is_the_report_of_the_training_corpus(prism, corpus, directory):
         corpus.tokenizer,
         Sequences(Corpus.open(corpus.path), "all", max_tokens=100_000),
         name="protot",
-        options=ReportOptions(kept=3),
+        options=ReportOptions(),
     )
     printed = json.loads(result.stdout)
     assert printed.pop("beside") is None
@@ -93,11 +93,11 @@ def test_a_llama_has_heads_and_can_stand_beside(prism, directory, llama):
 
 def test_plots_are_written(prism, directory, llama, tmp_path):
     out = tmp_path / "plots"
-    result = prism(*COMMAND, directory, *FEW, "--beside", llama, "--out", out, "--format", "png")
+    result = prism(*COMMAND, directory, *FEW, "--beside", llama, "--out", out)
     assert result.returncode == 0, result.stderr
     names = {path.name for path in out.iterdir()}
-    assert names == {"metrics.png", "half-life.png", "locality.png", "lags.png"}
-    assert all((out / name).read_bytes().startswith(b"\x89PNG") for name in names)
+    assert names == {"metrics.svg", "half-life.svg", "locality.svg", "lags.svg"}
+    assert all((out / name).read_bytes().startswith(b"<?xml") for name in names)
     assert result.stderr.count("wrote ") == 4
 
 
@@ -109,7 +109,6 @@ def test_what_cannot_be_read_is_refused(refused, directory, llama, tmp_path):
         ((directory, "--layer", 1, "--channel", CHANNELS), ["no channel 6 in layer 1"]),
         ((directory, "--split", "test"), ["'--split'", "'test'"]),
         ((directory, "--max-tokens", -1), ["--max-tokens"]),
-        ((directory, "--format", "pgn"), ["'pgn'", "'png'"]),
         ((directory, "--corpus", tmp_path / "none"), ["none is not a directory"]),
         ((directory, "--text", ""), ["the text is empty"]),
         ((tmp_path,), ["cannot be read"]),

@@ -1,0 +1,424 @@
+"""prismlm eval: benchmarks of a model and of its parts, and studies of models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from prismlm.cli import options as opt
+from prismlm.cli import output
+from prismlm.cli.options import flag, option
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.errors import InputError
+from prismlm.outputs import check_outputs, output_file
+from prismlm.probes.results import Row
+from prismlm.probes.results import as_json as json_values
+from prismlm.run_state import orderly_end
+
+if TYPE_CHECKING:
+    from prismlm.eval.robustness import OpenedModel, Pair
+
+PLOT_FILE = "eval.svg"
+# lm-eval reads its own --help.
+PASSED_ON = {"ignore_unknown_options": True, "help_option_names": list[str]()}
+
+Tasks = Annotated[str | None, option("A,B", "Only these tasks, such as cola,sst2.")]
+Data = Annotated[Path | None, option("DIR", "Parquet files (default: the hub).")]
+Rate = Annotated[float | None, option("R", "Default: of --search, or the source.", least=0)]
+Warmup = Annotated[float | None, option("W", "Share of the steps.", least=0, most=1)]
+Models = Annotated[list[Path], typer.Argument(metavar="MODEL...", help="To compare.")]
+Judged = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
+]
+JudgeBy = Annotated[
+    Literal["asked", "likelihood", "typical"],
+    option(
+        None,
+        "How --judge judges: asked; or by what it finds probable: the more the better "
+        "(likelihood), or the nearer to the text that is continued (typical).",
+    ),
+]
+Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
+PairLimit = Annotated[int | None, option("N", "Pairs of each slice, drawn by the seed.")]
+Entropy = Annotated[float | None, option("E", "Nats (default: the models' lowest).", least=0)]
+Corpora = Annotated[Path | None, option("DIR", "Of the corpora (default: from the hub).")]
+Similarity = Annotated[float, option("C", "The least cosine of a pair.", least=-1, most=1)]
+
+app = opt.model_first(
+    "suite", "Ask benchmarks of a model: `prismlm eval MODEL`; or make a study of models."
+)
+
+
+@app.command()
+def suite(
+    model: opt.Model,
+    suite: Annotated[str, option("SUITE", "seed: PRISM's eight tasks.")] = "seed",
+    tasks: Tasks = None,
+    data: Data = None,
+    limit: Annotated[int | None, option("N", "Questions of each task, drawn by the seed.")] = None,
+    shots: Annotated[int, option("N", "Examples before each question.")] = 0,
+    seed: opt.Seed = 0,
+    batch_size: Annotated[int, option("N", "Texts read at once.")] = 8,
+    device: opt.Device = "cpu",
+    out: opt.OutDir = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Ask benchmarks of a model, of its prototypes alone and of its residual alone.
+
+    Finished tasks are kept in MODEL/eval/SUITE or --out: run the same command again to resume.
+    """
+    import logging
+
+    from prismlm.eval.benchmarks import benchmarks_of
+    from prismlm.eval.suite import RESULT_FILE, SuiteOptions, open_predictors, run_suite
+    from prismlm.pages.eval_plots import accuracy_figure
+
+    names = opt.split_names(tasks)
+    options = SuiteOptions(suite=suite, data=data, limit=limit, seed=seed, shots=shots)
+    benchmarks_of(suite, names)
+    place = model / "eval" / suite if out is None else out
+    check_outputs(directory=place, inputs=(model, data), overwrite=True)
+    # lm-eval's notices and the bars of its documents stay off the console.
+    import datasets
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    lm = open_predictors(model, device=device, batch_size=batch_size)
+    with orderly_end():
+        result = run_suite(lm, str(model), place, options, names, ConsoleReporter())
+    with output_file(place / PLOT_FILE) as temporary:
+        # Without a date, the same result gives the same file.
+        accuracy_figure(result).savefig(temporary, format="svg", metadata={"Date": None})
+    output.wrote(place / RESULT_FILE, place / PLOT_FILE)
+    output.print_json(result) if as_json else _print_accuracies(result)
+
+
+def lm_eval(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS...", help="As lm-eval takes them.")
+    ] = None,
+) -> None:
+    """Run lm-eval's own command line over prismlm's models and uncertainty feedback."""
+    from prismlm.eval.harness import run_harness
+
+    run_harness(arguments or [])
+
+
+def _print_accuracies(result: Row) -> None:
+    """Print each task's accuracies, chance, and changes from plain."""
+    metric = result["metric"]
+    rows = [
+        {"task": task["title"], "questions": task["questions"], "chance": task["chance"]}
+        | {name: _accuracy(figures[metric]) for name, figures in task["predictors"].items()}
+        for task in result["tasks"]
+    ]
+    rows.append({"task": "mean"} | {name: _accuracy(one) for name, one in result["mean"].items()})
+    columns = {"task": "", "questions": ",", "chance": ".1%"}
+    facts = {
+        "metric": f"{metric} of lm-eval {result['versions']['lm_eval']}",
+        "examples before each question": result["shots"] or "0-shot",
+        "questions cut at the left": sum(task["truncated"] for task in result["tasks"]),
+    }
+    title = f"{result['model']}: accuracy ± one standard error, in brackets the change from plain"
+    output.show_rows(title, columns | dict.fromkeys(result["predictors"], ""), rows, **facts)
+
+
+def _accuracy(figure: Row) -> str:
+    error = "" if figure["stderr"] is None else f" ± {figure['stderr']:.1%}"
+    change = figure.get("change")
+    if change is None:
+        return f"{figure['value']:.1%}{error}"
+    spread = "" if figure["change_stderr"] is None else f" ± {figure['change_stderr']:.0f}"
+    return f"{figure['value']:.1%} ({change:+.0f}{spread} %)"
+
+
+@app.command()
+def judge(
+    models: Judged = None,
+    corpus: Annotated[Path | None, option("DIR", "Continue its held-out documents.")] = None,
+    prompts: Annotated[Path | None, option("FILE", "Or continue the lines of a text.")] = None,
+    prompts_count: Annotated[int, option("N", "Texts, drawn by the seed.", least=2)] = 100,
+    prompt_words: Annotated[int, option("N", "Words of a text that are given.", least=1)] = 64,
+    new_tokens: Annotated[int, option("N", "Tokens each model writes, at most.", least=1)] = 50,
+    temperature: opt.Temperature = 0.0,
+    judge: Annotated[Path | None, option("DIR", "A model directory that judges.")] = None,
+    by: JudgeBy = "asked",
+    endpoint: opt.Endpoint = None,
+    endpoint_model: opt.EndpointModel = None,
+    seed: opt.Seed = 0,
+    out: Annotated[Path | None, option("DIR", "Default: eval/judge of the first model.")] = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Have models continue the same texts; compare them by BLEU, and by a judge that is examined.
+
+    The judge says of each pair of continuations, in both orders, which is better; that makes Elo
+    and Bradley-Terry ratings. First it is asked about real text and words shuffled or repeated: the
+    ratings by one that fails are not to be read. What is made is kept: run the same command
+    again to resume, or with more models.
+    """
+    from prismlm.corpus.store import Corpus
+    from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
+    from prismlm.eval.judging.judges import judge_opener
+    from prismlm.eval.judging.study import RESULT_FILE, Study, named, run_judging
+
+    given = models or []
+    opened = judge_opener(judge, endpoint, endpoint_model, by=by)
+    if not given and (opened is None or out is None):
+        raise InputError("give a MODEL or more; without one, a judge to examine and --out DIR.")
+    if (corpus is None) == (prompts is None):
+        raise InputError("give the texts: --corpus DIR or --prompts FILE, one of them.")
+    place = given[0] / "eval" / "judge" if out is None else out
+    check_outputs(directory=place, inputs=(*given, corpus, prompts, judge), overwrite=True)
+    how = Writing(prompt_words, new_tokens, temperature, seed)
+    if prompts is not None:
+        texts = file_prompts(prompts, prompts_count, how)
+    else:
+        texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, how)
+    study = Study(named(given), texts, how, place, opened)
+    with orderly_end():
+        result = run_judging(study, ConsoleReporter(), _announce)
+    output.wrote(place / RESULT_FILE)
+    output.print_json(result) if as_json else _print_judgement(result)
+
+
+def _announce(what: str, questions: int, tokens: int) -> None:
+    if questions:
+        typer.echo(
+            f"{questions:,} questions about {what}, some {output.count(tokens)} tokens in; "
+            "verdicts are kept.",
+            err=True,
+        )
+
+
+def _print_judgement(result: Row) -> None:
+    if found := result["judge"]:
+        verdict = "usable" if found["usable"] else f"unusable: {'; '.join(found['reasons'])}"
+        output.say(f"The judge {found['source']} is {verdict}.", style="bold")
+        output.say("A judge that does not look at the texts has 50 %.\n")
+        output.print_facts(found["preferred"] | {"order": found["order"]})
+    if ratings := result["ratings"]:
+        if not ratings["readable"]:
+            output.say("\nRatings, not to be read since the judge is unusable")
+        output.show_value(ratings)
+    if bleu := result["bleu"]:
+        rows = [{"model": name} | figures for name, figures in bleu["models"].items()]
+        title = "BLEU, and against another prompt's text"
+        output.show_value({title: rows, "samples": bleu["samples"]})
+    output.say(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
+
+
+@app.command()
+def glue(
+    model: opt.Model,
+    tasks: Tasks = None,
+    data: Data = None,
+    limit: Annotated[int | None, option("N", "Rows trained on, drawn by the seed.")] = None,
+    dev_limit: Annotated[int | None, option("N", "Rows of each dev set, for all seeds.")] = None,
+    seeds: Annotated[str, option("A,B", "A run for each.")] = "0,1,2",
+    learning_rate: Rate = None,
+    warmup: Warmup = None,
+    search: Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI for later")] = False,
+    from_scratch: Annotated[bool, flag("--from-scratch", "Also without its training.")] = False,
+    epochs: Annotated[int, option("N", "At most.")] = 3,
+    test: Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")] = True,
+    device: opt.Device = "cpu",
+    out: opt.OutDir = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Fine-tune a model on GLUE's nine tasks, all of its weights, and measure it on their dev sets.
+
+    Finished runs are kept in MODEL/eval/glue or --out: run the same command again to resume.
+    """
+    from prismlm.eval.glue import study
+    from prismlm.eval.glue.data import tasks_of
+    from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions
+
+    options = GlueOptions(data, limit, dev_limit, learning_rate, warmup, epochs, test=test)
+    names, drawn = opt.split_names(tasks), _seeds(seeds)
+    tasks_of(names)
+    place = model / "eval" / "glue" if out is None else out
+    check_outputs(directory=place, inputs=(model, data), overwrite=True)
+    lm, progress = GlueModel(model, device=device), ConsoleReporter()
+    with orderly_end():
+        if search:
+            result = study.search(lm, place, options, drawn[0], progress)
+        else:
+            how: dict[str, Any] = {"from_scratch": from_scratch, "progress": progress}
+            result = study.run_glue(lm, place, options, names, drawn, **how)
+    if as_json:
+        output.print_json(result)
+    elif search:
+        columns = {"learning_rate": "g", "warmup": "g", "sst2": ".3f", "mnli": ".3f"}
+        chosen = {name: result[name] for name in ("learning_rate", "warmup")}
+        title = "Dev accuracies; the choice stands below"
+        output.show_rows(title, columns, result["tried"], **chosen)
+    else:
+        _print_glue(result)
+
+
+def _seeds(text: str) -> list[int]:
+    given = opt.split_names(text) or []
+    if not all(part.isdecimal() and len(part) < 20 for part in given):
+        raise InputError(f"--seeds is {text!r}: expected whole numbers, such as 0,1,2.")
+    return [int(part) for part in dict.fromkeys(given)]
+
+
+def _print_glue(result: Row) -> None:
+    """Print each task's metrics over seeds, a constant answer, and training from scratch."""
+    rows = [
+        {
+            "task": row["title"] + " test" * row["split"].startswith("test"),
+            "trained on": row["train"]["rows"],
+            "rows": row["measured"]["rows"],
+            "metric": metric,
+            "mean": row["fine_tuned"]["mean"][metric],
+            "least": min(row["fine_tuned"]["values"][metric]),
+            "most": max(row["fine_tuned"]["values"][metric]),
+            "constant": row["constant"][metric],
+            "from scratch": row["from_scratch"] and row["from_scratch"]["mean"][metric],
+        }
+        for row in result["tasks"]
+        for metric in row["metrics"]
+    ]
+    columns = {"task": "", "trained on": ",", "rows": ",", "metric": ""}
+    columns |= dict.fromkeys(("mean", "least", "most", "constant", "from scratch"), ".3f")
+    facts = {name: result[name] for name in ("learning_rate", "warmup", "rate_from")}
+    title = f"{result['name']}: means over seeds, of dev sets unless test is said"
+    output.show_rows(title, columns, rows, **facts)
+
+
+@app.command()
+def robustness(
+    models: Models,
+    pairs: Pairs,
+    entropy: Entropy = None,
+    limit: PairLimit = None,
+    seed: opt.Seed = 0,
+    out: opt.OutJson = None,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Compare predictions after texts and their variants: Jensen-Shannon divergence and ranks."""
+    check_outputs(out, inputs=(*models, pairs), overwrite=overwrite)
+    from prismlm.eval.robustness import measure_robustness
+
+    with orderly_end():
+        drawn = _drawn(pairs, limit, seed)
+        how: dict[str, Any] = {"entropy": entropy, "seed": seed, "progress": ConsoleReporter()}
+        found = measure_robustness(_opened(models), drawn, **how)
+    value = {"pairs": str(pairs), "limit": limit} | json_values(found)
+    if out is not None:
+        output.write_json(out, value)
+    output.print_json(value) if as_json else _print_robustness(found)
+
+
+@app.command()
+def clamping(
+    model: opt.Model,
+    pairs: Pairs,
+    limit: PairLimit = None,
+    seed: opt.Seed = 0,
+    out: opt.OutJson = None,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Read variants with the routing of their originals: does it bring predictions back?"""
+    check_outputs(out, inputs=(model, pairs), overwrite=overwrite)
+    from prismlm.eval.clamping import measure_clamping
+
+    with orderly_end():
+        drawn = _drawn(pairs, limit, seed)
+        (opened,) = _opened([model])
+        found = measure_clamping(opened, drawn, seed=seed, progress=ConsoleReporter())
+    value = {"pairs": str(pairs), "limit": limit} | json_values(found)
+    if out is not None:
+        output.write_json(out, value)
+    output.print_json(value) if as_json else _print_clamping(found)
+
+
+def _drawn(path: Path, limit: int | None, seed: int) -> list[Pair]:
+    from prismlm.eval.pairs import read_pairs
+    from prismlm.eval.robustness import drawn_pairs
+
+    return drawn_pairs(read_pairs(path), limit, seed)
+
+
+def _opened(paths: Sequence[Path]) -> Iterator[OpenedModel]:
+    """Yield models in float32 under the shortest names that tell them apart."""
+    from prismlm.eval.robustness import OpenedModel
+    from prismlm.models.checkpoint import read_checkpoint
+
+    names = [path.resolve().name for path in paths]
+    for path, name in zip(paths, names, strict=True):
+        model, tokenizer = read_checkpoint(path)
+        unique = name if names.count(name) == 1 else str(path)
+        yield OpenedModel(unique, model.float(), tokenizer)
+
+
+def _print_robustness(found: Row) -> None:
+    """Print each slice and model with intervals, then differences to the first model."""
+    facts: Row = {
+        "mean entropy matched to": found["target"],
+        "pairs empty or too long for a model": found["left_out"],
+        "JS comparable, over one vocabulary": found["comparable"],
+    }
+    named = {"name": "", "entropy": ".3f", "temperature": ".3f"}
+    output.show_rows("Models", named, found["models"], **facts)
+    first = found["models"][0]["name"]
+    rows = [
+        {"slice": part["name"], "pairs": part["pairs"], "model": name} | figures
+        for part in found["slices"]
+        for name, figures in [
+            *part["models"].items(),
+            *((f"first − {d['of'][1]}", d) for d in part["differences"] if d["of"][0] == first),
+        ]
+    ]
+    figures = ("js", "js_matched", "overlap.value", "spearman.value", "same_top.value")
+    columns = {"slice": "", "pairs": "", "model": ""} | dict.fromkeys(figures, ".3f")
+    title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
+    output.show_rows(title, columns, rows)
+
+
+def _print_clamping(found: Row) -> None:
+    """Print PMR of each slice with the original's routing and with a random text's."""
+    rows = [
+        {"slice": part["name"], "routing_of": of} | (part[key] or {"pairs": 0})
+        for part in found["slices"]
+        for of, key in (("original", "clamped"), ("random text", "control"))
+    ]
+    columns = {"slice": "", "routing_of": "", "mean": "+.3f", "deviation": ".3f"}
+    columns |= {"share_positive": ".3f", "pooled.value": "+.3f", "base.value": ".4f"}
+    columns |= {"js.value": ".4f", "pairs": "", "unmoved": ""}
+    output.show_rows(f"PMR: {found['name']}, {found['routing']} clamped", columns, rows)
+    columns = dict.fromkeys(("name", "of_equal_length", "unaligned", "below_floor"), "")
+    title = "Pairs left out; gain: JS with random routing minus the original's"
+    output.show_rows(title, columns | {"gain": "+.3f"}, found["slices"])
+
+
+@app.command()
+def pairs(
+    out: Annotated[Path, option("DIR", "Where the two files of pairs go.")],
+    data: Corpora = None,
+    per_slice: Annotated[int, option("N", "Pairs of each slice.", least=1)] = 500,
+    seed: opt.Seed = 0,
+    similarity: Similarity = 0.75,
+    overwrite: opt.Overwrite = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Make pairs of sentences that mean the same, and of sentences that do not.
+
+    The pairs are of the corpora's licences, AG News for research only: they do not ship.
+    """
+    from prismlm.eval.perturbations.generate import FILES, PairOptions, write_pairs
+
+    files = [out / name for name in FILES]
+    check_outputs(*files, inputs=(data,), overwrite=overwrite)
+    options = PairOptions(per_slice=per_slice, seed=seed, similarity=similarity)
+    with orderly_end():
+        result = write_pairs(out, data, options, ConsoleReporter())
+    output.wrote(*files)
+    output.print_json(result) if as_json else output.show_value(result)
