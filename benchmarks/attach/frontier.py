@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,10 +30,10 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.store import Split
 from prismlm.explain.quality import HeadQuality
-from prismlm.files import read_json, write_json
+from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
-from prismlm.lens.states import META_FILE, HiddenStates, read_states
+from prismlm.lens.states import HiddenStates, read_states
 from prismlm.models.device import uses_bf16
 from prismlm.training.fit import FitOptions, Fitting, place
 from prismlm.training.loop import batches
@@ -123,10 +124,10 @@ def opened(directory: Path, at_most: int | None = None) -> HiddenStates:
 
     The first blocks are spread over the corpus, so fewer of them are as even a sample of it.
     """
-    meta = read_json(directory / META_FILE)
-    if at_most is not None:
-        meta["ends"] = [end for end in meta["ends"] if end <= at_most]
-    return HiddenStates(directory, meta)
+    states = HiddenStates.open(directory)
+    if at_most is None:
+        return states
+    return replace(states, ends=[end for end in states.ends if end <= at_most])
 
 
 def options_of(given: argparse.Namespace, states: int) -> FitOptions:

@@ -7,9 +7,9 @@ import torch
 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
+from prismlm.lens.codes import quantise
 from prismlm.lens.lens import Lens
-from prismlm.lens.positions import quantise, record_type
-from prismlm.lens.sort_cells import Spool, write_cells
+from prismlm.lens.write_cells import Spool, record_type, write_cells
 from prismlm.progress import SILENT
 
 # cell, next token, position, angle of the state to (1, 0) in degrees; 0 to 99 are of document "a",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError, Interrupted, PrismError
-from prismlm.lens.build import Parts, build_index
+from prismlm.lens.build import Parts, build_index, check_index
 from prismlm.lens.scan import Shard
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.kills import (
@@ -150,7 +150,7 @@ def test_another_input_is_refused_and_named(corpus, model, straight, tmp_path):
     with pytest.raises(InputError, match="shards: 2 → 3"):
         build_index(*model, corpus, out, part_of(0, 3))
     with pytest.raises(InputError, match="another tokenizer than the model's"):
-        build_index(*model, corpus, out, first, tokenizer="0" * 32)
+        check_index(model[0], corpus, first, "0" * 32)
     assert_same_lens(straight, build_index(*model, corpus, out, part_of(1, 2)))
     shutil.rmtree(out)
     build_index(*model, corpus, out, replace(first, contexts=5))

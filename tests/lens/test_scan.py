@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from prismlm.lens import positions
 from prismlm.lens import scan as module
 from prismlm.lens.layout import MASS_FILE, summed_share, write_table
-from prismlm.lens.scan import OTHER, Scan, groups_of, mass_table, own_rows, scan_windows
-from prismlm.lens.sort_cells import Spool
-from prismlm.ops import top_contexts
+from prismlm.lens.scan import OTHER, count_uses, groups_of, mass_table, own_rows, scan_windows
+from prismlm.lens.states import probabilities
 from prismlm.ops.prototype_head import Nearest, naive
 
 ALL = (OTHER, OTHER, OTHER)
@@ -77,10 +75,10 @@ def test_the_chance_of_the_next_token(bias):
     tokens = torch.randint(700, (400,))
     with torch.no_grad():
         expected = model.head(z).softmax(-1).gather(1, tokens[:, None])[:, 0]
-        torch.testing.assert_close(positions.probabilities(model, z, tokens), expected)
-        half = positions.probabilities(model, z, tokens, bf16=True)
+        torch.testing.assert_close(probabilities(model, z, tokens), expected)
+        half = probabilities(model, z, tokens, bf16=True)
         torch.testing.assert_close(half, expected, rtol=0.03, atol=0)
-        assert positions.probabilities(model, z[:0], tokens[:0]).shape == (0,)
+        assert probabilities(model, z[:0], tokens[:0]).shape == (0,)
 
 
 class Documents:
@@ -99,15 +97,14 @@ class Documents:
         return np.arange(len(self))
 
 
-def counted(groups, documents, directory):
+def counted(groups, documents):
     """Two positions of each document n = 0, 1 … use prototypes 0 and 1 with n + ½ and 2."""
     mass = torch.zeros(2, len(groups.keys), 3, dtype=torch.int64)
-    none = torch.zeros(1), torch.zeros(1, 3), Spool(directory / "positions", 2)
-    scan = Scan(top_contexts.empty(3, 1, 2), mass, *none)
     for number in documents:
         indices = torch.tensor([[0, 2], [1, 2]])
         activations = torch.tensor([[number + 0.5, 0.0], [2.0, -1.0]])
-        scan.count(groups.of[[number, number]], Nearest(indices, activations, activations))
+        used = Nearest(indices, activations, activations)
+        count_uses(mass, groups.of[[number, number]], used)
     return mass_table(mass, groups.keys)
 
 
@@ -121,11 +118,11 @@ def rows(table):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
-def test_every_group_has_its_rows_in_any_order(order, tmp_path):
+def test_every_group_has_its_rows_in_any_order(order):
     keys = [("a", "law", "CC0"), ("b", "law", "CC0"), ("c", "law", None), ("a", "law", "CC0")]
     groups = groups_of(Documents(keys, [5, 5, 5, 5]), "all")
     assert groups.keys == [("a", "law", "CC0"), ("b", "law", "CC0"), ("c", "law", None)]
-    assert rows(counted(groups, order, tmp_path)) == {
+    assert rows(counted(groups, order)) == {
         (0, "a", "law", "CC0"): (2, 4.0),
         (1, "a", "law", "CC0"): (2, 4.0),
         (0, "b", "law", "CC0"): (1, 1.5),
@@ -148,12 +145,12 @@ def test_beyond_the_cap_those_with_least_text_are_summed_with_their_domain():
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 60])
-def test_the_cap_is_2048_and_no_use_is_lost(beyond, tmp_path):
+def test_the_cap_is_2048_and_no_use_is_lost(beyond):
     count = 2048 + beyond
     keys = [(f"s{n:05d}", "law", "CC0") for n in range(count)]
     groups = groups_of(Documents(keys, [9] * count), "all")
     assert len(groups.keys) == 2048 + (beyond > 0)
-    table = counted(groups, range(count), tmp_path)
+    table = counted(groups, range(count))
     assert sum(table["tokens"].to_pylist()) == 2 * count
     if beyond:
         # Σ (n + ½) over n = 2048 … 2048 + beyond − 1, and 2 for each.
@@ -168,5 +165,5 @@ def test_a_lens_says_how_much_was_summed(tmp_path, monkeypatch):
     for limit, share in ((4, 0.0), (3, 0.25), (2, 0.5)):
         monkeypatch.setattr(module.own_rows, "__defaults__", (limit,))
         groups = groups_of(Documents(keys, [9] * 4), "all")
-        write_table(counted(groups, range(4), tmp_path), tmp_path / MASS_FILE)
+        write_table(counted(groups, range(4)), tmp_path / MASS_FILE)
         assert summed_share(tmp_path) == share

@@ -28,10 +28,9 @@ from prismlm.explain.positions import (
 )
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cells import Cells
-from prismlm.lens.codes import CodeName
+from prismlm.lens.codes import CodeName, quantise
 from prismlm.lens.layout import CELL_DOCUMENTS_FILE
-from prismlm.lens.positions import quantise
-from prismlm.lens.sort_cells import Spool, write_cells
+from prismlm.lens.write_cells import Spool, write_cells
 from prismlm.progress import SILENT
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 CORPORA = "corpora"
 # Of a corpus that is streamed: the most that an interruption loses.
 SHARD_TOKENS = 2**24
-LONGEST_DEFAULT_WINDOW = 1024
 
 ReadOrWritten = Annotated[Path | None, option("DIR", "To read, or to write from --dataset.")]
 NewLens = Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")]
@@ -66,18 +65,20 @@ def index(
     Finished parts are kept: run the same command again to resume an index in parts (--shard), or
     one that streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    from prismlm.lens.build import IndexOptions, check_lens
+    from prismlm.lens.build import IndexOptions, check_lens, lens_directory, options_for
     from prismlm.lens.codes import check_codes
     from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
 
     streamed = dataset_of(dataset, None, dataset_split, data_files)
     source = _source(model, corpus, streamed, column or [], skip_bad_rows)
-    out = _out(model, lens or source.name)
+    out = lens_directory(model, lens or source.name)
     part = _shard(shard)
     where = _own_device(device_named(device))
     options = IndexOptions(
         contexts=contexts,
+        window=window or 0,
+        stride=stride or 0,
         split=split,
         with_text=text,
         positions=positions,
@@ -87,7 +88,7 @@ def index(
     )
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=where)
-    options = _with_windows(model, checkpoint, options, window, stride)
+    options = options_for(checkpoint.model, options, model)
     if dry_run:
         print_cost(_cost(model, source, checkpoint, options), as_json=as_json)
         return
@@ -144,26 +145,6 @@ def _columns(named: list[str]) -> Columns:
     return Columns(**given)
 
 
-def _with_windows(
-    path: Path,
-    checkpoint: Checkpoint,
-    options: IndexOptions,
-    window: int | None,
-    stride: int | None,
-) -> IndexOptions:
-    """Return the options with windows as in training, or of what the model reads at most."""
-    from prismlm.lens.build import check_options
-    from prismlm.lens.training_corpus import trained_length
-
-    longest = getattr(checkpoint.model.config, "max_position_embeddings", None)
-    longest = min(longest or LONGEST_DEFAULT_WINDOW, LONGEST_DEFAULT_WINDOW)
-    width = (trained_length(path) or longest) if window is None else window
-    step = max(1, width * 3 // 4) if stride is None else stride
-    options = replace(options, window=width, stride=step)
-    check_options(checkpoint.model, options)
-    return options
-
-
 def _run(
     model: Path,
     source: Corpus | _Dataset,
@@ -176,7 +157,7 @@ def _run(
 ) -> None:
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.tokenizer import tokenizer_fingerprint
-    from prismlm.lens.build import build_index
+    from prismlm.lens.build import build_index, check_index, trained_on
     from prismlm.lens.layout import lens_summary
     from prismlm.progress import SILENT
 
@@ -184,6 +165,8 @@ def _run(
     corpus = source
     if isinstance(corpus, _Dataset):
         corpus = _streamed(model, corpus, wait=options.shard.count > 1, reporter=reporter)
+    fingerprint = tokenizer_fingerprint(checkpoint.tokenizer)
+    check_index(checkpoint.model, corpus, options, fingerprint)
     began = time.monotonic()
     written = build_index(
         checkpoint.model,
@@ -191,8 +174,7 @@ def _run(
         corpus,
         out,
         options,
-        trained_on=_trained_on(checkpoint, corpus),
-        tokenizer=tokenizer_fingerprint(checkpoint.tokenizer),
+        trained_on=trained_on(checkpoint, corpus),
         overwrite=overwrite,
         progress=reporter,
     )
@@ -260,19 +242,6 @@ def _shard(shard: str | None) -> Shard:
     if part is None or not 1 <= int(part[1]) <= int(part[2]):
         raise InputError(f"--shard {shard}: expected I/N, for example 3/8, the third of eight.")
     return Shard(int(part[1]) - 1, int(part[2]))
-
-
-def _out(model: Path, lens: str) -> Path:
-    name = Path(lens).name
-    if name.startswith(".") or not name:
-        raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
-    return model / "lens" / lens if name == lens else Path(lens)
-
-
-def _trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
-    trained = checkpoint.sidecar.provenance.get("corpus")
-    fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
-    return None if fingerprint is None else fingerprint == corpus.fingerprint
 
 
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:

@@ -38,8 +38,8 @@ from prismlm.explain.positions import TEMPERATURE
 from prismlm.explain.shares import Passage
 from prismlm.lens.lens import Lens
 from prismlm.lens.neighbours import STRETCH, compared, largest
-from prismlm.lens.positions import probabilities
 from prismlm.lens.probe import Probe
+from prismlm.lens.states import probabilities
 from prismlm.lens.where import Where
 from prismlm.models.seam import capture
 

@@ -1,28 +1,46 @@
-"""One streaming pass over a corpus: which text each prototype stands for, and how much of it."""
+"""Indexing: one pass over a corpus, in one or more parts, and the lens that is written of all."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import torch
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.allocator import keep_freed_memory
+from prismlm.corpus.layout import FACTS
+from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, rate_of
 from prismlm.errors import InputError
 from prismlm.files import atomic_directory, check_room, discard, room_to_write, share, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
-from prismlm.lens.codes import check_codes
+from prismlm.lens.cells import Cells
+from prismlm.lens.codes import check_codes, parts_of
 from prismlm.lens.opened_model import check_embedded
-from prismlm.lens.scan import IndexOptions, Scan, ScanInput, scan_passes
+from prismlm.lens.probe import Probe
+from prismlm.lens.scan import ABSENT, IndexOptions, Scan, ScanInput, mass_table, scan_blocks
+from prismlm.lens.signatures import signatures_of
 from prismlm.lens.states import HiddenStates
-from prismlm.lens.write import lens_bytes, write_lens
+from prismlm.lens.suffixes import write_suffixes
+from prismlm.lens.support import measure_support
+from prismlm.lens.training_corpus import trained_length
+from prismlm.lens.write_cells import write_cells, write_documents
+from prismlm.models.checkpoint import Checkpoint, load_checkpoint
+from prismlm.models.device import device_named
 from prismlm.models.evaluating import evaluating
 from prismlm.models.sidecar import weight_of
+from prismlm.ops import top_contexts
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Interrupts, check_same, read_note, writing
 
@@ -30,9 +48,66 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 RUN_FILE = "run.json"
-# What the record of a lens says elsewhere, or not.
+# Of what parts must agree on, the keys that the record of a lens has elsewhere, or not.
 NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
+MAX_DEFAULT_WINDOW = 1024
 SECONDS_MEASURED = 10.0
+CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
+# Bytes of a kept context on disk: its compressed text and columns, and those columns alone.
+BYTES_WITH_TEXT, BYTES_WITHOUT_TEXT = 230, 30
+# Of a position, beside its coded state: offset, probability, scale, and its part of the ranges.
+BYTES_PER_POSITION = 16
+
+
+def index(
+    model: Path | str,
+    corpus: Corpus | Path | str,
+    lens: Path | str | None = None,
+    options: IndexOptions | None = None,
+    *,
+    device: str = "auto",
+    overwrite: bool = False,
+    progress: Reporter = SILENT,
+) -> Path | None:
+    """Read a corpus with the model of a directory, and write a lens: ``prismlm index``.
+
+    Args:
+        model: the model directory.
+        corpus: the text; any corpus, also one the model was not trained on.
+        lens: a name below ``MODEL/lens``, or a directory; the corpus's name if left out.
+        options: how it is read, and which part of it.
+        device: where the model runs: auto, cpu or cuda.
+        overwrite: replace an existing lens, and discard parts that were made with other inputs.
+        progress: shows tokens done.
+
+    Returns:
+        The lens, or None where other parts are still to be read.
+
+    Raises:
+        InputError: the lens exists, or model, corpus and options do not go together.
+        FormatError: model or corpus is damaged.
+        PrismError: the disk is full or failing.
+        Interrupted: SIGINT or SIGTERM came; finished parts are kept.
+    """
+    from prismlm.corpus.store import Corpus
+
+    read = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
+    out = lens_directory(Path(model), lens or read.name)
+    check_lens(out, overwrite=overwrite)
+    checkpoint = load_checkpoint(model, device=device_named(device))
+    chosen = options_for(checkpoint.model, options or IndexOptions(), Path(model))
+    fingerprint = tokenizer_fingerprint(checkpoint.tokenizer)
+    check_index(checkpoint.model, read, chosen, fingerprint)
+    return build_index(
+        checkpoint.model,
+        checkpoint.sidecar.head,
+        read,
+        out,
+        chosen,
+        trained_on=trained_on(checkpoint, read),
+        overwrite=overwrite,
+        progress=progress,
+    )
 
 
 def build_index(
@@ -43,12 +118,11 @@ def build_index(
     options: IndexOptions | None = None,
     *,
     trained_on: layout.TrainedOn = None,
-    tokenizer: str | None = None,
     overwrite: bool = False,
     states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path | None:
-    """Index a corpus, or one part of it, and write a lens directory.
+    """Index a corpus, or one part of it, with a model that is open, as :func:`index`.
 
     Every position that predicts a token of its document is scored against every prototype. The
     L nearest positions of each prototype are kept, one per document, ranked by cosine, then by
@@ -59,51 +133,30 @@ def build_index(
     the same cosines.
 
     Args:
-        model: the causal language model.
-        head: its prototype head.
-        corpus: the text; any corpus, also one the model was not trained on.
+        model, head, corpus: the causal language model, its prototype head, the text.
         out: the lens directory.
         options: how it is read, and which part of it.
         trained_on: whether the model was trained on this corpus, if that is known.
-        tokenizer: the fingerprint of the model's tokenizer, to be checked against the corpus's.
         overwrite: replace an existing lens, and discard parts that were made with other inputs.
         states: of the same model, corpus, split, window and stride, which are not read again.
         progress: shows tokens done.
-
-    Returns:
-        The lens, or None if another process writes it.
-
-    Raises:
-        InputError: the lens exists, another process writes it, its parts are of other inputs, or
-            corpus and options do not suit the model.
-        FormatError: the corpus is damaged.
-        PrismError: the disk is full or failing.
-        Interrupted: SIGINT or SIGTERM came; finished parts are kept.
     """
-    options, out = options or IndexOptions(), Path(out)
-    shard = options.shard
-    check_index(model, corpus, options, tokenizer)
+    options, out = options_for(model, options or IndexOptions()), Path(out)
+    check_index(model, corpus, options)
     check_lens(out, overwrite=overwrite)
-    given, parts = ScanInput(model, head, corpus, options, states), Parts(out, shard.count)
-    documents, tokens = split_counts(corpus, options.split)
-    expected = lens_bytes(head, options, documents, tokens - documents)
-    check_room(f"the lens {out}", out, expected, parts.path)
+    given, parts = ScanInput(model, head, corpus, options, states), Parts(out, options.shard.count)
     run = _run(given)
-    if model.device.type == "cpu":
-        keep_freed_memory()
-    room = room_to_write(f"the lens {out}", out.parent, lambda: f"Make room. {parts.kept()}")
-    with evaluating(model), Interrupts(parts.kept) as interrupts, room:
-        interrupts.now = True
+    with _ready(given, parts):
         parts.check(run, overwrite=overwrite)
         # Another process may have written it in the meantime.
         check_lens(out, overwrite=overwrite)
-        part = parts.part(shard.number)
+        part = parts.part(options.shard.number)
         with writing(part):
             if not part.is_dir():
                 with atomic_directory(part) as directory:
                     write_json(directory / RUN_FILE, run)
-                    _scan(given, directory, progress)
-        if len(parts.complete()) < shard.count:
+                    _scan_part(given, directory, progress)
+        if len(parts.complete()) < options.shard.count:
             return None
         parts.check(run)
         with writing(parts.path, wait=True):
@@ -111,9 +164,24 @@ def build_index(
                 return None
             check_lens(out, overwrite=overwrite)
             with writing(out), atomic_directory(out) as directory:
-                _write(directory, given, parts, run, trained_on, progress)
+                meta = {k: value for k, value in run.items() if k not in NOT_OF_A_LENS}
+                write_lens(directory, given, parts, meta | {"trained_on": trained_on}, progress)
             discard(parts.path)
     return out
+
+
+@contextmanager
+def _ready(given: ScanInput, parts: Parts) -> Iterator[None]:
+    """Run the block with the model evaluating; say of a full disk or a signal what is kept."""
+    what, (documents, tokens) = f"the lens {parts.out}", _counts(given)
+    expected = lens_bytes(given.head, given.options, documents, tokens)
+    check_room(what, parts.out, expected, parts.path)
+    if given.model.device.type == "cpu":
+        keep_freed_memory()
+    room = room_to_write(what, parts.out.parent, lambda: f"Make room. {parts.kept()}")
+    with evaluating(given.model), Interrupts(parts.kept) as interrupts, room:
+        interrupts.now = True
+        yield
 
 
 class Parts:
@@ -145,9 +213,8 @@ class Parts:
         # Not while another process writes the lens.
         with writing(self.path, wait=True):
             for part in self.path.glob("part-*"):
-                noted = part / RUN_FILE
-                # Earlier versions noted it elsewhere: such a part may be of anything.
-                before = read_note(noted, self.path) if noted.is_file() else {}
+                note = part / RUN_FILE
+                before = read_note(note, self.path) if note.is_file() else {}
                 if overwrite and before != run:
                     discard(part)
                     continue
@@ -161,7 +228,7 @@ class Parts:
 
 
 def _run(given: ScanInput) -> dict[str, Any]:
-    """Return everything that what is found depends on."""
+    """Return everything that the parts of a lens must agree on."""
     corpus, options = given.corpus, given.options
     run = {
         "model": fingerprints.of_model(given.model),
@@ -183,42 +250,200 @@ def _run(given: ScanInput) -> dict[str, Any]:
     return run
 
 
-def _scan(given: ScanInput, directory: Path, progress: Reporter) -> None:
-    """Read the blocks of a part, and write what was found."""
-    shard = given.options.shard
-    slots = given.order.slots(shard.number, shard.count)
+def _counts(given: ScanInput) -> tuple[int, int]:
+    """Return how many documents are read, and predictions: the end of a document gives none."""
     documents, tokens = split_counts(given.corpus, given.options.split)
-    share_of_all = len(slots) / given.order.count
-    with progress.task("Indexing", round((tokens - documents) * share_of_all), "tokens") as task:
+    return documents, tokens - documents
+
+
+def _scan_part(given: ScanInput, directory: Path, progress: Reporter) -> None:
+    slots = given.order.slots(given.options.shard.number, given.options.shard.count)
+    expected = round(_counts(given)[1] * (len(slots) / given.order.count))
+    with progress.task("Indexing", expected, "tokens") as task:
         scan = Scan.empty(given, directory)
-        for done in scan_passes(scan, given, slots):
+        for done in scan_blocks(scan, given, slots):
             task.advance(done)
     scan.save(directory)
 
 
-def _write(
-    directory: Path,
-    given: ScanInput,
-    parts: Parts,
-    run: dict[str, Any],
-    trained_on: layout.TrainedOn,
-    progress: Reporter,
+def write_lens(
+    directory: Path, given: ScanInput, parts: Parts, meta: dict[str, Any], progress: Reporter
 ) -> None:
-    """Merge the parts and write the lens of all."""
-    corpus, options = given.corpus, given.options
-    scans = [Scan.load(parts.part(number), given.head.width) for number in range(parts.count)]
+    """Merge the parts and write all files of a lens."""
+    model, head, corpus, options = given.model, given.head, given.corpus, given.options
+    scans = [Scan.load(parts.part(number), head.width) for number in range(parts.count)]
+    scan, split = scans[0], options.split
     for other in scans[1:]:
-        scans[0].merge(other)
-    meta = {
-        **{key: value for key, value in run.items() if key not in NOT_OF_A_LENS},
+        scan.merge(other)
+    kept = top_contexts.finish(scan.top)
+    write_contexts(directory, kept, corpus, progress, with_text=options.with_text)
+    layout.write_table(mass_table(scan.mass, given.groups.keys), directory / layout.MASS_FILE)
+    Probe.of(model, corpus, split, options.window).save(directory)
+    if options.with_text:
+        write_suffixes(directory, corpus, split)
+    write_documents(directory, corpus, split)
+    cells = write_cells(
+        directory,
+        [each.spool for each in scans],
+        head.num_prototypes,
+        len(weight_of(model)),
+        options.positions,
+        progress,
+        codes=options.codes,
+        tokens=corpus.num_tokens,
+    )
+    scale = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
+    files = layout.describe_files(directory)
+    table = prototypes_table(model, head, corpus, scan)
+    layout.write_prototypes(table, directory / layout.PROTOTYPES_FILE, files)
+    meta |= {
         "corpus_name": corpus.name,
         "corpus_path": str(corpus.path.resolve()),
-        "trained_on": trained_on,
-        "documents": split_counts(corpus, options.split)[0],
+        "documents": _counts(given)[0],
+        "tokens": scan.tokens,
         "with_text": options.with_text,
+        "convergence": convergence(scan),
+        "cells": cells,
+        "support": None if scale is None else asdict(scale),
+        "files": files,
     }
-    write_lens(directory, given, scans[0], [scan.spool for scan in scans], meta, progress)
+    layout.write_meta(directory, layout.LensMeta(**meta))
     share(directory)
+
+
+def convergence(scan: Scan) -> list[dict[str, float]]:
+    """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
+    points: list[dict[str, float]] = []
+    for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):
+        seen = nearest[nearest > ABSENT].double()
+        if len(seen):
+            share, mean = tokens / max(scan.tokens, 1), float(seen.mean())
+            points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
+    return points
+
+
+def write_contexts(
+    directory: Path,
+    kept: top_contexts.Contexts,
+    corpus: Corpus,
+    progress: Reporter,
+    *,
+    with_text: bool,
+) -> None:
+    """Write ``index.parquet``, by prototype and then by rank, and the states of its rows."""
+    prototype = kept.prototype.numpy()
+    rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
+    documents, row = np.unique(kept.document.numpy(), return_inverse=True)
+    texts = [pa.nulls(len(row), pa.string())] * 3
+    if with_text:
+        texts = _texts(corpus, documents, row, kept.position.numpy(), progress)
+    facts = corpus.documents.take(documents).select([name for name, _ in FACTS])
+    table = pa.table(
+        [
+            pa.array(prototype.astype(np.int32)),
+            pa.array(rank.astype(np.int32)),
+            pa.array(kept.cosine.numpy()),
+            pa.array(kept.activation.numpy()),
+            pa.array(kept.routed.numpy()),
+            pa.array(kept.position.numpy()),
+            *facts.take(pa.array(row)).columns,
+            *texts,
+        ],
+        schema=layout.INDEX_SCHEMA,
+    )
+    layout.write_table(table, directory / layout.INDEX_FILE, row_group_size=8192)
+    save_file({"states": kept.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
+
+
+def _texts(
+    corpus: Corpus,
+    documents: np.ndarray,
+    row: np.ndarray,
+    position: np.ndarray,
+    progress: Reporter,
+) -> list[pa.Array]:
+    """Return before, token and after for every context; each document is encoded once."""
+    before, token, after = ([""] * len(row) for _ in range(3))
+    order = np.argsort(row, kind="stable")
+    groups = np.split(order, np.searchsorted(row[order], np.arange(1, len(documents))))
+    with progress.task("Reading contexts", len(documents), "documents") as task:
+        for number, rows in zip(documents.tolist(), groups, strict=True):
+            text, spans, start = corpus.text(number), corpus.spans(number), corpus.starts[number]
+            for i in rows.tolist():
+                left, right = spans[position[i] - start]
+                before[i] = text[max(0, left - CHARACTERS_BEFORE) : left]
+                token[i] = text[left:right]
+                after[i] = text[right : right + CHARACTERS_AFTER]
+            task.advance()
+    return [pa.array(column, pa.string()) for column in (before, token, after)]
+
+
+def prototypes_table(
+    model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
+) -> pa.Table:
+    """Return ``prototypes.parquet`` with names made of signatures, until labels replace them."""
+    count, signatures = head.num_prototypes, signatures_of(model, head, corpus)
+    nearest = scan.top.cosine[:, 0]
+    known = {
+        "prototype": pa.array(np.arange(count, dtype=np.int32)),
+        "name": pa.array(signatures.names),
+        "top_tokens": pa.array(signatures.tokens, pa.list_(pa.string())),
+        "top_values": pa.array(list(signatures.values), pa.list_(pa.float32())),
+        "usage": pa.array(scan.mass[0].sum(0).numpy() / max(scan.tokens, 1)),
+        "nearest_cosine": pa.array(
+            nearest.numpy(), mask=torch.isinf(nearest).numpy(), type=pa.float32()
+        ),
+        "label_source": pa.array(["signature"] * count),
+    }
+    schema = layout.PROTOTYPES_SCHEMA
+    columns = [known.get(one.name, pa.nulls(count, one.type)) for one in schema]
+    return pa.table(columns, schema=schema)
+
+
+def lens_directory(model: Path, lens: Path | str) -> Path:
+    """Return where a lens is written that is named, or given as a directory."""
+    name = Path(lens).name
+    if name.startswith(".") or not name:
+        raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
+    return model / "lens" / lens if name == str(lens) else Path(lens)
+
+
+def trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
+    """Return whether a model says that it was trained on a corpus; None if it does not say."""
+    trained = checkpoint.sidecar.provenance.get("corpus")
+    fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
+    return None if fingerprint is None else fingerprint == corpus.fingerprint
+
+
+def options_for(
+    model: PreTrainedModel, options: IndexOptions, path: Path | None = None
+) -> IndexOptions:
+    """Return options with window and stride filled in for a model, of a directory if one is given.
+
+    Raises:
+        InputError: one that no corpus is needed for cannot be used.
+    """
+    reads = getattr(model.config, "max_position_embeddings", None)
+    longest = min(reads or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
+    window = options.window or (path and trained_length(path)) or longest
+    check_share(options.positions)
+    check_codes(options.codes)
+    if reads is not None and window > reads:
+        raise InputError(
+            f"a window of {window} tokens does not fit a model that reads {reads}: "
+            f"pass --window {reads} or less."
+        )
+    return replace(options, window=window, stride=options.stride or max(1, window * 3 // 4))
+
+
+def check_share(share: float) -> float:
+    """Return a share of positions; InputError unless it is above 0 and up to 1."""
+    if not 0 < share <= 1:  # NaN is refused too
+        raise InputError(
+            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
+            "to 1."
+        )
+    return share
 
 
 def check_lens(out: Path, *, overwrite: bool) -> None:
@@ -234,14 +459,13 @@ def check_lens(out: Path, *, overwrite: bool) -> None:
 def check_index(
     model: PreTrainedModel, corpus: Corpus, options: IndexOptions, tokenizer: str | None = None
 ) -> None:
-    """Check that a corpus and options suit a model, before anything is read; InputError if not."""
+    """Check that a corpus suits a model, and its tokenizer's fingerprint; InputError if not."""
     if split_counts(corpus, options.split)[0] == 0:
         raise InputError(
             f"the corpus {corpus.name} has no documents in its {options.split} split: "
             "index --split all, or build it with `prismlm corpus build` and another --heldout "
             "share."
         )
-    check_options(model, options)
     if tokenizer is not None and tokenizer != corpus.meta["tokenizer"]["fingerprint"]:
         raise InputError(
             f"the corpus {corpus.name} was tokenised with another tokenizer than the model's: "
@@ -253,33 +477,22 @@ def check_index(
         check_embedded(model, corpus.tokenizer, largest, str(model.name_or_path))
 
 
-def check_options(model: PreTrainedModel, options: IndexOptions) -> None:
-    """Check the options that no corpus is needed for; InputError if one cannot be used."""
-    check_share(options.positions)
-    check_codes(options.codes)
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if longest is not None and options.window > longest:
-        raise InputError(
-            f"a window of {options.window} tokens does not fit a model that reads {longest}: "
-            f"pass --window {longest} or less."
-        )
-
-
-def check_share(share: float) -> float:
-    """Return a share of positions; InputError unless it is above 0 and up to 1."""
-    if not 0 < share <= 1:  # NaN is refused too
-        raise InputError(
-            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
-            "to 1."
-        )
-    return share
+def lens_bytes(
+    head: PrototypeHead, options: IndexOptions, documents: int | None, tokens: int | None
+) -> int:
+    """Return about how many bytes a lens of so many documents and tokens has; None: at most."""
+    contexts = options.contexts if documents is None else min(options.contexts, documents)
+    per_context = 2 * head.width + (BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT)
+    state = head.width if options.codes == "int8" else parts_of(head.width, options.codes)
+    positions = (tokens or 0) * options.positions * (state + BYTES_PER_POSITION)
+    return head.num_prototypes * contexts * per_context + int(positions)
 
 
 def estimate_index(
     model: PreTrainedModel,
     head: PrototypeHead,
     corpus: Corpus,
-    options: IndexOptions | None = None,
+    options: IndexOptions,
     scale: float | None = 1.0,
 ) -> Cost:
     """Time some passes of what ``build_index`` with the same arguments would do, and multiply.
@@ -287,17 +500,14 @@ def estimate_index(
     The figures are ``documents`` to read, ``tokens`` to predict and ``tokens_per_second``. There
     is ``scale`` times as much text as in ``corpus``; None: not known.
     """
-    options = options or IndexOptions()
+    options = options_for(model, options)
     check_index(model, corpus, options)
     given = ScanInput(model, head, corpus, options)
     with evaluating(model), TemporaryDirectory() as directory:
         scan = Scan.empty(given, Path(directory))
-        passes = scan_passes(scan, given, range(given.order.count))
+        passes = scan_blocks(scan, given, range(given.order.count))
         rate = rate_of(passes, SECONDS_MEASURED, enough=2**14) or 1e4
-    counted = split_counts(corpus, options.split)
-    documents, tokens = (None if scale is None else round(scale * each) for each in counted)
-    if tokens is not None and documents is not None:
-        tokens -= documents
+    documents, tokens = (None if scale is None else round(scale * n) for n in _counts(given))
     return Cost(
         None if tokens is None else tokens / rate,
         peak_memory(model.device.type),

@@ -1,9 +1,9 @@
-"""How the hidden states of positions are kept: a byte for each number, or by product quantisation.
+"""How the hidden states of positions are stored: a byte per number, or product-quantised.
 
 In int8 a unit state is scale · code / 127, with a scale of its own. Product quantisation (Jégou et
-al. 2011) cuts a state into parts of four numbers (``pq``) and keeps of each the number of the
-nearest of 256 centres, learned by faiss from a sample of the positions: a quarter of the size, with
-cosines that are off by a hundredth or two. ``pq12``, with parts of twelve, is that of the demo.
+al. 2011) cuts a state into parts of four numbers (``pq``) and stores for each the nearest of 256
+centres, which faiss learns from a sample of the positions: a quarter of the size, with cosines off
+by a hundredth or two. ``pq12``, with parts of twelve, is that of the demo.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Int8Codes:
 
 
 class ProductCodes:
-    """The nearest centre of each part of a state, which is filled up with zeros to whole parts."""
+    """The nearest centre of each part of a state, which is padded with zeros to whole parts."""
 
     def __init__(self, width: int, centres: np.ndarray) -> None:
         self.width, self.centres = width, centres
@@ -71,13 +71,13 @@ class ProductCodes:
         # There must be a state for each centre; where there are fewer, they are repeated.
         sample = np.resize(sample, (max(len(sample), CENTRES), width))
         quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
-        # It warns of samples below 39 a centre, which is what a small corpus has.
+        # Without it faiss warns of fewer than 39 states a centre, which is what a small corpus has.
         quantiser.cp.min_points_per_centroid = 1
         threads = faiss.omp_get_max_threads()
         # Sums of several threads depend on how many there are.
         faiss.omp_set_num_threads(1)
         try:
-            quantiser.train(_filled(sample, part))
+            quantiser.train(_padded(sample, part))
         finally:
             faiss.omp_set_num_threads(threads)
         centres = faiss.vector_to_array(quantiser.centroids)
@@ -99,10 +99,17 @@ class ProductCodes:
         quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
         faiss.copy_array_to_vector(self.centres.ravel(), quantiser.centroids)
         states = Int8Codes(self.width).states(records).numpy()
-        into["code"] = quantiser.compute_codes(_filled(states, part))
+        into["code"] = quantiser.compute_codes(_padded(states, part))
 
 
 Codes = Int8Codes | ProductCodes
+
+
+def quantise(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return scales, float16 [N], and int8 codes [N, d] of unit states: z ≈ scale · code / 127."""
+    scales = np.abs(states).max(1).astype(np.float16)
+    factor = np.divide(127, scales, out=np.zeros(len(scales), np.float32), where=scales > 0)
+    return scales, np.rint(states * factor[:, None]).clip(-127, 127).astype(np.int8)
 
 
 def parts_of(width: int, name: str = "pq") -> int:
@@ -112,10 +119,10 @@ def parts_of(width: int, name: str = "pq") -> int:
 
 def check_codes(name: str) -> CodeName:
     """Return the name of a code; InputError if there is no such code, or faiss is missing."""
-    if name not in PARTS:
-        check_choice("--codes", name, ("int8", "pq"))
-    else:
+    if name in PARTS:
         _faiss()
+    else:
+        check_choice("--codes", name, ("int8", "pq"))
     return cast("CodeName", name)
 
 
@@ -136,8 +143,7 @@ def open_codes(directory: Path, name: str, width: int) -> Codes:
     return ProductCodes(width, centres)
 
 
-def _filled(states: np.ndarray, part: int) -> np.ndarray:
-    """Return states filled up with zeros to a multiple of a part, float32 [n, part · parts]."""
+def _padded(states: np.ndarray, part: int) -> np.ndarray:
     return np.ascontiguousarray(np.pad(states, ((0, 0), (0, -states.shape[1] % part))))
 
 
@@ -146,7 +152,7 @@ def _faiss() -> Any:
         import faiss
     except ImportError as error:
         raise InputError(
-            "--codes pq finds its codes with faiss, which is not installed: pip install "
-            "'prismlm[pq]', or --codes int8."
+            "--codes pq needs faiss, which is not installed: pip install 'prismlm[pq]', or "
+            "--codes int8."
         ) from error
     return faiss

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -235,12 +236,37 @@ def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) 
     )
 
 
-def open_array(path: Path) -> np.ndarray:
-    """Map an array of a lens."""
+def open_array(path: Path, way_out: str = REBUILD) -> np.ndarray:
+    """Map an array of a file."""
     try:
         return np.load(path, mmap_mode="r")
     except Exception as error:  # numpy raises half a dozen unrelated types here
-        raise FormatError(f"{path} is damaged ({error}). {REBUILD}") from error
+        raise FormatError(f"{path} is damaged ({error}). {way_out}") from error
+
+
+@contextmanager
+def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], None]]:
+    """Yield what appends to a file of one array [n]; its header is written again at the end.
+
+    It is written, not memory-mapped: a full disk is then an error and not the end of the process.
+    """
+    rows = 0
+
+    def header() -> None:
+        described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+        np.lib.format.write_array_header_1_0(file, described | {"shape": (rows,)})
+
+    def append(part: np.ndarray) -> None:
+        nonlocal rows
+        file.write(np.ascontiguousarray(part, dtype).view(np.uint8).data)
+        rows += len(part)
+
+    with path.open("wb") as file:
+        header()
+        yield append
+        # A header leaves room for as many digits as a length can have.
+        file.seek(0)
+        header()
 
 
 def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The forward passes of an index: contexts, uses and positions found in the blocks of one shard."""
+"""The forward passes of an index: contexts, uses and positions found in the blocks of one part."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prismlm.corpus.windows import BlockOrder, block_passes, read_block
+from prismlm.corpus.windows import BlockOrder
 from prismlm.files import json_text
 from prismlm.layers import PrototypeHead
-from prismlm.lens.codes import CodeName
+from prismlm.lens.codes import CodeName, quantise
 from prismlm.lens.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
-from prismlm.lens.positions import next_tokens, position_records
-from prismlm.lens.sort_cells import DOCUMENTS_AT_ONCE, Spool
-from prismlm.lens.states import HiddenStates, pass_tokens, predicting, states_of
+from prismlm.lens.states import (
+    HiddenStates,
+    next_tokens,
+    passes,
+    probabilities,
+    states_of,
+)
+from prismlm.lens.write_cells import DOCUMENTS_AT_ONCE, Spool, drawn, record_type
 from prismlm.ops import top_contexts
 from prismlm.ops.prototype_head import Nearest
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -40,10 +45,10 @@ POINTS_PER_DECADE = 8
 # Activations are summed as whole multiples of 2⁻²⁰, so that no order of addition changes a bit.
 STEPS_PER_UNIT = 2**20
 # How many (source, domain, licence) have rows of their own: at K = 2,048, 64 MiB.
-LARGEST_GROUPS = 2048
+MAX_GROUPS = 2048
 # Cosines formed at once: 64 MiB, but for a single window that has more.
 TILE_ELEMENTS = 2**24
-# The cosine of what is not there, below every other.
+# Stands for the cosine where there is no position.
 ABSENT = -2.0
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 Key = tuple[str | None, ...]
@@ -63,9 +68,10 @@ class IndexOptions:
 
     Attributes:
         contexts: L, the places kept per prototype; one per document.
-        window: tokens of a window; at most what the model can read.
-        stride: tokens between windows. A token sees at least window − stride tokens before it, or
-            its document's start.
+        window: tokens of a window, at most what the model can read; 0: as in training if that is
+            known, otherwise what the model can read, up to 1,024.
+        stride: tokens between windows; 0: three quarters of a window. A token sees at least
+            window − stride tokens before it, or its document's start.
         split: which documents to read.
         with_text: keep the text around each context and what finds spans word for word, or offsets
             only.
@@ -76,8 +82,8 @@ class IndexOptions:
     """
 
     contexts: int = 64
-    window: int = 256
-    stride: int = 128
+    window: int = 0
+    stride: int = 0
     split: Split = "train"
     with_text: bool = True
     positions: float = 1.0
@@ -118,9 +124,8 @@ class ScanInput:
         return sorted({slot for slot in grid if slot < blocks} | {blocks})
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The (source, domain, licence) with rows of their own, and which each document has."""
+class Groups(NamedTuple):
+    """The (source, domain, licence) with rows of their own, and the number of each document's."""
 
     keys: list[Key]
     of: Tensor
@@ -128,24 +133,22 @@ class Groups:
 
 def groups_of(corpus: Corpus, split: Split) -> Groups:
     """Read which groups the documents of a split are of; see :func:`own_rows`."""
-    found: dict[Key, int] = {}
+    numbering: dict[Key, int] = {}
     numbers, group = corpus.split(split), np.zeros(len(corpus), np.int64)
     for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
         part = numbers[first : first + DOCUMENTS_AT_ONCE]
         table = corpus.documents.take(part)
         columns = (table[name].to_pylist() for name in GROUP_COLUMNS)
-        group[part] = [found.setdefault(k, len(found)) for k in zip(*columns, strict=True)]
-    tokens = np.bincount(group[numbers], corpus.lengths[numbers], minlength=len(found))
-    owner = own_rows(list(found), tokens.tolist())
-    keys = sorted(set(owner), key=_sorted_by)
-    number = {key: i for i, key in enumerate(keys)}
-    own = np.array([number[key] for key in owner], np.int64)
+        rows = zip(*columns, strict=True)
+        group[part] = [numbering.setdefault(key, len(numbering)) for key in rows]
+    tokens = np.bincount(group[numbers], corpus.lengths[numbers], minlength=len(numbering))
+    owner = own_rows(list(numbering), tokens.tolist())
+    keys = sorted(set(owner), key=_sort_key)
+    own = np.array([keys.index(key) for key in owner], np.int64)
     return Groups(keys, torch.from_numpy(own[group]))
 
 
-def own_rows(
-    keys: Sequence[Key], tokens: Sequence[float], limit: int = LARGEST_GROUPS
-) -> list[Key]:
+def own_rows(keys: Sequence[Key], tokens: Sequence[float], limit: int = MAX_GROUPS) -> list[Key]:
     """Return as what each group is counted.
 
     The ``limit`` groups with the most tokens have rows of their own. The others are summed as
@@ -153,21 +156,34 @@ def own_rows(
     in all three. Memory is thus set by K, whatever the corpus.
     """
 
-    def largest(sizes: dict[Key, float]) -> set[Key]:
-        return set(sorted(sizes, key=lambda key: (-sizes[key], _sorted_by(key)))[:limit])
+    def largest(sizes: Counter[Key]) -> set[Key]:
+        return set(sorted(sizes, key=lambda key: (-sizes[key], _sort_key(key)))[:limit])
 
-    own = largest(dict(zip(keys, tokens, strict=True)))
+    size = Counter(dict(zip(keys, map(int, tokens), strict=True)))
+    own = largest(size)
     owners = [key if key in own else (OTHER, *key[1:]) for key in keys]
     others: Counter[Key] = Counter()
-    for owner, size in zip(owners, tokens, strict=True):
+    for key, owner in zip(keys, owners, strict=True):
         if owner not in own:
-            others[owner] += size  # pyright: ignore[reportArgumentType]
-    summed = own | largest(dict(others))
-    return [owner if owner in summed else (OTHER,) * len(GROUP_COLUMNS) for owner in owners]
+            others[owner] += size[key]
+    kept = own | largest(others)
+    return [owner if owner in kept else (OTHER,) * len(GROUP_COLUMNS) for owner in owners]
 
 
-def _sorted_by(key: Key) -> list[tuple[bool, str]]:
+def _sort_key(key: Key) -> list[tuple[bool, str]]:
     return [(part is not None, part or "") for part in key]
+
+
+def count_uses(mass: Tensor, group: Tensor, used: Nearest) -> None:
+    """Add to [2, groups, K] the uses of N positions, each of a group and k prototypes.
+
+    Uses are counted, and their activations summed in steps; 0 or less is no use.
+    """
+    cell = (group[:, None] * mass.shape[2] + used.indices.cpu()).flatten()
+    positive = used.activations.cpu().clamp_min(0).flatten()
+    uses, steps = mass.view(2, -1)
+    uses.index_add_(0, cell, (positive > 0).long())
+    steps.index_add_(0, cell, (positive.double() * STEPS_PER_UNIT).round_().long())
 
 
 def mass_table(mass: Tensor, keys: Sequence[Key]) -> pa.Table:
@@ -186,7 +202,7 @@ def mass_table(mass: Tensor, keys: Sequence[Key]) -> pa.Table:
 
 @dataclass
 class Scan:
-    """What has been found in the blocks of one shard.
+    """What has been found in the blocks of one part.
 
     Attributes:
         top: the best contexts.
@@ -216,23 +232,10 @@ class Scan:
             Spool(directory / POSITIONS_FILE, given.head.width),
         )
 
-    @property
-    def usage(self) -> np.ndarray:
-        """How many positions used each prototype, int64 [K]."""
-        return self.mass[0].sum(0).numpy()
-
     def note(self, points: slice) -> None:
         """Note the nearest cosines at points of the curve."""
         self.curve_tokens[points] = self.tokens
         self.curve_nearest[points] = self.top.cosine[:, 0].clamp_min(ABSENT)
-
-    def count(self, group: Tensor, used: Nearest) -> None:
-        """Add the uses of N positions, each of a group and k prototypes; 0 or less is no use."""
-        cell = (group[:, None] * self.mass.shape[2] + used.indices.cpu()).flatten()
-        positive = used.activations.cpu().clamp_min(0).flatten()
-        uses, steps = self.mass.view(2, -1)
-        uses.index_add_(0, cell, (positive > 0).long())
-        steps.index_add_(0, cell, (positive.double() * STEPS_PER_UNIT).round_().long())
 
     def merge(self, other: Scan) -> None:
         """Add a finished scan of other blocks; any order gives the same bits."""
@@ -255,40 +258,36 @@ class Scan:
         """Read what :meth:`save` wrote."""
         with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
             noted = json.loads(file.metadata()["noted"])
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        top = top_contexts.TopContexts(*map(found.pop, top_contexts.TopContexts._fields))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        top = top_contexts.TopContexts(*map(tensors.pop, top_contexts.TopContexts._fields))
         spool = Spool(directory / POSITIONS_FILE, width, noted["runs"])
-        return cls(top, **found, spool=spool, tokens=noted["tokens"])
+        return cls(top, **tensors, spool=spool, tokens=noted["tokens"])
 
 
-def scan_passes(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
+def scan_blocks(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
     """Scan the blocks of some slots of the order; yield each pass's predictions.
 
     Memory is set by K × L and one pass, not by the corpus.
     """
-    points, corpus, how = given.curve_slots, given.corpus, given.options
+    points, model, how = given.curve_slots, given.model, given.options
+    grid = how.split, how.window, how.stride
     for slot in slots:
-        number = given.order.block(slot)
-        block = read_block(corpus, given.order, number, how.split, how.window, how.stride)
         kept = None if given.states is None else given.states.of_block(slot)
-        most = pass_tokens(given.model.device)
-        for batch, _ in block_passes(block, corpus, corpus.eos_token_id, most):
-            # The end of a document predicts nothing of it.
-            owned = predicting(batch, corpus)
+        for batch, owned in passes(model, given.corpus, given.order, slot, *grid):
             with torch.inference_mode():
                 if kept is None:
-                    z = states_of(given.model, batch, owned, bf16=how.bf16)
+                    z = states_of(model, batch, owned, bf16=how.bf16)
                 else:
                     known, kept = kept.tensor_split([int(owned.sum())])
                     z = torch.zeros(*owned.shape, known.shape[1])
                     z[owned] = known
-                done = scan_pass(scan, given, batch, owned, z.to(given.model.device))
+                done = scan_pass(scan, given, batch, owned, z.to(model.device))
             scan.tokens += done
             yield done
         if slot + 1 in points:
             point = points.index(slot + 1)
             scan.note(slice(point, point + 1))
-    # Points that lie beyond this shard.
+    # Points that lie beyond this part.
     scan.note(slice(sum(point <= slots.stop for point in points), None))
 
 
@@ -302,26 +301,15 @@ def scan_pass(
     """
     head, owned = given.head, kept.to(states.device)
     z = states.float()
-    found = scan_windows(
-        z, head.prototypes, head.nearest_needed, owned, scan.top.threshold.to(z.device)
-    )
+    threshold = scan.top.threshold.to(z.device)
+    found = scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
     own = z[owned]
+    unit = own * inverse_norms(own)
     nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
     relied = head.chosen(own, nearest)
-    tokens = batch.input_ids[kept], next_tokens(batch, given.corpus)[kept]
-    scan.spool.add(
-        position_records(
-            given.model,
-            states[owned],
-            found.indices[:, 0],
-            tokens,
-            batch.positions[kept],
-            share=given.options.positions,
-            bf16=given.options.bf16,
-        )
-    )
+    scan.spool.add(_records(given, batch, kept, states[owned], found.indices[:, 0]))
     window = kept.nonzero()[:, 0]
-    scan.count(given.groups.of[batch.document[window]], relied)
+    count_uses(scan.mass, given.groups.of[batch.document[window]], relied)
     rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
     here = relied.indices[rank] == found.prototype[:, None]
     activation = torch.relu(head.scale * found.cosine)
@@ -334,10 +322,29 @@ def scan_pass(
         batch.document[found.window.cpu()],
         activation.cpu(),
         here.any(1).cpu(),
-        (own * inverse_norms(own)).bfloat16()[rank].cpu(),
+        unit.bfloat16()[rank].cpu(),
     )
     scan.top = top_contexts.update(scan.top, candidates)
     return len(window)
+
+
+def _records(
+    given: ScanInput, batch: WindowBatch, kept: Tensor, z: Tensor, cell: Tensor
+) -> np.ndarray:
+    """Return the records of the share that is stored of N kept positions, with their states z."""
+    positions = batch.positions[kept].numpy()
+    chosen = torch.from_numpy(drawn(positions, given.options.positions))
+    z, cell = (of[chosen.to(z.device)] for of in (z, cell))
+    following = next_tokens(batch, given.corpus)[kept][chosen]
+    records = np.empty(len(z), record_type(z.shape[1]))
+    records["cell"] = cell.cpu().numpy()
+    records["token"], records["read"] = following, batch.input_ids[kept][chosen]
+    records["position"] = positions[chosen.numpy()]
+    likely = probabilities(given.model, z, following.to(z.device), bf16=given.options.bf16)
+    records["probability"] = likely.cpu().numpy()
+    unit = z.float() * inverse_norms(z.float())
+    records["scale"], records["code"] = quantise(unit.cpu().numpy())
+    return records
 
 
 class WindowScan(NamedTuple):
@@ -374,11 +381,8 @@ def scan_windows(
         scores = (states * inverse_norms(states)) @ bank
         cosines, indices = scores.topk(k)
         best, offset = scores.masked_fill_(~own[:, :, None], ABSENT).max(1)
-        window, prototype = (best >= lowest).nonzero(as_tuple=True)
-        place = window, prototype
+        at = (best >= lowest).nonzero(as_tuple=True)
         parts.append(
-            WindowScan(
-                indices[own], cosines[own], window + first, offset[place], prototype, best[place]
-            )
+            WindowScan(indices[own], cosines[own], at[0] + first, offset[at], at[1], best[at])
         )
     return WindowScan(*map(torch.cat, zip(*parts, strict=True)))

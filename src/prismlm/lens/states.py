@@ -1,29 +1,31 @@
-"""Hidden states of a corpus, read once and kept on disk for all that needs them.
+"""Hidden states of a corpus: the passes that give them, and a store that keeps them on disk.
 
-``states.bin`` holds a row of d bfloat16 numbers for every position that predicts a token of its
-document, ``next-tokens.bin`` the token that does follow there (uint32, little endian), in the
-order in which an index reads a corpus; ``states.json`` says of what, and where each block of it
-ends. Blocks come in an order that spreads the first of them over the corpus, so what fits a limit
-is an even sample.
+The store has ``states.npy``, d bfloat16 numbers for every position that predicts a token of its
+document, ``next-tokens.npy``, the token that does follow, and ``states.json``: of what, and where
+each block ends. Blocks come in an order that spreads the first of them over the corpus, so what
+fits a limit is an even sample.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, block_passes, read_block, split_counts
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.files import room_to_write, write_json
-from prismlm.lens.positions import next_tokens
+from prismlm.lens.layout import array_file, open_array
 from prismlm.models.evaluating import evaluating
-from prismlm.models.seam import capture
+from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import read_note
@@ -32,87 +34,32 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
     from prismlm.corpus.windows import WindowBatch
 
-STATES_FILE, TOKENS_FILE, META_FILE = "states.bin", "next-tokens.bin", "states.json"
-FORMAT_VERSION = 1
+STATES_FILE, TOKENS_FILE, META_FILE = "states.npy", "next-tokens.npy", "states.json"
+FORMAT_VERSION = 2
+WAY_OUT = "Remove the directory, and the states are read again."
 # A pass of a CPU's size leaves a GPU waiting for the next. Larger ones need as much more memory.
 GPU_PASS_TOKENS = 4 * PASS_TOKENS
+# Logits formed at once: 2 MB, which stay in a processor's cache; but with fewer rows the weights of
+# a large vocabulary would be fetched more often than that is worth.
+LOGITS_AT_ONCE, MIN_ROWS = 2**19, 192
 
 
-class HiddenStates:
-    """The states of the blocks that were read, memory-mapped. Open one with :meth:`open`.
+def passes(
+    model: PreTrainedModel, corpus: Corpus, order: BlockOrder, slot: int, *how: Any
+) -> Iterator[tuple[WindowBatch, Tensor]]:
+    """Yield the forward passes of the ``slot``-th block; ``how`` is split, window and stride.
 
-    Attributes:
-        directory: where the files are.
-        width: d.
-        run: what they are of, as :func:`read_states` noted it.
+    With each comes which of its positions give a state, bool [B, T]: those that it owns and that
+    predict a token of their document.
     """
-
-    def __init__(self, directory: Path, meta: dict[str, Any]) -> None:
-        self.directory, self.run = directory, meta["run"]
-        self.width, self._ends = int(meta["width"]), [0, *meta["ends"]]
-        sizes = {STATES_FILE: bytes_per_position(self.width) - 4, TOKENS_FILE: 4}
-        for path, size in ((directory / name, size) for name, size in sizes.items()):
-            if not path.is_file() or path.stat().st_size < len(self) * size:
-                raise FormatError(
-                    f"{path} is missing or cut off. Remove {directory}, and it is read again."
-                )
-        if len(self):
-            shape = len(self), self.width
-            self._states = np.memmap(directory / STATES_FILE, "<u2", "r", shape=shape)
-            self._tokens = np.memmap(directory / TOKENS_FILE, "<u4", "r", shape=shape[:1])
-
-    @classmethod
-    def open(cls, directory: Path) -> HiddenStates:
-        """Open the states in a directory; FormatError if a file is damaged."""
-        note = read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
-        return cls(directory, note)
-
-    def __len__(self) -> int:
-        """How many positions there are."""
-        return self._ends[-1]
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks of the corpus were read."""
-        return len(self._ends) - 1
-
-    @property
-    def fingerprint(self) -> str:
-        """Of what they are of, and how much of it."""
-        return fingerprints.of_json([self.run, len(self)])
-
-    def check(self, run: dict[str, Any]) -> None:
-        """Raise InputError unless these are the states of what an index is to read."""
-        of = ("model", "corpus", "split", "window", "stride")
-        other = [name for name in of if self.run[name] != run[name]]
-        if other:
-            raise InputError(
-                f"the hidden states in {self.directory} are of another {' and '.join(other)}: "
-                "index without them, or with those settings."
-            )
-
-    def states(self, rows: np.ndarray | slice) -> Tensor:
-        """Return the states of some rows, float32 [n, d]."""
-        numbers = np.array(self._states[rows] if len(self) else np.empty((0, self.width), "<u2"))
-        return torch.from_numpy(numbers.view(np.int16)).view(torch.bfloat16).float()
-
-    def tokens(self, rows: np.ndarray | slice = slice(None)) -> Tensor:
-        """Return the tokens that follow some rows, int64 [n]; of all rows if none are named."""
-        return torch.from_numpy(self._tokens[rows].astype(np.int64))
-
-    def of_block(self, slot: int) -> Tensor | None:
-        """Return all states of the ``slot``-th block that is read, float32; None if it was not."""
-        return self.states(slice(*self._ends[slot : slot + 2])) if slot < self.blocks else None
+    block = read_block(corpus, order, order.block(slot), *how)
+    for batch, _ in block_passes(block, corpus, corpus.eos_token_id, pass_tokens(model.device)):
+        yield batch, predicting(batch, corpus)
 
 
 def pass_tokens(device: torch.device) -> int:
     """Return how many positions a forward pass has at most."""
     return PASS_TOKENS if device.type == "cpu" else GPU_PASS_TOKENS
-
-
-def bytes_per_position(width: int) -> int:
-    """Return what a position takes on disk: d bfloat16 numbers and the token that follows."""
-    return 2 * width + 4
 
 
 def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
@@ -121,6 +68,133 @@ def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
     # Some tokenizers begin a text with what ends it.
     ends[:, : len(corpus.prefix)] = False
     return batch.owned & ~ends
+
+
+def states_of(
+    model: PreTrainedModel, batch: WindowBatch, owned: Tensor, *, bf16: bool = False
+) -> Tensor:
+    """Return the hidden states of a forward pass, [B, T, d]."""
+    ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
+    with (
+        torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
+        capture(model, logits=False) as seen,
+    ):
+        model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
+    if not torch.isfinite(seen.z[owned.to(seen.z.device)]).all():
+        raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
+    return seen.z
+
+
+def next_tokens(batch: WindowBatch, corpus: Corpus) -> Tensor:
+    """Return the token that follows each position of its document, int64 [B, T].
+
+    What follows the last token of a window is read from the corpus where the window owns that
+    token and does not end its document; elsewhere it is the padding's, and means nothing.
+    """
+    following = torch.roll(batch.input_ids, -1, 1)
+    lengths = (batch.positions >= 0).sum(1)
+    for row, length in enumerate(lengths.tolist()):
+        last = length - 1
+        ends = last < 0 or int(batch.input_ids[row, last]) == corpus.eos_token_id
+        if not ends and bool(batch.owned[row, last]):
+            start = int(batch.positions[row, last]) + 1
+            following[row, last] = int(corpus.read_tokens(start, 1)[0])
+    return following
+
+
+def probabilities(
+    model: PreTrainedModel, z: Tensor, tokens: Tensor, *, bf16: bool = False
+) -> Tensor:
+    """Return the probability that a model gives one token after each state, float32 [N].
+
+    In bfloat16 the relative error is some hundredths: good enough to pick places to read again.
+    """
+    embedding, logit_map = output_embedding(model), LogitMap.of(model)
+    weight, bias = embedding.weight, getattr(embedding, "bias", None)
+    assert isinstance(weight, Tensor)
+    if bf16:
+        weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+    found = torch.empty(len(z), device=z.device)
+    rows = max(MIN_ROWS, LOGITS_AT_ONCE // len(weight))
+    for first in range(0, len(z), rows):
+        part = slice(first, first + rows)
+        # States from disk come in float32, whatever the model computes in.
+        logits = functional.linear(z[part].to(weight.dtype), weight, bias).float()
+        found[part] = logit_map(logits).softmax(-1).gather(1, tokens[part, None])[:, 0]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenStates:
+    """The states of the blocks that were read.
+
+    Attributes:
+        run: what they are of, as :func:`read_states` noted it.
+        ends: where each block ends, after a 0.
+        bits: of bfloat16 numbers, int16 [n, d].
+        following: the token that follows each, [n].
+        directory: where the files are.
+    """
+
+    run: dict[str, Any]
+    ends: list[int]
+    bits: np.ndarray
+    following: np.ndarray
+    directory: Path | None = None
+
+    @classmethod
+    def open(cls, directory: Path) -> HiddenStates:
+        """Map the states in a directory; FormatError if a file is damaged."""
+        meta = read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
+        bits = open_array(directory / STATES_FILE, WAY_OUT).reshape(-1, meta["width"])
+        following = open_array(directory / TOKENS_FILE, WAY_OUT)
+        return cls(meta["run"], [0, *meta["ends"]], bits, following, directory)
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return self.bits.shape[1]
+
+    def __len__(self) -> int:
+        """How many positions there are."""
+        return self.ends[-1]
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of the corpus were read."""
+        return len(self.ends) - 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what they are of, and how much of it."""
+        return fingerprints.of_json([self.run, len(self)])
+
+    def check(self, run: dict[str, Any]) -> None:
+        """Raise InputError unless these are the states of what an index is to read."""
+        names = ("model", "corpus", "split", "window", "stride")
+        other = [name for name in names if self.run[name] != run[name]]
+        if other:
+            raise InputError(
+                f"the hidden states in {self.directory} are of another {' and '.join(other)}: "
+                "index without them, or with those settings."
+            )
+
+    def states(self, rows: np.ndarray | slice) -> Tensor:
+        """Return the states of some rows, float32 [n, d]."""
+        return torch.from_numpy(np.array(self.bits[rows])).view(torch.bfloat16).float()
+
+    def tokens(self, rows: np.ndarray | slice = slice(None)) -> Tensor:
+        """Return the tokens that follow some rows, int64 [n]; of all rows if none are named."""
+        return torch.from_numpy(self.following[: len(self)][rows].astype(np.int64))
+
+    def of_block(self, slot: int) -> Tensor | None:
+        """Return all states of the ``slot``-th block that is read, float32; None if it was not."""
+        return self.states(slice(*self.ends[slot : slot + 2])) if slot < self.blocks else None
+
+
+def bytes_per_position(width: int) -> int:
+    """Return what a position takes on disk: d bfloat16 numbers and the token that follows."""
+    return 2 * width + 4
 
 
 def read_states(
@@ -154,82 +228,40 @@ def read_states(
     run = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint, "split": split}
     run |= {"window": window, "stride": stride, "bf16": bf16, "limit_bytes": limit_bytes}
     if (directory / META_FILE).is_file():
-        found = HiddenStates.open(directory)
-        if found.run != run:
+        kept = HiddenStates.open(directory)
+        if kept.run != run:
             raise InputError(
                 f"{directory} holds the hidden states of another model, corpus or setting. "
                 "Put the former settings back, or remove it."
             )
-        return found
+        return kept
+    directory.mkdir(parents=True, exist_ok=True)
     width = weight_of(model).shape[1]
     most = int(limit_bytes / bytes_per_position(width))
-    order = BlockOrder.of(corpus.num_tokens)
-    documents, tokens = split_counts(corpus, split)
-    room = room_to_write("hidden states", directory, "Make room or lower --states-gb.")
+    order, (documents, tokens) = BlockOrder.of(corpus.num_tokens), split_counts(corpus, split)
     task_of = progress.task("Reading hidden states", min(tokens - documents, most), "tokens")
-    writer = Writer(directory, run, width)
-    with room, writer, evaluating(model), torch.inference_mode(), task_of as task:
+    room = room_to_write("hidden states", directory, "Make room or lower --states-gb.")
+    ends: list[int] = []
+    with (
+        room,
+        array_file(directory / STATES_FILE, np.dtype("<i2")) as add_states,
+        array_file(directory / TOKENS_FILE, np.dtype("<u4")) as add_tokens,
+        evaluating(model),
+        torch.inference_mode(),
+        task_of as task,
+    ):
         for slot in range(order.count):
-            if slot and writer.rows >= most:
+            rows = ends[-1] if ends else 0
+            if slot and rows >= most:
                 break
-            block = read_block(corpus, order, order.block(slot), split, window, stride)
-            size = pass_tokens(model.device)
-            for batch, _ in block_passes(block, corpus, corpus.eos_token_id, size):
-                owned = predicting(batch, corpus)
+            for batch, owned in passes(model, corpus, order, slot, split, window, stride):
                 z = states_of(model, batch, owned, bf16=bf16)
                 states = z[owned.to(z.device)].bfloat16().cpu()
-                writer.add(states, next_tokens(batch, corpus)[owned])
+                add_states(states.view(torch.int16).numpy().reshape(-1))
+                add_tokens(next_tokens(batch, corpus)[owned].numpy())
+                rows += len(states)
                 task.advance(len(states))
-            writer.end_block()
+            ends.append(rows)
+    note = {"format_version": FORMAT_VERSION, "run": run, "width": width, "ends": ends}
+    write_json(directory / META_FILE, note)
     return HiddenStates.open(directory)
-
-
-def states_of(
-    model: PreTrainedModel, batch: WindowBatch, owned: Tensor, *, bf16: bool = False
-) -> Tensor:
-    """Return the hidden states of a forward pass, [B, T, d]."""
-    ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
-    with (
-        torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
-        capture(model, logits=False) as seen,
-    ):
-        model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
-    if not torch.isfinite(seen.z[owned.to(seen.z.device)]).all():
-        raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
-    return seen.z
-
-
-class Writer:
-    """Writes the two files during a ``with`` block, and what they are of if it succeeds."""
-
-    def __init__(self, directory: Path, run: dict[str, Any], width: int) -> None:
-        self.directory, self.rows = directory, 0
-        self._noted = {"format_version": FORMAT_VERSION, "run": run, "width": width}
-        self._ends: list[int] = []
-
-    def __enter__(self) -> Writer:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._files = [(self.directory / name).open("wb") for name in (STATES_FILE, TOKENS_FILE)]
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            for file in self._files:
-                file.close()
-            if kind is None:
-                write_json(self.directory / META_FILE, self._noted | {"ends": self._ends})
-        finally:
-            if not (self.directory / META_FILE).is_file():
-                for file in self._files:
-                    Path(file.name).unlink(missing_ok=True)
-
-    def add(self, states: Tensor, tokens: Tensor) -> None:
-        """Write the states of one forward pass, bfloat16 [n, d], and what follows each."""
-        columns = states.view(torch.int16).numpy(), tokens.numpy().astype("<u4")
-        for file, column in zip(self._files, columns, strict=True):
-            file.write(np.ascontiguousarray(column).data)
-        self.rows += len(states)
-
-    def end_block(self) -> None:
-        """Note that a block ends here."""
-        self._ends.append(self.rows)

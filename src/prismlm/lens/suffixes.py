@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prismlm.errors import InputError
-from prismlm.lens.layout import open_array
-from prismlm.lens.sort_cells import array_file
+from prismlm.lens.layout import array_file, open_array
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split

@@ -21,7 +21,7 @@ from prismlm.errors import InputError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import check_room, keep_json, read_json, room_to_write
 from prismlm.layers import PrototypeHead
-from prismlm.lens.build import IndexOptions, build_index, check_index
+from prismlm.lens.build import IndexOptions, build_index, check_index, lens_bytes, options_for
 from prismlm.lens.codes import CodeName
 from prismlm.lens.labels.write import label_lens
 from prismlm.lens.layout import read_meta
@@ -29,12 +29,10 @@ from prismlm.lens.lens import Lens
 from prismlm.lens.states import (
     META_FILE,
     HiddenStates,
-    Writer,
     bytes_per_position,
     pass_tokens,
     read_states,
 )
-from prismlm.lens.write import lens_bytes
 from prismlm.models.base import CONFIG_FILE, BaseCheckpoint, find_base, put_adapted, put_base
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import device_named, uses_bf16
@@ -308,6 +306,7 @@ class _Work:
 
     def check(self, corpus: Corpus) -> None:
         """Check what can be checked before hours of work."""
+        options_for(self.model, self.index)
         check_index(self.model, corpus, self.index, tokenizer_fingerprint(self.tokenizer))
         HeldOut(corpus, self.window, 0).batches(1)
         documents, tokens = split_counts(corpus, "train")
@@ -348,7 +347,6 @@ class _Work:
                 lens,
                 self.index,
                 trained_on="fine-tuned" if options.lora else False,
-                tokenizer=tokenizer_fingerprint(self.tokenizer),
                 states=states,
                 progress=self.progress,
             )
@@ -464,7 +462,7 @@ def estimate_attach(
             documents, tokens = built.documents, built.tokens
         # A document's last token predicts nothing.
         tokens -= documents
-        per_token, kept = _time_reading(opened, window, Path(name), options.bf16)
+        per_token, kept = _time_reading(opened, window, options.bf16)
         row = bytes_per_position(kept.width)
         states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
         fitted = options.fit.of_states(states)
@@ -497,9 +495,7 @@ def estimate_attach(
     )
 
 
-def _time_reading(
-    model: Any, window: int, directory: Path, bf16: bool
-) -> tuple[float, HiddenStates]:
+def _time_reading(model: Any, window: int, bf16: bool) -> tuple[float, HiddenStates]:
     """Return the seconds of a position in a forward pass, and the states of one."""
     vocabulary, device = model.get_input_embeddings().weight.shape[0], model.device
     shape = (max(1, pass_tokens(device) // window), window)
@@ -508,7 +504,5 @@ def _time_reading(
     with evaluating(model), autocast, capture(model, logits=False) as seen:
         seconds = seconds_of(lambda: model(input_ids=ids, use_cache=False), 1)
     z = seen.z.flatten(0, 1).bfloat16().cpu()
-    with Writer(directory / STATES, {}, z.shape[1]) as writer:
-        writer.add(z, ids.flatten().cpu())
-        writer.end_block()
-    return seconds / ids.numel(), HiddenStates.open(directory / STATES)
+    states = HiddenStates({}, [0, len(z)], z.view(torch.int16).numpy(), ids.flatten().cpu().numpy())
+    return seconds / ids.numel(), states

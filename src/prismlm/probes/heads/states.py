@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError, check_finite, check_number, check_whole
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
-from prismlm.lens.positions import hashed
+from prismlm.lens.write_cells import hashed
 from prismlm.models.watch import Hook, watch
 from prismlm.probes.heads.use import MIN_VISIBLE, HeadUseCollector
 from prismlm.probes.reading import collect

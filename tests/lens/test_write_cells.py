@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from prismlm.corpus import Corpus
 from prismlm.errors import FormatError
-from prismlm.lens import layout, sort_cells
+from prismlm.lens import layout
+from prismlm.lens import write_cells as module
 from prismlm.lens.cells import Cells
-from prismlm.lens.positions import quantise, record_type
-from prismlm.lens.sort_cells import Spool, in_order, write_cells, write_documents
+from prismlm.lens.codes import quantise
+from prismlm.lens.write_cells import Spool, in_order, record_type, write_cells, write_documents
 from prismlm.progress import SILENT
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
@@ -102,7 +103,7 @@ def test_neither_runs_nor_memory_change_a_byte(tmp_path_factory, cuts, seed, mem
     records = random_records(150, seed)
     order = np.random.default_rng(seed).permutation(150)
     one = write(root / "one", records, [])
-    with patch.object(sort_cells, "SORT_BYTES", memory):
+    with patch.object(module, "SORT_BYTES", memory):
         many = write(root / "many", records[order], cuts)
     assert one == many
     for name in layout.CELL_FILES:
@@ -155,7 +156,7 @@ def test_a_truncated_file_is_refused(opened, name):
 
 def test_records_are_written_as_sorted_runs_when_there_are_many(tmp_path, monkeypatch):
     records = random_records(30)
-    monkeypatch.setattr(sort_cells, "SORT_BYTES", 12 * records.itemsize)
+    monkeypatch.setattr(module, "SORT_BYTES", 12 * records.itemsize)
     spool = Spool(tmp_path / "spool", WIDTH)
     for part in np.split(records, 6):
         spool.add(part)

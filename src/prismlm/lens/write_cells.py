@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +15,38 @@ import pyarrow.parquet as pq
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.lens import cells, layout
 from prismlm.lens.codes import SAMPLE, CodeName, Codes, Int8Codes, ProductCodes
-from prismlm.lens.positions import drawn, record_type
 from prismlm.progress import Reporter
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
-# Records that are sorted together: for a run, and where runs are merged; a cell at least.
+# Records that are sorted together, for a run and where runs are merged; a cell at least.
 SORT_BYTES = 2**25
 DOCUMENTS_AT_ONCE = 2**12
+
+
+def record_type(width: int) -> np.dtype:
+    """Return the record of a position while a lens is made, to be sorted by its first three fields.
+
+    ``cell`` is the nearest prototype, ``token`` the next token; the rest is as in the cells.
+    """
+    stored = cells.record_type(Int8Codes(width)).descr
+    return np.dtype([("cell", "<i4"), ("token", "<i4"), *stored])
+
+
+def hashed(numbers: np.ndarray) -> np.ndarray:
+    """Return a well-mixed hash of integers (the finaliser of SplitMix64): uint64."""
+    x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def drawn(positions: np.ndarray, share: float) -> np.ndarray:
+    """Return which global positions a share keeps, the same in every run: bool [N]."""
+    if share == 1:
+        return np.ones(len(positions), dtype=bool)
+    return hashed(positions) < np.uint64(int(share * 2**63) * 2)
 
 
 def in_order(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
@@ -33,7 +56,7 @@ def in_order(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
 
 
 class Spool:
-    """The records of one shard, in one file of sorted runs."""
+    """The records of one part of the corpus, in one file of sorted runs."""
 
     def __init__(self, path: Path, width: int, runs: Sequence[int] = ()) -> None:
         self.path, self.dtype, self.runs = path, record_type(width), list(runs)
@@ -73,11 +96,10 @@ def write_cells(
     codes: CodeName = "int8",
     tokens: int = 2**63,
 ) -> dict[str, Any]:
-    """Merge the runs of all shards into ``cells.npy`` and the files of its ranges.
+    """Merge the runs of all parts into ``cells.npy`` and the files of its ranges.
 
-    The order is a total one, so how the records came to their runs changes no byte. Centres of pq
-    are learned from a sample of the positions. ``tokens`` of the whole corpus say how many bytes a
-    position takes, ``share`` which of them were kept.
+    The order is a total one, so how the records came to their runs changes no byte. ``tokens`` of
+    the whole corpus say how many bytes a position takes, ``share`` which positions were kept.
     """
     runs, dtype = [run for spool in spools for run in spool.opened()], spools[0].dtype
     counts = np.zeros(num_cells, np.int64)
@@ -93,11 +115,12 @@ def write_cells(
     written = 0
     with ExitStack() as files, progress.task("Sorting positions", rows, "positions") as task:
         append, append_keys, append_starts = (
-            files.enter_context(array_file(directory / name, kind))
+            files.enter_context(layout.array_file(directory / name, kind))
             for name, kind in zip(layout.CELL_FILES, types, strict=True)
         )
-        for first, last in stretches(counts, max(1, SORT_BYTES // dtype.itemsize)):
-            records = in_order([_of_cells(run, first, last) for run in runs], dtype)
+        for first, last in _stretches(counts, max(1, SORT_BYTES // dtype.itemsize)):
+            inside = [slice(*(bisect_left(run["cell"], i) for i in (first, last))) for run in runs]
+            records = in_order([run[s] for run, s in zip(runs, inside, strict=True)], dtype)
             kept = np.empty(len(records), types[0])
             for name in ("position", "read", "probability"):
                 kept[name] = records[name]
@@ -112,12 +135,6 @@ def write_cells(
     return asdict(cells.CellsMeta(codes, share, rows, vocabulary, width, *sizes))
 
 
-def _of_cells(run: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Return the records of a sorted run in the cells from ``first`` up to, without, ``last``."""
-    run = run[bisect_left(run["cell"], first) :]
-    return run[: bisect_left(run["cell"], last)]
-
-
 def _sample(runs: list[np.ndarray], dtype: np.dtype, rows: int, share: float) -> np.ndarray:
     """Return states of some 65,536 positions, whatever run they are in, in order: [n, d]."""
     # Those that were kept have the lowest hashes already.
@@ -129,7 +146,7 @@ def _sample(runs: list[np.ndarray], dtype: np.dtype, rows: int, share: float) ->
     return Int8Codes(width).states(sample).numpy() if len(sample) else np.zeros((1, width), "f4")
 
 
-def stretches(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+def _stretches(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
     """Yield (first, last) of successive cells that hold at most ``most`` records, or are one."""
     ends, first = np.cumsum(counts), 0
     while first < len(counts):
@@ -147,28 +164,3 @@ def write_documents(directory: Path, corpus: Corpus, split: Split) -> None:
         for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
             table = corpus.documents.take(numbers[first : first + DOCUMENTS_AT_ONCE])
             writer.write_table(table.select(DOCUMENT_SCHEMA.names))
-
-
-@contextmanager
-def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], None]]:
-    """Yield what adds parts to a file of one array [n]; its header is written again at the end.
-
-    It is written, not memory-mapped: a full disk is then an error and not the end of the process.
-    """
-    rows = 0
-
-    def header() -> None:
-        described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, described | {"shape": (rows,)})
-
-    def append(part: np.ndarray) -> None:
-        nonlocal rows
-        file.write(np.ascontiguousarray(part, dtype).view(np.uint8).data)
-        rows += len(part)
-
-    with path.open("wb") as file:
-        header()
-        yield append
-        # A header leaves room for as many digits as a length can have.
-        file.seek(0)
-        header()
