@@ -8,13 +8,49 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from prismlm.explain.prediction import tolerance_of
 from prismlm.models.seam import output_embedding
 from prismlm.models.uncertainty_feedback import uncertainty_of
 from prismlm.models.watch import Hook, watch
+
+# Tokens that a batch's cache has room for before it is copied to a larger one.
+ROOM = 64
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values [B, H, T, d] with room after them.
+
+    To join each new token to all those before, as ``DynamicLayer`` does, takes a sixth of a step.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def hold(self, keys: Tensor, values: Tensor) -> None:
+        """Hold these from now on."""
+        if not self.is_initialized:
+            self.lazy_initialization(keys, values)
+        self._buffers = [F.pad(states, (0, 0, 0, ROOM)) for states in (keys, values)]
+        self._show(keys.shape[2])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Take in new tokens; return all."""
+        new = self._length + key_states.shape[2]
+        if new > self._buffers[0].shape[2]:
+            self.hold(*self._show(self._length))
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, self._length : new] = states
+        return self._show(new)
+
+    def _show(self, length: int) -> tuple[Tensor, Tensor]:
+        self._length = length
+        self.keys, self.values = keys, values = [buffer[:, :, :length] for buffer in self._buffers]
+        return keys, values
 
 
 class Batch:
@@ -29,7 +65,8 @@ class Batch:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._cache: DynamicCache | None = None
+        self._cache: Cache | None = None
+        self._layers: list[RoomyLayer] = []
         self.lengths: list[int] = []
 
     def join(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,15 +77,20 @@ class Batch:
         """
         cache = DynamicCache(config=self._model.config)
         z, logits = self._read(ids, torch.ones_like(ids), torch.arange(ids.shape[1])[None], cache)
-        if self._cache is None:
-            self._cache = cache
-        else:
-            size = max(*self.lengths, ids.shape[1])
-            for mine, new in zip(_layers(self._cache), _layers(cache), strict=True):
-                for name in ("keys", "values"):
-                    both = (_padded(getattr(layer, name), size) for layer in (mine, new))
-                    setattr(mine, name, torch.cat(list(both)))
+        new: list[Any] = cache.layers
+        if any(type(layer) is not DynamicLayer for layer in new):
+            raise TypeError("the model keeps something else than keys and values of all tokens")
         self.lengths.append(ids.shape[1])
+        size = max(self.lengths)
+        if self._cache is None:
+            self._layers = [RoomyLayer() for _ in new]
+            self._cache = Cache(layers=[*self._layers])
+        for mine, theirs in zip(self._layers, new, strict=True):
+            rows = [mine, theirs] if mine.is_initialized else [theirs]
+            mine.hold(
+                torch.cat([_padded(layer.keys, size) for layer in rows]),
+                torch.cat([_padded(layer.values, size) for layer in rows]),
+            )
         return z[0], logits[0]
 
     def step(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
@@ -73,14 +115,13 @@ class Batch:
         if not rows:
             self._cache = None
             return
-        for layer in _layers(self._cache):
-            for name in ("keys", "values"):
-                kept = getattr(layer, name)[rows, :, -max(self.lengths) :]
-                setattr(layer, name, kept.contiguous())
+        last = slice(-max(self.lengths), None)
+        for layer in self._layers:
+            layer.hold(layer.keys[rows, :, last], layer.values[rows, :, last])
 
     @torch.no_grad()
     def _read(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache
     ) -> tuple[Tensor, Tensor]:
         """Return the states of all positions, and the logits of the last."""
         seen: list[Tensor] = []
@@ -105,10 +146,6 @@ class Batch:
 def _all_positions(model: PreTrainedModel) -> dict[str, int]:
     # Where a model hands on the last position alone, its output embedding would see no other.
     return {"logits_to_keep": 0} if "logits_to_keep" in signature(model.forward).parameters else {}
-
-
-def _layers(cache: DynamicCache | None) -> list[Any]:
-    return [] if cache is None else list(cache.layers)
 
 
 def _padded(states: Tensor, size: int) -> Tensor:
@@ -144,8 +181,6 @@ def writes_together(model: PreTrainedModel) -> bool:
     batch = Batch(model)
     try:
         batch.join(first[:, :-3])
-        if any(type(layer) is not DynamicLayer for layer in _layers(batch._cache)):
-            return False
         batch.step([int(first[0, -3])])
         batch.join(second[:, :-2])
         _, both = batch.step([int(first[0, -2]), int(second[0, -2])])
