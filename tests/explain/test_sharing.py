@@ -33,6 +33,11 @@ def moved(tiny_model, tmp_path_factory):
     about["base"]["name"] = str(directory.parent / "base")
     (directory / "prismlm.json").write_text(json.dumps(about))
     (directory / "attach.json").write_text(json.dumps({"corpus": str(directory)}))
+    (directory / "adapter").mkdir()
+    named = {"peft_type": "LORA", "base_model_name_or_path": str(directory / "base")}
+    (directory / "adapter" / "adapter_config.json").write_text(json.dumps(named))
+    (directory / "adapter" / "adapter_model.safetensors").write_bytes(b"weights")
+    (directory / "adapter" / "fine-tuning.json").write_text(str(directory))
     (directory / "corpora").mkdir()
     (directory / "corpora" / "tokens.bin").write_text("a text of one's own")
     (directory / "checkpoint-100").mkdir()
@@ -63,7 +68,12 @@ def test_what_is_pushed_explains_the_same_elsewhere_without_its_corpus(moved, tm
         assert server.private == {NAME}
         files = server.repositories[NAME][-1]
         assert not any(str(tmp_path.parents[1]).encode() in data for data in files.values())
-        assert not {"attach.json", "corpora/tokens.bin", "checkpoint-100/optimizer.pt"} & set(files)
+        kept_back = {"attach.json", "corpora/tokens.bin", "checkpoint-100/optimizer.pt"}
+        assert not kept_back & files.keys()
+        adapter = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
+        assert {name for name in files if name.startswith("adapter/")} == adapter
+        named = json.loads(files["adapter/adapter_config.json"])
+        assert named == {"peft_type": "LORA", "base_model_name_or_path": "base"}
         assert b"library_name: prismlm" in files["README.md"]
         told = [in_process(server, tmp_path / "a", "-c", EXPLAIN, NAME)]
         told.append(in_process(server, tmp_path / "b", "-c", EXPLAIN, NAME, sha(1)))

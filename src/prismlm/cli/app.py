@@ -21,6 +21,7 @@ from prismlm.cli import (
     eval,
     explain,
     explore,
+    export,
     generate,
     index,
     inspect,
@@ -143,7 +144,7 @@ app.command("map")(map.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
 for command in (explain.explain, explore.explore, serve.serve, audit.audit, sources.sources):
     app.command()(command)
-for command in (compare.compare, steer.steer, generate.generate, push.push):
+for command in (compare.compare, steer.steer, generate.generate, push.push, export.export):
     app.command()(command)
 app.add_typer(eval.app, name="eval")
 app.command("lm-eval", context_settings=PASSED_ON)(lm_eval)

@@ -18,7 +18,7 @@ from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.sidecar import META_FILE as MODEL_FILE
 from prismlm.models.uncertainty_table import UNCERTAINTY_FILE
 
-CARD = "README.md"
+CARD, ADAPTER_CONFIG = "README.md", "adapter/adapter_config.json"
 # The files that open a model, and what must go with it. Nothing else that lies in the directory is
 # uploaded: notes of a run hold paths, states of an optimizer or a user's own pages are private.
 UPLOADED = (
@@ -30,6 +30,7 @@ UPLOADED = (
     *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken"),
     *("chat_template.*", "additional_chat_templates/*.jinja"),
     *("LICENSE*", "LICENCE*", "NOTICE*", "ATTRIBUTION*"),
+    *(ADAPTER_CONFIG, "adapter/adapter_model.safetensors"),
 )
 # Licences whose text may be passed on, with attribution or the same licence where they ask for it.
 OPEN = re.compile(
@@ -122,8 +123,9 @@ def _files_of(lm: OpenedModel, lens: Lens | None, changed: Path) -> dict[str, Pa
         for path in sorted(lm.path.glob(pattern))
         if path.is_file()
     }
-    write_json(changed / MODEL_FILE, _without_paths(read_json(lm.path / MODEL_FILE)))
-    found[MODEL_FILE] = changed / MODEL_FILE
+    for name in found.keys() & {MODEL_FILE, ADAPTER_CONFIG} | {MODEL_FILE}:
+        found[name] = changed / Path(name).name
+        write_json(found[name], _without_paths(read_json(lm.path / name)))
     if lens is not None:
         folder = f"lens/{lens.name}"
         names = (*lens.meta.files, PROTOTYPES_FILE)

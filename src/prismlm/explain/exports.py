@@ -1,0 +1,184 @@
+"""A head and the cards of its lens, in the formats of SAELens and Neuronpedia."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from prismlm.corpus.pieces import pieces_of, token_alone
+from prismlm.errors import InputError
+from prismlm.files import atomic_directory, json_text, read_json
+from prismlm.lens.lens import Lens
+from prismlm.lens.opened_model import OpenedModel
+from prismlm.models.sidecar import META_FILE, weight_of
+from prismlm.ops.prototype_head.routing import unit_rows
+
+# As in Neuronpedia's own exports.
+FEATURES_IN_A_FILE = 1024
+# Neuronpedia's name of its own account, which its importer expects as creator.
+CREATOR = "clkht01d40000jv08hvalcvly"
+LOGITS, NEAREST = 10, 10
+PROTOTYPES_AT_ONCE = 64
+# What TransformerLens calls the state that enters the output embedding.
+HOOK = "ln_final.hook_normalized"
+
+
+def export_sae_lens(lm: OpenedModel, directory: Path | str) -> None:
+    """Write the head as a dictionary that SAELens loads, cfg.json and sae_weights.safetensors.
+
+    ``import prismlm.models.sae_lens`` registers its architecture for ``SAE.load_from_disk``. Its
+    features are the head's activations; with ``use_error_term`` the state passes unchanged.
+
+    Raises:
+        InputError: the directory is there already, or sae-lens is not installed.
+    """
+    try:
+        from prismlm.models.sae_lens import PrototypeSAE
+    except ImportError as error:
+        raise InputError(f"{error}: install it with pip install 'prismlm[sae-lens]'.") from error
+    dictionary = PrototypeSAE.of(lm.head, model_name=_base_of(lm), hook_name=HOOK)
+    with _new(directory) as out:
+        dictionary.save_model(out)
+
+
+def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
+    """Write the cards of the lens as Neuronpedia's exports are, for the importer of one's own.
+
+    ``DIRECTORY/MODEL/SOURCE/`` has model, release, source set and source, and a line for each
+    prototype, its names and the places in its card. A place has the activation of its own token;
+    those of the others are not kept, and are 0.
+
+    Raises:
+        InputError: the directory is there already, or the model has no lens.
+    """
+    lens = lm.lens_for("cards to export")
+    model, layers = _base_of(lm).split("/")[-1].lower(), lm.model.config.num_hidden_layers
+    source = f"{layers}-prismlm-{lens.num_prototypes}"
+    about = {"modelId": model, "layer": source}
+    with _new(directory) as out:
+        folder = out / model / source
+        folder.mkdir(parents=True)
+        for name, row in _frame(lm, model, source).items():
+            (folder / f"{name}.jsonl").write_text(json_text(row) + "\n", encoding="utf-8")
+        kinds = {
+            "features": _features(lm, lens),
+            "explanations": _explanations(lens),
+            "activations": _activations(lm, lens),
+        }
+        for kind, rows in kinds.items():
+            _write_batches(folder / kind, ({**about, **row} for row in rows))
+
+
+def _new(directory: Path | str) -> Any:
+    if Path(directory).exists():
+        raise InputError(f"{directory} is there already: name a directory that is not.")
+    return atomic_directory(directory)
+
+
+def _base_of(lm: OpenedModel) -> str:
+    return read_json(lm.path / META_FILE)["base"]["name"] or lm.path.resolve().name
+
+
+def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]]:
+    creator, name = {"creatorId": CREATOR}, source.split("-", 1)[1]
+    config = lm.model.config
+    described = "The prototypes that prismlm splits every logit of this model into."
+    return {
+        "model": creator
+        | {
+            **{"id": model, "displayName": _base_of(lm), "displayNameShort": model},
+            **{"layers": config.num_hidden_layers, "neuronsPerLayer": 0, "owner": ""},
+            "dimension": lm.head.width,
+        },
+        "release": creator | {"name": name, "description": described, "creatorName": "prismlm"},
+        "sourceset": creator
+        | {
+            **{"modelId": model, "name": name, "type": "Prototypes", "releaseName": name},
+            **{"description": described, "creatorName": "prismlm"},
+        },
+        "source": creator | {"id": source, "modelId": model, "setName": name},
+    }
+
+
+def _features(lm: OpenedModel, lens: Lens) -> Iterator[dict[str, Any]]:
+    bank, weight = lm.head.prototypes.detach().float(), weight_of(lm.model).detach().float()
+    unit, centred = unit_rows(bank), weight - weight.mean(0)
+    cards = lens.index.group_by("prototype").aggregate([("activation", "max")]).to_pylist()
+    largest = {one["prototype"]: one["activation_max"] for one in cards}
+    rows = lens.prototypes.to_pylist()
+    for start in range(0, len(bank), PROTOTYPES_AT_ONCE):
+        own = slice(start, start + PROTOTYPES_AT_ONCE)
+        raised = bank[own] @ centred.T
+        most, least = (values.topk(min(LOGITS, len(weight))) for values in (raised, -raised))
+        alike = (unit[own] @ unit.T).topk(min(NEAREST + 1, len(unit)))
+        for place, row in enumerate(rows[own]):
+            number = row["prototype"]
+            yield {
+                "index": str(number),
+                "creatorId": CREATOR,
+                "sourceSetName": f"prismlm-{len(bank)}",
+                "hookName": HOOK,
+                "maxActApprox": largest.get(number, 0.0),
+                "frac_nonzero": row["usage"],
+                "pos_str": _words(lm, most.indices[place]),
+                "pos_values": _rounded(most.values[place]),
+                "neg_str": _words(lm, least.indices[place]),
+                "neg_values": _rounded(-least.values[place]),
+                "topkCosSimIndices": alike.indices[place].tolist(),
+                "topkCosSimValues": _rounded(alike.values[place]),
+                "hasVector": True,
+                "vector": _rounded(bank[number]),
+            }
+
+
+def _words(lm: OpenedModel, tokens: Tensor) -> list[str]:
+    return [token_alone(lm.tokenizer, token) for token in tokens.tolist()]
+
+
+def _explanations(lens: Lens) -> Iterator[dict[str, Any]]:
+    for row in lens.prototypes.to_pylist():
+        if row["name"]:
+            said = f"{row['name']}: {row['description']}" if row["description"] else row["name"]
+            yield {
+                **{"id": f"prismlm-{row['prototype']}", "index": str(row["prototype"])},
+                **{"authorId": CREATOR, "description": said, "notes": row["label_source"]},
+                **{"umap_x": row["x"], "umap_y": row["y"]},
+            }
+
+
+def _activations(lm: OpenedModel, lens: Lens) -> Iterator[dict[str, Any]]:
+    texts = lm.tokenizer
+    for number, row in enumerate(lens.index.to_pylist()):
+        if row["token"] is None:
+            continue
+        before, after = (
+            [one.shown for one in pieces_of(texts, texts.encode(text, add_special_tokens=False))]
+            for text in (row["before"] or "", row["after"] or "")
+        )
+        values = [0.0] * (len(before) + 1 + len(after))
+        values[len(before)] = row["activation"]
+        yield {
+            **{"id": f"prismlm-{number}", "index": str(row["prototype"]), "creatorId": CREATOR},
+            **{"tokens": [*before, row["token"], *after], "values": values},
+            **{"maxValue": row["activation"], "minValue": 0.0, "maxValueTokenIndex": len(before)},
+            "dataSource": row["source"],
+        }
+
+
+def _rounded(values: Tensor) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.detach().tolist()]
+
+
+def _write_batches(directory: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows by prototype, those of ``FEATURES_IN_A_FILE`` in a file."""
+    directory.mkdir()
+    lines: dict[int, list[str]] = {}
+    for row in rows:
+        lines.setdefault(int(row["index"]) // FEATURES_IN_A_FILE, []).append(json_text(row))
+    for batch, own in lines.items():
+        text = "\n".join(own) + "\n"
+        (directory / f"batch-{batch}.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))

@@ -1,0 +1,79 @@
+"""Heads and cards for SAELens and Neuronpedia."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+import torch
+from sae_lens import SAE
+
+import prismlm
+from prismlm.errors import InputError
+from prismlm.explain.exports import export_neuronpedia, export_sae_lens
+from prismlm.models.sidecar import weight_of
+
+# Columns of the tables in apps/webapp/prisma/schema.prisma, which the importer inserts into.
+COLUMNS = {
+    "features": "modelId layer index sourceSetName creatorId maxActApprox hasVector vector "
+    "hookName topkCosSimIndices topkCosSimValues neg_str neg_values pos_str pos_values "
+    "frac_nonzero",
+    "explanations": "id modelId layer index description authorId notes umap_x umap_y",
+    "activations": "id tokens index layer modelId dataSource maxValue maxValueTokenIndex "
+    "minValue values creatorId",
+}
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+def rows_of(directory, kind):
+    (folder,) = directory.glob(f"*/*/{kind}")
+    files = sorted(folder.glob("batch-*.jsonl.gz"))
+    return [json.loads(line) for file in files for line in gzip.open(file, "rt")]
+
+
+def test_cards_are_neuronpedias_rows(lm, tmp_path):
+    out = tmp_path / "exports"
+    export_neuronpedia(lm, out)
+    for kind, columns in COLUMNS.items():
+        rows = rows_of(out, kind)
+        assert {key for row in rows for key in row} == set(columns.split()), kind
+    features = rows_of(out, "features")
+    assert [row["index"] for row in features] == [str(i) for i in range(lm.head.num_prototypes)]
+    weight = weight_of(lm.model)
+    raised = weight @ lm.head.prototypes[3]
+    raised -= raised.mean()
+    torch.testing.assert_close(
+        torch.tensor(features[3]["pos_values"]),
+        raised.topk(10).values.detach(),
+        rtol=1e-4,
+        atol=1e-6,
+    )
+    assert features[3]["topkCosSimIndices"][0] == 3
+    places = lm.lens.index.to_pylist()
+    activations = rows_of(out, "activations")
+    assert len(activations) == len(places)
+    for row, place in zip(activations[:20], places[:20], strict=True):
+        at = row["maxValueTokenIndex"]
+        assert row["tokens"][at] == place["token"]
+        assert row["values"][at] == place["activation"] == row["maxValue"] == sum(row["values"])
+        assert "".join(row["tokens"][:at]).endswith(place["before"][-20:])
+    for name in ("model", "release", "sourceset", "source"):
+        (file,) = out.glob(f"*/*/{name}.jsonl")
+        assert json.loads(file.read_text())["creatorId"]
+
+
+def test_the_head_is_a_dictionary_of_sae_lens(lm, tmp_path):
+    export_sae_lens(lm, tmp_path / "dictionary")
+    dictionary = SAE.load_from_disk(tmp_path / "dictionary")
+    states = torch.randn(5, lm.head.width)
+    torch.testing.assert_close(dictionary(states), lm.head(states).reconstruction)
+
+
+def test_nothing_is_replaced(lm, tmp_path):
+    with pytest.raises(InputError, match="there already"):
+        export_neuronpedia(lm, tmp_path)

@@ -1,0 +1,48 @@
+"""A head as a dictionary of SAELens: exact against the head."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sae_lens import SAE
+
+from prismlm.layers import PrototypeHead
+from prismlm.models.sae_lens import PrototypeSAE
+
+
+def a_head(weights):
+    head = PrototypeHead(12, 40, 5, scale=1.7, weights=weights)
+    head.reset_parameters(torch.Generator().manual_seed(0))
+    return head
+
+
+@pytest.mark.parametrize("weights", ["cosine", "fitted"])
+def test_features_and_reconstruction_are_the_heads_after_a_round_trip(weights, tmp_path):
+    head, z = a_head(weights), torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(1))
+    PrototypeSAE.of(head, model_name="gpt2", hook_name="ln_final.hook_normalized").save_model(
+        tmp_path
+    )
+    dictionary = SAE.load_from_disk(tmp_path)
+    features, output = dictionary.encode(z), head(z)
+    expected = torch.zeros(14, 40).scatter(
+        1, output.routing.indices, output.routing.activations.detach()
+    )
+    torch.testing.assert_close(features.flatten(0, 1), expected)
+    assert int((features > 0).sum(-1).max()) <= 5
+    torch.testing.assert_close(dictionary(z).flatten(0, 1), output.reconstruction)
+    assert dictionary.cfg.metadata.hook_name == "ln_final.hook_normalized"
+
+
+@pytest.mark.filterwarnings("ignore:Setting use_error_term:DeprecationWarning")
+def test_the_error_term_is_the_residual():
+    head, z = a_head("fitted"), torch.randn(6, 12)
+    dictionary = PrototypeSAE.of(head)
+    _, cache = dictionary.run_with_cache(z)
+    assert cache["hook_sae_acts_post"].shape == (6, 40)
+    dictionary.use_error_term = True
+    torch.testing.assert_close(dictionary(z), z)
+
+
+def test_what_would_change_the_activations_is_refused():
+    with pytest.raises(NotImplementedError):
+        PrototypeSAE.of(a_head("cosine")).fold_W_dec_norm()
