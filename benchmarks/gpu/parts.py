@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.prototype_head.route import STEPS
 from benchmarks.prototype_mixer.timing_forms import autocast
 from benchmarks.shared.turns import in_turns, milliseconds, ratios
 from prismlm.files import read_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
+from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_mixer import prefix_mean
 from prismlm.training.losses import divergence
 
@@ -116,11 +116,29 @@ def products(setting: Setting) -> Figures:
     return found
 
 
+def routed_step(z: Tensor, prototypes: Tensor, scale: Tensor, k: int) -> None:
+    """Run the losses and their backward pass through the chosen pairs."""
+    routing = ops.route(z, prototypes, k, scale)
+    rebuilt = ops.reconstruct(routing, prototypes)
+    loss = ops.prototype_pull(routing) + ops.point_pull(routing) + ops.residual(z, rebuilt)
+    loss.backward()
+
+
+def dense_step(z: Tensor, prototypes: Tensor, scale: Tensor, k: int) -> None:
+    """Run the same with all cosines in the graph."""
+    cosines = F.normalize(z) @ F.normalize(prototypes).T
+    top, indices = cosines.topk(k, dim=1)
+    weights = torch.relu(scale * top)
+    rebuilt = F.embedding_bag(indices, prototypes, per_sample_weights=weights, mode="sum")
+    loss = (z - rebuilt).square().mean() - cosines.amax(0).mean() - cosines.amax(1).mean()
+    loss.backward()
+
+
 def heads(setting: Setting) -> Figures:
     """Time a step of the head beside one with all cosines under autograd."""
     width, count = setting.size(768, 32), setting.size(16384, 256)
     few, many = setting.size(4096, 32), setting.size(16384, 64)
-    found: Figures = {}
+    steps, found = {"route": routed_step, "dense": dense_step}, Figures()
     for name, n, k, alike in (
         (f"{few} states, k 32", few, 32, False),
         (f"{few} states that are alike, k 16", few, 16, True),
@@ -130,7 +148,7 @@ def heads(setting: Setting) -> Figures:
         z = setting.drawn(n, width, alike=alike).requires_grad_()
         bank = setting.drawn(count, width, alike=alike).requires_grad_()
         scale = torch.ones((), device=setting.device, requires_grad=True)
-        forms = {step: partial(STEPS[step], z, bank, scale, k) for step in ("route", "dense")}
+        forms = {form: partial(step, z, bank, scale, k) for form, step in steps.items()}
         found[name] = setting.clock(forms)
     return found
 

@@ -64,7 +64,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
     sizes = [run for run in runs if run["kind"] == "size"]
     same = [run for run in methods["default-third"] if seed(run) == seed(sizes[0])]
     times = read("prototype_head/step-time-*.json")
-    route, route_cuda = read("route.json"), read("route_cuda.json")
     return {
         "methods": methods,
         "what": WHAT,
@@ -83,9 +82,6 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "mean": mean,
         "above": above,
         "sampled": sorted(sampled.items()),
-        "route": route,
-        "route_cuda": route_cuda,
-        "routed": _routed(route, route_cuda),
         "gpu": read("prototype_head_gpu/step-time-gpt2-small-16.json"),
         "gpu_prototypes": yaml.safe_load(RECIPE.read_text())["head"]["prototypes"],
     }
@@ -102,22 +98,6 @@ def mean(values: list[float], digits: int, unit: str = "") -> str:
         return f"{values[0]:.{digits}f}{unit}"
     half = float(stats.t.isf(0.025, len(values) - 1)) * stdev(values) / len(values) ** 0.5
     return f"{fmean(values):.{digits}f} ± {half:.{digits}f}{unit}"
-
-
-def _routed(cpu: Run, gpu: Run) -> list[list[str]]:
-    """Return a row for each shape and figure, with a column for each device and dtype."""
-    goals = {"forward": "≤ 2", "step": "≥ 3", "memory": "≥ 8"}
-    columns = ((cpu, "float32"), (cpu, "bfloat16"), (gpu, "float32"), (gpu, "bfloat16"))
-    found: dict[tuple[str, str], list[str]] = {}
-    for at, (result, dtype) in enumerate(columns):
-        for one in result["results"]:
-            if one.get("dtype", "float32") != dtype or (result is cpu and one.get("threads") == 2):
-                continue
-            ratio = one["ratios"]["product" if one["what"] == "forward" else "dense"]
-            shape = ", ".join(f"{size:,}" for size in one["shape"].values())
-            cells = found.setdefault((shape, one["what"]), ["–"] * len(columns))
-            cells[at] = f"{ratio['median'] if isinstance(ratio, dict) else ratio:.2f} ×"
-    return [[shape, what, goals[what], *cells] for (shape, what), cells in found.items()]
 
 
 def seed(run: Run) -> int:

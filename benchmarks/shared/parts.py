@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.prototype_head.route import machine
-from benchmarks.shared.environment import environment
+from benchmarks.shared.environment import environment, machine
 from benchmarks.shared.options import script_options
 from prismlm.allocator import keep_freed_memory
 from prismlm.files import read_json, write_json

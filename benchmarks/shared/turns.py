@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.prototype_head.route import resident
 from prismlm.statistics import interval_of
 
 SHARE_OF_MEMORY = 0.7
@@ -34,6 +33,12 @@ class Turns(NamedTuple):
     processor: dict[str, list[float]]
     first: dict[str, Cost]
     failed: dict[str, str]
+
+
+def resident(key: str) -> int:
+    """Return a KiB figure of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 def in_turns(forms: Mapping[str, Callable[[], object]], rounds: int, device: str) -> Turns:
