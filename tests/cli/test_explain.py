@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import prismlm
 from prismlm.cli.trace import place_text
 from prismlm.explain.shares import worth_showing
-from prismlm.lens.around import Around
+from prismlm.lens.text import Around
 from tests.helpers import forked
 from tests.helpers.lens_meta import change_meta
 

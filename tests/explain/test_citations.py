@@ -4,7 +4,7 @@ import pytest
 
 import prismlm
 from prismlm.explain.citations import citations
-from prismlm.lens.around import sentences
+from prismlm.lens.text import sentences
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from prismlm.lens import scan as module
-from prismlm.lens.layout import MASS_FILE, summed_share, write_table
+from prismlm.lens.convergence import summed_share
+from prismlm.lens.layout import MASS_FILE, write_table
 from prismlm.lens.scan import OTHER, count_uses, groups_of, mass_table, own_rows, scan_windows
 from prismlm.lens.states import probabilities
 from prismlm.ops.prototype_head import Nearest, naive

@@ -7,7 +7,7 @@ import torch
 import prismlm
 from prismlm.lens import neighbours
 from prismlm.lens.support import (
-    FEWEST_DOCUMENTS,
+    MIN_DOCUMENTS,
     SupportScale,
     leave_one_out,
     measure_support,
@@ -70,7 +70,7 @@ def test_the_scale_is_made_of_the_other_split_where_there_is_one(lm):
     corpus = lm.lens.corpus
     held_out = corpus.split("heldout")
     unseen = unseen_documents(corpus, "train")
-    expected = held_out if len(held_out) >= FEWEST_DOCUMENTS else corpus.split("train")
+    expected = held_out if len(held_out) >= MIN_DOCUMENTS else corpus.split("train")
     assert unseen.tolist() == expected.tolist()
     assert unseen_documents(corpus, "all").tolist() == list(range(len(corpus)))
     assert unseen_documents(corpus, "heldout").tolist() == corpus.split("train").tolist()

@@ -8,7 +8,7 @@ import prismlm
 from prismlm.corpus import Document
 from prismlm.explain.audit import Audit
 from prismlm.explain.texts import text_options
-from prismlm.lens.around import Around
+from prismlm.lens.text import Around
 from prismlm.pages.audit import audit_page, told_apart
 
 TURN = "\u202e"

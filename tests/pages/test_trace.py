@@ -12,7 +12,7 @@ import pytest
 
 import prismlm
 from prismlm.explain.shares import worth_showing
-from prismlm.lens.around import Around
+from prismlm.lens.text import Around
 from prismlm.pages.trace import fragment, page
 from prismlm.pages.trace_data import visible
 from tests.helpers.feedback_families import attach_drawn

@@ -122,7 +122,7 @@ def _print_answer(answer: Answer) -> None:
     from prismlm.cli.trace import print_place
     from prismlm.explain.summary import percent
     from prismlm.explain.support import Level, sentence
-    from prismlm.lens.around import Around
+    from prismlm.lens.text import Around
 
     say(f"\n{answer.prompt}", style="dim")
     say(answer.words.strip(), style="bold")

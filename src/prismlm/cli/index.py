@@ -158,7 +158,7 @@ def _run(
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus.tokenizer import tokenizer_fingerprint
     from prismlm.lens.build import build_index, check_index, trained_on
-    from prismlm.lens.layout import lens_summary
+    from prismlm.lens.convergence import lens_summary
     from prismlm.progress import SILENT
 
     reporter = ConsoleReporter() if is_first_process() else SILENT

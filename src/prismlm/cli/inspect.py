@@ -217,7 +217,7 @@ def prototypes(
 
 def _print_card(card: Row) -> None:
     from prismlm.cli.trace import print_place
-    from prismlm.lens.around import Around
+    from prismlm.lens.text import Around
 
     output.say(f"#{card['id']} {card['name']}", style="bold")
     output.print_facts({name: card[name] for name in CARD if card[name]})
@@ -717,9 +717,8 @@ def index(
     from prismlm.models.sidecar import verify_weights
 
     _, opened = opt.load_with_lens(model, lens)
-    inspected = inspect_lens(opened)
     verified = {"weights_verified": verify_weights(model)} if verify else {}
-    value = {"model": str(model), "lens": str(opened.path), **verified, **inspected.to_dict()}
+    value = {"model": str(model), "lens": str(opened.path), **verified, **inspect_lens(opened)}
     if as_json:
         output.print_json(value)
         return

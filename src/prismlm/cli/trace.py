@@ -26,8 +26,8 @@ from prismlm.explain.steps import Step
 from prismlm.explain.summary import LEAST_SAID, doubts
 from prismlm.explain.trace import Trace
 from prismlm.explain.verbatim import Quote
-from prismlm.lens.around import Around, joined
 from prismlm.lens.lens import Lens
+from prismlm.lens.text import Around, joined
 from prismlm.lens.where import UNKNOWN, Where
 from prismlm.pages.colours import colour
 from prismlm.pages.trace import CAVEAT

@@ -46,7 +46,7 @@ from prismlm.models.seam import capture
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
     from prismlm.lens.opened_model import OpenedModel
-    from prismlm.lens.own_text import OwnText
+    from prismlm.lens.text import OwnText
 
 # Positions looked at in all, shared evenly between predictions and their cells.
 LOOKED_AT = 2**20

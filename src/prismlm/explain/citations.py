@@ -16,7 +16,7 @@ import numpy as np
 
 from prismlm.explain.support import LEAST_TOLD, STRONG, carried_shares
 from prismlm.explain.trace import Trace
-from prismlm.lens.around import sentences
+from prismlm.lens.text import sentences
 
 
 @dataclass(frozen=True)

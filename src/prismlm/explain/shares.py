@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prismlm.explain.rows import frame, table
-from prismlm.lens.around import Around
+from prismlm.lens.text import Around
 from prismlm.lens.where import Conditions
 
 if TYPE_CHECKING:

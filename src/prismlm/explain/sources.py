@@ -14,8 +14,8 @@ from prismlm.errors import InputError, suggest
 from prismlm.explain.audit import OPENING, audit_identity
 from prismlm.explain.audit_files import read_audit
 from prismlm.explain.texts import TextOptions, read_texts
-from prismlm.lens.around import Around
 from prismlm.lens.lens import Lens
+from prismlm.lens.text import Around
 
 if TYPE_CHECKING:
     from prismlm.corpus.documents import Document

@@ -13,6 +13,7 @@ Asking one:
     lens         Lens.open: tables, names, categories, cells, support, suffixes, sentences
     cells        Cells: ranges of a cell and next token, records of positions, documents, rates
     neighbours   the positions of chosen cells with a chosen next token, and how near they are
+    text         sentences, and documents decoded from the lens's own tokens
     where        filters by source, domain and licence
     convergence  what a lens says of itself
     layout       names of files, meta.json, find_lens

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, InputError, suggest
 from prismlm.lens import layout
 from prismlm.lens.codes import Codes, open_codes
-from prismlm.lens.where import Conditions, Keys, rows_matching
+from prismlm.lens.where import Conditions, Keys
 
 ROWS_AT_ONCE = 2**20
 # Positions and tokens are kept in as few bytes as the last of them needs.
@@ -67,7 +67,6 @@ class Cells:
     Attributes:
         meta: how they were written.
         codes: of the hidden states of records.
-        documents: one row per document that was read, in the order of the corpus.
     """
 
     def __init__(
@@ -78,9 +77,8 @@ class Cells:
     ) -> None:
         self._directory, self._check_files = directory, check
         self.path = directory / layout.CELLS_FILE
-        # Lenses of before noted checksums here.
-        known = {name: value for name, value in meta.items() if name != "checksums"}
-        self.meta = CellsMeta(**known)
+        # Older lenses noted checksums here.
+        self.meta = CellsMeta(**{key: v for key, v in meta.items() if key != "checksums"})
         if self.meta.codes != "int8":
             check([layout.CELL_CENTRES_FILE])
         self.codes = open_codes(directory, self.meta.codes, self.meta.width)
@@ -104,8 +102,8 @@ class Cells:
 
     def ranges(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the first row of each pair of cell and next token, and the one after: [n] each."""
-        wanted = cells.astype(np.int64) * self.meta.vocabulary + tokens
-        return self._first_row(wanted), self._first_row(wanted + 1)
+        key = cells.astype(np.int64) * self.meta.vocabulary + tokens
+        return self._first_row(key), self._first_row(key + 1)
 
     def beside(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where a cell's rows of other next tokens start and stop, before and after: [n, 2].
@@ -118,13 +116,13 @@ class Cells:
         rows = self._first_row(np.stack(edges, axis=1))
         return rows[:, ::2], rows[:, 1::2]
 
-    def _first_row(self, wanted: np.ndarray) -> np.ndarray:
-        """Return where the positions of keys start, or of the next keys that there are."""
+    def _first_row(self, key: np.ndarray) -> np.ndarray:
+        """Return where the rows of keys start, or of the next keys that there are."""
         keys, starts = self.keys_and_starts
-        place = np.searchsorted(keys, wanted)
-        rows = np.full(place.shape, self.meta.rows)
-        inside = place < len(starts)
-        rows[inside] = starts[place[inside]]
+        at = np.searchsorted(keys, key)
+        rows = np.full(at.shape, self.meta.rows)
+        inside = at < len(starts)
+        rows[inside] = starts[at[inside]]
         return rows
 
     def records(self, rows: np.ndarray) -> np.ndarray:
@@ -147,11 +145,11 @@ class Cells:
         Of cells that keep every position. All records are looked at for the first. ``end`` is the
         token that ends a document, which has no record.
         """
-        first = int(self._place(np.array([start]))[0])
+        first = int(self._offset(np.array([start]))[0])
         found = self._tokens[first : first + length].astype(np.int64)
         return np.where(found < 0, end, found)
 
-    def _place(self, positions: np.ndarray) -> np.ndarray:
+    def _offset(self, positions: np.ndarray) -> np.ndarray:
         """Return where positions lie if one document follows the other, int64 [n]."""
         lengths = self.documents["length"].to_numpy()
         document = self.document_of(positions)
@@ -162,12 +160,12 @@ class Cells:
         """The tokens of all documents in order, −1 for their ends: int32 [Σ lengths]."""
         found = np.full(int(self.documents["length"].to_numpy().sum()), -1, dtype=np.int32)
         for begin, positions in self._all_positions():
-            found[self._place(positions)] = self._records["read"][begin : begin + len(positions)]
+            found[self._offset(positions)] = self._records["read"][begin : begin + len(positions)]
         return found
 
     @cached_property
     def documents(self) -> pa.Table:
-        """``cell-documents.parquet``."""
+        """``cell-documents.parquet``: one row per document that was read, in corpus order."""
         return self._read_documents().combine_chunks()
 
     def _read_documents(self, columns: list[str] | None = None) -> pa.Table:
@@ -203,20 +201,30 @@ class Cells:
         return self._columns[column]
 
     def matching(self, conditions: Conditions) -> np.ndarray:
-        """Return which documents match a filter: bool [documents]; see :func:`rows_matching`."""
-        return rows_matching(conditions, self.keys, self.keys)
+        """Return which documents match a filter that is not empty: bool [documents]."""
+        found: list[np.ndarray] = []
+        for column, values in conditions:
+            names, codes = self.keys(column)
+            for value in values:
+                if value not in names:
+                    listed = ", ".join(sorted(names)[:8]) + (" …" if len(names) > 8 else "")
+                    raise InputError(
+                        f"no text of this lens has {column}={value}.{suggest(value, names)} "
+                        f"Known are: {listed}."
+                    )
+            found.append(np.isin(codes, [names.index(value) for value in values]))
+        return np.logical_and.reduce(found)
 
     @cached_property
-    def _held(self) -> np.ndarray:
-        """How many positions each range has, int64 [ranges]."""
+    def _range_sizes(self) -> np.ndarray:
         return np.diff(np.append(self.keys_and_starts[1], self.meta.rows))
 
     @cached_property
     def token_rates(self) -> np.ndarray:
         """The share of each token in what comes next at all positions, float64 [V]."""
-        vocabulary = self.meta.vocabulary
-        tokens = self.keys_and_starts[0] % vocabulary
-        return np.bincount(tokens, self._held, minlength=vocabulary) / max(1, len(self))
+        tokens = self.keys_and_starts[0] % self.meta.vocabulary
+        counts = np.bincount(tokens, self._range_sizes, minlength=self.meta.vocabulary)
+        return counts / max(1, len(self))
 
     @cached_property
     def document_rates(self) -> np.ndarray:
@@ -233,7 +241,7 @@ class Cells:
     def sizes(self, cells: int) -> np.ndarray:
         """Return how many positions each of K cells holds, int64 [K]."""
         owners = self.keys_and_starts[0] // self.meta.vocabulary
-        return np.bincount(owners, self._held, minlength=cells).astype(np.int64)
+        return np.bincount(owners, self._range_sizes, minlength=cells).astype(np.int64)
 
     def cells_of(self, document: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
         """Return how many positions of a document each cell holds, and how many it has at all.

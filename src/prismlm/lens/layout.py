@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import prismlm
@@ -139,14 +138,13 @@ def trained_on_words(trained_on: TrainedOn, split: str) -> str:
 
 
 def prototypes_fingerprint(head: PrototypeHead) -> str:
-    """Fingerprint all that a lens depends on: the bank, k, τ, and fitted weights."""
+    """Fingerprint all that a lens depends on of a head: the bank, k, τ, and fitted weights."""
     parts = [
         fingerprints.of_tensor(head.prototypes.detach().float()),
         head.prototypes_per_token,
         round(float(head.scale.detach()), 6),
     ]
-    # Lenses of heads with cosine weights were written before there were others, and those that say
-    # "fitted" count as uses the nearest prototypes, not those that the head chose.
+    # Heads with cosine weights had lenses before there were others.
     return fingerprints.of_json(parts if head.weights == "cosine" else [*parts, "pursued"])
 
 
@@ -288,40 +286,12 @@ def write_table(table: pa.Table, path: Path, **options: Any) -> None:
     pq.write_table(table, path, compression="zstd", write_page_checksum=True, **options)
 
 
-def lens_summary(directory: Path) -> dict[str, int | float]:
-    """Return how much a lens holds: tokens and documents read, positions kept, and prototypes.
-
-    ``with_contexts`` prototypes have at least one kept place, ``in_use`` were routed at least once.
-    ``summed_share`` of all uses are of sources that have no rows of their own in ``mass.parquet``,
-    because there were more than 2,048 combinations of source, domain and licence.
-    """
-    meta = read_meta(directory)
-    usage = read_table(directory / PROTOTYPES_FILE, PROTOTYPES_SCHEMA, ["usage"])["usage"]
-    kept = read_table(directory / INDEX_FILE, INDEX_SCHEMA, ["prototype"])["prototype"]
-    return {
-        "tokens": meta.tokens,
-        "documents": meta.documents,
-        "positions": int(meta.cells["rows"]),
-        "prototypes": len(usage),
-        "with_contexts": len(kept.unique()),
-        "in_use": int((usage.to_numpy() > 0).sum()),
-        "summed_share": summed_share(directory),
-    }
-
-
-def summed_share(directory: Path) -> float:
-    """Return which share of all uses is of sources without rows of their own, in [0, 1]."""
-    mass = read_table(directory / MASS_FILE, MASS_SCHEMA, ["source", "tokens"])
-    summed = mass.filter(pc.field("source") == OTHER)["tokens"].to_numpy().sum()
-    return float(summed / max(1, mass["tokens"].to_numpy().sum()))
-
-
 def check_fresh(
     meta: LensMeta, directory: Path, head: PrototypeHead, tokenizer: str | None = None
 ) -> None:
     """Raise StaleLensError if a lens was built for another head, or tokenizer if one is given."""
     now = {"prototypes": prototypes_fingerprint(head), "tokenizer": tokenizer}
-    stale = [what for what, one in now.items() if one not in (None, getattr(meta, what))]
+    stale = [what for what, value in now.items() if value not in (None, getattr(meta, what))]
     if stale:
         raise StaleLensError(
             f"the lens {directory} was built for another model: the {' and the '.join(stale)} "

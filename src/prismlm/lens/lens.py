@@ -1,11 +1,11 @@
-"""A lens opened for reading: contexts, mass and names of every prototype."""
+"""A lens opened for reading: contexts, cells, mass, names and text of every prototype."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from prismlm.errors import FormatError, InputError, StaleLensError, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout, suffixes
-from prismlm.lens.around import Around, joined, sentence_around
 from prismlm.lens.cells import Cells
-from prismlm.lens.own_text import OwnText
 from prismlm.lens.probe import PROBE_FILE, Probe
 from prismlm.lens.suffixes import Suffixes
 from prismlm.lens.support import SupportScale
-from prismlm.lens.where import Conditions, Keys, rows_matching
+from prismlm.lens.text import Around, OwnText, joined, sentence_around
+from prismlm.lens.where import Keys
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,20 +36,17 @@ DOCUMENTS_KEPT = 64
 MIN_PLACES = 10
 
 
-def identity_of(path: Path) -> tuple[int, ...] | None:
+def _identity(path: Path) -> tuple[int, ...] | None:
     """Return what changes when a file is replaced or rewritten; None where there is none."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 class read_once(cached_property[T]):
-    """A property of a lens that is read when it is first needed.
-
-    Each time it is asked for, the lens is still the one that was opened, or an error is raised.
-    """
+    """A property that is read when it is first needed, of a lens checked at every access."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:  # pyright: ignore
         if instance is not None:
@@ -74,7 +70,7 @@ class Lens:
 
     def __init__(self, path: Path, meta: layout.LensMeta, head: PrototypeHead) -> None:
         self.path, self.meta, self.head = path, meta, head
-        self._seen = identity_of(path / layout.META_FILE)
+        self._seen = _identity(path / layout.META_FILE)
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
@@ -92,13 +88,11 @@ class Lens:
     ) -> Lens:
         """Open a lens that was built for this model and head, and tokenizer if one is given.
 
-        The model reads the probe again, 240 tokens and one window: see
-        :class:`~prismlm.lens.probe.Probe`.
+        The model reads the probe again: see :class:`~prismlm.lens.probe.Probe`.
 
         Args:
             path: the lens directory.
-            model: the model that is to be read with it.
-            head: its head.
+            model, head: that are to be read with it.
             tokenizer: the fingerprint of its tokenizer; None leaves that unchecked.
             decoder: whether the model can read; otherwise its output layer alone is compared.
 
@@ -107,7 +101,7 @@ class Lens:
             StaleLensError: built for another model, head or tokenizer.
         """
         directory = Path(path)
-        seen = identity_of(directory / layout.META_FILE)
+        seen = _identity(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, head, tokenizer)
         lens = cls(directory, meta, head)
@@ -131,12 +125,10 @@ class Lens:
     def check_unchanged(self) -> None:
         """Check that the files are still those that were opened; forget names if they are not.
 
-        It is asked before all that is read of the lens, by one look at ``meta.json``.
-
         Raises:
             StaleLensError: the lens was rebuilt or removed since it was opened.
         """
-        seen = identity_of(self.path / layout.META_FILE)
+        seen = _identity(self.path / layout.META_FILE)
         if seen == self._seen:
             return
         with suppress(FormatError):
@@ -207,7 +199,7 @@ class Lens:
 
     @read_once
     def leading(self) -> np.ndarray:
-        """The prototypes in the order of how much text is theirs, int64 [K].
+        """The prototypes by how much text is theirs, int64 [K].
 
         The nearest one at most positions comes first. With fitted weights those used at most
         positions correct many others by a little and may be near to no text at all.
@@ -241,7 +233,7 @@ class Lens:
         from prismlm.corpus.layout import META_FILE
         from prismlm.corpus.store import Corpus
 
-        seen = identity_of(self.corpus_path / META_FILE)
+        seen = _identity(self.corpus_path / META_FILE)
         if self._corpus[0] != seen:
             self.__dict__.pop("_text", None)
             corpus = None
@@ -334,11 +326,6 @@ class Lens:
         check_whole("the prototype", prototype, most=self.num_prototypes - 1)
         return slice(int(self.first_rows[prototype]), int(self.first_rows[prototype + 1]))
 
-    def place(self, row: int) -> dict[str, Any]:
-        """Return what the index says of the place in one of its rows."""
-        figures = ["prototype", "rank", "cosine", "activation", "routed"]
-        return self.index.slice(row, 1).drop_columns(figures).to_pylist()[0]
-
     @property
     def documents(self) -> Keys:
         """The distinct documents of the index, and the document number of every row."""
@@ -358,7 +345,3 @@ class Lens:
         Where documents have no domains, or all the same, their sources stand for them.
         """
         return "domain" if len(self.keys("mass", "domain").names) > 1 else "source"
-
-    def matching(self, table: Literal["index", "mass"], conditions: Conditions) -> np.ndarray:
-        """Return which rows of the index or the mass match a filter: bool [rows]."""
-        return rows_matching(conditions, partial(self.keys, table), partial(self.keys, "mass"))

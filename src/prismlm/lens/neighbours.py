@@ -51,17 +51,11 @@ def neighbours(
         cell, token: the pairs, int64 [p].
         states: unit vectors, float32 [Q, d].
     """
-    first, last = cells.ranges(cell, token)
-    return compared(cells, query, first, last, states, MOST_OF_A_RANGE)
+    return compared(cells, query, *cells.ranges(cell, token), states, MOST_OF_A_RANGE)
 
 
 def compared(
-    cells: Cells,
-    query: np.ndarray,
-    first: np.ndarray,
-    last: np.ndarray,
-    states: Tensor,
-    most: int,
+    cells: Cells, query: np.ndarray, first: np.ndarray, last: np.ndarray, states: Tensor, most: int
 ) -> Neighbours:
     """Return the positions of ranges of rows, from ``first`` up to, without, ``last``, int64 [p].
 
@@ -72,8 +66,7 @@ def compared(
     pair, offset = each_of(kept)
     step = sizes / np.maximum(kept, 1)
     stretch, within = np.divmod(offset, STRETCH)
-    begin = (stretch * (STRETCH * step[pair])).astype(np.int64)
-    rows = first[pair] + begin + within
+    rows = first[pair] + (stretch * (STRETCH * step[pair])).astype(np.int64) + within
     place, read = np.empty((2, len(rows)), dtype=np.int64)
     cosine = np.empty(len(rows), dtype=np.float32)
     probability = np.empty(len(rows), dtype=np.float16)

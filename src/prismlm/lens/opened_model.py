@@ -41,15 +41,15 @@ LONGEST_TEXT = 16_000_000
 # Logits over a smaller temperature leave the range of float32.
 COLDEST = 1e-6
 # Settings of a model's generation_config.json that every call decides itself, name tokens, or
-# change no token; and those that act where tokens are drawn.
+# change no token; those that act where tokens are drawn; and values that do nothing, beside None,
+# False and 0.
 DECIDED = {
     "max_length", "max_new_tokens", "do_sample", "temperature", "bos_token_id", "eos_token_id",
     "pad_token_id", "decoder_start_token_id", "use_cache", "output_attentions", "output_logits",
     "output_hidden_states", "output_scores", "return_dict_in_generate",
 }  # fmt: skip
 OF_SAMPLING = {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
-# Values with which a setting does nothing, beside None, False and 0.
-NEUTRAL = {
+NEUTRAL: dict[str, Any] = {
     "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "length_penalty": 1,
     "encoder_repetition_penalty": 1, "top_p": 1, "typical_p": 1,
 }  # fmt: skip
@@ -76,7 +76,6 @@ class OpenedModel:
     lens: Lens | None
 
     def __repr__(self) -> str:
-        """Say in three lines which model, head and lens these are."""
         parameters = sum(parameter.numel() for parameter in self.model.parameters())
         head, lens = self.head, "none"
         if self.lens is not None:
@@ -108,7 +107,7 @@ class OpenedModel:
         return max(map(len, self.tokenizer.get_vocab()))
 
     def check_length(self, text: str, most: int | None = None, reader: str = "") -> None:
-        """Check that a text can have few enough tokens, in no time: tokenising may take minutes."""
+        """Check in no time that a text can have few enough tokens: tokenising may take minutes."""
         reads = self.context_length if most is None else most
         bound = LONGEST_TEXT if reads is None else min(LONGEST_TEXT, reads * self._longest_token)
         if len(text) > bound:
@@ -140,19 +139,17 @@ class OpenedModel:
         prompt = self.encode(text, tokens)
         said = ""
 
-        def tell(ids: Tensor) -> bool:
+        def tell(ids: Tensor, *, last: bool = False) -> bool:
             nonlocal said
             words = self.words(ids[0, prompt.shape[1] :])
-            if on_text is not None and words.startswith(said) and not words.endswith(BROKEN):
-                on_text(words[len(said) :])
+            if last or (words.startswith(said) and not words.endswith(BROKEN)):
+                if on_text is not None:
+                    on_text(words[len(said) :])
                 said = words
             return False
 
-        ids = self.write(prompt, tokens, temperature, seed, enough=on_text and tell)
-        written = self.words(ids[0, prompt.shape[1] :])
-        if on_text is not None:
-            on_text(written[len(said) :])
-        return text + written if isinstance(text, str) else written
+        tell(self.write(prompt, tokens, temperature, seed, enough=on_text and tell), last=True)
+        return text + said if isinstance(text, str) else said
 
     def words(self, ids: Tensor | Sequence[int]) -> str:
         """Return tokens [T] as text, special ones left out."""
@@ -162,9 +159,7 @@ class OpenedModel:
     def as_text(self, text: str | Messages, room: int = 0) -> str:
         """Return a text as it is, and messages as the model's chat template writes them.
 
-        Args:
-            text: a text, or messages, each with ``role`` and ``content``.
-            room: how many tokens are to be written after it.
+        ``room`` is how many tokens are to be written after it.
         """
         if is_messages(text):
             return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)

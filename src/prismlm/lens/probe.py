@@ -70,8 +70,7 @@ class Probe:
             length = min(1 + (SHORT if row else window), int(corpus.lengths[document]))
             tokens = corpus.read_tokens(int(corpus.starts[document]), length)
             rows.append(torch.from_numpy(tokens.astype(np.int64)))
-        states, logits = _read(model, rows)
-        return cls(rows, _kind(states.dtype), states.float().cpu(), logits.float().cpu())
+        return cls(rows, *_read(model, rows))
 
     def save(self, directory: Path) -> None:
         """Write ``probe.safetensors``."""
@@ -89,9 +88,9 @@ class Probe:
         path = directory / PROBE_FILE
         try:
             with safe_open(str(path), framework="pt") as file:
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                rows = list(found["tokens"].split(found["lengths"].tolist()))
-                return cls(rows, file.metadata()["kind"], found["states"], found["logits"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                rows = list(tensors["tokens"].split(tensors["lengths"].tolist()))
+                return cls(rows, file.metadata()["kind"], tensors["states"], tensors["logits"])
         except (SafetensorError, OSError, KeyError, TypeError, RuntimeError) as error:
             raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
 
@@ -102,13 +101,13 @@ class Probe:
             StaleLensError: rounding does not explain the difference, or the model cannot read this.
         """
         self._check_shape(model, directory, max(int(row.max()) for row in self.rows))
-        found, kind = self.differences(model)
-        median, most = found.median().item(), found.max().item()
+        off, kind = self.differences(model)
+        median, most = off.median().item(), off.max().item()
         allowed = tuple(map(max, _bounds(self.kind), _bounds(kind)))
         if not (median <= allowed[0] and most <= allowed[1]):
             raise _stale(
                 directory,
-                f"of {len(found)} positions read again with the model, the states and logits "
+                f"of {len(off)} positions read again with the model, the states and logits "
                 f"differ from those of the lens by {median:.2g} (median) and up to {most:.2g} of "
                 f"their size, where rounding explains {allowed[0]:g} and {allowed[1]:g}. Weights, "
                 "configuration, adapters or quantisation have changed",
@@ -147,10 +146,9 @@ class Probe:
         The larger of ‖z − z′‖ / ‖z‖ and |l − l′| / max |l|, z and l from the lens, z′ and l′ from
         the model, the maximum over all positions.
         """
-        states, logits = _read(model, self.rows)
-        moved = (states.float().cpu() - self.states).norm(dim=1)
-        moved /= self.states.norm(dim=1).clamp_min(TINY)
-        return torch.maximum(moved, self._off(logits.float().cpu())), _kind(states.dtype)
+        kind, states, logits = _read(model, self.rows)
+        moved = (states - self.states).norm(dim=1) / self.states.norm(dim=1).clamp_min(TINY)
+        return torch.maximum(moved, self._off(logits)), kind
 
     def _off(self, logits: Tensor) -> Tensor:
         """Return |l − l′| / max |l| at each position."""
@@ -180,15 +178,15 @@ def _positions(length: int) -> Tensor:
     return torch.tensor(sorted(parts)) - 1
 
 
-def _read(model: nn.Module, rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return z [n, d] and the logit of the next token [n] at the positions of all rows.
+def _read(model: nn.Module, rows: list[Tensor]) -> tuple[str, Tensor, Tensor]:
+    """Return the type, z [n, d] and the next token's logit [n] at the positions of all rows.
 
     The first row is read by itself, the others in one pass, padded as an index pads windows.
     """
     with evaluating(model):
         found = [_pass(model, part) for part in (rows[:1], rows[1:]) if part]
-    states, logits = zip(*found, strict=True)
-    return torch.cat(states), torch.cat(logits)
+    states, logits = (torch.cat(column) for column in zip(*found, strict=True))
+    return _kind(states.dtype), states.float().cpu(), logits.float()
 
 
 def _pass(model: Any, rows: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from prismlm.lens.opened_model import OpenedModel
 
 TILE = 256
-# How often a corpus has the tokens that a prototype is told by; the others are hardly ever read.
+# The least count in a corpus of the tokens listed; rarer ones are hardly ever read.
 SEEN = 5
 TOKENS_AT_ONCE = 2**20
 # Tokens looked at for each one wanted: a word may be there with a space, a capital.
 WAYS = 4
 LISTED = 10
 # Tokens that stand for a group of prototypes.
-TELLING = 128
+MAX_OF_GROUP = 128
 MOST_WORDS = 3
 LINE, BLANK = "↵", "␣"
 
 
 class Signatures(NamedTuple):
-    """The tokens that tell every prototype from the others.
+    """The tokens that distinguish every prototype from the others.
 
     Attributes:
         ids: of the tokens, the most telling first, int64 [K, count].
@@ -92,9 +92,9 @@ def tokens_of_group(lm: OpenedModel, prototypes: Sequence[int]) -> list[int]:
         n_G(v) ln(n_G(v) K / n(v) |G|)
 
     with n the number of cards that list v, of all and of the group; of those that the group's cards
-    list more often than all do at most ``TELLING``, and half the width: what moves as many tokens
-    as there are dimensions moves all others too. Without a lens there are no other cards, and those
-    listed most are returned.
+    list more often than all do at most 128, and half the width: what moves as many tokens as there
+    are dimensions moves all others too. Without a lens there are no other cards, and those listed
+    most are returned.
     """
     ids = [one for own in signature_ids(lm, prototypes) for one in own]
     own = Counter(ids)
@@ -105,16 +105,16 @@ def tokens_of_group(lm: OpenedModel, prototypes: Sequence[int]) -> list[int]:
         texts = {v: token_alone(lm.tokenizer, v) for v in own}
         gains = {v: n * math.log(n / expected / everywhere[texts[v]]) for v, n in own.items()}
         own = Counter({v: gain for v, gain in gains.items() if gain > 0}) or own
-    most = min(TELLING, max(1, lm.head.width // 2))
+    most = min(MAX_OF_GROUP, max(1, lm.head.width // 2))
     return [v for v, _ in own.most_common(most)]
 
 
 @lru_cache(maxsize=1)
 def _by_text(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    ids: dict[str, list[int]] = {}
     for token in range(vocabulary):
-        found.setdefault(token_alone(tokenizer, token), []).append(token)
-    return found
+        ids.setdefault(token_alone(tokenizer, token), []).append(token)
+    return ids
 
 
 @torch.no_grad()
@@ -182,8 +182,7 @@ def _different(
     words: dict[str, tuple[int, float]] = {}
     for token, value in pairs:
         word = texts[token].strip().lower() or texts[token]
-        if word not in words or value > words[word][1]:
-            words[word] = token, value
+        words[word] = max(words.get(word, (token, value)), (token, value), key=lambda pair: pair[1])
     kept = list(words.values())
     return [*kept, *(pair for pair in pairs if pair not in kept)][:count]
 

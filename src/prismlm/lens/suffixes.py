@@ -96,10 +96,7 @@ class Suffixes:
     beyond a document; a sequence with one in it stands nowhere.
     """
 
-    def __init__(
-        self, path: Path, tokens: np.ndarray, order: np.ndarray, documents: np.ndarray
-    ) -> None:
-        self.path = path
+    def __init__(self, tokens: np.ndarray, order: np.ndarray, documents: np.ndarray) -> None:
         self._tokens, self._order = tokens, order
         self._firsts, self._starts, part = documents
         edges = self._firsts[np.diff(part, prepend=-1) > 0].tolist()
@@ -116,14 +113,11 @@ class Suffixes:
                 f"{ORDER_FILE}. Install prismlm with its extra verbatim, pip install "
                 "'prismlm[verbatim]', and build the lens again with `prismlm index`."
             )
-        return cls(path, *(np.asarray(open_array(path / name)) for name in FILES))
+        return cls(*(np.asarray(open_array(path / name)) for name in FILES))
 
     def __len__(self) -> int:
         """How many tokens can be found: all but the ends of documents."""
         return len(self._tokens) - len(self._firsts)
-
-    def __repr__(self) -> str:
-        return f"Suffixes({str(self.path)!r}, {len(self)} tokens, {len(self._firsts)} documents)"
 
     def tokens(self, position: int, length: int) -> np.ndarray:
         """Return the tokens of one document from a global position on, int64 [length]."""
@@ -156,7 +150,7 @@ class Suffixes:
         look = FIRST_LOOK
         while True:
             # Few sequences stand there for long: comparing all of a text would be slow.
-            length = self._standing(self._encode(tokens[:look]))
+            length = self._matched(self._encode(tokens[:look]))
             if length < look or look >= len(tokens):
                 return length, self.count(tokens[:length])
             look *= 2
@@ -166,27 +160,26 @@ class Suffixes:
         wanted = self._encode(tokens)
         if not len(wanted) or len(wanted) < len(tokens):
             return [range(0)]
-        key, found = wanted.tobytes(), list[range]()
+        found: list[range] = []
         for first, end in self._parts:
-            low = self._row(key, first, end, bisect_left)
-            found.append(range(low, self._row(key, low, end, bisect_right)))
+            low = self._row(wanted, first, end, bisect_left)
+            found.append(range(low, self._row(wanted, low, end, bisect_right)))
         return found
 
-    def _row(self, wanted: bytes, first: int, end: int, bisect: Any) -> int:
+    def _row(self, wanted: np.ndarray, first: int, end: int, bisect: Any) -> int:
         """Return where a sequence is, or would be, among some rows: big-endian bytes in order."""
-        size = len(wanted) // self._tokens.itemsize
 
         def read(row: int) -> bytes:
-            place = int(self._order[row])
-            return self._tokens[place : place + size].tobytes()
+            at = int(self._order[row])
+            return self._tokens[at : at + len(wanted)].tobytes()
 
-        return bisect(range(len(self._order)), wanted, first, end, key=read)
+        return bisect(range(len(self._order)), wanted.tobytes(), first, end, key=read)
 
-    def _standing(self, wanted: np.ndarray) -> int:
+    def _matched(self, wanted: np.ndarray) -> int:
         """Return how many of the first tokens stand somewhere: beside the place to insert them."""
         longest = 0
         for first, end in self._parts:
-            row = self._row(wanted.tobytes(), first, end, bisect_left)
+            row = self._row(wanted, first, end, bisect_left)
             for near in self._order[max(first, row - 1) : min(end, row + 1)].tolist():
                 found = self._tokens[near : near + len(wanted)]
                 differing = np.flatnonzero(found != wanted[: len(found)])

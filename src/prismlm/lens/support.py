@@ -30,9 +30,10 @@ from prismlm.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
+# Stretches that the scale is measured on, and the predictions of each.
 DOCUMENTS, RUN = 160, 32
 READ_TOGETHER = 8
-FEWEST_DOCUMENTS = 40
+MIN_DOCUMENTS = 40
 PERCENTILES = 101
 
 
@@ -55,8 +56,8 @@ class SupportScale:
 
     def score(self, nearest: np.ndarray) -> np.ndarray:
         """Return F: the share of unseen predictions with a smaller nearest cosine, in [0, 1]."""
-        place = np.searchsorted(np.array(self.nearest), nearest, side="right")
-        return np.clip((place - 0.5) / len(self.nearest), 0, 1)
+        rank = np.searchsorted(np.array(self.nearest), nearest, side="right")
+        return np.clip((rank - 0.5) / len(self.nearest), 0, 1)
 
 
 def measure_support(
@@ -89,20 +90,20 @@ def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
     """Return the documents of the other split, or, where they are too few, those of this one."""
     others = np.setdiff1d(corpus.split("all"), corpus.split(split))
     others = others[corpus.lengths[others] > 2]
-    return others if len(others) >= FEWEST_DOCUMENTS else corpus.split(split)
+    return others if len(others) >= MIN_DOCUMENTS else corpus.split(split)
 
 
 def calibration_stretches(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
     """Return where stretches of unseen documents start, and their tokens; one a document."""
     generator, before = np.random.default_rng(0), len(corpus.prefix)
-    known = unseen_documents(corpus, split)
+    documents = unseen_documents(corpus, split)
     # Without what stands before a text and after it.
-    lengths = corpus.lengths[known] - 1 - before
+    lengths = corpus.lengths[documents] - 1 - before
     usable = np.flatnonzero(lengths > 1)
     chosen = np.sort(generator.choice(usable, min(DOCUMENTS, len(usable)), replace=False))
     room = np.maximum(1, lengths[chosen] - RUN)
     offset = before + (generator.random(len(chosen)) * room).astype(np.int64)
-    start = corpus.starts[known[chosen]] + offset
+    start = corpus.starts[documents[chosen]] + offset
     return list(zip(start.tolist(), np.minimum(RUN + 1, lengths[chosen]).tolist(), strict=True))
 
 
@@ -140,7 +141,6 @@ def leave_one_out(
     found = neighbours(cells, query, cell, tokens.numpy()[query], states)
     owner = query[found.pair]
     starts = [int(corpus.starts[corpus.document_at(start)]) for start, _ in stretches]
-    own = np.repeat(starts, counts)[owner]
-    others = cells.starts[cells.document_of(found.place)] != own
+    others = cells.starts[cells.document_of(found.place)] != np.repeat(starts, counts)[owner]
     nearest = nearest_of(found.cosine[others], owner[others], len(tokens))
     return np.split(nearest, np.cumsum(counts)[:-1])

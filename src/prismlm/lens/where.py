@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from prismlm.errors import InputError, check_choice, check_kind, check_text, suggest
+from prismlm.errors import InputError, check_choice, check_kind, check_text
 from prismlm.lens.layout import GROUP_COLUMNS
 
 UNKNOWN = "(unknown)"
@@ -51,33 +51,11 @@ def normalised(where: Where | None) -> Conditions:
     check_kind("the filter", where, Mapping, 'a column and its values, such as {"license": "CC0"}')
     conditions: list[tuple[str, tuple[str, ...]]] = []
     for column, values in where.items():
-        value = f"the value of {_column(column)}"
+        what = f"the value of {_column(column)}"
         kinds = (list, tuple, set, frozenset)
-        several = check_kind(value, [values] if isinstance(values, str) else values, kinds, "text")
-        conditions.append((column, tuple(sorted({check_text(value, one) for one in several}))))
+        several = check_kind(what, [values] if isinstance(values, str) else values, kinds, "text")
+        conditions.append((column, tuple(sorted({check_text(what, one) for one in several}))))
     return tuple(sorted(conditions))
-
-
-def rows_matching(
-    conditions: Conditions, keys: Callable[[str], Keys], known: Callable[[str], Keys]
-) -> np.ndarray:
-    """Return which rows match a filter that is not empty: bool [rows].
-
-    ``keys`` gives a column's values in these rows, ``known`` those that a filter may name.
-    """
-    found: list[np.ndarray] = []
-    for column, values in conditions:
-        names, codes = keys(column)
-        there = known(column).names
-        for value in values:
-            if value not in there:
-                listed = ", ".join(sorted(there)[:8]) + (" …" if len(there) > 8 else "")
-                raise InputError(
-                    f"no text of this lens has {column}={value}.{suggest(value, there)} "
-                    f"Known are: {listed}."
-                )
-        found.append(np.isin(codes, [code for code, name in enumerate(names) if name in values]))
-    return np.logical_and.reduce(found)
 
 
 def _column(name: str) -> str:

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from prismlm.explain.shares import DocumentShare, Passage, Sources, worth_showing
 from prismlm.explain.steps import Step
-from prismlm.lens.around import Around
 from prismlm.lens.lens import Lens
+from prismlm.lens.text import Around
 from prismlm.lens.where import UNKNOWN
 from prismlm.pages.colours import colour
 

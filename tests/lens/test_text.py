@@ -1,4 +1,4 @@
-"""Text that is decoded from a lens's own tokens, against the corpus that it was built from."""
+"""Sentences around a token, and text decoded from a lens's own tokens, against its corpus."""
 
 import shutil
 
@@ -8,7 +8,7 @@ import pytest
 import prismlm
 from prismlm.corpus import build_corpus
 from prismlm.lens.build import IndexOptions, build_index
-from prismlm.lens.own_text import OwnText
+from prismlm.lens.text import MAX_CHARACTERS, OwnText, joined, sentence_around
 from tests.helpers.lens_meta import change_meta
 
 ODD = "Ein 東京 👩\u200d🚀 café\t\n\n«x»  two  blanks \u202e end. Then <|endoftext|> more."
@@ -76,3 +76,47 @@ def test_a_corpus_that_was_moved_is_found_again(tiny_model, tiny_corpus, small_c
     shutil.rmtree(copy / "lens")
     with pytest.raises(prismlm.errors.InputError, match="has no lens"):
         prismlm.load(copy, corpus=moved)
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "expected"),
+    [
+        ("One. Two is here. Three.", "is", "Two is here."),
+        ("One. Two is here. Three.", "One", "One."),
+        ("One. Two is here. Three.", "Three", "Three."),
+        ("One line\nTwo is here\nThree", "is", "Two is here"),
+        ('He said "no." Then he left! So', "left", "Then he left!"),
+        ("no end at all", "end", "no end at all"),
+        ("One. Two is here.", " Two", " Two is here."),
+        ("a\n\nb c\n\nd", "c", "b c"),
+        ("<|im_start|>It is so.<|im_end|>\n", "is", "It is so."),
+        ("<s>It is so</s>", "is", "It is so"),
+    ],
+)
+def test_sentences(text, token, expected):
+    left = text.index(token)
+    found = sentence_around(text, left, left + len(token))
+    assert found.token == token
+    assert str(found).strip() == expected.strip()
+    assert text[left - len(found.before) : left] == found.before
+
+
+def test_a_sentence_without_end_is_cut():
+    text = "x" * 1000
+    found = sentence_around(text, 500, 501)
+    assert (len(found.before), len(found.after)) == (MAX_CHARACTERS, MAX_CHARACTERS)
+
+
+@pytest.mark.parametrize(
+    ("words", "marked"),
+    [
+        ([" went", " to", " war"], ["went to war"]),
+        ([" They", " to", " 17", "63"], ["They", "to", "1763"]),
+        ([" ", " in"], ["in"]),
+        ([], []),
+    ],
+)
+def test_tokens_next_to_one_another_are_one_stretch(words, marked):
+    text = " They went to war in 1763."
+    spans = [(text.index(word), text.index(word) + len(word)) for word in words]
+    assert [text[slice(*one)] for one in joined(text, spans)] == marked

@@ -1,0 +1,132 @@
+"""Text of a lens: the sentence around a token, and documents decoded from the lens's own tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from prismlm.corpus.encode import TokenBytes, around_text, encoder_of
+from prismlm.corpus.pieces import pieces_of
+from prismlm.lens.cells import Cells
+from prismlm.lens.suffixes import Suffixes
+
+# Of a sentence that does not end, so many characters are kept on either side.
+MAX_CHARACTERS = 240
+# Marks of chats and texts end one too, and are in none.
+_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+|<\|[^|<>\s]*\|>|</?s>")
+
+
+class Around(NamedTuple):
+    """The text at a place of the corpus: what comes before it, the token there, what follows."""
+
+    before: str
+    token: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.before}{self.token}{self.after}"
+
+
+def sentence_around(text: str, left: int, right: int) -> Around:
+    """Return the sentence that the characters from ``left`` to ``right`` of a text lie in.
+
+    It is cut to 240 characters on either side.
+    """
+    begin = max(0, left - MAX_CHARACTERS)
+    # A token may begin with the space that ends the sentence before.
+    first = next((i for i in range(left, right) if not text[i].isspace()), left)
+    ends = [match.end() for match in _END.finditer(text, begin, first)]
+    begin = min(ends[-1], left) if ends else begin
+    end = min(len(text), right + MAX_CHARACTERS)
+    stop = _END.search(text, right, end)
+    return Around(text[begin:left], text[left:right], text[right : stop.start() if stop else end])
+
+
+def sentences(text: str) -> list[tuple[int, int]]:
+    """Return where the sentences of a text begin and end, without the blanks between them."""
+    edges = [0, *(one.end() for one in _END.finditer(text)), len(text)]
+    return [span for edge in pairwise(edges) if (span := _stripped(text, *edge))]
+
+
+def joined(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans of a text without blanks at their begin; with only blanks between, as one.
+
+    Spans come in ascending order; of those that overlap, the later adds what is new.
+    """
+    found: list[tuple[int, int]] = []
+    for begin, end in spans:
+        word = text[begin:end]
+        begin += len(word) - len(word.lstrip())
+        if begin == end:
+            continue
+        if found and not text[found[-1][1] : begin].strip():
+            begin = found.pop()[0]
+        found.append((begin, end))
+    return found
+
+
+def _stripped(text: str, begin: int, end: int) -> tuple[int, int] | None:
+    """Return a span without blanks at either end; None if there is nothing else."""
+    words = text[begin:end].strip()
+    begin += len(text[begin:end]) - len(text[begin:end].lstrip())
+    return (begin, begin + len(words)) if words else None
+
+
+class OwnText:
+    """Tokens and text of the documents of a lens, by the positions of its corpus.
+
+    It has what :class:`~prismlm.corpus.store.Corpus` has for reading around a position. A suffix
+    array holds the tokens in order; without one, cells must hold every position, which give it.
+    What is decoded is the text but for what a tokenizer changes before it reads, such as capitals
+    in a vocabulary without them.
+    """
+
+    def __init__(
+        self, cells: Cells, suffixes: Suffixes | None, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        self._cells, self._suffixes, self._tokenizer = cells, suffixes, tokenizer
+        self.starts = cells.starts
+        self.prefix, self._suffix = around_text(tokenizer)
+        self.eos_token_id = int(tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
+        self._token_bytes = TokenBytes.of(encoder_of(tokenizer).text)
+        self._decoded = lru_cache(2)(self._decode)
+
+    def document_at(self, position: int) -> int:
+        """Return the number of the document that a global position lies in."""
+        return int(self._cells.document_of(np.array([position]))[0])
+
+    def read_tokens(self, start: int, length: int) -> np.ndarray:
+        """Return tokens of one document, int64 [length]."""
+        if self._suffixes is not None:
+            return self._suffixes.tokens(start, length)
+        return self._cells.tokens(start, length, self.eos_token_id)
+
+    def text(self, number: int) -> str:
+        """Return the text of a document."""
+        return self._decoded(number)[0]
+
+    def spans(self, number: int) -> np.ndarray:
+        """Return where each token of a document lies in its text: int64 [length, 2]."""
+        return self._decoded(number)[1]
+
+    def _decode(self, number: int) -> tuple[str, np.ndarray]:
+        length = int(self._cells.documents["length"][number].as_py())
+        ids = self.read_tokens(int(self.starts[number]), length)[:-1].tolist()
+        before = len(self.prefix) * (ids[: len(self.prefix)] == self.prefix)
+        after = len(self._suffix) * (ids[len(ids) - len(self._suffix) :] == self._suffix)
+        own = np.array(ids[before : len(ids) - after], dtype=np.int64)
+        pieces = pieces_of(self._tokenizer, own.tolist())
+        text = "".join(piece.shown for piece in pieces)
+        spans = None if self._token_bytes is None else self._token_bytes.spans(own, text)
+        if spans is None:
+            ends = np.cumsum([len(piece.shown) for piece in pieces])
+            begins = ends - [len(piece.text) if piece.number == 1 else 0 for piece in pieces]
+            spans = np.stack([begins, ends], axis=1)
+        end = np.full((after + 1, 2), len(text))
+        return text, np.concatenate([np.zeros((before, 2), np.int64), spans, end])
