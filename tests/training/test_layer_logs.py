@@ -18,9 +18,9 @@ from prismlm.training import TrainingInterrupted, build_recipe, train
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.layer_logs import (
     CHANNEL_COLUMNS,
-    EVALUATED,
+    EVALUATION_COLUMNS,
     HEAD_COLUMNS,
-    PLACE,
+    STEP_COLUMNS,
     channels_figures,
 )
 from prismlm.training.setup import prepare
@@ -45,7 +45,7 @@ SIGNAL_NOISE = {
     "num_hidden_layers": 2,
     "head_size": 4,
 }
-DRAWN = ("alpha", "tau_write", "half_life_median", "write_use_gini", "read_top_share", "epoch")
+DRAWN = ("alpha", "tau_write", "half_life_median", "write_use_gini", "read_top_share")
 
 
 def with_layers(settings, model, **changes):
@@ -87,7 +87,7 @@ def read(out, file="channels.csv"):
 def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight):
     result = straight
     rows = read(result.directory)
-    assert tuple(rows[0]) == (*PLACE, *CHANNEL_COLUMNS, *EVALUATED)
+    assert tuple(rows[0]) == (*STEP_COLUMNS, *CHANNEL_COLUMNS, *EVALUATION_COLUMNS)
     assert [(row["step"], row["layer"]) for row in rows] == [
         (step, layer) for step in (10, 20, 30) for layer in (0, 1)
     ]
@@ -102,10 +102,9 @@ def test_every_evaluation_and_the_end_have_a_row_for_each_layer(protot, straight
             assert 0 <= row[f"{gate}_use_gini"] <= row[f"{gate}_gini"] <= 7 / 8
             assert 1 / 8 <= row[f"{gate}_top_channel_share"] <= row[f"{gate}_top_share"] <= 1
     assert rows[-1]["ce_tokens"] > rows[0]["ce_tokens"] > 0
-    seen = next(row["tokens"] for row in result.history if row["step"] == 20 and "tokens" in row)
-    text = prepare(build_recipe(protot)).rows.num_tokens
-    assert [row["epoch"] for row in rows[2:4]] == [seen / text] * 2
-    assert rows[-1]["epoch"] == result.tokens / text
+    steps_per_epoch = len(prepare(build_recipe(protot)).rows) // 4
+    for row in rows:
+        assert row["epoch"] == pytest.approx(row["step"] / steps_per_epoch)
 
 
 def test_what_the_last_rows_say_is_what_the_saved_model_holds(straight):
@@ -179,14 +178,13 @@ def test_a_resumed_run_has_the_rows_of_the_straight_one_and_draws_them(protot, s
     # A finished run measures its end again.
     train(recipe, resume=True)
     assert read(recipe.out) == rows
-    drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard" / "channels"))
+    drawn = event_accumulator.EventAccumulator(str(recipe.out / "tensorboard"))
     drawn.Reload()
     for layer in (0, 1):
         for name in DRAWN:
-            events = drawn.Scalars(f"layer {layer}/{name}")
-            expected = [(row["step"], row[name]) for row in rows if row["layer"] == layer]
-            assert [event.step for event in events] == [step for step, _ in expected]
-            values = [value for _, value in expected]
+            events = drawn.Scalars(f"eval/channels/{layer}/{name}")
+            values = [row[name] for row in rows if row["layer"] == layer and row["step"] < 30]
+            assert [event.step for event in events] == [10, 20]
             assert [event.value for event in events] == pytest.approx(values, rel=1e-5)
 
 
@@ -199,7 +197,7 @@ def mean_of(uses, layer, group, name):
 def test_the_rows_are_what_the_instruments_say_of_the_saved_model(with_heads, tiny_corpus):
     result = with_heads
     rows = read(result.directory, "heads.csv")
-    assert tuple(rows[0]) == (*PLACE, *HEAD_COLUMNS, *EVALUATED)
+    assert tuple(rows[0]) == (*STEP_COLUMNS, *HEAD_COLUMNS, *EVALUATION_COLUMNS)
     assert [(row["step"], row["layer"]) for row in rows] == [(10, 0), (10, 1), (20, 0), (20, 1)]
     model, _ = read_checkpoint(result.directory)
     heldout = HeldOut(Corpus.open(tiny_corpus), 32, 0)

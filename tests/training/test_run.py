@@ -28,7 +28,7 @@ from prismlm.training import (
     train,
 )
 from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints, step_of
-from prismlm.training.run import differences
+from prismlm.training.run import settings_of
 from prismlm.training.setup import described, prepare
 from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter, Recorded, assert_same_run, curve, start
@@ -165,7 +165,7 @@ def test_what_auto_came_to_is_noted_and_compared(settings):
     assert noted["resolved"] == {"device": device, "precision": "float32"}
     # Naming what auto came to is no change; another machine's choice is.
     same = build_recipe(settings | {"device": device})
-    assert differences(noted, described(same, Corpus.open(same.corpus))) == []
+    assert settings_of(described(same, Corpus.open(same.corpus))) == settings_of(noted)
     noted["resolved"]["device"] = "mps"
     run.write_text(json.dumps(noted))
     with pytest.raises(InputError, match=f"device: mps → {device}"):
@@ -183,15 +183,6 @@ def test_a_checkpoint_that_cannot_be_read_is_named_with_what_to_do(settings):
         assert "Delete it, and training resumes from the one before." in str(error.value)
         (checkpoint / name).write_bytes(whole)
     assert train(recipe, resume=True).steps == 8
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused_as_such(settings):
-    recipe, checkpoint = stopped(settings | {"steps": 8}, 3)
-    state = torch.load(checkpoint / "prismlm_training_state.pt")
-    state["meter"] = {"tokens": state.pop("tokens")}
-    torch.save(state, checkpoint / "prismlm_training_state.pt")
-    with pytest.raises(FormatError, match=r"written by an earlier version of prismlm\. Resume"):
-        train(recipe, resume=True)
 
 
 @contextmanager
@@ -238,7 +229,7 @@ def test_a_state_that_is_not_finite_names_step_and_checkpoint(settings, straight
     with poison, pytest.raises(PrismError) as error:
         train(recipe)
     # Seen with the log after step 16, without a wait in every step.
-    assert "is not finite at step 15. " in str(error.value)
+    assert "training diverged by step 16: the loss is nan" in str(error.value)
     assert f"The last good checkpoint is {checkpoint} (step 10)" in str(error.value)
     assert list_checkpoints(checkpoint.parent) == [checkpoint]
     assert not (recipe.out / "prismlm.json").exists()

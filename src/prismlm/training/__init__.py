@@ -1,13 +1,12 @@
 """Training a backbone together with a prototype head; the only importer of Trainer."""
 
 from prismlm.training.attach import AttachOptions, AttachResult, attach, estimate_attach
-from prismlm.training.estimate import estimate
 from prismlm.training.fit import FitOptions
 from prismlm.training.losses import LossWeights
 from prismlm.training.model import PrismForCausalLM, PrismOutput
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_file import build_recipe, load_recipe
-from prismlm.training.run import TrainingInterrupted, TrainingResult, train
+from prismlm.training.run import TrainingInterrupted, TrainingResult, estimate, train
 from prismlm.training.search import SearchResult, TrialResult, estimate_search, search
 from prismlm.training.trainer import PrismTrainer
 from prismlm.training.tuning import LoraOptions, TableOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from prismlm.training.recipe import EXEMPT, Exempt, Recipe
 # What a block adds to the residual stream, and where its feed-forward network ends, by family.
 ATTENTION_AND_MLP = (("self_attn.o_proj", "mlp.down_proj"), ("mlp.down_proj",))
 MIXER = (("mixer",), ())
-PLACES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+DROPOUT_MODULES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ATTENTION_AND_MLP),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), MIXER),
 }
@@ -63,17 +63,17 @@ def add_dropout(decoder: Any, rate: float) -> None:
     if not rate:
         return
     family = decoder.config.model_type
-    if family not in PLACES:
+    if family not in DROPOUT_MODULES:
         own = sorted(key for key in decoder.config.to_dict() if "drop" in key)
         hint = f" Its own settings are {', '.join('model.' + key for key in own)}." if own else ""
         raise InputError(
             f"the recipe sets dropout to {rate:g}, and where it goes is known for models of type "
-            f"{', '.join(PLACES)}, not {family!r}. Leave it out.{hint}"
+            f"{', '.join(DROPOUT_MODULES)}, not {family!r}. Leave it out.{hint}"
         )
     # Not models.watch: these stand as long as the model does, for whoever trains it.
     leaving, entering = partial(_leaving, rate), partial(_entering, rate)
     decoder.get_input_embeddings().register_forward_hook(leaving)
-    added, inner = PLACES[family]
+    added, inner = DROPOUT_MODULES[family]
     for block in blocks(decoder):
         for name in added:
             block.get_submodule(name).register_forward_hook(leaving)
@@ -98,23 +98,19 @@ def decayed_names(model: nn.Module, exempt: Collection[Exempt] = EXEMPT) -> set[
 
     Source: ProtoT, A.4: affine weights decay; embeddings, norms and biases do not.
     """
-    spared = {id(p) for kind, p in _spared(model) if kind in exempt}
+    kinds: dict[int, Exempt] = {}
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            kinds[id(module.weight)] = "embeddings"
+        elif isinstance(module, PrototypeMixer):
+            kinds |= {id(module.prototypes): "prototypes", id(module.decay_map): "decays"}
+        elif isinstance(log_decay := getattr(module, "A_log", None), nn.Parameter):
+            kinds[id(log_decay)] = "decays"
     return {
         name
         for name, p in model.named_parameters()
-        if p.requires_grad and p.ndim > 1 and id(p) not in spared
+        if p.requires_grad and p.ndim > 1 and kinds.get(id(p)) not in exempt
     }
-
-
-def _spared(model: nn.Module) -> Iterator[tuple[Exempt, Tensor | None]]:
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            yield "embeddings", module.weight
-        elif isinstance(module, PrototypeMixer):
-            yield "prototypes", module.prototypes
-            yield "decays", module.decay_map
-        elif isinstance(log_decay := getattr(module, "A_log", None), nn.Parameter):
-            yield "decays", log_decay
 
 
 @torch.no_grad()
@@ -129,12 +125,9 @@ def supports_packed_documents(model: Any) -> bool:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(weight.shape[0], (3, PIECE), generator=generator)
     rows = torch.stack([torch.cat([tokens[0], tokens[2]]), torch.cat([tokens[1], tokens[2]])])
-    position_ids = torch.arange(PIECE).repeat(2).expand(2, -1)
+    positions = torch.arange(PIECE).repeat(2).expand(2, -1)
+    given = {"input_ids": rows.to(weight.device), "position_ids": positions.to(weight.device)}
     with evaluating(model):
-        logits = model(
-            input_ids=rows.to(weight.device),
-            position_ids=position_ids.to(weight.device),
-            use_cache=False,
-        ).logits[:, PIECE:]
+        logits = model(**given, use_cache=False).logits[:, PIECE:]
     difference = (logits[0] - logits[1]).abs().max().item()
     return difference <= TOLERANCE * logits.abs().max().item()

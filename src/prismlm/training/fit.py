@@ -21,7 +21,7 @@ from prismlm.ops.prototype_head.fast import has_fast_product
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.loop import Loop, batches, check_options
 from prismlm.training.losses import VocabularySample
-from prismlm.training.spherical_kmeans import spherical_kmeans
+from prismlm.training.prototypes import cluster_centres
 
 # What k-means clusters: so many states for each prototype.
 STATES_PER_CLUSTER = 4
@@ -150,8 +150,7 @@ def place(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
     wanted = min(len(states), STATES_PER_CLUSTER * count)
     sample = states.states(np.sort(generator.choice(len(states), wanted, replace=False)))
     sample = sample[generator.permutation(wanted)].to(head.prototypes.device)
-    found = spherical_kmeans(sample, sample[:count], KMEANS_ITERATIONS)
-    head.place_on(found.centres * sample.norm(dim=-1).mean())
+    head.place_on(cluster_centres(sample, count, KMEANS_ITERATIONS))
 
 
 def fit(

@@ -1,22 +1,20 @@
-"""Figures of each layer while a model trains: channels.csv of prototype mixers, heads.csv of heads.
+"""Figures of each layer at evaluations: channels.csv of prototype mixers, heads.csv of heads.
 
-At every evaluation and at the end one row for each layer. A run that is resumed writes the rows
-after its checkpoint anew.
+They are figures of an evaluation like its cross-entropy, so they stand in a run's history, from
+which the tables are written.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, TrainerCallback, TrainerState
+from transformers import PreTrainedModel
 
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.windows import WindowBatch
@@ -36,16 +34,13 @@ from prismlm.probes.heads import (
 from prismlm.probes.heads.spectra import DOCUMENTS
 from prismlm.probes.heads.use import MIN_VISIBLE
 from prismlm.probes.results import Table, figure_at
-from prismlm.training import checkpoints, parallel
-from prismlm.training.checkpoints import CHECKPOINTS
+from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity
-from prismlm.training.trainer import PrismTrainer
+from prismlm.training.setup import Prepared
 
 CHANNELS_FILE, HEADS_FILE, REPORT_FILE = "channels.csv", "heads.csv", "heads.json"
-PLACE = ("step", "epoch", "layer")
-EVALUATED = ("ce", "perplexity", "ce_tokens")
-# TensorBoard has these as an axis or elsewhere, or they are counts of what was read.
-NOT_DRAWN = ("step", "layer", "ce", "ce_tokens", "gate_tokens", "positions", "attention_tokens")
+STEP_COLUMNS = ("step", "epoch", "layer")
+EVALUATION_COLUMNS = ("ce", "perplexity", "ce_tokens")
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 GATE_FIGURES = ("gini", "use_gini", "top_share", "top_channel_share")
 CHANNEL_COLUMNS = (
@@ -58,7 +53,7 @@ CHANNEL_COLUMNS = (
 )
 HEAD_FIGURES = ("distance", "entropy", "self_share", "first_share")
 GROUPS = ("signal", "noise")
-# Columns of the log, with the figure of layer_rates in each.
+# Columns of the table, with the figure of layer_rates in each.
 RATES = {
     "noise_weight": "noise_weight",
     "rate": "before.whole",
@@ -86,101 +81,109 @@ HEAD_COLUMNS = (
 Row = dict[str, float]
 
 
-def layer_logs(trainer: PrismTrainer, out: Path, tensorboard: str, done: int) -> list[LayerLog]:
-    """Return the logs that a run's model and recipe ask for.
+class LayerLog:
+    """The figures of each layer of a run's decoder: a table for mixers, one for heads, or none.
 
-    ``done`` is the step of the checkpoint that the run is resumed from, or 0.
-    """
-    prepared = trainer.prepared
-    decoder, heldout, recipe = prepared.model.model, prepared.heldout, prepared.recipe
-    drawn = out / tensorboard if recipe.logging.tensorboard else None
-    logs: list[LayerLog] = []
-    channel_tokens, head_tokens = recipe.evaluation.channel_tokens, _head_tokens(trainer)
-    # Found now: FSDP2 gives them other classes.
-    blocks = parallel.blocks(decoder) if head_tokens else []
-    norms = [math.nan] * len(blocks)
-
-    def channels() -> list[Row]:
-        return channels_figures(decoder, heldout.batches(channel_tokens))
-
-    def heads() -> list[Row]:
-        return heads_figures(decoder, heldout.batches(head_tokens), recipe.data.length, norms)
-
-    if channel_tokens and has_mixers(decoder):
-        logs.append(LayerLog(trainer, out / CHANNELS_FILE, CHANNEL_COLUMNS, channels, done, drawn))
-    if head_tokens:
-        trainer.on_gradients = partial(_read_gradients, trainer, blocks, norms)
-        logs.append(LayerLog(trainer, out / HEADS_FILE, HEAD_COLUMNS, heads, done, drawn))
-    return logs
-
-
-class LayerLog(TrainerCallback):
-    """Measures the layers of a model at every evaluation; keeps the figures in a CSV file.
-
-    ``measure`` returns the ``columns`` of each layer; ``done`` is the step of the checkpoint that
-    the run is resumed from; ``tensorboard`` its directory for TensorBoard, or None.
+    Attributes:
+        gradient_norms: ‖∂L/∂θ_ℓ‖ of each block ℓ with heads, before clipping, in the last step that
+            :meth:`read_gradients` was called in.
     """
 
-    def __init__(
-        self,
-        trainer: PrismTrainer,
-        file: Path,
-        columns: Sequence[str],
-        measure: Callable[[], Sequence[Row]],
-        done: int = 0,
-        tensorboard: Path | None = None,
-    ) -> None:
-        self._trainer, self._file, self._measure = trainer, file, measure
-        self.columns = (*PLACE, *columns, *EVALUATED)
-        self._done, self._tensorboard = done, tensorboard
-        self._writer: Any = None
-        self.rows: list[dict[str, Any]] = self._read() if done and file.is_file() else []
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared, self._decoder = prepared, prepared.model.model
+        settings = prepared.recipe.evaluation
+        self._channel_tokens = settings.channel_tokens if has_mixers(self._decoder) else 0
+        self._head_tokens = settings.attention_head_tokens if has_heads(self._decoder) else 0
+        # Found now: FSDP2 gives them other classes.
+        self._blocks = parallel.blocks(self._decoder) if self._head_tokens else []
+        self.gradient_norms = [math.nan] * len(self._blocks)
 
-    def _read(self) -> list[dict[str, Any]]:
-        """Return the rows up to the checkpoint, as they stand there."""
-        with self._file.open(encoding="utf-8", newline="") as opened:
-            return [row for row in csv.DictReader(opened) if int(row["step"]) <= self._done]
+    @torch.no_grad()
+    def read_gradients(self) -> None:
+        """Take the norms of the gradients as they are now. Every process has to call."""
+        for layer, block in enumerate(self._blocks):
+            norms = [
+                parallel.full(p.grad.float().norm())
+                for p in block.parameters()
+                if p.grad is not None
+            ]
+            self.gradient_norms[layer] = float(torch.stack(norms).norm()) if norms else 0.0
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Measure the model that was evaluated."""
-        figures: dict[str, float] = kwargs["metrics"]
-        ce, ce_tokens = figures["eval_ce"], int(figures["eval_tokens"])
-        self.add(step=state.global_step, ce=ce, ce_tokens=ce_tokens)
+    def figures(self) -> Row:
+        """Measure the decoder; return ``eval_channels/LAYER/COLUMN``. Every process has to call."""
+        tables: dict[str, list[Row]] = {}
+        heldout, decoder = self._prepared.heldout, self._decoder
+        if self._channel_tokens:
+            tables[CHANNELS_FILE] = channels_figures(decoder, heldout.batches(self._channel_tokens))
+        if self._head_tokens:
+            tables[HEADS_FILE] = heads_figures(
+                decoder,
+                heldout.batches(self._head_tokens),
+                self._prepared.recipe.data.length,
+                self.gradient_norms,
+            )
+        return {
+            _key(file, layer, name): value
+            for file, rows in tables.items()
+            for layer, row in enumerate(rows)
+            for name, value in row.items()
+        }
 
-    def add(self, *, step: int, ce: float, ce_tokens: int) -> None:
-        """Measure the model after a step, and write the file. Every process has to call.
+    def write(self, out: Path, history: Iterable[dict[str, Any]]) -> None:
+        """Write the tables of a history's evaluations, one row for each layer of each."""
+        evaluations = [row for row in history if "eval_ce" in row]
+        for file, columns in self._columns().items():
+            rows = [
+                {
+                    **{name: row[name] for name in ("step", "epoch")},
+                    "layer": layer,
+                    **{name: row[_key(file, layer, name)] for name in columns},
+                    "ce": row["eval_ce"],
+                    "perplexity": perplexity(row["eval_ce"]),
+                    "ce_tokens": row["eval_tokens"],
+                }
+                for row in evaluations
+                for layer in range(self._prepared.model.config.num_hidden_layers)
+            ]
+            with atomic_file(out / file) as temporary:
+                put_csv(temporary, (*STEP_COLUMNS, *columns, *EVALUATION_COLUMNS), rows)
 
-        A run whose rows of the step are there, since it was finished before, keeps them.
+    def _columns(self) -> dict[str, tuple[str, ...]]:
+        channels = {CHANNELS_FILE: CHANNEL_COLUMNS} if self._channel_tokens else {}
+        return channels | ({HEADS_FILE: HEAD_COLUMNS} if self._head_tokens else {})
+
+    def write_report(self, out: Path) -> None:
+        """Write ``heads.json``, the report of ``prismlm inspect spectra``, of a model with heads.
+
+        What ``heads.csv`` leaves out: cross terms of every ratio, small denominators, and the loss
+        by length of context up to twice a row, of at most ``evaluation.attention_head_tokens``
+        tokens of rows. Every process has to call; the first writes.
         """
-        if any(int(row["step"]) == step for row in self.rows):
+        tokens, recipe = self._head_tokens, self._prepared.recipe
+        if not tokens:
             return
-        epoch = self._trainer.tokens_seen() / self._trainer.prepared.rows.num_tokens
-        same = {"ce": ce, "perplexity": perplexity(ce), "ce_tokens": ce_tokens}
-        rows = [
-            {"step": step, "epoch": epoch, "layer": layer} | own | same
-            for layer, own in enumerate(self._measure())
-        ]
-        self.rows += [{name: row[name] for name in self.columns} for row in rows]
+        length = recipe.data.length
+        documents = min(DOCUMENTS, max(1, tokens // length))
+        with parallel.whole(self._decoder), parallel.uncompiled(self._decoder):
+            report = spectra_report(
+                cast("PreTrainedModel", self._decoder),
+                Sequences(self._prepared.corpus, "heldout", length, tokens),
+                name=out.name,
+                options=SpectraOptions(
+                    trained_length=length, documents=documents, seed=recipe.seed
+                ),
+            )
         if parallel.is_main():
-            with checkpoints.guard_writing(str(self._file), self._file.parent / CHECKPOINTS):
-                with atomic_file(self._file) as temporary:
-                    put_csv(temporary, self.columns, self.rows)
-                self._draw(rows)
+            write_json(out / REPORT_FILE, report.to_dict(), indent=1)
 
-    def _draw(self, rows: list[Row]) -> None:
-        if self._tensorboard is None:
-            return
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
 
-            purge = self._done + 1 if self._done else None
-            run = self._tensorboard / self._file.stem
-            self._writer = SummaryWriter(str(run), purge_step=purge)
-        for row in rows:
-            for name in self.columns:
-                if name not in NOT_DRAWN and not math.isnan(row[name]):
-                    self._writer.add_scalar(f"layer {row['layer']}/{name}", row[name], row["step"])
-        self._writer.flush()
+def _key(file: str, layer: int, column: str) -> str:
+    return f"eval_{file.removesuffix('.csv')}/{layer}/{column}"
+
+
+def has_heads(decoder: nn.Module) -> bool:
+    """Say whether a decoder has signal and noise heads."""
+    return isinstance(decoder, SignalNoiseForCausalLM)
 
 
 def channels_figures(decoder: nn.Module, batches: Iterable[WindowBatch]) -> list[Row]:
@@ -212,26 +215,8 @@ def _parameters(mixer: PrototypeMixer) -> Row:
     if mixer.decay_map is not None:
         return row | dict.fromkeys(names, math.nan)
     lives = half_life(parallel.full(mixer.decay).cpu())
-    places = torch.tensor(list(QUANTILES.values()), dtype=lives.dtype)
-    return row | dict(zip(names, lives.quantile(places).tolist(), strict=True))
-
-
-@torch.no_grad()
-def _read_gradients(
-    trainer: PrismTrainer, blocks: list[nn.Module], norms: list[float], step: int
-) -> None:
-    """Put ‖∂L/∂θ_ℓ‖ of each block ℓ, before clipping, into ``norms``, in steps that are evaluated.
-
-    Every process has to call.
-    """
-    recipe = trainer.prepared.recipe
-    every = recipe.evaluation.every
-    if step != recipe.steps and not (every and step % every == 0):
-        return
-    for layer, block in enumerate(blocks):
-        grads = [p.grad for p in block.parameters() if p.grad is not None]
-        each = [parallel.full(grad.float().norm()) for grad in grads]
-        norms[layer] = float(torch.stack(each).norm()) if each else 0.0
+    quantiles = lives.quantile(torch.tensor(list(QUANTILES.values()), dtype=lives.dtype))
+    return row | dict(zip(names, quantiles.tolist(), strict=True))
 
 
 def heads_figures(
@@ -251,52 +236,18 @@ def heads_figures(
     return [
         {name: figure_at(rates, figure) for name, figure in RATES.items()}
         | {f"cross_{name}": own[name] for name in CROSS_TERMS}
-        | _heads(uses, rates["layer"])
+        | _group_means(uses, rates["layer"])
         | {"gradient_norm": norm, "positions": rates["positions"]}
         for rates, own, norm in zip(layers, terms, norms, strict=True)
     ]
 
 
-def _heads(uses: Table | None, layer: int) -> Row:
+def _group_means(uses: Table | None, layer: int) -> Row:
     row: Row = {"attention_tokens": 0 if uses is None else uses["tokens"]}
     for group in GROUPS:
-        of = () if uses is None else uses.rows
-        heads = [use for use in of if (use["layer"], use["group"]) == (layer, group)]
+        heads = () if uses is None else uses.rows
+        heads = [use for use in heads if (use["layer"], use["group"]) == (layer, group)]
         for name in HEAD_FIGURES:
             values = [use[name] for use in heads]
             row[f"{group}_{name}"] = statistics.fmean(values) if values else math.nan
     return row
-
-
-def write_heads_report(trainer: PrismTrainer, out: Path) -> None:
-    """Write ``heads.json``, what ``prismlm inspect spectra`` says of the model, if it has heads.
-
-    What ``heads.csv`` leaves out: cross terms of every ratio, small denominators, and the loss
-    by length of context up to twice a row, of at most ``evaluation.attention_head_tokens`` tokens
-    of rows. Every process has to call; the first writes.
-    """
-    prepared, tokens = trainer.prepared, _head_tokens(trainer)
-    if not tokens:
-        return
-    length, decoder = prepared.recipe.data.length, prepared.model.model
-    options = SpectraOptions(
-        trained_length=length,
-        documents=min(DOCUMENTS, max(1, tokens // length)),
-        seed=prepared.recipe.seed,
-    )
-    with parallel.whole(decoder), parallel.uncompiled(decoder):
-        report = spectra_report(
-            cast("PreTrainedModel", decoder),
-            Sequences(prepared.corpus, "heldout", length, tokens),
-            name=out.name,
-            options=options,
-        )
-    if parallel.is_main():
-        with checkpoints.guard_writing(str(out / REPORT_FILE), out / CHECKPOINTS):
-            write_json(out / REPORT_FILE, report.to_dict(), indent=1)
-
-
-def _head_tokens(trainer: PrismTrainer) -> int:
-    """Return how many tokens heads are read on; 0 of a model without signal and noise heads."""
-    has_heads = isinstance(trainer.model.model, SignalNoiseForCausalLM)
-    return trainer.prepared.recipe.evaluation.attention_head_tokens if has_heads else 0

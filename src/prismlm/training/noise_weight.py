@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -27,18 +26,16 @@ def noise_weight_at(step: int, steps: int, *, initial: float, final: float) -> f
     return initial + (final - initial) * (1 - math.cos(math.pi * progress)) / 2
 
 
-@dataclass(eq=False)
 class NoiseWeightSchedule(TrainerCallback):
     """Sets λ before each step; a checkpoint holds that of the last step done."""
 
-    decoder: SignalNoiseForCausalLM
-    settings: NoiseWeightRecipe
+    def __init__(self, decoder: SignalNoiseForCausalLM, settings: NoiseWeightRecipe) -> None:
+        self._decoder, self._ends = decoder, settings.model_dump()
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Set it."""
-        step, steps, of = state.global_step, state.max_steps, self.settings
-        value = noise_weight_at(step, steps, initial=of.initial, final=of.final)
-        self.decoder.set_noise_weight(value)
+        weight = noise_weight_at(state.global_step, state.max_steps, **self._ends)
+        self._decoder.set_noise_weight(weight)
 
 
 def noise_weight_of(decoder: nn.Module) -> float | None:
@@ -46,13 +43,6 @@ def noise_weight_of(decoder: nn.Module) -> float | None:
     if not isinstance(decoder, SignalNoiseForCausalLM):
         return None
     return decoder.model.noise_weight.item()
-
-
-def noise_weight_callbacks(recipe: Recipe, decoder: nn.Module) -> list[TrainerCallback]:
-    """Return what sets λ; nothing for a model without noise heads."""
-    if not isinstance(decoder, SignalNoiseForCausalLM):
-        return []
-    return [NoiseWeightSchedule(decoder, recipe.noise_weight or NoiseWeightRecipe())]
 
 
 def check_noise_weight_of(recipe: Recipe, decoder: PreTrainedModel) -> None:

@@ -3,6 +3,8 @@
 DDP, which accelerate puts around the model, keeps a copy of everything in every process. FSDP2
 shards the decoder's parameters, gradients and optimizer state, one unit per block; the prototype
 head stays whole, since every token needs all of its prototypes.
+
+Functions that exchange something have to be called by every process.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def barrier() -> None:
 
 
 def over_processes(tensor: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Return a tensor summed, or reduced otherwise, over all processes; it is left as it is."""
+    """Return a tensor summed, or reduced otherwise, over all processes."""
     if world_size() == 1:
         return tensor
     reduced = tensor.clone()
@@ -90,7 +92,7 @@ def concatenate(rows: Tensor) -> Tensor:
 
 
 def any_process(flag: bool) -> bool:
-    """Say whether the flag is set in any process, so that all act on it at the same step."""
+    """Say whether the flag is set in any process."""
     return bool(over_processes(torch.tensor(int(flag))).item())
 
 
@@ -98,7 +100,7 @@ def on_main(function: Callable[[], T]) -> T:
     """Run a function in the first process; every process returns its value or raises its error."""
     if world_size() == 1:
         return function()
-    outcome: list[T | Exception | None] = [None]
+    outcome: list[Any] = [None]
     if is_main():
         try:
             outcome = [function()]
@@ -107,7 +109,7 @@ def on_main(function: Callable[[], T]) -> T:
     dist.broadcast_object_list(outcome)
     if isinstance(outcome[0], Exception):
         raise outcome[0]
-    return outcome[0]  # pyright: ignore[reportReturnType]
+    return outcome[0]
 
 
 @torch.no_grad()
@@ -116,13 +118,6 @@ def broadcast_parameters(module: nn.Module) -> None:
     if world_size() > 1:
         for parameter in module.parameters():
             dist.broadcast(parameter.data, src=0)
-
-
-@torch.no_grad()
-def union(mask: Tensor) -> None:
-    """Set what any process has set, in every one of them. Every process has to call."""
-    if world_size() > 1:
-        mask.copy_(over_processes(mask.to(torch.uint8), dist.ReduceOp.MAX).bool())
 
 
 def average_gradients(module: nn.Module) -> None:
@@ -182,6 +177,13 @@ def recompute_activations(decoder: Any) -> None:
         decoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
+def chosen(parallel: Literal["auto", "ddp", "fsdp2"]) -> Literal["none", "ddp", "fsdp2"]:
+    """Return how a model is spread here: not at all in one process."""
+    if world_size() == 1:
+        return "none"
+    return "ddp" if parallel == "auto" else parallel
+
+
 def shard(decoder: Any, device: torch.device) -> None:
     """Shard a decoder in place with FSDP2: a unit per block, and one of all the rest."""
     if isinstance(decoder, FSDPModule):
@@ -217,18 +219,14 @@ class Sharded(nn.Module):
 
 @contextmanager
 def whole(decoder: nn.Module) -> Iterator[None]:
-    """Hold what is outside of a decoder's blocks, W among it, whole in every process.
-
-    Every process has to enter. Forward passes work within and without.
-    """
-    if not isinstance(decoder, FSDPModule):
-        yield
-        return
-    decoder.unshard()
+    """Hold what is outside of a decoder's blocks, W among it, whole in every process."""
+    if isinstance(decoder, FSDPModule):
+        decoder.unshard()
     try:
         yield
     finally:
-        decoder.reshard()
+        if isinstance(decoder, FSDPModule):
+            decoder.reshard()
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -242,20 +240,16 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def full_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return a state dict without shards; tied weights stay one tensor. Every process has to."""
+    """Return a state dict without shards; tied weights stay one tensor."""
     if isinstance(module, FSDPModule):
         module.reshard()
-    gathered: dict[int, Tensor] = {}
-    state: dict[str, Tensor] = {}
-    for name, value in module.state_dict(keep_vars=True).items():
-        if id(value) not in gathered:
-            gathered[id(value)] = full(value.detach())
-        state[name] = gathered[id(value)]
-    return state
+    state = module.state_dict(keep_vars=True)
+    gathered = {id(value): full(value.detach()) for value in state.values()}
+    return {name: gathered[id(value)] for name, value in state.items()}
 
 
 def gather_shards(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole state of a sharded model's optimizer: a ``state_dict`` hook for all."""
+    """Return the whole state of a sharded model's optimizer: a ``state_dict`` hook."""
     state = {
         parameter: {name: full(value) for name, value in values.items()}
         for parameter, values in saved["state"].items()
@@ -278,10 +272,3 @@ def take_shards(optimizer: torch.optim.Optimizer, whole: dict[str, Any]) -> dict
         for index, values in whole["state"].items()
     }
     return whole | {"state": state}
-
-
-def chosen(parallel: Literal["auto", "ddp", "fsdp2"]) -> Literal["none", "ddp", "fsdp2"]:
-    """Return how a model is spread here: not at all in one process."""
-    if world_size() == 1:
-        return "none"
-    return "ddp" if parallel == "auto" else parallel

@@ -6,11 +6,11 @@ on states that the model already forms they cost next to nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers import TrainerCallback, TrainerState
 
@@ -23,7 +23,6 @@ from prismlm.models.sidecar import weight_of
 from prismlm.training import parallel
 from prismlm.training.model import PrismForCausalLM, Usage
 from prismlm.training.recipe import Recipe
-from prismlm.training.spherical_kmeans import spherical_kmeans
 
 ROWS_PER_PASS = 8
 # Few states of one row: states of one document resemble each other.
@@ -31,6 +30,66 @@ STATES_PER_ROW = 16
 # More states than this for each prototype place them hardly better.
 STATES_PER_CLUSTER = 8
 KMEANS_ITERATIONS = 10
+# Cosines that k-means forms at a time.
+TILE_ELEMENTS = 2**21
+
+
+class Clusters(NamedTuple):
+    """Centres and who belongs to them, for N vectors and K centres.
+
+    Attributes:
+        centres: unit vectors.
+        assignment: the nearest centre of each vector.
+        objective: mean cosine of the vectors to their centres after each iteration.
+    """
+
+    centres: Float[Tensor, "K d"]
+    assignment: Int64[Tensor, " N"]
+    objective: Float[Tensor, " iterations"]
+
+
+@torch.no_grad()
+def spherical_kmeans(
+    vectors: Float[Tensor, "N d"], centres: Float[Tensor, "K d"], iterations: int
+) -> Clusters:
+    """Move centres to the mean directions of the vectors nearest to them.
+
+        a_n = argmax_i cos(x_n, m_i)        m_i = Σ_{n: a_n = i} x̂_n / ‖Σ …‖
+
+    A centre that no vector is nearest to moves onto the vector with the lowest cosine to its own
+    centre, the next such centre onto the next such vector. The mean cosine never falls while no
+    centre is empty. Vectors, N ≥ K, may have any norm; ``centres`` is where to start.
+
+    Source: Dhillon and Modha, Concept Decompositions, Machine Learning 42, 2001.
+    """
+    if not 1 <= len(centres) <= len(vectors):
+        raise InputError(
+            f"there are {len(vectors)} vectors for {len(centres)} centres: give at least as many."
+        )
+    unit, centres = F.normalize(vectors.float(), dim=-1), F.normalize(centres.float(), dim=-1)
+    objective = unit.new_empty(iterations)
+    best, assignment = _nearest(unit, centres)
+    for iteration in range(iterations):
+        sums = torch.zeros_like(centres).index_add_(0, assignment, unit)
+        empty = (torch.bincount(assignment, minlength=len(centres)) == 0).nonzero().squeeze(1)
+        sums[empty] = unit[best.argsort(stable=True)[: len(empty)]]
+        centres = F.normalize(sums, dim=-1)
+        best, assignment = _nearest(unit, centres)
+        objective[iteration] = best.mean()
+    return Clusters(centres, assignment, objective)
+
+
+def _nearest(unit: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosine of each vector to its nearest centre and which one that is, by tiles."""
+    tiles = torch.split(unit, max(16, TILE_ELEMENTS // len(centres)))
+    best, index = zip(*((tile @ centres.T).max(1) for tile in tiles), strict=True)
+    return torch.cat(best), torch.cat(index)
+
+
+def cluster_centres(states: Float[Tensor, "N d"], count: int, iterations: int) -> Tensor:
+    """Return K centres of clusters of states in random order, with the states' mean norm."""
+    centres = spherical_kmeans(states, states[:count], iterations).centres
+    return centres * states.norm(dim=-1).mean()
 
 
 def place_prototypes(
@@ -47,14 +106,11 @@ def place_prototypes(
     """
     head = model.prototype_head
     count = head.num_prototypes
-    if method == "kmeans":
-        wanted = STATES_PER_CLUSTER * count
+    if method != "random":
+        wanted = count * (STATES_PER_CLUSTER if method == "kmeans" else 1)
         states = sample_states(model.model, rows, wanted, generator, at_least=count)
-        # The states are in random order already.
-        clusters = spherical_kmeans(states, states[:count], KMEANS_ITERATIONS)
-        head.place_on((clusters.centres * states.norm(dim=-1).mean()).to(head.prototypes.device))
-    elif method == "states":
-        states = sample_states(model.model, rows, count, generator)
+        if method == "kmeans":
+            states = cluster_centres(states, count, KMEANS_ITERATIONS)
         head.place_on(states.to(head.prototypes.device))
     model.placed = True
 
@@ -74,10 +130,8 @@ def sample_states(
     used. At most :data:`STATES_PER_ROW` come from one row unless there are too few rows, or more
     states than prototypes are wanted.
     """
-    device = weight_of(model).device
     enough = count if at_least is None else at_least
-    quota = STATES_PER_ROW * -(-count // enough)
-    per_row = max(quota, -(-count // max(1, len(rows))))
+    per_row = max(STATES_PER_ROW * -(-count // enough), -(-count // max(1, len(rows))))
     order = torch.randperm(len(rows), generator=generator).tolist()
     taken, spare, missing = [], [], count
     with evaluating(model):
@@ -85,7 +139,7 @@ def sample_states(
             if missing <= 0:
                 break
             batch = [rows[index] for index in order[first : first + ROWS_PER_PASS]]
-            for states in _states(model, batch, device):
+            for states in _states(model, batch):
                 shuffled = states[torch.randperm(len(states), generator=generator)]
                 taken.append(shuffled[:per_row])
                 spare.append(shuffled[per_row:])
@@ -100,9 +154,9 @@ def sample_states(
     return states[:count]
 
 
-def _states(model: Any, batch: list[dict[str, Tensor]], device: torch.device) -> list[Tensor]:
+def _states(model: Any, batch: list[dict[str, Tensor]]) -> list[Tensor]:
     """Return the float32 states of each row's tokens, on the CPU: [tokens, d] each."""
-    names = ("input_ids", "position_ids")
+    device, names = weight_of(model).device, ("input_ids", "position_ids")
     given = {name: torch.stack([row[name] for row in batch]).to(device) for name in names}
     with capture(model, logits=False) as seen:
         model(**given, use_cache=False)
@@ -110,7 +164,6 @@ def _states(model: Any, batch: list[dict[str, Tensor]], device: torch.device) ->
     return [z[row][item["token_mask"]] for row, item in enumerate(batch)]
 
 
-@dataclass(eq=False)
 class HeadSchedule(TrainerCallback):
     """Places the prototypes before a step, raises the weights of their losses and anneals k.
 
@@ -118,8 +171,8 @@ class HeadSchedule(TrainerCallback):
     k(t) = max(k, round(k₀ − (k₀ − k) (t − placed) / (last − placed))),   last = anneal_until
     """
 
-    rows: PackedDataset
-    recipe: Recipe
+    def __init__(self, rows: PackedDataset, recipe: Recipe) -> None:
+        self.rows, self.recipe = rows, recipe
 
     def loss_scale(self, step: int, steps: int) -> float:
         """Return the factor of the head's losses in the step after ``step`` steps."""
@@ -128,9 +181,8 @@ class HeadSchedule(TrainerCallback):
     def prototypes_per_token(self, step: int, steps: int) -> int:
         """Return k in the step after ``step`` steps."""
         head = self.recipe.head
-        first, final = head.anneal_from, head.prototypes_per_token
-        if first is None:
-            return final
+        final = head.prototypes_per_token
+        first = head.anneal_from or final
         done = progress(step, self.recipe.placing_step, head.anneal_until * steps)
         return round(first + (final - first) * done)
 
@@ -149,8 +201,7 @@ class HeadSchedule(TrainerCallback):
 
 def progress(step: int, first: int, last: float) -> float:
     """Return how far ``step`` is on the way from ``first`` to ``last``, in [0, 1]."""
-    way = last - first
-    return 1.0 if way <= 0 else min(1.0, max(0.0, (step - first) / way))
+    return 1.0 if last <= first else min(1.0, max(0.0, (step - first) / (last - first)))
 
 
 @torch.no_grad()
@@ -165,17 +216,15 @@ def revive(
     A revived prototype has the direction of its state and the median norm of those in use; its
     second moments are the mean of theirs, so that its first step is no larger.
     """
-    unused = (usage.counts == 0).nonzero().squeeze(1)
-    worst = usage.worst
-    if worst is None or not len(unused) or not len(worst) or len(unused) == len(usage.counts):
+    in_use, worst = usage.counts > 0, usage.worst
+    if worst is None or in_use.all() or not in_use.any():
         return 0
+    unused = (~in_use).nonzero().squeeze(1)
     chosen = torch.randperm(len(worst), generator=generator)[: len(unused)].to(worst.device)
     unused = unused[: len(chosen)]
-    states = worst[chosen]
-    prototypes, in_use = head.prototypes, usage.counts > 0
+    prototypes = head.prototypes
     norm = prototypes[in_use].norm(dim=-1).median()
-    norms = states.norm(dim=-1, keepdim=True).clamp_min(1e-12)
-    prototypes[unused] = (states / norms * norm).to(prototypes.dtype)
+    prototypes[unused] = (F.normalize(worst[chosen], dim=-1) * norm).to(prototypes.dtype)
     moments = optimizer.state.get(prototypes, {})
     if "exp_avg" in moments:
         moments["exp_avg"][unused] = 0
@@ -183,7 +232,6 @@ def revive(
     return len(unused)
 
 
-@dataclass(eq=False)
 class ReviveUnused(TrainerCallback):
     """Revives, every ``head.revive_every`` steps, the prototypes that none of these used.
 
@@ -191,21 +239,18 @@ class ReviveUnused(TrainerCallback):
     which states; the generator is the head's own.
     """
 
-    recipe: Recipe
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Revive if it is time."""
-        model, step, recipe = kwargs["model"], state.global_step, self.recipe
-        since, until = step - recipe.placing_step, round(recipe.head.revive_until * recipe.steps)
+        model, optimizer, recipe = kwargs["model"], kwargs["optimizer"], self.recipe
+        step, until = state.global_step, round(recipe.head.revive_until * recipe.steps)
+        since = step - recipe.placing_step
         if since <= 0 or since % recipe.head.revive_every or step > until:
             return
         generator = torch.Generator().manual_seed(recipe.seed + step)
-        optimizer = kwargs["optimizer"]
         model.usage.merge()
-        revive(
-            model.prototype_head,
-            model.usage,
-            getattr(optimizer, "optimizer", optimizer),
-            generator,
-        )
+        own = getattr(optimizer, "optimizer", optimizer)
+        revive(model.prototype_head, model.usage, own, generator)
         model.usage.reset()

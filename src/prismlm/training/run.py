@@ -1,4 +1,4 @@
-"""Training from a recipe to a finished model directory: the whole way of a run, in order."""
+"""Training from a recipe to a finished model directory, and what that would take."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import importlib.util
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import TrainerCallback, TrainerState
 
-from prismlm.errors import DivergenceError, InputError, Interrupted, NotFiniteError, changes
+from prismlm.cost import Cost, peak_memory
+from prismlm.errors import InputError, Interrupted, NotFiniteError
 from prismlm.explain.quality import HeadQuality
 from prismlm.files import (
     atomic_file,
@@ -27,22 +31,18 @@ from prismlm.files import (
 from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter, Task
-from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, writing
+from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, writing
 from prismlm.training import checkpoints, parallel
 from prismlm.training.checkpoints import CHECKPOINTS
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
-from prismlm.training.layer_logs import layer_logs, write_heads_report
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_file import flat
-from prismlm.training.setup import Prepared, described, prepare
-from prismlm.training.trainer import REMEDY, PrismTrainer
+from prismlm.training.setup import Prepared, described, device_of, prepare, resolved, with_steps
+from prismlm.training.trainer import PrismTrainer
 
-RUN_FILE = "training.json"
-HISTORY_FILE = "training.jsonl"
-TENSORBOARD = "tensorboard"
+RUN_FILE, HISTORY_FILE, TENSORBOARD = "training.json", "training.jsonl", "tensorboard"
 # Where a search for hyper-parameters keeps what it does, and the recipe it ends with.
-SEARCH = "search"
-BEST_FILE = "best.yaml"
+SEARCH, BEST_FILE = "search", "best.yaml"
 # What may differ when a run is resumed: it changes neither weights nor figures.
 FREE_TO_CHANGE = (
     "corpus",
@@ -52,6 +52,7 @@ FREE_TO_CHANGE = (
     "logging.tensorboard",
     "logging.report_to",
 )
+MEASURED_STEPS = 3
 
 
 class TrainingInterrupted(Interrupted):
@@ -144,24 +145,24 @@ def train(
         _check_reporters(recipe)
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
         prepared = prepare(recipe)
-        recipe, parameters = prepared.recipe, prepared.model.parameters()
-        needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in parameters)
-        check_room(f"a checkpoint in {out}", out, needed)
         parallel.on_main(lambda: _begin(prepared, resume))
         if on_warning is not None and (warning := prepared.warning()):
             on_warning(warning)
         trainer = PrismTrainer(prepared, out)
-        checkpoint = parallel.on_main(lambda: checkpoints.latest_checkpoint(out / CHECKPOINTS))
-        done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
-        logs = layer_logs(trainer, out, TENSORBOARD, done)
-        with _reporting_divergence(trainer):
-            _take_steps(trainer, logs, checkpoint, progress)
+        try:
+            _take_steps(trainer, progress)
             quality = _measure(trainer, progress)
-        for log in logs:
-            log.add(step=trainer.state.global_step, ce=quality.ce, ce_tokens=quality.tokens)
-        write_heads_report(trainer, out)
-        tokens = trainer.tokens_seen()
-        _finish(trainer, quality, tokens)
+            # The last evaluation is on more text than those before it, so it is not compared.
+            last: dict[str, Any] = {
+                "step": trainer.state.global_step,
+                "epoch": trainer.state.epoch,
+                "eval_ce": quality.ce,
+                "eval_tokens": quality.tokens,
+                **trainer.layer_log.figures(),
+            }
+        except NotFiniteError as error:
+            raise trainer.diverged(str(error)) from error
+        _write(trainer, quality, [*trainer.state.log_history, last])
     return TrainingResult(
         directory=out,
         history_file=out / HISTORY_FILE,
@@ -169,7 +170,7 @@ def train(
         quality=quality if recipe.head.enabled else None,
         history=trainer.state.log_history,
         steps=trainer.state.global_step,
-        tokens=tokens,
+        tokens=trainer.tokens_seen(),
         unigram_ce=unigram_ce(prepared.corpus),
     )
 
@@ -209,69 +210,48 @@ def _check_reporters(recipe: Recipe) -> None:
             )
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what changes results between two runs, of :func:`described`, as ``key: old → new``."""
-
-    def compared(run: dict[str, Any]) -> dict[str, Any]:
-        values = flat(run["recipe"]) | run["resolved"]
-        values |= {"text": run["corpus"]["fingerprint"], "processes": run["processes"]}
-        return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
-
-    return changes(compared(before), compared(now))
+def settings_of(run: dict[str, Any]) -> dict[str, Any]:
+    """Return what of a run, as :func:`described` has it, changes its results."""
+    values = flat(run["recipe"]) | run["resolved"]
+    values |= {"text": run["corpus"]["fingerprint"], "processes": run["processes"]}
+    return {k: v for k, v in values.items() if k not in FREE_TO_CHANGE and v is not None}
 
 
 def _begin(prepared: Prepared, resume: bool) -> None:
     """Note what the run is; raise InputError if another was noted, naming what differs."""
     out, now = prepared.recipe.out, described(prepared.recipe, prepared.corpus)
+    # Another process may have begun it while the corpus was read.
     check_new(out, resume=resume)
+    parameters = sum(p.numel() for p in prepared.model.parameters())
+    check_room(f"a checkpoint in {out}", out, checkpoints.BYTES_PER_PARAMETER * parameters)
     if not (out / RUN_FILE).is_file():
         keep_json(out / RUN_FILE, now)
-    elif changed := differences(read_json(out / RUN_FILE), now):
-        raise InputError(
-            f"{out} was begun with another recipe ({'; '.join(changed)}), so it cannot be resumed "
-            "with this one. Put these settings back, or train into another out."
-        )
+        return
+    before = settings_of(read_json(out / RUN_FILE))
+    way_out = "Put these settings back, or train into another out."
+    check_same(f"{out} was begun with another recipe", before, settings_of(now), way_out)
 
 
-@contextmanager
-def _reporting_divergence(trainer: PrismTrainer) -> Iterator[None]:
-    """Report figures that are not finite as training that diverged."""
-    try:
-        yield
-    except NotFiniteError as error:
-        newest = checkpoints.last_good(trainer.prepared.recipe.out / CHECKPOINTS)
-        raise DivergenceError(
-            f"a figure is not finite after step {trainer.state.global_step}: {error} {newest} "
-            f"{REMEDY}"
-        ) from error
-
-
-def _take_steps(
-    trainer: PrismTrainer,
-    callbacks: list[Any],
-    checkpoint: Path | None,
-    progress: Reporter,
-) -> None:
-    """Train from a checkpoint, or from the start, to the end."""
+def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
+    """Train from the newest checkpoint, or from the start, to the end."""
     recipe, out = trainer.prepared.recipe, trainer.prepared.recipe.out
+    checkpoint = parallel.on_main(lambda: checkpoints.latest_checkpoint(out / CHECKPOINTS))
     done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
+    if checkpoint is not None and done >= recipe.steps:
+        # Trainer would run one more step before it noticed that it is finished.
+        trainer.load_finished(checkpoint)
+        return
     positions = recipe.positions_per_step * parallel.world_size()
     # torchrun ends the other processes of a failed one with SIGTERM: they would wait for it.
     signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
     stop = StopOnInterrupt(Interrupts(lambda: "training stopped", signals))
     with stop.interrupts, progress.task("training", (recipe.steps - done) * positions) as task:
         if parallel.is_main():
-            trainer.add_callback(ReportProgress(task, positions, out))
+            trainer.add_callback(ReportProgress(trainer, task, positions, out))
             if recipe.logging.tensorboard:
                 trainer.add_callback(_tensorboard(out / TENSORBOARD, done))
-        for callback in [*callbacks, stop]:
-            trainer.add_callback(callback)
-        if checkpoint is not None and done >= recipe.steps:
-            # Trainer would run one more step before it noticed that it is finished.
-            trainer.load_checkpoint(checkpoint)
-        else:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            trainer.check_finite()
+        trainer.add_callback(stop)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if stop.interrupted:
             newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)
             assert newest is not None
@@ -288,17 +268,17 @@ def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
         return trainer.measure(heldout.counted(tokens, task))
 
 
-def _finish(trainer: PrismTrainer, quality: HeadQuality, tokens: int) -> None:
+def _write(trainer: PrismTrainer, quality: HeadQuality, evaluations: list[dict[str, Any]]) -> None:
     """Put the finished model into ``out``; ``prismlm.json`` last, so that it says it is whole."""
     prepared, state = trainer.prepared, trainer.state
     recipe, out = prepared.recipe, prepared.recipe.out
-    provenance = prepared.provenance(steps=state.global_step, tokens=tokens)
-    figures = quality.to_dict()
-    provenance["quality"] = figures if recipe.head.enabled else {"ce": quality.ce}
+    provenance = prepared.provenance(steps=state.global_step, tokens=trainer.tokens_seen())
+    provenance["quality"] = quality.to_dict() if recipe.head.enabled else {"ce": quality.ce}
     checkpoints.check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
     hidden = temporary_sibling(out / "model")
     with checkpoints.guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
+        trainer.layer_log.write_report(out)
         try:
             trainer.write_model(hidden, provenance)
             if parallel.is_main():
@@ -306,9 +286,10 @@ def _finish(trainer: PrismTrainer, quality: HeadQuality, tokens: int) -> None:
                     # A plain model's directory is a plain checkpoint.
                     for name in (META_FILE, HEAD_FILE):
                         (hidden / name).unlink()
+                trainer.layer_log.write(out, evaluations)
+                write_history(out, state.log_history)
                 for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
                     os.replace(path, out / path.name)
-                write_history(out, state.log_history)
         finally:
             if parallel.is_main():
                 shutil.rmtree(hidden, ignore_errors=True)
@@ -323,15 +304,14 @@ def write_history(out: Path, history: list[dict[str, Any]]) -> None:
         temporary.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
-@dataclass(eq=False)
 class StopOnInterrupt(TrainerCallback):
     """Ends training after the current step, with a checkpoint, once a signal came.
 
     A second one ends it at once; the newest checkpoint on disk stays as it is.
     """
 
-    interrupts: Interrupts
-    interrupted: bool = False
+    def __init__(self, interrupts: Interrupts) -> None:
+        self.interrupts, self.interrupted = interrupts, False
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Ask for a checkpoint and the end, in every process at the same step."""
@@ -343,10 +323,13 @@ class StopOnInterrupt(TrainerCallback):
 
 
 class ReportProgress(TrainerCallback):
-    """Advances a task with each step, and writes the history with each checkpoint."""
+    """Advances a task with each step; writes history and layers' tables with each checkpoint."""
 
-    def __init__(self, task: Task, positions_per_step: int, out: Path) -> None:
-        self._task, self._positions, self._out = task, positions_per_step, out
+    def __init__(
+        self, trainer: PrismTrainer, task: Task, positions_per_step: int, out: Path
+    ) -> None:
+        self._trainer, self._task = trainer, task
+        self._positions, self._out = positions_per_step, out
         self._notes: dict[str, str] = {}
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -366,6 +349,7 @@ class ReportProgress(TrainerCallback):
         """Write the history, for whoever watches."""
         with checkpoints.guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
             write_history(self._out, state.log_history)
+            self._trainer.layer_log.write(self._out, state.log_history)
 
 
 def _tensorboard(directory: Path, first_step: int) -> TrainerCallback:
@@ -374,3 +358,76 @@ def _tensorboard(directory: Path, first_step: int) -> TrainerCallback:
     from transformers.integrations.integration_utils import TensorBoardCallback
 
     return TensorBoardCallback(SummaryWriter(str(directory), purge_step=first_step or None))
+
+
+def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
+    """Say what the run will take, from a few real steps; nothing is written to ``out``.
+
+    Evaluations are left out; disk is the finished model, and the checkpoints that are kept, with
+    their optimizer. The figures are ``parameters`` of the model, ``head_parameters``; optimizer
+    ``steps``; ``tokens``, positions that one process trains on; ``corpus_tokens`` in the training
+    rows, ``passes`` over them and their share of ``padding``; ``precision``, ``device`` and
+    ``seconds_per_step``.
+
+    Raises:
+        InputError: as :func:`train`.
+    """
+    check_new(recipe.out, resume=resume)
+    # The first step warms up.
+    count = 1 + MEASURED_STEPS
+    changes = {
+        "steps": count,
+        "head": recipe.head.model_copy(update={"initialise_at_step": 0}),
+        "evaluation": recipe.evaluation.model_copy(update={"every": 0}),
+        "checkpoint": recipe.checkpoint.model_copy(update={"every": count, "keep": 1}),
+        "logging": recipe.logging.model_copy(update={"report_to": ()}),
+    }
+    prepared = prepare(recipe.model_copy(update=changes))
+    clock = _Clock()
+    with quiet_transformers(), tempfile.TemporaryDirectory() as name:
+        trainer = PrismTrainer(prepared, Path(name), [clock])
+        trainer.train()
+        checkpoint = sum(path.stat().st_size for path in Path(name).rglob("*") if path.is_file())
+    per_step = sorted(clock.seconds[1:])[MEASURED_STEPS // 2]
+    rows, recipe = prepared.rows, with_steps(recipe, prepared.rows)
+    tokens = recipe.steps * recipe.positions_per_step
+    whole, head = (
+        sum(p.numel() for p in module.parameters())
+        for module in (prepared.model, prepared.model.prototype_head)
+    )
+    kept = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
+    figures = {
+        "parameters": whole - head,
+        "head_parameters": head,
+        "steps": recipe.steps,
+        "seconds_per_step": per_step,
+        "tokens": tokens,
+        "corpus_tokens": rows.num_tokens,
+        "passes": tokens / (len(rows) * recipe.data.length),
+        "padding": 1 - rows.fill,
+        "precision": resolved(recipe)["precision"],
+        "device": str(trainer.args.device),
+    }
+    return Cost(
+        per_step * recipe.steps,
+        peak_memory(device_of(recipe)),
+        kept * checkpoint + 4 * whole,
+        figures,
+        basis=f"Measured on {MEASURED_STEPS} real steps.",
+    )
+
+
+class _Clock(TrainerCallback):
+    """Times steps from their beginning to their end, so without logs and checkpoints."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self._began)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import shutil
@@ -11,30 +10,31 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
 
 from prismlm.cost import Cost
-from prismlm.errors import DivergenceError, InputError, PrismError, changes, suggest
+from prismlm.errors import DivergenceError, InputError, PrismError, suggest
 from prismlm.files import atomic_file, read_json, room_to_write, write_json
+from prismlm.outputs import put_csv
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import writing
+from prismlm.run_state import check_same, writing
 from prismlm.training import parallel
-from prismlm.training.estimate import estimate
 from prismlm.training.evaluation import perplexity
 from prismlm.training.layer_logs import CHANNELS_FILE, HEADS_FILE, REPORT_FILE
-from prismlm.training.recipe import Dimension, Range, Recipe, Scalar, SearchRecipe
-from prismlm.training.recipe_file import build_recipe, flat, section_of
+from prismlm.training.recipe import Range, Recipe, Scalar, SearchRecipe
+from prismlm.training.recipe_file import build_recipe, flat
 from prismlm.training.run import (
     BEST_FILE,
     HISTORY_FILE,
     RUN_FILE,
     SEARCH,
     TENSORBOARD,
-    differences,
+    estimate,
+    settings_of,
     train,
 )
 from prismlm.training.setup import described, prepare, versions
@@ -57,6 +57,7 @@ IN_STEPS = (
     "checkpoint.every",
 )
 OF_THE_HEAD = ("head.", "losses.", "optimizer.head_")
+FAILURES = (DivergenceError, InputError, torch.OutOfMemoryError)
 OBJECTIVE = (
     "mean over the seeds of the cross-entropy on held-out text at the end of training, in nats per "
     "token; the less the better"
@@ -184,13 +185,23 @@ def search(
     way_out = "Make room, then resume with --resume."
     room = room_to_write(f"the search in {recipe.out}", recipe.out, way_out)
     with writing(directory, within=True), room:
-        _check_same(directory, noted)
+        _check_resumed(directory, noted)
         study = _open_study(directory)
-        result = _write(recipe, directory, noted, _finished(study))
+        result = _write(recipe, SearchResult(directory, _finished(study)), noted)
         while len(result.trials) < recipe.search.trials:
-            trial = _try(study, recipe, directory, progress)
-            result = _write(recipe, directory, noted, _finished(study))
-            on_trial(trial)
+            number = len(result.trials)
+            # Drawn by a generator of its own, so that a resumed search draws the same.
+            study.sampler = _sampler(recipe, number)
+            with warnings.catch_warnings():
+                # BoTorch's, of few and unscaled data.
+                warnings.simplefilter("ignore")
+                study.optimize(
+                    lambda trial, number=number: _try(trial, number, recipe, progress),
+                    n_trials=1,
+                    catch=FAILURES,
+                )
+            result = _write(recipe, SearchResult(directory, _finished(study)), noted)
+            on_trial(result.trials[-1])
     if result.best is None:
         raise PrismError(
             f"all {len(result.trials)} trials failed; the last: {result.trials[-1].failed}. The "
@@ -204,7 +215,7 @@ def _check_packages(search: SearchRecipe) -> None:
     try:
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.CRITICAL)
         if search.sampler == "botorch":
             import botorch  # noqa: F401
             import optuna_integration.botorch  # noqa: F401
@@ -290,22 +301,17 @@ def _put(settings: dict[str, Any], key: str, value: Any) -> None:
     settings[name] = value
 
 
-def _check_same(directory: Path, noted: dict[str, Any]) -> None:
+def _check_resumed(directory: Path, noted: dict[str, Any]) -> None:
     """Check that a search there is this one; InputError names what differs."""
-    file = directory / RESULTS_FILE
-    if not file.is_file():
+    if not (directory / RESULTS_FILE).is_file():
         return
-    before = read_json(file)
     # More trials are the same search, longer.
-    then, now = (
-        {f"search.{key}": value for key, value in one["search"].items() if key != "trials"}
-        for one in (before, noted)
+    before, now = (
+        settings_of(one) | {f"search.{k}": v for k, v in one["search"].items() if k != "trials"}
+        for one in (read_json(directory / RESULTS_FILE), noted)
     )
-    if changed := differences(before, noted) + changes(then, now):
-        raise InputError(
-            f"{directory} was begun as another search ({'; '.join(changed)}), so it cannot be "
-            "resumed with this recipe. Put these settings back, or search into another out."
-        )
+    way_out = "Put these settings back, or search into another out."
+    check_same(f"{directory} was begun as another search", before, now, way_out)
 
 
 def _open_study(directory: Path) -> Any:
@@ -316,10 +322,9 @@ def _open_study(directory: Path) -> Any:
     # A killed process left it; this one alone may write here.
     for lock in directory.glob(f"{JOURNAL}.lock*"):
         lock.unlink()
+    backend = JournalFileBackend(journal, JournalFileOpenLock(journal))
     return optuna.create_study(
-        storage=optuna.storages.JournalStorage(
-            JournalFileBackend(journal, JournalFileOpenLock(journal))
-        ),
+        storage=optuna.storages.JournalStorage(backend),
         study_name=STUDY,
         direction="minimize",
         load_if_exists=True,
@@ -328,35 +333,11 @@ def _open_study(directory: Path) -> Any:
 
 def _finished(study: Any) -> tuple[TrialResult, ...]:
     """Return the trials with an outcome; one that was cut short is in the study alone."""
-    trials = (t for t in study.get_trials(deepcopy=False) if "seeds" in t.user_attrs)
+    trials = (t for t in study.get_trials(deepcopy=False) if "failed" in t.user_attrs)
     return tuple(
         TrialResult(number, dict(t.params), tuple(t.user_attrs["seeds"]), t.user_attrs["failed"])
         for number, t in enumerate(trials)
     )
-
-
-def _try(study: Any, recipe: Recipe, directory: Path, progress: Reporter) -> TrialResult:
-    """Draw the values of one trial, train its models and note what came of them.
-
-    A trial is drawn by a generator of its own, seeded by the recipe's seed and its number.
-    """
-    from optuna.trial import TrialState
-
-    for cut_short in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        study.tell(cut_short.number, state=TrialState.FAIL)
-    number = len(_finished(study))
-    dimensions = recipe.search.dimensions().items()
-    with warnings.catch_warnings():
-        # Of Optuna's experimental classes, and BoTorch's of few and unscaled data.
-        warnings.simplefilter("ignore")
-        study.sampler = _sampler(recipe, number)
-        asked = study.ask({key: _distribution(key, dimension) for key, dimension in dimensions})
-    values = {key: asked.params[key] for key in recipe.search.space}
-    trial = _run_trial(recipe, number, values, directory, progress)
-    asked.set_user_attr("failed", trial.failed)
-    asked.set_user_attr("seeds", list(trial.seeds))
-    study.tell(asked, trial.ce, state=TrialState.FAIL if trial.failed else None)
-    return trial
 
 
 def _sampler(recipe: Recipe, number: int) -> Any:
@@ -370,79 +351,84 @@ def _sampler(recipe: Recipe, number: int) -> Any:
         return TPESampler(n_startup_trials=startup, seed=seed)
     from optuna_integration.botorch import BoTorchSampler
 
-    return BoTorchSampler(n_startup_trials=startup, seed=seed)
+    with warnings.catch_warnings():
+        # It is experimental.
+        warnings.simplefilter("ignore")
+        return BoTorchSampler(n_startup_trials=startup, seed=seed)
 
 
-def _distribution(key: str, dimension: Dimension) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if not isinstance(dimension, Range):
-        return CategoricalDistribution(dimension)
-    if takes_whole_numbers(key, dimension):
-        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
-    return FloatDistribution(float(dimension.low), float(dimension.high), log=dimension.log)
-
-
-def takes_whole_numbers(key: str, dimension: Range) -> bool:
-    """Say whether a range holds whole numbers only: by its ends, unless the key takes others."""
-    whole = isinstance(dimension.low, int) and isinstance(dimension.high, int)
-    if key.startswith("model."):
-        return whole
-    *sections, name = key.split(".")
-    annotation = section_of(sections).model_fields[name].annotation
-    return whole and float not in (annotation, *get_args(annotation))
-
-
-def _run_trial(
-    recipe: Recipe, number: int, values: dict[str, Scalar], directory: Path, progress: Reporter
-) -> TrialResult:
-    """Train a trial's models, one for each seed until one fails, and measure them.
+def _try(trial: Any, number: int, recipe: Recipe, progress: Reporter) -> float:
+    """Train a trial's models, one for each seed until one fails; return their mean cross-entropy.
 
     Their histories are kept and the models are not.
     """
-    place = directory / TRIALS / f"{number:04d}"
-    shutil.rmtree(place, ignore_errors=True)
+    values = _drawn(trial, recipe)
+    directory = recipe.out / SEARCH / TRIALS / f"{number:04d}"
+    shutil.rmtree(directory, ignore_errors=True)
     seeds: list[float] = []
     failed = None
-    for seed in range(recipe.seed, recipe.seed + recipe.search.seeds):
-        out = place / f"seed-{seed}"
-        try:
+    try:
+        for seed in range(recipe.seed, recipe.seed + recipe.search.seeds):
+            out = directory / f"seed-{seed}"
             # Values that are allowed one by one may not go together.
             run = recipe_with(recipe, values, seed=seed, out=out)
-            seeds.append(train(run, progress=progress).ce)
-        except (DivergenceError, InputError, torch.OutOfMemoryError) as error:
-            failed = str(error).split("\n")[0].split(". ")[0].rstrip(".")
-        for path in out.iterdir() if out.is_dir() else ():
-            if path.name not in KEPT:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if failed:
-            break
-    return TrialResult(number, values, tuple(seeds), failed)
+            try:
+                seeds.append(train(run, progress=progress).ce)
+            finally:
+                _remove_model(out)
+    except FAILURES as error:
+        failed = str(error).split("\n")[0].split(". ")[0].rstrip(".")
+        raise
+    finally:
+        if failed or len(seeds) == recipe.search.seeds:
+            trial.set_user_attr("seeds", seeds)
+            trial.set_user_attr("failed", failed)
+    return statistics.fmean(seeds)
 
 
-def _write(
-    recipe: Recipe, directory: Path, noted: dict[str, Any], trials: tuple[TrialResult, ...]
-) -> SearchResult:
+def _drawn(trial: Any, recipe: Recipe) -> dict[str, Scalar]:
+    """Return the values of a trial; a range holds whole numbers if its ends and its key do."""
+    values, before = dict[str, Scalar](), flat(recipe.to_dict())
+    for key, dimension in recipe.search.dimensions().items():
+        if not isinstance(dimension, Range):
+            values[key] = trial.suggest_categorical(key, dimension)
+            continue
+        low, high, log = dimension.low, dimension.high, dimension.log
+        whole = isinstance(low, int) and isinstance(high, int)
+        if whole and not isinstance(before.get(key), float):
+            values[key] = trial.suggest_int(key, low, high, log=log)
+        else:
+            values[key] = trial.suggest_float(key, low, high, log=log)
+    return values
+
+
+def _remove_model(out: Path) -> None:
+    for path in out.iterdir() if out.is_dir() else ():
+        if path.name not in KEPT:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _write(recipe: Recipe, result: SearchResult, noted: dict[str, Any]) -> SearchResult:
     """Write ``search.json``, ``search.csv`` and, if a trial is complete, ``best.yaml``."""
-    result = SearchResult(directory, trials)
     if (best := result.best) is not None:
         of_the_best = recipe_with(recipe, best.values, out=recipe.out / BEST_MODEL).to_dict()
         head = (
-            f"# Trial {best.number}, the best of {len(trials)}; the others are in {RESULTS_FILE}."
-            f"\n# Held-out cross-entropy {best.ce:.4f}, mean over seeds: {len(best.seeds)}.\n\n"
+            f"# Trial {best.number}, the best of {len(result.trials)}; the others are in "
+            f"{RESULTS_FILE}.\n# Held-out cross-entropy {best.ce:.4f}, mean over seeds: "
+            f"{len(best.seeds)}.\n\n"
         )
         with atomic_file(result.best_recipe) as temporary:
             text = yaml.safe_dump(of_the_best, sort_keys=False, allow_unicode=True)
             temporary.write_text(head + text, encoding="utf-8")
-    columns = ["trial", "state", "ce", "deviation", "perplexity", *recipe.search.space]
-    columns += ["seeds", "failed"]
-    with atomic_file(directory / TABLE_FILE) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")
-        writer.writeheader()
-        for trial in trials:
-            seeds = " ".join(map(repr, trial.seeds))
-            writer.writerow(trial.to_dict() | trial.values | {"seeds": seeds})
-    write_json(directory / RESULTS_FILE, noted | result.to_dict())
+    figures = ("trial", "state", "ce", "deviation", "perplexity")
+    columns = (*figures, *recipe.search.space, "seeds", "failed")
+    rows = []
+    for trial in result.trials:
+        row = trial.to_dict() | trial.values | {"seeds": " ".join(map(repr, trial.seeds))}
+        rows.append({name: row.get(name) for name in columns})
+    with atomic_file(result.directory / TABLE_FILE) as temporary:
+        put_csv(temporary, columns, rows)
+    write_json(result.directory / RESULTS_FILE, noted | result.to_dict())
     return result
 
 

@@ -33,7 +33,7 @@ class Prepared:
     """What a run needs, built from a recipe.
 
     Attributes:
-        recipe: the recipe.
+        recipe: the recipe, its steps known.
         corpus: the opened corpus.
         rows: its packed training rows.
         heldout: its held-out text.
@@ -84,14 +84,7 @@ def prepare(recipe: Recipe) -> Prepared:
     device_of(recipe)
     corpus = Corpus.open(recipe.corpus)
     backbone = build_backbone(recipe, corpus)
-    share_rows = recipe.data.packing != "padded" and supports_packed_documents(backbone)
-    if recipe.data.packing == "packed" and not share_rows:
-        raise InputError(
-            f"models of type {backbone.config.model_type!r} let a document see the one before it "
-            "in the same training row: they do not start anew where position ids do. Set "
-            "data.packing to padded or auto, so that every row holds one document."
-        )
-    rows = training_rows(recipe, corpus, share_rows=share_rows)
+    rows = training_rows(recipe, corpus, backbone)
     heldout = HeldOut(corpus, recipe.data.length, recipe.seed)
     heldout.batches(1)
     recipe = with_steps(recipe, rows)
@@ -108,9 +101,16 @@ def described(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def training_rows(recipe: Recipe, corpus: Corpus, *, share_rows: bool) -> PackedDataset:
-    """Return the training rows of a recipe."""
+def training_rows(recipe: Recipe, corpus: Corpus, backbone: Any) -> PackedDataset:
+    """Return the training rows of a recipe, shared by documents where the model allows it."""
     data = recipe.data
+    share_rows = data.packing != "padded" and supports_packed_documents(backbone)
+    if data.packing == "packed" and not share_rows:
+        raise InputError(
+            f"models of type {backbone.config.model_type!r} let a document see the one before it "
+            "in the same training row: they do not start anew where position ids do. Set "
+            "data.packing to padded or auto, so that every row holds one document."
+        )
     documents = chosen_documents(corpus, data.documents)
     rows = pack(corpus, documents, data.length, recipe.seed, share_rows=share_rows)
     needed = recipe.batch_size * recipe.gradient_accumulation * parallel.world_size()
@@ -162,30 +162,30 @@ def with_steps(recipe: Recipe, rows: PackedDataset) -> Recipe:
 
 def attach_head(recipe: Recipe, backbone: Any, corpus: Corpus) -> PrismForCausalLM:
     """Put head and feedback of a recipe beside its decoder, prototypes not placed yet."""
-    settings, losses = recipe.uncertainty_feedback, recipe.losses
-    if settings.enabled:
-        feedback = attach_uncertainty(
+    feedback = recipe.uncertainty_feedback
+    if feedback.enabled:
+        attached = attach_uncertainty(
             backbone,
-            settings.levels,
-            rows=settings.rows,
-            deviation=settings.deviation,
-            passes=settings.passes,
+            feedback.levels,
+            rows=feedback.rows,
+            deviation=feedback.deviation,
+            passes=feedback.passes,
         )
         # From a generator of its own, as the head.
-        feedback.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
+        attached.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))
     model = PrismForCausalLM(
         backbone,
         head_of(recipe, backbone),
-        weights=losses.weights(),
+        weights=recipe.losses.weights(),
         detach=recipe.head.detach,
-        residual_reduction=losses.residual_reduction,
+        residual_reduction=recipe.losses.residual_reduction,
         position_share=recipe.head.position_share,
         placed=False,
     )
     if recipe.head.enabled:
         model.vocabulary = vocabulary_sample(recipe, corpus, weight_of(backbone).shape[0])
-    if recipe.head.enabled and recipe.head.revive_every:
-        model.usage = Usage(recipe.head.prototypes)
+        if recipe.head.revive_every:
+            model.usage = Usage(recipe.head.prototypes)
     return model
 
 
@@ -201,12 +201,9 @@ def vocabulary_sample(recipe: Recipe, corpus: Corpus, tokens: int) -> Vocabulary
 
 def head_of(recipe: Recipe, backbone: Any) -> PrototypeHead:
     """Return a recipe's head for a decoder, drawn at random from a generator of its own."""
-    settings = recipe.head
+    settings, width = recipe.head, weight_of(backbone).shape[1]
     head = PrototypeHead(
-        weight_of(backbone).shape[1],
-        settings.prototypes,
-        settings.prototypes_per_token,
-        scale=settings.scale,
+        width, settings.prototypes, settings.prototypes_per_token, scale=settings.scale
     )
     head.reset_parameters(torch.Generator().manual_seed(recipe.seed))
     return head
@@ -229,7 +226,7 @@ def device_of(recipe: Recipe) -> str:
 
 def resolved(recipe: Recipe) -> dict[str, str]:
     """Return what the settings that ask the machine come to here."""
-    device = device_of(recipe) if recipe.device == "auto" else recipe.device
+    device = device_of(recipe)
     precision = "bf16" if uses_bf16(recipe.precision, device) else "float32"
     return {"device": device, "precision": precision}
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
@@ -22,6 +21,7 @@ from prismlm.corpus.windows import WindowBatch
 from prismlm.errors import DivergenceError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
 from prismlm.files import share
+from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
@@ -29,11 +29,12 @@ from prismlm.models.uncertainty_feedback import TABLE
 from prismlm.training import checkpoints, parallel
 from prismlm.training.backbone import decayed_names
 from prismlm.training.checkpoints import CHECKPOINTS
+from prismlm.training.layer_logs import LayerLog
 from prismlm.training.losses import NO_LABEL
 from prismlm.training.model import PrismForCausalLM
-from prismlm.training.noise_weight import noise_weight_callbacks, noise_weight_of
+from prismlm.training.noise_weight import NoiseWeightSchedule, noise_weight_of
 from prismlm.training.prototypes import HeadSchedule, ReviveUnused
-from prismlm.training.recipe import Recipe
+from prismlm.training.recipe import NoiseWeightRecipe, Recipe
 from prismlm.training.setup import Prepared, device_of
 from prismlm.training.training_signal import set_training_signal
 
@@ -55,14 +56,14 @@ class PrismTrainer(Trainer):
 
     Beside what Trainer does: the head has a learning rate of its own, no weight decay and its own
     clipping, so that with ``detach`` the decoder's weights are bit for bit those of a run without
-    one; a checkpoint is a model directory, complete or absent; logs hold each part of the loss.
+    one; a checkpoint is a model directory; logs hold each part of the loss.
 
     A step's loss is the mean over all of its predictions, however its rows are split into
     micro-batches and processes: each micro-batch counts by its labels. R1 and DIV are of single
     micro-batches, and R2, RES and losses over a share of the positions nearly so.
 
-    A step waits for nothing that the device computes: whether losses and gradients were finite is
-    looked at with the next log, evaluation or checkpoint, and the first step that was not is named.
+    A step waits for nothing that the device computes: whether losses were finite is looked at with
+    the next log.
 
     Args:
         prepared: what is trained on what; its recipe says how.
@@ -70,7 +71,7 @@ class PrismTrainer(Trainer):
         callbacks: beside those that the recipe asks for.
 
     Attributes:
-        on_gradients: called with each step's number, from 1, before its gradients are clipped.
+        layer_log: measures the layers at evaluations.
     """
 
     model: PrismForCausalLM
@@ -82,20 +83,19 @@ class PrismTrainer(Trainer):
         device = device_of(recipe)
         if device == "cpu":
             keep_freed_memory()
+        self.layer_log = LayerLog(prepared)
         if recipe.gradient_checkpointing:
             parallel.recompute_activations(model.model)
         if recipe.compile:
             parallel.compile_blocks(model.model)
         self.prepared = prepared
         self.bf16_autocast = uses_bf16(recipe.precision, device)
-        self.on_gradients: Callable[[int], object] = lambda step: None
         self._checkpoints = directory / CHECKPOINTS
         self._parts: dict[str, list[Tensor]] = {}
         self._shares: list[Tensor] = []
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._head_norm: Tensor | None = None
         self._last_log: tuple[float, int] | None = None
-        self._broken = torch.tensor(math.inf)
         args = training_arguments(recipe, self._checkpoints)
         # Trainer would otherwise wrap the model in nn.DataParallel, which no hook survives.
         args._n_gpu = min(args.n_gpu, 1)
@@ -141,22 +141,15 @@ class PrismTrainer(Trainer):
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         decoder, optimizer = self.model.model, self.prepared.recipe.optimizer
-        trained = {
-            name: p
-            for name, p in decoder.named_parameters()
-            if p.requires_grad and not name.startswith(TABLE)
-        }
         decayed = decayed_names(decoder, optimizer.weight_decay_exempt)
+        matrices, others = list[nn.Parameter](), list[nn.Parameter]()
+        for name, parameter in decoder.named_parameters():
+            if parameter.requires_grad and not name.startswith(TABLE):
+                (matrices if name in decayed else others).append(parameter)
         head = list(self.model.prototype_head.parameters())
         groups: list[dict[str, Any]] = [
-            {
-                "params": [p for name, p in trained.items() if name in decayed],
-                "weight_decay": self.args.weight_decay,
-            },
-            {
-                "params": [p for name, p in trained.items() if name not in decayed],
-                "weight_decay": 0.0,
-            },
+            {"params": matrices, "weight_decay": self.args.weight_decay},
+            {"params": others, "weight_decay": 0.0},
             {"params": head, "weight_decay": 0.0, "lr": optimizer.head_learning_rate},
         ]
         if table := self.model.table_parameters():
@@ -190,7 +183,6 @@ class PrismTrainer(Trainer):
         output = model(**inputs)
         loss = output.loss
         share = (inputs["labels"] != NO_LABEL).sum() / num_items_in_batch
-        self._note_broken(loss.detach())
         for name, value in (output.losses | {"loss": loss.detach()}).items():
             self._parts.setdefault(name, []).append(value)
         self._shares.append(share)
@@ -203,22 +195,22 @@ class PrismTrainer(Trainer):
         return (loss, output) if return_outputs else loss
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
-        head = self.model.prototype_head
+        head, recipe = self.model.prototype_head, self.prepared.recipe
         if not self.model.placed:
             # DDP wants a gradient in each step; the optimizer is to leave the head alone.
             head.zero_grad(set_to_none=True)
         if self.spread == "fsdp2":
             parallel.average_gradients(head)
-        self.on_gradients(self.state.global_step + 1)
+        step, every = self.state.global_step + 1, recipe.evaluation.every
+        if step == recipe.steps or (every and step % every == 0):
+            self.layer_log.read_gradients()
         table = self.model.table_parameters()
         apart = set(map(id, table))
         decoder = [p for p in self.model.model.parameters() if id(p) not in apart]
         norm = self._clip(decoder, self.args.max_grad_norm)
         if table:
             self._clip(table, self.args.max_grad_norm)
-        limit = self.prepared.recipe.optimizer.head_max_grad_norm
-        head_norm = self._clip(list(head.parameters()), limit)
-        self._note_broken(norm + head_norm)
+        head_norm = self._clip(list(head.parameters()), recipe.optimizer.head_max_grad_norm)
         self._head_norm = head_norm if self.model.placed else None
         return norm
 
@@ -227,31 +219,15 @@ class PrismTrainer(Trainer):
         assert isinstance(norm, Tensor)
         return parallel.full(norm)
 
-    def _note_broken(self, value: Tensor) -> None:
-        """Note the first step in which a value is not finite, without waiting for it."""
-        self._broken = self._broken.to(value.device)
-        now = self._broken.clamp_max(self.state.global_step + 1)
-        self._broken = torch.where(value.isfinite(), self._broken, now)
-
-    def check_finite(self) -> None:
-        """Check the losses and gradients of all steps so far; every process has to call."""
-        step = parallel.over_processes(self._broken, dist.ReduceOp.MIN).item()
-        if math.isfinite(step):
-            raise DivergenceError(
-                f"the loss or a gradient is not finite at step {int(step)}. "
-                f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
-            )
-
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Measure the head on held-out text and log the figures as ``eval_…``.
+        """Measure head and layers on held-out text, and log the figures as ``eval_…``.
 
-        Before the prototypes are placed only the cross-entropy is reported.
+        Before the prototypes are placed only the cross-entropy is reported of the head.
         """
-        self.check_finite()
         tokens = self.prepared.recipe.evaluation.tokens
         quality = self.measure(self.prepared.heldout.batches(tokens)).to_dict()
         names = quality if self.model.placed else ("tokens", "ce")
-        figures = {f"eval_{name}": quality[name] for name in names}
+        figures = {f"eval_{name}": quality[name] for name in names} | self.layer_log.figures()
         self.log(dict(figures))
         self._last_log = None
         self.control = self.callback_handler.on_evaluate(
@@ -277,7 +253,6 @@ class PrismTrainer(Trainer):
         if "train_runtime" in logs:
             return
         if "loss" in logs:
-            self.check_finite()
             logs |= self._drain_parts()
             logs["loss_scale"] = self.model.loss_scale if self.model.placed else 0.0
             if self._head_norm is not None:
@@ -286,8 +261,7 @@ class PrismTrainer(Trainer):
             if noise_weight is not None:
                 logs["noise_weight"] = noise_weight
             if self.model.uncertainty is not None:
-                parallel.union(self.model.uncertainty.embedding.seen)
-                logs["uncertainty_codes_seen"] = int(self.model.uncertainty.embedding.seen.sum())
+                logs["uncertainty_codes_seen"] = self._codes_seen()
             now, tokens = time.monotonic(), self.tokens_seen()
             logs["tokens"] = tokens
             if self._last_log is not None:
@@ -295,6 +269,13 @@ class PrismTrainer(Trainer):
                 logs["tokens_per_second"] = (tokens - before) / max(now - since, 1e-9)
             self._last_log = (now, tokens)
         super().log(logs, start_time)
+
+    def _codes_seen(self) -> int:
+        """Return how many rows of the table of codes any process has asked for."""
+        assert self.model.uncertainty is not None
+        seen = self.model.uncertainty.embedding.seen
+        seen.copy_(parallel.over_processes(seen.int()) > 0)
+        return int(seen.sum())
 
     def _drain_parts(self) -> dict[str, float]:
         """Return the mean of each part of the loss over the steps since the last call."""
@@ -306,33 +287,25 @@ class PrismTrainer(Trainer):
         totals = parallel.over_processes(torch.stack(sums))
         means = dict(zip(self._parts, (totals[:, 0] / totals[:, 1]).tolist(), strict=True))
         self._parts, self._shares = {}, []
+        if not math.isfinite(means["loss"]):
+            raise self.diverged(f"the loss is {means['loss']}.")
         return means
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self.check_finite()
-        checkpoints.check_weights_finite(self.model, self.state.global_step, self._checkpoints)
+        step, main = self.state.global_step, parallel.is_main()
+        checkpoints.check_weights_finite(self.model, step, self._checkpoints)
         if self.model.uncertainty is not None:
-            parallel.union(self.model.uncertainty.embedding.seen)
-        hidden, main = self._checkpoints / ".saving", parallel.is_main()
+            self._codes_seen()
         needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
-        guard = checkpoints.guard_writing(
-            f"a checkpoint in {self._checkpoints}", self._checkpoints, needed
-        )
-        with guard:
-            self.args.output_dir = str(hidden)
+        what = f"a checkpoint in {self._checkpoints}"
+        with checkpoints.guard_writing(what, self._checkpoints, needed):
             try:
-                shutil.rmtree(hidden, ignore_errors=True)
-                parallel.barrier()
                 super()._save_checkpoint(model, trial)
-                # Every process adds its random generators before the directory is renamed.
-                parallel.barrier()
+            except BaseException:
                 if main:
-                    keep = self.prepared.recipe.checkpoint.keep
-                    checkpoints.publish(hidden, self._checkpoints, keep)
-            finally:
-                self.args.output_dir = str(self._checkpoints)
-                if main:
-                    shutil.rmtree(hidden, ignore_errors=True)
+                    half = self._checkpoints / f"checkpoint-{step}"
+                    shutil.rmtree(half, ignore_errors=True)
+                raise
         parallel.barrier()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -341,9 +314,7 @@ class PrismTrainer(Trainer):
         tokens = self.tokens_seen()
         provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
         self.write_model(directory, provenance)
-        uses = None if self.model.usage is None else self.model.usage.state()
-        if parallel.is_main():
-            checkpoints.save_state(directory, self.model, tokens, uses)
+        checkpoints.save_state(directory, self.model, tokens)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
@@ -358,8 +329,8 @@ class PrismTrainer(Trainer):
                 decoder.save_pretrained(directory, state_dict=weights)
                 self.prepared.corpus.tokenizer.save_pretrained(directory)
                 share(directory)
-                of, logit_map = base_of(decoder), LogitMap.of(decoder)
-                save_sidecar(directory, Sidecar(model.prototype_head, logit_map, of, provenance))
+                base, logit_map = base_of(decoder), LogitMap.of(decoder)
+                save_sidecar(directory, Sidecar(model.prototype_head, logit_map, base, provenance))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.spread == "fsdp2" and not self.args.should_save:
@@ -368,8 +339,8 @@ class PrismTrainer(Trainer):
             self.optimizer.state_dict()
         super()._save_optimizer_and_scheduler(output_dir)
 
-    def load_checkpoint(self, checkpoint: Path) -> None:
-        """Take over model and state of a checkpoint, as of a run that is finished."""
+    def load_finished(self, checkpoint: Path) -> None:
+        """Take over model and state of a run's last checkpoint."""
         self._load_from_checkpoint(str(checkpoint))
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
 
@@ -378,6 +349,13 @@ class PrismTrainer(Trainer):
     ) -> None:
         tokens = checkpoints.load_state(Path(resume_from_checkpoint), self.model)
         self._tokens = torch.tensor(tokens if parallel.is_main() else 0)
+
+    def diverged(self, cause: str) -> DivergenceError:
+        """Return what ends a run where a figure is not finite, with what is left of it."""
+        return DivergenceError(
+            f"training diverged by step {self.state.global_step}: {cause} "
+            f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
+        )
 
 
 class EvaluateEvery(TrainerCallback):
@@ -400,8 +378,11 @@ def _callbacks(prepared: Prepared) -> list[TrainerCallback]:
         callbacks.append(HeadSchedule(prepared.rows, recipe))
         if model.usage is not None:
             callbacks.append(ReviveUnused(recipe))
-    callbacks += noise_weight_callbacks(recipe, model.model)
-    callbacks += set_training_signal(recipe, model.uncertainty)
+    if isinstance(model.model, SignalNoiseForCausalLM):
+        noise_weight = recipe.noise_weight or NoiseWeightRecipe()
+        callbacks.append(NoiseWeightSchedule(model.model, noise_weight))
+    if model.uncertainty is not None:
+        callbacks += set_training_signal(recipe, model.uncertainty)
     if recipe.evaluation.every:
         callbacks.append(EvaluateEvery(recipe.evaluation.every))
     return callbacks
@@ -430,6 +411,7 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=recipe.checkpoint.every,
+        save_total_limit=recipe.checkpoint.keep,
         eval_strategy="no",
         report_to=list(recipe.logging.report_to),
         disable_tqdm=True,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import TrainerCallback, TrainerState
 
 from prismlm.models.uncertainty_feedback import UncertaintyFeedback
@@ -27,8 +27,7 @@ class ShuffledSignal(TrainerCallback):
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._step = 0
-        self._calls = 0
+        self._step = self._calls = 0
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Note the step."""
@@ -40,8 +39,7 @@ class ShuffledSignal(TrainerCallback):
         generator = torch.Generator().manual_seed(int(drawn.generate_state(1, np.uint64)[0]))
         self._calls += 1
         everywhere = shuffle_codes(parallel.concatenate(codes), generator)
-        first = parallel.rank() * len(codes)
-        return everywhere[first : first + len(codes)]
+        return everywhere[parallel.rank() * len(codes) :][: len(codes)]
 
 
 class PreviousBatch:
@@ -74,24 +72,19 @@ class PreviousBatch:
         """Take the codes of a batch's predictions, which the next batch is fed."""
         self._codes = entropy_codes(logits, self._levels)
 
+    def after_forward(self, model: Any, args: Any, output: Any) -> None:
+        """Do so with a forward pass in training: a forward hook."""
+        if model.training:
+            self.remember(output.logits)
 
-def set_training_signal(
-    recipe: Recipe, feedback: UncertaintyFeedback | None
-) -> list[TrainerCallback]:
+
+def set_training_signal(recipe: Recipe, feedback: UncertaintyFeedback) -> list[TrainerCallback]:
     """Let a model train with the recipe's signal; return what has to know of the steps."""
-    signal = recipe.uncertainty_feedback.signal
-    if feedback is None or signal == "own":
-        return []
-    if signal == "previous_batch":
-        before = PreviousBatch(recipe.uncertainty_feedback.levels)
-        feedback.rearrange = before
-
-        def remember(model: nn.Module, _args: object, output: Any) -> None:
-            if model.training:
-                before.remember(output.logits)
-
-        feedback.model.register_forward_hook(remember)
-        return []
-    shuffled = ShuffledSignal(recipe.seed)
-    feedback.rearrange = shuffled
-    return [shuffled]
+    settings = recipe.uncertainty_feedback
+    if settings.signal == "previous_batch":
+        feedback.rearrange = signal = PreviousBatch(settings.levels)
+        feedback.model.register_forward_hook(signal.after_forward)
+    elif settings.signal == "shuffled":
+        feedback.rearrange = shuffled = ShuffledSignal(recipe.seed)
+        return [shuffled]
+    return []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prismlm.errors import InputError
-from prismlm.training.spherical_kmeans import Clusters, spherical_kmeans
+from prismlm.training.prototypes import Clusters, spherical_kmeans
 
 
 def plain_kmeans(vectors, centres, iterations):
