@@ -41,8 +41,9 @@ def test_a_state_is_the_nearest_centre_of_each_part(name, width):
     )[:, :width]
     by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
     np.testing.assert_allclose(coded.states(into), by_hand, atol=1e-6)
-    state = torch.from_numpy(states[5])
-    np.testing.assert_allclose(coded.cosines(into, state), by_hand @ states[5], atol=1e-6)
+    owner = np.repeat([1, 2, 4], [10, 25, 5])
+    found = coded.cosines(into, torch.from_numpy(states[:6]), owner)
+    np.testing.assert_allclose(found, (by_hand * states[owner]).sum(1), atol=1e-6)
 
 
 def test_codes_take_a_quarter_and_are_near(tmp_path):

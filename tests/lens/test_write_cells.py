@@ -123,15 +123,17 @@ def test_cosines_are_those_of_the_coded_states(opened):
     directory, meta, _ = opened
     cells = Cells(directory, meta)
     records = cells.records(np.arange(20))
-    state = torch.nn.functional.normalize(torch.randn(WIDTH), dim=0)
+    states = torch.nn.functional.normalize(torch.randn(3, WIDTH), dim=1)
+    owner = np.repeat([0, 2], [8, 12])
     by_hand = [
         sum(
             float(r["scale"]) * int(c) / 127 * float(z)
-            for c, z in zip(r["code"], state, strict=True)
+            for c, z in zip(r["code"], states[number], strict=True)
         )
-        for r in records
+        for r, number in zip(records, owner, strict=True)
     ]
-    np.testing.assert_allclose(cells.codes.cosines(records, state), by_hand, rtol=1e-4, atol=1e-6)
+    found = cells.codes.cosines(records, states, owner)
+    np.testing.assert_allclose(found, by_hand, rtol=1e-4, atol=1e-6)
 
 
 def test_a_position_lies_in_its_document(opened, tiny_corpus):

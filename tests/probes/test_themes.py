@@ -48,7 +48,7 @@ def test_a_prototype_has_its_nearest_places_and_none_twice(lm):
         near = dict(
             zip(
                 records["position"].tolist(),
-                lens.cells.codes.cosines(records, directions[number]).tolist(),
+                (lens.cells.codes.states(records) @ directions[number]).tolist(),
                 strict=True,
             )
         )

@@ -8,6 +8,7 @@ by a hundredth or two. ``pq12``, with parts of twelve, is that of the demo.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -38,10 +39,18 @@ class Int8Codes:
         """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
         return torch.from_numpy(records["code"]).float() * self._factor(records)[:, None]
 
-    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
-        """Return the cosine of each record's state to a unit state, float32 [n]."""
+    def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
+        """Return the cosine of each record to its owner among unit states, float32 [n].
+
+        ``owner`` is int64 [n] and ascends.
+        """
+        products = torch.empty(len(records))
+        bounds = np.searchsorted(owner, np.arange(len(states) + 1)).tolist()
+        for state, (begin, end) in zip(states, pairwise(bounds), strict=True):
+            if begin < end:
+                codes = torch.from_numpy(records["code"][begin:end])
+                products[begin:end] = codes.float() @ state
         # Scales are applied to products, of which there are fewer.
-        products = torch.from_numpy(records["code"]).float() @ state
         return (products * self._factor(records)).numpy()
 
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
@@ -62,6 +71,8 @@ class ProductCodes:
         self.fields: list[tuple[Any, ...]] = [("code", "u1", (parts,))]
         self._table = torch.from_numpy(centres.reshape(parts * CENTRES, part))
         self._first = torch.arange(parts) * CENTRES
+        seen = functional.pad(torch.ones(width), (0, -width % part)).view(parts, 1, part)
+        self._squares = (torch.from_numpy(centres) * seen).square().sum(2).flatten()
 
     @classmethod
     def learn(cls, sample: np.ndarray, name: str = "pq") -> ProductCodes:
@@ -88,9 +99,21 @@ class ProductCodes:
         index = torch.from_numpy(records["code"]).long() + self._first
         return functional.normalize(self._table[index].flatten(1)[:, : self.width], dim=-1)
 
-    def cosines(self, records: np.ndarray, state: Tensor) -> np.ndarray:
-        """Return the cosine of each record's state to a unit state, float32 [n]."""
-        return (self.states(records) @ state).numpy()
+    def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
+        """Return the cosine of each record to its owner among unit states, float32 [n].
+
+        Products and squared lengths are sums over parts, so no state is put together.
+        """
+        parts, centres, part = self.centres.shape
+        if not len(records):
+            return np.empty(0, dtype=np.float32)
+        states, owner = states[owner[0] : owner[-1] + 1], owner - owner[0]
+        own = functional.pad(states, (0, -self.width % part)).view(-1, parts, part)
+        products = torch.einsum("qpd,pcd->qpc", own, self._table.view(parts, centres, part))
+        index = torch.from_numpy(records["code"]).long() + self._first
+        lengths = self._squares[index].sum(1).sqrt_().clamp_min_(1e-12)
+        index += torch.from_numpy(owner * parts * centres)[:, None]
+        return products.flatten()[index].sum(1).div_(lengths).numpy()
 
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
         """Find the nearest centres of the states of int8 records."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from prismlm.lens.cells import Cells
 # each stretch is one place of the disk, and these evenly over the range.
 MOST_OF_A_RANGE = 512
 STRETCH = 32
+RECORDS_AT_ONCE = 2**15
 
 
 class Neighbours(NamedTuple):
@@ -70,13 +70,13 @@ def compared(
     place, read = np.empty((2, len(rows)), dtype=np.int64)
     cosine = np.empty(len(rows), dtype=np.float32)
     probability = np.empty(len(rows), dtype=np.float16)
-    bounds = np.searchsorted(query[pair], np.arange(len(states) + 1)).tolist()
-    for number, (begin, end) in enumerate(pairwise(bounds)):
-        if begin < end:
-            records = cells.records(rows[begin:end])
-            place[begin:end], read[begin:end] = records["position"], records["read"]
-            probability[begin:end] = records["probability"]
-            cosine[begin:end] = cells.codes.cosines(records, states[number])
+    owner = query[pair]
+    for begin in range(0, len(rows), RECORDS_AT_ONCE):
+        some = slice(begin, begin + RECORDS_AT_ONCE)
+        records = cells.records(rows[some])
+        place[some], read[some] = records["position"], records["read"]
+        probability[some] = records["probability"]
+        cosine[some] = cells.codes.cosines(records, states, owner[some])
     return Neighbours(pair, rows, place, read, cosine, step[pair], probability)
 
 

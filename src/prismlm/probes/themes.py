@@ -107,7 +107,8 @@ def _places(lens: Lens, number: int, direction: Tensor) -> list[int]:
     bounds = np.searchsorted(keys, np.array([number, number + 1]) * lens.cells.meta.vocabulary)
     first, last = np.append(starts, len(lens.cells))[bounds].tolist()
     records = lens.cells.records(np.arange(first, last))
-    order = np.argsort(-lens.cells.codes.cosines(records, direction), kind="stable")
+    cosines = (lens.cells.codes.states(records) @ direction).numpy()
+    order = np.argsort(-cosines, kind="stable")
     places += records["position"][order].astype(np.int64).tolist()
     return list(dict.fromkeys(places))
 
