@@ -12,8 +12,7 @@ from prismlm.explain import chain as chain_module
 from prismlm.explain.chain import chains
 from prismlm.explain.residual_stream import mixer_decoder_of, read_direct_path
 from prismlm.explain.steps import PrototypeUse
-from prismlm.interventions.channels.interventions import MaskRead, MaskWrite
-from prismlm.interventions.channels.scope import intervene
+from prismlm.interventions.channels import MaskRead, MaskWrite, intervene
 from prismlm.layers import PrototypeHead
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.ops.prototype_mixer import naive

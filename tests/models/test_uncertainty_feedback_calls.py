@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from transformers import DynamicCache, RwkvConfig, RwkvForCausalLM
+from transformers import RwkvConfig, RwkvForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import carried_code, uncertainty_of
@@ -181,38 +181,6 @@ def test_a_static_cache_is_refused(name):
     attach_drawn(model, 64)
     with pytest.raises(InputError, match=r"static cache: .*Leave cache_implementation out"):
         model.generate(IDS, **MADE, cache_implementation="static")
-
-
-@torch.no_grad()
-def test_a_long_row_token_by_token_keeps_every_code(model):
-    attach_drawn(model, 64)
-    steps = 135
-    ids = torch.randint(2, V, (1, steps), generator=torch.Generator().manual_seed(1))
-    cache, fed = DynamicCache(config=model.config), []
-    for at in range(steps):
-        output = model(ids[:, at : at + 1], past_key_values=cache)
-        fed.append(output.uncertainty_codes)
-    used = torch.cat(fed, 1)
-    assert used[0, 0] == -1
-    assert len(set(used[0].tolist())) > 2
-    again = model(ids, uncertainty_codes=used, use_cache=False)
-    torch.testing.assert_close(again.logits[:, -1:], output.logits, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_the_mask_of_one_token(model):
-    """Seen at once in a single row: all ones are no mask, and padding has no code."""
-    attach_drawn(model, 64)
-    ones, padded = torch.ones(1, 6, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 1, 0]])
-    codes = {}
-    for name, mask in (("none", None), ("ones", ones), ("padded", padded)):
-        cache = model(IDS[:1], use_cache=True).past_key_values
-        output = model(IDS[:1, :1], past_key_values=cache, attention_mask=mask)
-        codes[name] = (output.uncertainty_codes, carried_code(cache).following)
-    assert torch.equal(codes["none"][0], codes["ones"][0])
-    assert torch.equal(codes["none"][1], codes["ones"][1])
-    assert (codes["none"][0] >= 0).all()
-    assert [code.tolist() for code in codes["padded"]] == [[[-1]], [[-1]]]
 
 
 def test_a_cache_with_a_gradient(model):

@@ -25,8 +25,7 @@ from prismlm.eval import next_token
 from prismlm.eval.pairs import INTERVENTIONS, SLICES
 from prismlm.eval.robustness import OpenedModel, Pair, texts_of
 from prismlm.interventions.attention import clamp_attention, record_attention
-from prismlm.interventions.channels import ClampGates, intervene, record_gates
-from prismlm.interventions.channels.clamp import OWN
+from prismlm.interventions.channels import OWN, ClampGates, intervene, record_gates
 from prismlm.models.attention import attention_layers
 from prismlm.models.decoders.mixers import has_mixers
 from prismlm.probes.results import Row

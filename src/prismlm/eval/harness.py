@@ -10,12 +10,10 @@ from typing import Any
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.models.huggingface import HFLM
 
-# Makes the Auto classes know prismlm's model types.
-import prismlm.models
+# Importing them makes the Auto classes know prismlm's model types.
 from prismlm.models.uncertainty_feedback import load_uncertainty
 from prismlm.models.uncertainty_table import has_uncertainty
 
-assert prismlm.models.registration
 # A decorator of lm-eval hides its type.
 HuggingFaceLM: Any = HFLM
 

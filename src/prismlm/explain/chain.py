@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from prismlm.errors import DecompositionError
 from prismlm.explain.prediction import tolerance_of
 from prismlm.explain.residual_stream import DirectPath, read_direct_path
-from prismlm.interventions.channels.scope import interventions_hold
+from prismlm.interventions.channels import interventions_hold
 from prismlm.interventions.scope import edits_hold
 from prismlm.layers import PrototypeHead
 

@@ -3,4 +3,21 @@
 Importing this package makes Hugging Face's Auto classes know prismlm's model types.
 """
 
-from prismlm.models.decoders import registration as registration
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from prismlm.models.decoders.deltanet import DeltaNetConfig, DeltaNetForCausalLM, DeltaNetModel
+from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM, ProtoTModel
+from prismlm.models.decoders.signal_noise import (
+    SignalNoiseConfig,
+    SignalNoiseForCausalLM,
+    SignalNoiseModel,
+)
+
+for _config, _model, _language_model in (
+    (DeltaNetConfig, DeltaNetModel, DeltaNetForCausalLM),
+    (ProtoTConfig, ProtoTModel, ProtoTForCausalLM),
+    (SignalNoiseConfig, SignalNoiseModel, SignalNoiseForCausalLM),
+):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoModel.register(_config, _model, exist_ok=True)
+    AutoModelForCausalLM.register(_config, _language_model, exist_ok=True)

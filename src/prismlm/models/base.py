@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +51,6 @@ def merge_adapter(model: nn.Module, directory: Path) -> None:
 
     in float64, rounded once. A and B are kept in bfloat16: their products are exact then, and
     their sums as good as exact, so that weights are the same bits whoever merges them.
-
-    Args:
-        model: changed in place.
-        directory: of ``adapter_config.json`` and ``adapter_model.safetensors``.
 
     Raises:
         FormatError: the adapter is damaged, or of another model.
@@ -169,12 +166,11 @@ def put_base(base: BaseCheckpoint, out: Path) -> None:
         return
     out.mkdir(parents=True, exist_ok=True)
     with room_to_write(f"the files of {base.name}", out, WAY_OUT):
-        if not base.is_gguf:
+        if base.is_gguf:
+            model, tokenizer = _read_gguf(base.path)
+            _save(out, model, lambda made: tokenizer.save_pretrained(made))
+        else:
             _place(_files_of(base.path), out)
-            return
-        with atomic_directory(out / ".converted") as converted:
-            _convert(base.path, converted)
-        _move(out / ".converted", out)
 
 
 def put_adapted(base: Path, adapter: Path, out: Path) -> None:
@@ -188,13 +184,25 @@ def put_adapted(base: Path, adapter: Path, out: Path) -> None:
         return
     model, _ = read_checkpoint(base)
     merge_adapter(model, adapter)
-    room = room_to_write("the fine-tuned model", out, WAY_OUT)
-    with room, quiet_transformers(), atomic_directory(out / ".adapted") as made:
-        model.save_pretrained(made)
-        share(made)
+
+    def place_rest(made: Path) -> None:
         rest = [one for one in _files_of(base) if not (made / one.name).exists()]
         _place([one for one in rest if "safetensors" not in one.name], made)
-    _move(out / ".adapted", out)
+
+    with room_to_write("the fine-tuned model", out, WAY_OUT):
+        _save(out, model, place_rest)
+
+
+def _save(out: Path, model: Any, beside: Callable[[Path], Any]) -> None:
+    """Save a model, and what ``beside`` writes into its directory, into ``out``."""
+    made = out / ".made"
+    with quiet_transformers(), atomic_directory(made) as temporary:
+        model.save_pretrained(temporary)
+        beside(temporary)
+        share(temporary)
+    for file in _files_of(made):
+        os.replace(file, out / file.name)
+    shutil.rmtree(made)
 
 
 def _files_of(directory: Path) -> list[Path]:
@@ -234,14 +242,8 @@ def _place(files: list[Path], out: Path) -> None:
             hidden.unlink(missing_ok=True)
 
 
-def _move(made: Path, out: Path) -> None:
-    for file in _files_of(made):
-        os.replace(file, out / file.name)
-    shutil.rmtree(made)
-
-
-def _convert(path: Path, out: Path) -> None:
-    """Write a GGUF file as a Hugging Face checkpoint."""
+def _read_gguf(path: Path) -> tuple[Any, Any]:
+    """Open a GGUF file as a model of plain float32 weights, with its tokenizer."""
     where: dict[str, Any] = {"gguf_file": path.name}
     try:
         # Its own bars, which no setting of transformers turns off, go to stderr.
@@ -255,13 +257,9 @@ def _convert(path: Path, out: Path) -> None:
             f"the GGUF file {path} cannot be read ({first_line(error)}). Is it whole, and of a "
             "causal language model that transformers knows?"
         ) from error
-    # The weights are plain numbers now; as a quantised model it would refuse to be saved.
-    model.hf_quantizer = None
+    # As a quantised model it would refuse to be saved.
+    model.hf_quantizer, model.is_quantized = None, False
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.config._name_or_path = path.stem
-    model.is_quantized = False
-    with quiet_transformers():
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
-    share(out)
+    return model, tokenizer

@@ -42,10 +42,9 @@ def read_output_layer(directory: Path) -> Checkpoint:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    embedding, norm = output_embedding(model), _found_norm(model)
-    modules: list[nn.Module] = [embedding] if norm is None else [embedding, norm]
-    for module in modules:
-        _fill(model, module, directory)
+    for module in (output_embedding(model), _found_norm(model)):
+        if module is not None:
+            _fill(model, module, directory)
     sidecar = load_sidecar(directory, model)
     return Checkpoint(model.requires_grad_(False), tokenizer, sidecar)
 
@@ -74,17 +73,16 @@ def _found_norm(model: PreTrainedModel) -> nn.Module | None:
 
 def _fill(model: PreTrainedModel, module: nn.Module, directory: Path) -> None:
     """Read the weights of one module from the checkpoint's files."""
-    (name,) = [path for path, one in model.named_modules() if one is module]
-    (inputs,) = [p for p, one in model.named_modules() if one is model.get_input_embeddings()]
-    state: dict[str, Tensor] = {}
-    for key in module.state_dict():
-        names = [f"{name}.{key}"]
-        if key == "weight" and module is output_embedding(model):
-            # Where W is the input embedding, files hold it once.
-            names.append(f"{inputs}.weight")
-        # Some checkpoints leave out the prefix of the decoder.
-        short = [one.removeprefix(f"{model.base_model_prefix}.") for one in names]
-        state[key] = _tensor(directory, [*names, *short])
+    paths = [path for path, one in model.named_modules() if one is module]
+    if module is output_embedding(model):
+        # Where W is the input embedding, files hold it once.
+        inputs = model.get_input_embeddings()
+        paths += [path for path, one in model.named_modules() if one is inputs]
+    # Some checkpoints leave out the prefix of the decoder.
+    paths += [path.removeprefix(f"{model.base_model_prefix}.") for path in paths]
+    state = {
+        key: _tensor(directory, [f"{path}.{key}" for path in paths]) for key in module.state_dict()
+    }
     module.load_state_dict(state, assign=True)
 
 

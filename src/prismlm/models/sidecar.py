@@ -92,18 +92,16 @@ def save_sidecar(directory: Path | str, sidecar: Sidecar) -> None:
     }
     with atomic_file(directory / HEAD_FILE) as temporary:
         save_file(tensors, str(temporary), metadata={"format": "pt"})
-    write_json(
-        directory / META_FILE,
-        {
-            "format_version": FITTED_VERSION if head.weights == "fitted" else FORMAT_VERSION,
-            "base": asdict(sidecar.base),
-            "prototypes_per_token": head.prototypes_per_token,
-            "weights": head.weights,
-            "logit_map": asdict(sidecar.logit_map),
-            "provenance": sidecar.provenance,
-            "files": _fingerprints(directory),
-        },
-    )
+    meta = {
+        "format_version": FITTED_VERSION if head.weights == "fitted" else FORMAT_VERSION,
+        "base": asdict(sidecar.base),
+        "prototypes_per_token": head.prototypes_per_token,
+        "weights": head.weights,
+        "logit_map": asdict(sidecar.logit_map),
+        "provenance": sidecar.provenance,
+        "files": _fingerprints(directory),
+    }
+    write_json(directory / META_FILE, meta)
 
 
 def _fingerprints(directory: Path) -> dict[str, str]:
@@ -145,31 +143,31 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
         FormatError: a file is missing, damaged, of a newer version, or made for other weights.
     """
     directory = Path(directory)
-    for name in (META_FILE, HEAD_FILE):
-        if not (directory / name).is_file():
+    path, head_path = directory / META_FILE, directory / HEAD_FILE
+    for file in (path, head_path):
+        if not file.is_file():
             raise FormatError(
-                f"{directory} has no {name}, so it is not a prismlm model directory. "
+                f"{directory} has no {file.name}, so it is not a prismlm model directory. "
                 "Train one with `prismlm train` or make one with `prismlm demo`."
             )
-    where = str(directory / META_FILE)
-    meta = read_json(directory / META_FILE)
+    meta = read_json(path)
     version = meta.get("format_version") if isinstance(meta, dict) else None
     if version not in (FORMAT_VERSION, FITTED_VERSION):
         raise FormatError(
-            f"{where} has format version {version!r}; this prismlm reads {FORMAT_VERSION} and "
+            f"{path} has format version {version!r}; this prismlm reads {FORMAT_VERSION} and "
             f"{FITTED_VERSION}. Use the prismlm that wrote it, or train again."
         )
     meta = {"provenance": {}, "base": None, "logit_map": None, "weights": "cosine"} | meta
     types = {"prototypes_per_token": int, "provenance": dict[str, Any], "weights": Weights}
-    check_json(meta, types, where)
+    check_json(meta, types, str(path))
     sidecar = Sidecar(
-        _read_head(directory / HEAD_FILE, meta["prototypes_per_token"], meta["weights"]),
-        from_json(LogitMap, meta["logit_map"], f"{where}: logit_map"),
-        from_json(Base, meta["base"], f"{where}: base"),
+        _read_head(head_path, meta["prototypes_per_token"], meta["weights"]),
+        from_json(LogitMap, meta["logit_map"], f"{path}: logit_map"),
+        from_json(Base, meta["base"], f"{path}: base"),
         meta["provenance"],
     )
     if model is not None:
-        _check_belongs(sidecar, model, directory)
+        _check_belongs(sidecar, weight_of(model), directory)
     return sidecar
 
 
@@ -188,16 +186,15 @@ def _read_head(path: Path, prototypes_per_token: int, weights: Weights) -> Proto
     return head.eval().requires_grad_(False)
 
 
-def _check_belongs(sidecar: Sidecar, model: nn.Module, directory: Path) -> None:
-    weight, base = weight_of(model), sidecar.base
+def _check_belongs(sidecar: Sidecar, weight: Tensor, directory: Path) -> None:
+    base = sidecar.base
     # The same numbers in a wider type, or those in bfloat16 where the head was made for wider ones.
     types = (weight.dtype, torch.float32, torch.bfloat16, torch.float16)
     narrow = weight.dtype == torch.bfloat16 and fingerprints.of_tensor(weight) == base.bfloat16
     same = narrow or any(fingerprints.of_tensor(weight.to(t)) == base.fingerprint for t in types)
-    if same and sidecar.head.width == weight.shape[1]:
-        return
-    raise FormatError(
-        f"the output embedding of the model in {directory}, {list(weight.shape)}, is not the one "
-        f"its prototypes of width {sidecar.head.width} were trained with. Put the original weights "
-        "back, or train the head again."
-    )
+    if not same or sidecar.head.width != weight.shape[1]:
+        raise FormatError(
+            f"the output embedding of the model in {directory}, {list(weight.shape)}, is not the "
+            f"one its prototypes of width {sidecar.head.width} were trained with. Put the original "
+            "weights back, or train the head again."
+        )

@@ -2,7 +2,7 @@
 
     x_t ← x_t + E[c_t],   c_t = ⌊(levels − 1) H(softmax ℓ_{t−1}) / ln V⌋
 
-The model's class is mixed with :class:`WithUncertainty`, whose ``forward`` finds the codes of a
+The model's class is mixed with ``_WithUncertainty``, whose ``forward`` finds the codes of a
 call, runs the model's own with them, and leaves the code of the next token in the cache. Two hooks
 add E[c] to what the decoder reads.
 """
@@ -53,41 +53,29 @@ REFUSED_IN_GENERATE = ("assistant_model", "prompt_lookup_num_tokens", "prefill_c
 NAME_OTHERS = 'name others, with attach_uncertainty(model, decoder="…", embeddings="…").'
 
 
-class CarriedCode(NamedTuple):
-    """What a cache carries.
-
-    Attributes:
-        following: the code of the position that comes next, int64 [B, 1].
-        levels: of the codes.
-        length: of the cache when it was added; None where it does not tell.
-    """
-
-    following: Int64[Tensor, "B 1"]
+class _CarriedCode(NamedTuple):
+    following: Int64[Tensor, "B 1"]  # the code of the position that comes next
     levels: int
-    length: int | None
+    length: int | None  # of the cache when it was added; None where it does not tell
 
 
-class CarriesCodes:
+class _CarriesCodes:
     """Mixed into a cache's class: every change of its rows is made to its codes too."""
 
-    prismlm_codes: CarriedCode | None = None
+    prismlm_codes: _CarriedCode | None = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Choose rows, as beam search does."""
         self._change("reorder_cache", beam_idx, lambda code: code[beam_idx.to(code.device)])
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Choose rows."""
         self._change("batch_select_indices", indices, lambda code: code[indices.to(code.device)])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row."""
         self._change(
             "batch_repeat_interleave", repeats, lambda code: code.repeat_interleave(repeats, 0)
         )
 
     def reset(self) -> None:
-        """Forget everything."""
         cache: Any = super()
         cache.reset()
         self.prismlm_codes = None
@@ -100,10 +88,10 @@ class CarriesCodes:
 
 @functools.lru_cache
 def _carrying(kind: type) -> type:
-    return type(kind.__name__, (CarriesCodes, kind), {"__module__": kind.__module__})
+    return type(kind.__name__, (_CarriesCodes, kind), {"__module__": kind.__module__})
 
 
-def carried_code(cache: Any) -> CarriedCode | None:
+def carried_code(cache: Any) -> _CarriedCode | None:
     """Return what a cache carries, or None if that is nothing yet."""
     return getattr(cache, "prismlm_codes", None)
 
@@ -136,22 +124,12 @@ class _Detached(TorchFunctionMode):
         return memo.setdefault(id(tensor), tensor.detach().clone())
 
 
-class Call(NamedTuple):
-    """One call of a language model.
-
-    Attributes:
-        ids: the decoder's new tokens.
-        text: which of them are text: neither padding nor places of images and the like.
-        starts: which begin a sequence within their row, by position ids that do not go up by one.
-        cache: what was seen before, or None.
-        kept: ``logits_to_keep``: of which positions there are to be logits.
-    """
-
-    ids: Int64[Tensor, "B T"]
-    text: Bool[Tensor, "B T"]
-    starts: Bool[Tensor, "B T"] | None
-    cache: Any
-    kept: Any
+class _Call(NamedTuple):
+    ids: Int64[Tensor, "B T"]  # the decoder's new tokens
+    text: Bool[Tensor, "B T"]  # which are neither padding nor places of images and the like
+    starts: Bool[Tensor, "B T"] | None  # which begin a sequence within their row
+    cache: Any  # what was seen before, or None
+    kept: Any  # ``logits_to_keep``: of which positions there are to be logits
 
     def first_codes(self, start: Int64[Tensor, "B 1"], neutral: int) -> Int64[Tensor, "B T"]:
         """Return ``start`` for the first new token, the neutral code for others, none for some.
@@ -202,20 +180,11 @@ def codes_fed_back(
 
 
 @dataclass(eq=False)
-class PassState:
-    """What is known of a thread's pass.
-
-    Attributes:
-        codes: what is to be added to the input of the decoder; None outside a pass.
-        pending: the embeddings that are called next are those of the decoder's input.
-        added: whether something was added yet.
-        generates: whether ``generate`` calls the model.
-    """
-
-    codes: Int64[Tensor, "B T"] | None = None
-    pending: bool = False
-    added: bool = False
-    generates: bool = False
+class _PassState:
+    codes: Int64[Tensor, "B T"] | None = None  # to be added; None outside a pass
+    pending: bool = False  # the embeddings called next are those of the decoder's input
+    added: bool = False  # whether the codes were
+    generates: bool = False  # whether ``generate`` calls the model
 
 
 class _Threads(threading.local):
@@ -226,7 +195,7 @@ class _Threads(threading.local):
     """
 
     def __init__(self) -> None:
-        self.state = PassState()
+        self.state = _PassState()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the model begins with nothing; threading.local itself cannot be copied.
@@ -302,7 +271,7 @@ class UncertaintyFeedback:
         return getattr(self.model, TABLE)
 
     @property
-    def state(self) -> PassState:
+    def state(self) -> _PassState:
         """What is known of this thread's pass."""
         return self._threads.state
 
@@ -344,7 +313,7 @@ class UncertaintyFeedback:
         self._carry(call, output)
         return output
 
-    def _read(self, given: dict[str, Any]) -> Call:
+    def _read(self, given: dict[str, Any]) -> _Call:
         """Return what a call says, its arguments given by name."""
         model: Any = self.model
         ids, mask = (
@@ -380,9 +349,9 @@ class UncertaintyFeedback:
         if isinstance(positions, Tensor) and positions.shape[1:] == ids.shape[1:]:
             starts = torch.zeros_like(ids, dtype=torch.bool)
             starts[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
-        return Call(ids, text, starts, _cache_in(given), given.get("logits_to_keep"))
+        return _Call(ids, text, starts, _cache_in(given), given.get("logits_to_keep"))
 
-    def _start(self, call: Call) -> Int64[Tensor, "B 1"]:
+    def _start(self, call: _Call) -> Int64[Tensor, "B 1"]:
         """Return the code of the first new token."""
         held, rows = carried_code(call.cache), len(call.ids)
         if held is None:
@@ -432,7 +401,7 @@ class UncertaintyFeedback:
             )
         return output
 
-    def _carry(self, call: Call, output: Any) -> None:
+    def _carry(self, call: _Call, output: Any) -> None:
         """Put the code of the next token to the cache of an output, if it has one."""
         # Some models write into the cache that they were given and do not return it.
         cache = _cache_in(output) or call.cache
@@ -447,9 +416,9 @@ class UncertaintyFeedback:
         row, last = call.last_logits(output.logits), call.ids.shape[1] - 1
         following = entropy_codes(row, self.levels, first_position=last)
         following = torch.where(call.text[:, -1:], following, NO_CODE)
-        if not isinstance(cache, CarriesCodes):
+        if not isinstance(cache, _CarriesCodes):
             cache.__class__ = _carrying(type(cache))
-        cache.prismlm_codes = CarriedCode(following, self.levels, _length_of(cache))
+        cache.prismlm_codes = _CarriedCode(following, self.levels, _length_of(cache))
 
     def _enter(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -486,7 +455,7 @@ def _cache_in(given: Any) -> Any:
     return next((given[name] for name in CACHES if given.get(name) is not None), None)
 
 
-class WithUncertainty:
+class _WithUncertainty:
     """What the class of a model is mixed with while uncertainty feedback stands in it."""
 
     # For transformers: assisted generation is not for a model like this.
@@ -494,11 +463,6 @@ class WithUncertainty:
     _kind: type[Any]
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as the model does.
-
-        Raises:
-            InputError: assisted generation, prompt lookup, a prompt in chunks, or no cache.
-        """
         parent: Any = super()
         # By their names: a family's own generate may take other arguments, in another order.
         given = inspect.signature(parent.generate).bind(*args, **kwargs).arguments | kwargs
@@ -517,7 +481,6 @@ class WithUncertainty:
             state.generates = before
 
     def init_continuous_batching(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refuse continuous batching."""
         raise InputError(
             "continuous batching with uncertainty feedback: it packs requests into one row, whose "
             "paged cache carries no codes. Use generate(), with padding on the left."
@@ -549,7 +512,6 @@ class WithUncertainty:
 
     @classmethod
     def from_pretrained(cls, directory: Path | str, *args: Any, **kwargs: Any) -> Any:
-        """Open a checkpoint with its table."""
         model = cls._kind.from_pretrained(directory, *args, **kwargs)
         load_uncertainty(directory, model)
         return model
@@ -568,7 +530,7 @@ def _mixed(kind: type[Any]) -> type[Any]:
         return getattr(self, ATTACHED).run(own, args, kwargs)
 
     members = {"__module__": kind.__module__, "_kind": kind, "forward": forward}
-    return type(kind.__name__, (WithUncertainty, kind), members)
+    return type(kind.__name__, (_WithUncertainty, kind), members)
 
 
 def _remade(kind: type[Any]) -> Any:

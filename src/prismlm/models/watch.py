@@ -21,7 +21,6 @@ from torch.utils.hooks import RemovableHandle
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
-_unwatched: ContextVar[bool] = ContextVar("prismlm_unwatched", default=False)
 # Torch numbers its hooks by a counter that two threads may read at once.
 _registering = threading.Lock()
 
@@ -33,18 +32,16 @@ class Hook(NamedTuple):
         module: the module.
         before: called with (module, args, kwargs); a pair (args, kwargs) takes their place.
         after: called with (module, args, kwargs, output); what is not None takes its place.
-        always: call ``after`` too where the module raised, without an output.
     """
 
     module: nn.Module
     before: Before | None = None
     after: After | None = None
-    always: bool = False
 
 
 @dataclass(eq=False)
 class Block:
-    """One ``with`` block; :meth:`here` says whether the thread or task that asks stands in it."""
+    """One ``with`` block of a thread or task."""
 
     hooks: tuple[Hook, ...] = ()
     is_open: bool = True
@@ -60,6 +57,7 @@ class Block:
 
 
 _blocks: ContextVar[tuple[Block, ...]] = ContextVar("prismlm_watching", default=())
+_unwatched: ContextVar[bool] = ContextVar("prismlm_unwatched", default=False)
 
 
 @contextmanager
@@ -95,7 +93,7 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
             # A hook that another thread removes during a call is still called, without keywords:
             # it does not act there, so that they are not looked at.
             def called(*given: Any) -> Any:
-                if block.acts(hook) and (unwatched_too or not is_unwatched()):
+                if block.acts(hook) and (unwatched_too or not _unwatched.get()):
                     return act(*given)
                 return None
 
@@ -104,15 +102,12 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
         try:
             with _registering:
                 for hook in block.hooks:
-                    module, before, after, always = hook
-                    if before is not None:
-                        act = acting(hook, before)
-                        handles.append(module.register_forward_pre_hook(act, with_kwargs=True))
-                    if after is not None:
-                        act = acting(hook, after)
-                        handles.append(
-                            module.register_forward_hook(act, with_kwargs=True, always_call=always)
-                        )
+                    for act, register in (
+                        (hook.before, hook.module.register_forward_pre_hook),
+                        (hook.after, hook.module.register_forward_hook),
+                    ):
+                        if act is not None:
+                            handles.append(register(acting(hook, act), with_kwargs=True))
             yield
         finally:
             with _registering:
@@ -126,14 +121,9 @@ def unwatched() -> Iterator[None]:
 
     For passes that only prepare the one that is meant to be seen.
     """
-    before = is_unwatched()
+    before = _unwatched.get()
     _unwatched.set(True)
     try:
         yield
     finally:
         _unwatched.set(before)
-
-
-def is_unwatched() -> bool:
-    """Say whether this thread is in a block of :func:`unwatched`."""
-    return _unwatched.get()

@@ -152,22 +152,6 @@ def test_attention_weights_are_not_among_the_outputs():
         model.generate(ids, **asked)
 
 
-def test_sizes():
-    """Equal to a block of 4 d² tied at R = 4 and untied at R = 2."""
-    counts = {
-        (expansion, tied): sum(
-            p.numel()
-            for p in build(expansion=expansion, tied_output=tied)
-            .model.layers[0]
-            .attention.parameters()
-        )
-        for expansion in (2, 4)
-        for tied in (True, False)
-    }
-    assert counts[4, True] == counts[2, False] == 4 * 24**2
-    assert counts[2, True] == 2 * 24**2
-
-
 def test_noise_weights_that_cannot_be_set(model):
     before = model.model.noise_weight.clone()
     for weight in (-0.1, 1.1, math.nan, torch.tensor(-1.0), torch.tensor([0.1, 0.2])):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from prismlm.errors import InputError
@@ -151,18 +150,6 @@ def test_parts_of_a_step_add_up():
     torch.testing.assert_close(total, (16 * means[0] + 12 * means[1]) / 28)
 
 
-@pytest.mark.parametrize("settings", [SPARSE, COMPLETE, EXPERTS])
-def test_a_checkpoint_comes_back_with_its_mlp(settings, tmp_path):
-    model, ids = build(**settings), tokens()
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.mlp == settings["mlp"]
-    assert loaded.config.output_router_logits is (settings is EXPERTS)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(loaded.get_parameter(name), parameter), name
-    assert torch.equal(loaded(ids).logits, model(ids).logits)
-
-
 def test_one_expert_is_an_mlp():
     torch.manual_seed(0)
     layer = Experts(8, 16, 1, 1)
@@ -199,8 +186,3 @@ def test_wrong_settings_are_refused(settings, words):
 def test_sparse_coding_that_gets_nowhere_is_refused(settings, words):
     with pytest.raises(InputError, match=words):
         build(**settings)
-
-
-def test_router_logits_need_a_router():
-    with pytest.raises(InputError, match="has no router"):
-        build()(tokens(), output_router_logits=True)

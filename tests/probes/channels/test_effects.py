@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.interventions.channels.interventions import MaskRead, MaskWrite, Reinitialise
-from prismlm.interventions.channels.scope import intervene
+from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
 from prismlm.probes.channels import effects, effects_on
 from prismlm.probes.channels.case_files import Case, Probe
 from prismlm.probes.channels.concepts import concept_in_model

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 from prismlm.errors import InputError
 
 
-class RecurrentCacheLayer(CacheLayerMixin):
+class _RecurrentLayer(CacheLayerMixin):
     """The state of one layer, and how many positions went into it, padding included.
 
     Attributes:
@@ -28,7 +29,6 @@ class RecurrentCacheLayer(CacheLayerMixin):
 
     @property
     def rows(self) -> int | None:
-        """How many rows it holds; None for nothing."""
         return next((len(held) for held in tree_leaves(self.state) if held is not None), None)
 
     def advance(self, state: Any, tokens: int) -> None:
@@ -38,58 +38,45 @@ class RecurrentCacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: there are no keys and values."""
+        pass  # there are no keys and values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Refuse keys and values."""
         raise InputError("a recurrent layer's cache holds a state, no keys and values.")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the length and the offset of a mask over everything seen."""
         return self.tokens + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return how many positions were seen."""
         return self.tokens
 
     def get_max_length(self) -> int:
-        """Return −1: there is no longest sequence."""
-        return -1
+        return -1  # there is none
 
     def reset(self) -> None:
-        """Start anew."""
         self.state: Any = None
         self.tokens = 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to take positions back, which a state cannot."""
         if tokens_to_remove:
             raise InputError(
                 f"{tokens_to_remove} tokens cannot be taken back from a recurrent state: keep a "
                 "copy of the cache from before them."
             )
 
-    def offload(self) -> None:
-        """Do nothing: the state is small and is needed at every step."""
-
-    prefetch = offload
-
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Take some of the rows."""
-        self.state = tree_map_only(
-            Tensor, lambda t: t.index_select(0, indices.to(t.device)), self.state
-        )
+        self._change(lambda held: held.index_select(0, indices.to(held.device)))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Take the rows of the beams that go on."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row."""
-        self.state = tree_map_only(Tensor, lambda t: t.repeat_interleave(repeats, 0), self.state)
+        self._change(lambda held: held.repeat_interleave(repeats, 0))
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.state = tree_map_only(Tensor, change, self.state)
 
 
-class ProjectionCacheLayer(DynamicLayer):
+class _ProjectionLayer(DynamicLayer):
     """Z U of what one layer has seen, and at which positions.
 
     Attributes:
@@ -97,28 +84,33 @@ class ProjectionCacheLayer(DynamicLayer):
         values: the positions, int64 [B, 1, S, 1]; keys are rotated when they are used.
     """
 
+    keys: Any
+    values: Any
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Start with no position."""
         super().lazy_initialization(key_states, value_states)
         self.values = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
 
     @property
     def rows(self) -> int | None:
-        """How many rows it holds; None for nothing."""
-        return len(cast(Tensor, self.keys)) if self.get_seq_length() else None
+        return len(self.keys) if self.get_seq_length() else None
 
 
 class OwnCache(Cache):
-    """What each of the ``num_layers`` layers of a decoder of this package holds."""
+    """What each of the ``num_layers`` layers of a decoder of this package holds.
 
-    layer_class: type[RecurrentCacheLayer | ProjectionCacheLayer]
+    A layer has ``rows``: how many it holds, None for nothing.
+    """
+
+    layer_class: type[_RecurrentLayer | _ProjectionLayer]
+    layers: list[Any]
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[self.layer_class() for _ in range(num_layers)])
 
     def check(self, layers: int, batch: int) -> None:
         """Raise InputError for a model of another depth, or an input of another batch."""
-        held = cast(Any, self.layers[0]).rows
+        held = self.layers[0].rows
         if len(self.layers) != layers or held not in (None, batch):
             raise InputError(
                 f"the cache has {len(self.layers)} layers and {held or 'no'} rows, and the model "
@@ -131,12 +123,10 @@ class OwnCache(Cache):
 class RecurrentCache(OwnCache):
     """A state for each layer of a recurrent decoder."""
 
-    layers: list[RecurrentCacheLayer]
-    layer_class = RecurrentCacheLayer
+    layer_class = _RecurrentLayer
 
 
 class ProjectionCache(OwnCache):
     """One unrotated tensor per head for each layer of a signal/noise decoder."""
 
-    layers: list[ProjectionCacheLayer]
-    layer_class = ProjectionCacheLayer
+    layer_class = _ProjectionLayer

@@ -30,16 +30,16 @@ class DeltaNetConfig(RecurrentConfig):
     convolution_width: int = 4
 
 
+def _mixer_of(config: DeltaNetConfig, layer: int) -> DeltaMixer:
+    width = config.convolution_width
+    return DeltaMixer(config.hidden_size, config.num_heads, convolution_width=width)
+
+
 class DeltaNetModel(RecurrentModel):
     """DeltaNet without its output embedding."""
 
     config_class = DeltaNetConfig
-
-    def mixer_of(self, config: DeltaNetConfig, layer: int) -> DeltaMixer:
-        """Return a layer's mixer."""
-        return DeltaMixer(
-            config.hidden_size, config.num_heads, convolution_width=config.convolution_width
-        )
+    mixer_of = staticmethod(_mixer_of)
 
 
 class DeltaNetForCausalLM(RecurrentForCausalLM):

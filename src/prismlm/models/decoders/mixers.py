@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
-from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.models.seam import run_decoder
 
 
@@ -27,7 +26,7 @@ def mixers_of(model: nn.Module) -> tuple[PrototypeMixer, ...]:
         kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
         raise InputError(
             f"a model of type {kind!r} has no prototype mixer, so there are no channels to read: "
-            f"expected a model of type {ProtoTConfig.model_type!r}."
+            "expected a model of type 'prismlm_protot'."
         )
     return found
 
@@ -72,8 +71,7 @@ def half_lives(model: nn.Module) -> tuple[Float[Tensor, " R"], ...]:
             "decays of this model depend on the token (decay_mode='token'), so its channels have "
             "no half-life of their own: read_channels(model, ids) has those over a text."
         )
-    with torch.no_grad():
-        return tuple(half_life(mixer.decay.cpu()) for mixer in mixers)
+    return tuple(half_life(mixer.decay.detach().cpu()) for mixer in mixers)
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ class OwnConfig(PreTrainedConfig):
         num_hidden_layers: blocks.
         dropout: after the token embeddings and on what a block adds to the stream.
         initializer_range: standard deviation of embeddings and projections at the start.
-        use_cache: whether a forward pass returns a cache unless told otherwise.
+        use_cache: whether a forward pass returns a cache by default.
     """
 
     vocab_size: int = count(default=16000)
@@ -112,9 +112,8 @@ class OwnDecoder(PreTrainedModel):
 class OwnModel(OwnDecoder):
     """Embeddings, blocks and the last norm.
 
-    A family has ``block_of(config, layer)``, a block that returns hidden states and evidence;
-    ``norm_of(config)``; and ``_of_blocks``, which says of a call whether evidence is asked for,
-    and what every block is given.
+    Blocks return hidden states and evidence. A family has ``_of_blocks``, which says of a call
+    whether evidence is asked for, and what every block is given.
 
     Attributes:
         options: what a call may ask for beside the usual, such as evidence.
@@ -123,14 +122,13 @@ class OwnModel(OwnDecoder):
 
     options: tuple[str, ...] = ()
     evidence: str
+    _of_blocks: Callable[..., tuple[bool, dict[str, Any]]]
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, block: Callable[[int], nn.Module], norm: nn.Module) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        family: Any = self
-        layers = range(config.num_hidden_layers)
-        self.layers = nn.ModuleList(family.block_of(config, layer) for layer in layers)
-        self.norm: nn.Module = family.norm_of(config)
+        self.layers = nn.ModuleList(block(layer) for layer in range(config.num_hidden_layers))
+        self.norm = norm
         self.gradient_checkpointing = False
 
     @can_return_tuple
@@ -148,8 +146,7 @@ class OwnModel(OwnDecoder):
         """Run the decoder; see the language model's forward."""
         embedded = self._embedded(input_ids, inputs_embeds)
         cache = self._cache_of_call(past_key_values, use_cache, embedded.shape[0])
-        family: Any = self
-        asked, given = family._of_blocks(embedded, attention_mask, position_ids, cache, kwargs)
+        asked, given = self._of_blocks(embedded, attention_mask, position_ids, cache, kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = F.dropout(embedded, self.config.dropout, self.training)
@@ -182,7 +179,7 @@ class OwnModel(OwnDecoder):
     def _cache_of_call(
         self, given: Cache | None, use_cache: bool | None, batch: int
     ) -> OwnCache | None:
-        """Return the cache that a call goes on from and returns, a new one, or None.
+        """Return the cache that a call resumes from and returns, a new one, or None.
 
         While blocks are computed a second time there is none, as in Hugging Face's decoders. Here
         one that holds something is refused: what follows would be predicted without its context.
@@ -212,7 +209,7 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
     """A decoder with an output embedding."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-    decoder_class: type[OwnModel] = OwnModel
+    decoder_class: type[Any] = OwnModel
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

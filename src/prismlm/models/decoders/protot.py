@@ -70,12 +70,7 @@ class ProtoTConfig(RecurrentConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self) -> None:
-        """Check what would build another model than was meant.
-
-        Raises:
-            InputError: a layer that the model does not have, temperatures of another number of
-                layers, or a setting by its former name, which the library would take in silence.
-        """
+        """Raise InputError for what would build another model than was meant."""
         for name in ("shared_gate_layers", "convolution_layers"):
             layers, default = getattr(self, name), getattr(type(self), name)
             known = all(0 <= layer < self.num_hidden_layers for layer in layers)
@@ -102,30 +97,30 @@ class ProtoTConfig(RecurrentConfig):
         return self.shared_gate_temperature if shared else self.gate_temperature
 
 
+def _mixer_of(config: ProtoTConfig, layer: int) -> PrototypeMixer:
+    return PrototypeMixer(
+        config.hidden_size,
+        config.num_channels,
+        value_width=config.value_width,
+        shared_gates=layer in config.shared_gate_layers,
+        temperature=config.initial_temperature(layer),
+        temperature_mode=config.temperature_mode,
+        convolution_width=config.convolution_width if layer in config.convolution_layers else 0,
+        normalise=config.mass_normalisation,
+        decay=config.decay,
+        decay_half_lives=config.decay_half_lives,
+        alpha=config.alpha,
+        groups=config.num_groups,
+        decay_mode=config.decay_mode,
+        keep_unused=config.paper_parameter_layout,
+    )
+
+
 class ProtoTModel(RecurrentModel):
     """ProtoT without its output embedding."""
 
     config_class = ProtoTConfig
-
-    def mixer_of(self, config: ProtoTConfig, layer: int) -> PrototypeMixer:
-        """Return a layer's prototype mixer."""
-        shared = layer in config.shared_gate_layers
-        return PrototypeMixer(
-            config.hidden_size,
-            config.num_channels,
-            value_width=config.value_width,
-            shared_gates=shared,
-            temperature=config.initial_temperature(layer),
-            temperature_mode=config.temperature_mode,
-            convolution_width=config.convolution_width if layer in config.convolution_layers else 0,
-            normalise=config.mass_normalisation,
-            decay=config.decay,
-            decay_half_lives=config.decay_half_lives,
-            alpha=config.alpha,
-            groups=config.num_groups,
-            decay_mode=config.decay_mode,
-            keep_unused=config.paper_parameter_layout,
-        )
+    mixer_of = staticmethod(_mixer_of)
 
 
 class ProtoTForCausalLM(RecurrentForCausalLM):

@@ -8,6 +8,7 @@ what is before it: documents packed into one training row stay apart.
 """
 
 # No postponed annotations: huggingface_hub checks settings by the types themselves.
+from collections.abc import Callable
 from typing import Any, ClassVar, no_type_check
 
 import torch
@@ -51,8 +52,8 @@ class RecurrentConfig(OwnConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.intermediate_size is None:
-            self.intermediate_size = -(-8 * self.hidden_size // (3 * INNER_MULTIPLE))
-            self.intermediate_size *= INNER_MULTIPLE
+            multiples = -(-8 * self.hidden_size // (3 * INNER_MULTIPLE))
+            self.intermediate_size = multiples * INNER_MULTIPLE
         super().__post_init__(**kwargs)
 
 
@@ -85,30 +86,17 @@ class RecurrentBlock(GradientCheckpointingLayer):
         self.dropout = config.dropout
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        past_key_values: RecurrentCache | None = None,
-        mask: Tensor | None = None,
-        starts: Tensor | None = None,
-        return_evidence: bool = False,
+        self, hidden_states: Tensor, past_key_values: RecurrentCache | None = None, **given: Any
     ) -> tuple[Tensor, Any]:
         """Return the next hidden states, and the mixer's evidence if it was asked for."""
         cached = None if past_key_values is None else past_key_values.layers[self.layer]
-        mixed = self.mixer(
-            self.mixer_norm(hidden_states),
-            state=None if cached is None else cached.state,
-            mask=mask,
-            starts=starts,
-            return_evidence=return_evidence,
-        )
+        state = None if cached is None else cached.state
+        mixed = self.mixer(self.mixer_norm(hidden_states), state=state, **given)
         if cached is not None:
             cached.advance(mixed.state, hidden_states.shape[1])
-        hidden_states = hidden_states + self._dropped(mixed.output)
-        hidden_states = hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)))
-        return hidden_states, mixed.evidence
-
-    def _dropped(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        hidden_states = hidden_states + F.dropout(mixed.output, self.dropout, self.training)
+        added = self.mlp(self.mlp_norm(hidden_states))
+        return hidden_states + F.dropout(added, self.dropout, self.training), mixed.evidence
 
 
 class RecurrentPreTrainedModel(OwnDecoder):
@@ -117,8 +105,6 @@ class RecurrentPreTrainedModel(OwnDecoder):
     config_class = RecurrentConfig
     _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012 (the library's own declaration)
     cache_class = RecurrentCache
-    keeps_documents_apart = True
-    """Sequences start anew where position ids do; said here so that no model need be run for it."""
     # A state cannot be rolled back, which assisted generation would need.
     _is_stateful = True
 
@@ -136,24 +122,21 @@ class RecurrentPreTrainedModel(OwnDecoder):
 class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
     """Embeddings, blocks and the last norm.
 
-    A family has ``mixer_of(config, layer)``: ``mixer(x, state, mask, starts, return_evidence)``.
+    Attributes:
+        mixer_of: ``mixer_of(config, layer)``, the family's; what it returns is called with
+            ``(x, state, mask, starts, return_evidence)``.
     """
 
     options = ("output_gates",)
     evidence = "gates"
+    mixer_of: Callable[[Any, int], nn.Module]
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config)
+        def block(layer: int) -> RecurrentBlock:
+            return RecurrentBlock(config, self.mixer_of(config, layer), layer)
+
+        super().__init__(config, block, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
         self.post_init()
-
-    def block_of(self, config: Any, layer: int) -> RecurrentBlock:
-        """Return a block with a layer's mixer."""
-        family: Any = self
-        return RecurrentBlock(config, family.mixer_of(config, layer), layer)
-
-    def norm_of(self, config: Any) -> nn.RMSNorm:
-        """Return the last norm."""
-        return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def _of_blocks(
         self,
@@ -179,10 +162,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, OwnForCausalLM):
 def _mask(attention_mask: Tensor | None, embedded: Tensor, held: int) -> Tensor | None:
     """Return which of the positions at hand are tokens, or None if all are.
 
-    Args:
-        attention_mask: over them, or over the ``held`` positions in the cache and them.
-        embedded: [B, T, d].
-        held: positions that are in the cache.
+    ``attention_mask`` is over them, or over the ``held`` positions in the cache and them.
     """
     if attention_mask is None:
         return None

@@ -1,12 +1,13 @@
 """A language model of signal/noise attention, in the stack of nanoGPT, and its checkpoints."""
 
-from __future__ import annotations
-
+# No postponed annotations: huggingface_hub checks settings by the types themselves.
+import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, no_type_check
 
 import numpy as np
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
@@ -24,12 +25,115 @@ from prismlm.layers.mlp import (
 )
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.decoders.caches import ProjectionCache
-from prismlm.models.decoders.own_decoder import OwnDecoder, OwnForCausalLM, OwnModel, OwnOutput
-from prismlm.models.decoders.signal_noise_config import SignalNoiseConfig
+from prismlm.models.decoders.own_decoder import (
+    OwnConfig,
+    OwnDecoder,
+    OwnForCausalLM,
+    OwnModel,
+    OwnOutput,
+    count,
+    number,
+    positive,
+    share,
+)
 from prismlm.ops.experts import load_balancing_loss
 
 IGNORED = -100
 """The label of what is not to be predicted."""
+
+
+# Its __init__ takes keywords that its signature does not name, which jaxtyping would refuse.
+@no_type_check
+@strict
+class SignalNoiseConfig(OwnConfig):
+    """Configuration of :class:`SignalNoiseForCausalLM`.
+
+    Source: Prism, §2 and §3; the stack is nanoGPT's, the source's base. Beside :class:`OwnConfig`,
+    whose ``intermediate_size`` is that of the MLP or of each expert, or the atoms of an
+    overcomplete dictionary, 4 d unless it is given:
+
+    Attributes:
+        head_size: p.
+        expansion: R; a layer has R·d/p heads, half of them signal heads.
+        tied_output: whether the output matrix of attention is Uᵀ.
+        frequency_base: of the rotations.
+        frequency_ratio: ρ.
+        frequency_scaling: ``base``, or ``angle`` as the source's Fig. 1 prints it.
+        scale_by_width: divide scores by √d, as Eq. 6 prints it, in place of √p.
+        noise_weight: λ of a model that is not trained yet; a checkpoint holds its own.
+        bias: of norms and of MLPs, those of experts too.
+        mlp: ``gelu``, ``sparse_coding`` or ``experts``; see :mod:`prismlm.layers`.
+        sparse_coding_form: ``overcomplete``, which adds to the stream, or ``complete``, which
+            replaces it.
+        sparse_coding_steps: S; None for 2 overcomplete and 1 complete, as in the sources.
+        sparse_coding_step_size: η of those steps.
+        sparse_coding_threshold: θ, the weight of the sum of a code.
+        num_local_experts: E.
+        num_experts_per_tok: k.
+        output_router_logits: whether outputs hold ``router_logits`` and ``aux_loss`` and the loss
+            counts it; None for yes with experts, which without it may fall out of use.
+        router_aux_loss_coef: what ``aux_loss`` counts in the loss.
+        layer_norm_eps: added to the variance.
+    """
+
+    model_type = "prismlm_signal_noise"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "past_key_values",
+        "router_logits",
+        "aux_loss",
+    ]
+
+    vocab_size: int = count(default=50304)
+    hidden_size: int = count(default=512)
+    num_hidden_layers: int = count(default=8)
+    head_size: int = count(default=64)
+    expansion: int = count(default=2)
+    tied_output: bool = True
+    frequency_base: float | int = positive(default=10_000.0)
+    frequency_ratio: float | int = positive(default=math.pi)
+    frequency_scaling: Literal["base", "angle"] = "base"
+    scale_by_width: bool = False
+    noise_weight: float | int = number("from 0 to 1", lambda value: 0 <= value <= 1)(default=0.01)
+    dropout: float | int = share(default=0.0)
+    bias: bool = False
+    mlp: Literal["gelu", "sparse_coding", "experts"] = "gelu"
+    sparse_coding_form: Literal["overcomplete", "complete"] = "overcomplete"
+    sparse_coding_steps: int | None = None
+    sparse_coding_step_size: float | int = positive(default=0.1)
+    sparse_coding_threshold: float | int = 0.1
+    num_local_experts: int = count(default=8)
+    num_experts_per_tok: int = count(default=2)
+    output_router_logits: bool | None = None
+    router_aux_loss_coef: float | int = number(
+        "0 or a positive, finite number", lambda value: 0 <= value < math.inf
+    )(default=0.01)
+    layer_norm_eps: float | int = positive(default=1e-5)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        if self.sparse_coding_steps is None:
+            self.sparse_coding_steps = 1 if self.sparse_coding_form == "complete" else 2
+        if self.output_router_logits is None:
+            self.output_router_logits = self.mlp == "experts"
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Refuse more experts for a token than there are, and routers asked for without."""
+        if self.mlp == "experts" and self.num_experts_per_tok > self.num_local_experts:
+            raise InputError(
+                f"num_experts_per_tok is {self.num_experts_per_tok}, of num_local_experts "
+                f"{self.num_local_experts}: expected at most as many."
+            )
+        self.check_router(self.output_router_logits)
+
+    def check_router(self, asked: bool | None) -> None:
+        """Raise InputError if router logits are asked for and there is no router."""
+        if asked and self.mlp != "experts":
+            raise InputError(
+                f"output_router_logits is on, and mlp={self.mlp!r} has no router: leave it out, or "
+                "build the model with mlp='experts'."
+            )
 
 
 class SignalNoiseBlock(GradientCheckpointingLayer):
@@ -41,7 +145,7 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
     def __init__(self, config: SignalNoiseConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        norm = {"eps": config.layer_norm_eps, "bias": config.bias}
+        norm: dict[str, Any] = {"eps": config.layer_norm_eps, "bias": config.bias}
         self.attention_norm = nn.LayerNorm(config.hidden_size, **norm)
         self.attention = SignalNoiseAttention(
             config.hidden_size,
@@ -54,7 +158,7 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
             scale_by_width=config.scale_by_width,
         )
         self.mlp_norm = nn.LayerNorm(config.hidden_size, **norm)
-        self.mlp = self._mlp_of(config)
+        self.mlp = _mlp_of(config)
         self.dropout = config.dropout
 
     def forward(
@@ -72,8 +176,6 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
         past, seen = None, positions
         held = None if past_key_values is None else past_key_values.layers[self.layer]
         if held is not None and held.get_seq_length():
-            assert held.keys is not None
-            assert held.values is not None
             past = held.keys
             seen = torch.cat([held.values[:, 0, :, 0], positions], 1)
         attended = self.attention(
@@ -81,32 +183,29 @@ class SignalNoiseBlock(GradientCheckpointingLayer):
         )
         if held is not None:
             held.update(attended.projections, positions[:, None, :, None])
-        hidden_states = hidden_states + self._dropped(attended.output)
+        hidden_states = hidden_states + F.dropout(attended.output, self.dropout, self.training)
         found = self.mlp(self.mlp_norm(hidden_states))
-        if isinstance(found, SparseCodingOutput) and cast(SparseCoding, self.mlp).complete:
+        if isinstance(found, SparseCodingOutput) and self.mlp.complete:
             return found.output, None
         added = found if isinstance(found, Tensor) else found.output
         router_logits = found.router_logits if isinstance(found, ExpertsOutput) else None
-        return hidden_states + self._dropped(added), router_logits
+        return hidden_states + F.dropout(added, self.dropout, self.training), router_logits
 
-    @staticmethod
-    def _mlp_of(config: SignalNoiseConfig) -> MLP | SparseCoding | Experts:
-        width, inner = config.hidden_size, cast(int, config.intermediate_size)
-        if config.mlp == "sparse_coding":
-            return SparseCoding(
-                width,
-                None if config.sparse_coding_form == "complete" else inner,
-                steps=cast(int, config.sparse_coding_steps),
-                step_size=config.sparse_coding_step_size,
-                threshold=config.sparse_coding_threshold,
-            )
-        if config.mlp == "experts":
-            experts, chosen = config.num_local_experts, config.num_experts_per_tok
-            return Experts(width, inner, experts, chosen, bias=config.bias)
-        return MLP(width, inner, bias=config.bias)
 
-    def _dropped(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+def _mlp_of(config: Any) -> Any:
+    width, inner = config.hidden_size, config.intermediate_size
+    if config.mlp == "sparse_coding":
+        return SparseCoding(
+            width,
+            None if config.sparse_coding_form == "complete" else inner,
+            steps=config.sparse_coding_steps,
+            step_size=config.sparse_coding_step_size,
+            threshold=config.sparse_coding_threshold,
+        )
+    if config.mlp == "experts":
+        experts, chosen = config.num_local_experts, config.num_experts_per_tok
+        return Experts(width, inner, experts, chosen, bias=config.bias)
+    return MLP(width, inner, bias=config.bias)
 
 
 class SignalNoisePreTrainedModel(OwnDecoder):
@@ -143,10 +242,10 @@ class SignalNoisePreTrainedModel(OwnDecoder):
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save a checkpoint, as Hugging Face's models do, with λ in the configuration too."""
-        weight = cast(Tensor, self.base_model.noise_weight)
-        if not weight.is_meta:
+        model: Any = self.base_model
+        if not model.noise_weight.is_meta:
             # As it is written shortest: 0.1 and not the float32 nearest to it.
-            self.config.noise_weight = float(str(np.float32(weight.item())))
+            self.config.noise_weight = float(str(np.float32(model.noise_weight.item())))
         super().save_pretrained(*args, **kwargs)
 
 
@@ -162,21 +261,14 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
     noise_weight: Tensor
 
     def __init__(self, config: SignalNoiseConfig) -> None:
-        super().__init__(config)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
+        super().__init__(config, lambda layer: SignalNoiseBlock(config, layer), norm)
         # Whatever the default dtype is: it rises in steps that half precision would round away.
         noise_weight = torch.tensor(config.noise_weight, dtype=torch.float32)
         self.register_buffer("noise_weight", noise_weight)
         self.post_init()
 
-    def block_of(self, config: SignalNoiseConfig, layer: int) -> SignalNoiseBlock:
-        """Return a block."""
-        return SignalNoiseBlock(config, layer)
-
-    def norm_of(self, config: SignalNoiseConfig) -> nn.LayerNorm:
-        """Return the last norm."""
-        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SignalNoiseModel:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast the model; λ stays float32 at least."""
         before = self.noise_weight
         super()._apply(fn, recurse)
@@ -221,16 +313,15 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
     ) -> Tensor | None:
         """Return which position sees which, bool [B, 1, T, S]; None for all up to itself."""
         # Beside a cache positions are not looked at for where sequences start; an empty one, which
-        # a call has unless told otherwise, would let packed sequences see each other.
+        # a call has by default, would let packed sequences see each other.
         held = cache if cache is not None and cache.get_seq_length() else None
-        mask = create_causal_mask(
+        found: Any = create_causal_mask(
             config=self.config,
             inputs_embeds=embedded,
             attention_mask=given,
             past_key_values=held,
             position_ids=positions,
         )
-        found = cast(Tensor | None, mask)
         if found is not None and found is not given and found.is_floating_point():
             # With attn_implementation="eager" masks are added to scores: 0 where a position sees.
             return found == 0

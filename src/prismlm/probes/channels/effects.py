@@ -21,13 +21,13 @@ from scipy import stats
 from torch import Tensor
 
 from prismlm.errors import InputError, check_choice, check_number, check_whole
-from prismlm.interventions.channels.interventions import (
+from prismlm.interventions.channels import (
     Intervention,
     MaskRead,
     MaskWrite,
     Reinitialise,
+    intervene,
 )
-from prismlm.interventions.channels.scope import intervene
 from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
 from prismlm.models.seam import run_decoder
 from prismlm.outputs import write_table

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from prismlm.errors import InputError
-from prismlm.interventions.channels.interventions import MaskRead, MaskWrite, Reinitialise
-from prismlm.interventions.channels.scope import intervene
+from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
 from prismlm.layers.mixer_gates import ChannelGates, MixerEvidence
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, tokens
 

@@ -4,9 +4,14 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.interventions.channels.clamp import ClampGates, record_gates
-from prismlm.interventions.channels.interventions import MaskRead, MaskWrite, Reinitialise
-from prismlm.interventions.channels.scope import intervene
+from prismlm.interventions.channels import (
+    ClampGates,
+    MaskRead,
+    MaskWrite,
+    Reinitialise,
+    intervene,
+    record_gates,
+)
 from tests.helpers.mixer_models import LAYERS, make_model, tokens
 
 LENGTH = 14
