@@ -25,7 +25,7 @@ from prismlm.files import (
     share,
     write_json,
 )
-from prismlm.pages.trace import json_for_script
+from prismlm.pages.frame import json_for_script
 from prismlm.training.run import write_history
 
 

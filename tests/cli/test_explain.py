@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ from prismlm.cli.trace import place_text
 from prismlm.explain.shares import worth_showing
 from prismlm.lens.text import Around
 from tests.helpers import forked
+from tests.helpers.html_reader import Reader
 from tests.helpers.lens_meta import change_meta
 
 TEXT = "The proof relies on the theory of groups."
@@ -62,7 +62,7 @@ def test_what_was_held_out_is_not_called_trained_on(copy, prism, trained, split,
     shown = " ".join(prism("explain", copy, TEXT, "--html", page).stdout.split())
     assert ("was trained" in shown or "trained on this" in shown) == (above is not None)
     assert above is None or above in shown
-    fact = f"<dt>Trained on it</dt><dd>{said}</dd>"
+    fact = f'["trained on it","{said}"]'
     assert (fact in page.read_text(encoding="utf-8")) == (trained is not None)
     inspected = " ".join(prism("inspect", copy).stdout.split())
     assert f"model trained on them {said} convergence" in inspected
@@ -218,8 +218,8 @@ def test_files_written_beside(prism, tiny_model, tmp_path):
     assert result.returncode == 0, result.stderr
     positions = json.loads(result.stdout)["positions"]
     assert pq.read_table(table).num_rows == sum(len(step["prototypes"]) for step in positions)
-    HTMLParser().feed(page.read_text(encoding="utf-8"))
-    assert page.read_text(encoding="utf-8").count('role="option"') == len(positions)
+    (block,) = Reader(page.read_text(encoding="utf-8")).blocks
+    assert len(block["answers"][0]["steps"]) == len(positions)
     assert result.stderr == f"wrote {page}\nwrote {table}\n"
 
 
@@ -297,7 +297,7 @@ def test_what_speaks_against(prism, refused, tiny_model, tmp_path):
         assert (one.title or one.doc_id)[:20] in section
         given = "<1%" if one.probability < 0.005 else f"{one.probability:.0%}"
         assert f"to which the model gave {given} there" in section
-    assert "instead of" in page.read_text(encoding="utf-8")
+    assert '"against":[' in page.read_text(encoding="utf-8")
     assert "Against" not in prism("explain", tiny_model, TEXT).stdout
     assert "'--against'" in refused("explain", tiny_model, TEXT, "--against", -1)
 

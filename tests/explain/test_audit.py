@@ -140,8 +140,6 @@ def test_support_of_the_texts_is_counted(lm, audited):
     least = summary["least_supported"]
     assert [e["text_id"] for e in least] == sorted(scores, key=lambda doc_id: scores[doc_id])
     assert {e["text_id"]: e["score"] for e in least} == pytest.approx(scores, rel=1e-3)
-    assert "least support" in audit_page(summary)
-    assert "least support" not in audit_page(summary | {"support": None, "least_supported": []})
 
 
 def test_every_prediction_of_a_long_text_counts_once(lm):
@@ -199,7 +197,6 @@ def test_a_filter(lm):
         assert sum(matching.values()) == pytest.approx(found[row.text_id], rel=1e-3)
     summary = audit.to_dict()
     assert summary["most_matching"][0]["text_id"] == max(found, key=found.get)
-    assert "elsewhere" in audit_page(summary)
     with pytest.raises(InputError, match="domain=nonsense"):
         Audit(lm, text_options([lm]), {"domain": "nonsense"})
 

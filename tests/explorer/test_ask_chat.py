@@ -6,8 +6,8 @@ import pytest
 
 import prismlm
 from prismlm.corpus.chat import asked
+from prismlm.corpus.pieces import visible
 from prismlm.corpus.read import DocumentReader
-from prismlm.pages.trace_data import visible
 from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, unfold, visited
 from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
 
@@ -35,7 +35,7 @@ def test_a_question_is_asked_by_the_template(chats, lm):
     events = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 4})
     trace = lm.explain(asked(QUESTION), generate=4)
     assert "".join(events[0][1]["tokens"]) == ASKED
-    steps = events[-1][1]["trace"]["steps"]
+    steps = events[-1][1]["steps"]
     assert [step["target"] for step in steps] == [visible(step.pieces[1].label) for step in trace]
     sentence = trace.support.sentence
     assert events[-1][1]["support"] == {"level": trace.support.level, "sentence": sentence}
@@ -56,7 +56,7 @@ def test_a_question_follows_an_answer(chats, lm, tmp_path):
     (tmp_path / "chat.jsonl").write_bytes(saved)
     (read,) = DocumentReader(tmp_path / "chat.jsonl", tokenizer=lm.tokenizer)
     trace = lm.explain(read.messages, generate=3)
-    steps = done[1]["trace"]["steps"]
+    steps = done[1]["steps"]
     assert [step["target"] for step in steps] == [visible(step.pieces[1].label) for step in trace]
 
 
@@ -117,7 +117,8 @@ def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_said(chats
     texts = [{"id": "answered", "messages": CHAT}, {"id": "asked", "messages": CHAT[:-1]}]
     events = chats.events("/api/audits", {"texts": [one | {"text": ""} for one in texts]})
     (start,) = (data for name, data in events if name == "start")
-    assert [start["texts"], start["left_out"]] == [1, "chat without an answer: 1"]
+    assert start["texts"] == 1
+    assert events[-1][1]["summary"]["left_out"] == {"chat without an answer": 1}
     assert [data["text_id"] for name, data in events if name == "row"] == ["answered"]
 
 

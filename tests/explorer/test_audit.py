@@ -72,21 +72,22 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
         for name in ("ce", "explained_share", "unattributed"):
             assert one[name] == pytest.approx(getattr(row, name), rel=1e-5)
         source = row.shares["source"].items[0]
-        assert one["source"] == [source.key, pytest.approx(source.share, rel=1e-5)]
-        assert one["document"][0] == row.documents[0].doc_id
+        assert one["by_source"] == [
+            {"key": source.key, "share": pytest.approx(source.share, rel=1e-5)}
+        ]
+        assert [found["doc_id"] for found in one["documents"]] == [row.documents[0].doc_id]
     assert "‹U+202E›" in told[2]["opening"]
     name, end = events[-1]
     assert (name, end["stopped"]) == ("done", False)
-    for group, by in zip(end["whole"]["shares"], ("source", "domain", "license"), strict=True):
+    for by, group in end["summary"]["shares"].items():
         sources = audit.attribution().sources(by)
-        for shown, item in zip(group["items"], sources.items, strict=False):
-            assert shown[0] == item.key
-            assert shown[1:] == pytest.approx([item.share, item.base_rate], rel=1e-5)
+        for shown, item in zip(group["items"], sources.items, strict=True):
+            assert shown["key"] == item.key
+            figures = [item.share, item.base_rate]
+            assert [shown["share"], shown["base_rate"]] == pytest.approx(figures, rel=1e-5)
         assert group["unattributed"] == pytest.approx(sources.unattributed, rel=1e-5)
-    shared = end["whole"]["shared"]
-    leading = shared["places"][end["whole"]["documents"][0]["place"]]
     expected = audit.attribution().documents(1)[0]
-    assert shared["documents"][leading[3]]["doc_id"] == expected.doc_id
+    assert end["summary"]["documents"][0]["doc_id"] == expected.doc_id
     status, _, data = served.ask("GET", f"/api/audits/{end['id']}/report.csv")
     assert status == 200
     assert b"\r\n'=1+1," in data
@@ -154,7 +155,7 @@ def test_one_long_text_can_be_stopped_in_the_middle(served):
     key = stream.until("start")["id"]
     stream.until("progress")
     served.json("POST", f"/api/answers/{key}/stop", {})
-    assert stream.until("done") == {"id": key, "stopped": True, "whole": None}
+    assert stream.until("done") == {"id": key, "stopped": True, "summary": None}
     assert key in served.refused("GET", f"/api/audits/{key}/report.html")
 
 

@@ -75,7 +75,11 @@ def test_a_document_is_that_of_the_corpus_with_its_token(served, lm):
     assert "\u202e" not in json.dumps(found["parts"], ensure_ascii=False)
     assert "‹U+202E›" in found["parts"][0]
     shown = marks_shown(EVIL_ID)
-    assert (found["doc_id"], found["title"], found["url"]) == (shown, "<i>‹U+202E›evil", None)
+    assert (found["doc_id"], found["title"], found["url"]) == (
+        shown,
+        "<i>‹U+202E›evil",
+        "javascript:alert(1)",
+    )
     assert asked(served, "", id=shown, at=start + offset) == (200, found)
     assert (found["tokens"], found["characters"]) == (int(corpus.lengths[number]), len(EVIL))
     assert asked(served, "", id="plain")[1]["parts"] == ["The river carries stones to the sea."]
@@ -137,12 +141,18 @@ def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
         with Served(prismlm.load(directory / "model")) as server:
             status, error = asked(server, "", id="plain")
             told = server.json("GET", "/api/model")
+            answer = server.events("/api/ask", {"text": EVIL[:60], "generate": 2})[-1][1]
+            against = server.events(f"/api/answers/{answer['id']}/steps/3/against")
     finally:
         hidden.rename(directory / "corpus")
     assert status == 422
     assert "prismlm index" in error["error"]
     assert "no longer" in error["error"]
     assert (told["prompts"], told["texts"]) == (PROMPTS, {})
+    # What speaks against a prediction is read in the lens's own tokens.
+    assert (told["lens"]["corpus"], told["lens"]["readable"]) == (False, True)
+    assert [name for name, _ in against] == ["estimated", "done"]
+    assert against[-1][1]["against"]
 
 
 def test_another_corpus_in_the_place_of_the_first_is_not_shown(directory, tiny_model):

@@ -13,7 +13,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
-from prismlm.pages.channels_data import page_data
+from prismlm.pages.channels import channels_data
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import channel_report
 from prismlm.probes.uncertainty_feedback.signal import Signal, own_codes
@@ -76,7 +76,7 @@ def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
     assert parts["feedback"] == {"levels": LEVELS}
     told = served.json("POST", "/api/inside/channels", {"text": TEXT})
     report = channel_report(mixer.model, mixer.tokenizer, text=TEXT)
-    expected = json_text(page_data(mixer.model, None, report))
+    expected = json_text(channels_data(mixer.model, None, report))
     assert told == json.loads(marks_shown(expected))
     fed = served.json("POST", "/api/inside/feedback", {"text": TEXT})
     ids = mixer.encode(TEXT)[0]

@@ -1,4 +1,4 @@
-"""The page of an audit, on a phone too."""
+"""The page of an audit in a browser, on a phone too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prismlm.corpus import Document
 from prismlm.explain.audit import Audit
 from prismlm.explain.texts import text_options
 from prismlm.lens.text import Around
-from prismlm.pages.audit import audit_page, told_apart
+from prismlm.pages.audit import audit_page
 
 TURN = "\u202e"
 ASKED = "You are a helpful assistant. Answer in one sentence. Question: "
@@ -22,44 +22,61 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def summary(tiny_model):
+def audit(tiny_model):
     lm = prismlm.load(tiny_model)
     audit = Audit(lm, text_options([lm]))
     list(audit.read(TEXTS))
-    value = audit.to_dict()
-    value["documents"][0] |= {
+    return audit
+
+
+def test_figures_documents_and_texts_that_stand_out(opened, audit):
+    summary = audit.to_dict() | {"left_out": {"chat without an answer": 2}}
+    summary["documents"][0] |= {
         "title": f"A {TURN}title",
         "license": None,
-        "source": None,
+        "url": "javascript:alert(1)",
         "around": Around("the way\nto", " <school>", " was long"),
     }
-    return value
+    with opened(audit_page(summary)) as tab:
+        figures = dict(zip(*[tab.locator(f".p-figure {part}").all_inner_texts() for part in
+                             ("span", "b")], strict=True))  # fmt: skip
+        assert figures["texts"] == "4"
+        assert figures["predictions"] == str(summary["predictions"])
+        assert figures["cross-entropy, nats"] == f"{summary['ce']:.3f}"
+        source = summary["shares"]["source"]
+        bars = tab.locator(".p-columns-3 section").first.locator("li").all_inner_texts()
+        assert [bar.split()[0] for bar in bars[:12]] == [one["key"] for one in source["items"][:12]]
+        assert bars[12].startswith(f"{len(source['items']) - 12} more")
+        assert "Left out: chat without an answer: 2." in tab.inner_text("main")
+        first = tab.locator(".p-documents li").first
+        assert first.locator("mark").inner_text() == "<school>"
+        assert "A ‹U+202E›title" in first.inner_text()
+        assert first.locator("a").count() == 0
+        assert tab.locator(".p-documents li").count() == len(summary["documents"])
+        titles = tab.locator(".p-block h2").all_inner_texts()
+        assert titles == [
+            "Texts with the least support",
+            "Texts that lean on one source",
+            "Texts with the largest unattributed share",
+        ]
+        last = tab.locator(".p-block").last
+        assert last.locator("small").all_inner_texts() == [
+            one["text_id"].replace("answers/model-a/", "…").replace(TURN, "‹U+202E›")
+            for one in summary["least_attributed"]
+        ]
+        # What most of them begin with is left out.
+        assert "…why did the court dismiss the appeal" in last.inner_text()
+        assert ASKED not in last.inner_text()
+        tab.set_viewport_size({"width": 390, "height": 844})
+        assert tab.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_what_most_begin_with_is_cut_at_the_front():
-    same = "The same long beginning of all: "
-    assert told_apart([f"{same}one", f"{same}two", "another"]) == ["…one", "…two", "another"]
-    # Too few, too short, or nothing left that tells them apart.
-    assert told_apart([f"{same}one", "another", "third"]) == [f"{same}one", "another", "third"]
-    assert told_apart(["The same one", "The same two"]) == ["The same one", "The same two"]
-    assert told_apart([f"{same}one", f"{same}one"]) == ["…one", "…one"]
-    assert told_apart([]) == []
-
-
-def test_excerpts_are_marked_and_beginnings_cut(summary):
-    page = audit_page(summary)
-    assert "…the way\nto <mark>&lt;school&gt;</mark> was long…" in page
-    assert page.count("<mark>") == sum(d["around"] is not None for d in summary["documents"])
-    first = summary["least_attributed"][0]
-    assert first["opening"].startswith(("The", ASKED))
-    table = page[page.index("largest unattributed share") :]
-    assert ASKED not in table
-    assert "…why did the court dismiss the appeal" in table
-    assert '<small title="answers/model-a/one">…one</small>' in table
-
-
-def test_marks_of_direction_are_shown(summary):
-    page = audit_page(summary)
-    assert TURN not in page
-    for shown in ("A ‹U+202E›title", "The ‹U+202E›proof", "‹U+202E›other"):
-        assert shown in page
+def test_a_filter_and_a_lens_without_a_scale(opened, audit):
+    one = Audit(audit._lm, audit.options, {"domain": "law"})
+    list(one.read(TEXTS[:2]))
+    summary = one.to_dict() | {"support": None, "least_supported": []}
+    with opened(audit_page(summary)) as tab:
+        assert "elsewhere" in tab.inner_text(".p-columns-3")
+        assert "only domain" in tab.inner_text(".p-head")
+        assert "matching" in tab.inner_text(".p-figures")
+        assert tab.locator(".p-block h2").first.inner_text() == "Texts that rely most on domain law"

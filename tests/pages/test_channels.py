@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ import torch
 from prismlm.corpus import build_corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
-from prismlm.pages.channels import channel_page
-from prismlm.pages.channels_data import page_data, quantise_gates
+from prismlm.pages.channels import channel_page, channels_data, quantise_gates
 from prismlm.pages.frame import write_page
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import ReportOptions, channel_report
@@ -100,7 +98,7 @@ def test_quantising_by_hand():
 
 
 def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report):
-    data = page_data(model, corpus, report)
+    data = channels_data(model, corpus, report)
     assert [len(layer["channels"]) for layer in data["layers"]] == [CHANNELS] * LAYERS
     for layer in range(LAYERS):
         for k, channel in enumerate(report.layers[layer].channels):
@@ -125,7 +123,7 @@ def test_decays_by_token_are_stored_for_every_position(corpus):
     by_token = make_model(len(corpus.tokenizer), decay_mode="token")
     sequences = Sequences(corpus, "all", 48)
     found = channel_report(by_token, corpus.tokenizer, sequences, text=TEXT, options=OPTIONS)
-    data = page_data(by_token, corpus, found)
+    data = channels_data(by_token, corpus, found)
     least, most = data["rates"]
     for layer in range(LAYERS):
         for k, channel in enumerate(found.layers[layer].channels):
@@ -149,12 +147,10 @@ def test_decays_by_token_are_stored_for_every_position(corpus):
 
 
 def test_each_passage_and_document_is_held_once(corpus, model, report):
-    data = page_data(model, corpus, report)
+    data = channels_data(model, corpus, report)
     assert len(data["texts"]) == 1 + len(report.passages)
     ids = [document["doc_id"] for document in data["documents"]]
     assert len(set(ids)) == len(ids)
-    urls = {document["url"] for document in data["documents"]}
-    assert urls <= {None, "https://example.org/a"}
 
 
 def test_nothing_in_a_text_or_corpus_becomes_markup(page):
@@ -166,7 +162,6 @@ def test_nothing_in_a_text_or_corpus_becomes_markup(page):
     # What was escaped is still there to be read, and no part of a character is.
     (data,) = reader.blocks
     assert EVIL in "".join(data["texts"][0]["words"])
-    assert EVIL in reader.text
     assert "\ufffd" not in page
 
 
@@ -205,22 +200,8 @@ def assert_finds(words, chosen, text, memory):
     assert strength[chosen + 1] == 0
 
 
-@pytest.mark.slow
-def test_in_a_browser(page, report, tmp_path):
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "this test needs chromium"
-    path = tmp_path / "page.html"
-    path.write_text(page, encoding="utf-8")
-    requests, errors = [], []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1300, "height": 1000})
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.goto(path.as_uri())
-        tab.wait_for_selector("[data-ready=yes]")
+def test_in_a_browser(opened, page, report):
+    with opened(page) as tab:
         assert tab.title() == f"What the channels carry: {EVIL}"
         assert "Layer 0, channel 0" in tab.inner_text(".c-main")
 
@@ -252,6 +233,3 @@ def test_in_a_browser(page, report, tmp_path):
 
         tab.emulate_media(color_scheme="dark")
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 18, 22)"
-        browser.close()
-    assert errors == []
-    assert [url for url in requests if url != path.as_uri()] == []

@@ -1,25 +1,29 @@
+"""What the page of a trace holds, as data, and what a browser shows of it."""
+
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import prismlm
+from prismlm.corpus.pieces import visible
 from prismlm.explain.shares import worth_showing
 from prismlm.lens.text import Around
-from prismlm.pages.trace import fragment, page
-from prismlm.pages.trace_data import visible
+from prismlm.lens.where import UNKNOWN, Keys
+from prismlm.pages.trace import Pool, fragment, page, trace_data
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.html_reader import Reader
 from tests.helpers.lens_meta import change_meta
 
+TEXT = "The proof relies on\nthe theory of groups."
 EVIL = "</script><script>alert(1)</script>"
+LABELS = "all => all.map((one) => one.getAttribute('aria-label'))"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +33,7 @@ def lm(tiny_model):
 
 @pytest.fixture(scope="module")
 def trace(lm):
-    return lm.explain("The proof relies on\nthe theory of groups.", generate=3)
+    return lm.explain(TEXT, generate=3)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def fed_back(tiny_model):
     """The reading of a model with uncertainty feedback."""
     lm = prismlm.load(tiny_model)
     attach_drawn(lm.model, 4096)
-    return lm.explain("The proof relies on\nthe theory of groups.", generate=3)
+    return lm.explain(TEXT, generate=3)
 
 
 @pytest.fixture(scope="module")
@@ -65,53 +69,14 @@ def evil(tiny_model, tmp_path_factory):
     return lm.explain(f"{EVIL} & <b>\u2028")
 
 
-def test_a_page_shows_every_token_and_where_it_is_from(trace):
-    html = page([trace], title="A reading")
-    reader = Reader(html)
-    tokens = reader.all("span", role="option")
-    assert len(tokens) == len(trace)
-    assert [int(t["data-step"] or -1) for t in tokens] == list(range(len(trace)))
-    assert sum("p-written" in (t["class"] or "") for t in tokens) == 2
-    for token, step in zip(tokens, trace, strict=True):
-        leading = max(step.prototypes, key=lambda use: use.evidence)
-        assert leading.name is not None
-        assert leading.name in (token["title"] or "")
-        assert f"{step.probability:.1%}" in (token["aria-label"] or "")
-    assert "A reading" in reader.text
-    assert str(trace.model) in reader.text
-
-
-def test_what_was_fed_back_is_shown_where_there_is_feedback(fed_back, trace):
-    html = page([fed_back])
-    reader = Reader(html)
-    data, _ = reader.blocks
-    assert data["feedback"]
-    tokens = reader.all("span", role="option")
-    assert "fed" not in data["steps"][0]
-    assert fed_back[0].uncertainty_code is None
-    assert "fed back: nothing" in (tokens[0]["title"] or "")
-    assert "--u:0.000" in (tokens[0]["style"] or "")
-    for shown, token, step in list(zip(data["steps"], tokens, fed_back, strict=True))[1:]:
-        share, code = shown["fed"]
-        assert share == pytest.approx(step.uncertainty, rel=1e-5)
-        assert step.uncertainty == pytest.approx(code / 4095)
-        assert 0 < code < 4096
-        assert f"fed back: uncertainty {share:.0%}, code {code:,}" in (token["aria-label"] or "")
-        assert f"--u:{share:.3f}" in (token["style"] or "")
-        assert "p-fed" in (token["class"] or "")
-    assert "uncertainty fed back to the token" in reader.text
-
-    plain = Reader(page([trace]))
-    assert not plain.blocks[0]["feedback"]
-    assert not any("fed" in step for step in plain.blocks[0]["steps"])
-    assert "uncertainty" not in plain.text
-    assert not any("p-fed" in (t["class"] or "") for t in plain.all("span", role="option"))
-    # The code is the share in another unit: tables and JSON have the share alone.
-    assert "uncertainty_code" not in fed_back[1].to_dict()
+def data_of(html):
+    """Return the answers of a page, and what they share."""
+    (block,) = Reader(html).blocks
+    return block["answers"], block["shared"]
 
 
 def test_parts_in_the_page_sum_to_the_logits(trace):
-    data, _ = Reader(page([trace])).blocks
+    ((data,), _) = data_of(page([trace]))
     assert len(data["steps"]) == len(trace)
     for shown, step in zip(data["steps"], trace, strict=True):
         total = sum(use[1] for use in shown["uses"]) + shown["residual"][0] + shown["bias"][0]
@@ -123,27 +88,32 @@ def test_parts_in_the_page_sum_to_the_logits(trace):
 
 
 def test_shares_in_the_page_sum_to_one(trace):
-    data, _ = Reader(page([trace])).blocks
+    ((data,), _) = data_of(page([trace]))
     groups = [group for step in data["steps"] for group in step["shares"]]
-    groups += data["whole"]["shares"]
-    assert [group["by"] for group in data["whole"]["shares"]] == [
-        "domain",
-        "source",
-        "license",
-    ]
-    for group in groups:
-        total = sum(share for _, share, _ in group["items"]) + group["others"][1]
+    assert [group["by"] for group in data["whole"]["shares"]] == ["domain", "source", "license"]
+    for group in groups + data["whole"]["shares"]:
+        total = sum(item["share"] for item in group["items"]) + group["others"][1]
         assert total + group["unattributed"] == pytest.approx(1, abs=1e-5)
-    first = trace[0:1].sources("domain")
-    key, *figures = data["steps"][0]["shares"][0]["items"][0]
-    assert key == first.items[0].key
-    assert figures == pytest.approx([first.items[0].share, first.items[0].base_rate], rel=1e-5)
+    first = trace[0:1].sources("domain").items[0]
+    shown = data["steps"][0]["shares"][0]["items"][0]
+    assert shown["key"] == first.key
+    figures = [first.share, first.base_rate]
+    assert [shown["share"], shown["base_rate"]] == pytest.approx(figures, rel=1e-5)
+
+
+def test_what_the_lens_does_not_know_has_no_shares(tiny_model, monkeypatch):
+    lm = prismlm.load(tiny_model)
+    rows = lm.lens.mass.num_rows
+    monkeypatch.setitem(lm.lens._keys, ("mass", "domain"), Keys([UNKNOWN], np.zeros(rows, int)))
+    data = trace_data(lm.explain("The proof relies on"), Pool(lm.lens))
+    assert [group["by"] for group in data["whole"]["shares"]] == ["source", "license"]
+    assert all([group["by"] for group in step["shares"]] == ["source"] for step in data["steps"])
 
 
 def test_quotes_and_what_speaks_against_are_in_the_page(lm):
     text = "".join(lm.lens.corpus.excerpt(int(lm.lens.corpus.starts[i]), 20) for i in (3, 40))
     trace = lm.explain(text)
-    data, shared = Reader(page([trace], against=4)).blocks
+    ((data,), (shared,)) = data_of(page([trace], against=4))
     whole = data["whole"]
     quotes = trace.verbatim(6)
     assert quotes[0].span.length >= 19
@@ -177,44 +147,16 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
         assert ["".join(word) for word in words] == list(passage.around)
         assert position == passage.position
         assert shared["documents"][document]["doc_id"] == passage.doc_id
-    assert "against" not in Reader(page([trace])).blocks[0]["whole"]
-
-
-def test_a_page_says_the_answer_and_its_support_first(lm):
-    trace = lm.explain("The proof relies on", generate=5)
-    text = Reader(page([trace])).text
-    said = [trace.question, trace.answer.strip(), trace.support.sentence, "Token by token"]
-    assert [text.index(one) for one in said] == sorted(text.index(one) for one in said)
-    assert str(round(trace.support.score, 2)) not in text
-
-
-def test_where_nothing_is_about_the_answer_that_comes_first(lm):
-    trace = lm.explain("The proof relies on", generate=5)
-    support = replace(trace.support, level="none")
-    trace.__dict__["support"] = support
-    text = Reader(page([trace])).text
-    assert text.index(support.sentence) < text.index(trace.answer.strip())
-
-
-def test_a_lens_without_a_scale_says_so(lm, monkeypatch):
-    monkeypatch.setitem(lm.lens.__dict__, "support", None)
-    text = Reader(page([lm.explain("The proof relies on", generate=2)])).text
-    assert "is not known: the lens has no scale of support" in text
-
-
-def test_an_empty_answer_is_said_to_be_empty(lm, monkeypatch):
-    trace = lm.explain("The proof relies on", generate=1)
-    monkeypatch.setattr(type(trace), "answer", property(lambda _: " "))
-    assert "The model wrote nothing." in Reader(page([trace])).text
+    assert "against" not in data_of(page([trace]))[0][0]["whole"]
 
 
 def test_contexts_are_the_index_and_held_once(trace):
-    _, shared = Reader(page([trace, trace])).blocks[1:]
-    assert shared == Reader(page([trace])).blocks[-1]
+    answers, (shared,) = data_of(page([trace, trace]))
+    assert answers[0] == answers[1]
+    assert [shared] == data_of(page([trace]))[1]
     for name in ("places", "documents"):
         listed = [json.dumps(one) for one in shared[name]]
         assert len(set(listed)) == len(listed) > 0
-    index = trace.lens.index
     carrying = {
         use.id
         for step in trace
@@ -223,42 +165,51 @@ def test_contexts_are_the_index_and_held_once(trace):
     assert {int(number) for number in shared["prototypes"]} == {
         use.id for step in trace for use in step.prototypes
     }
-    shown = {n: one[3] for n, one in shared["prototypes"].items() if len(one) == 4}
-    assert {int(number) for number in shown} == carrying
+    shown = {int(n): one[3] for n, one in shared["prototypes"].items() if len(one) == 4}
+    assert set(shown) == carrying
     assert len(shown) < len(shared["prototypes"])
     for number, contexts in shown.items():
-        rows = trace.lens.rows_of(int(number))
-        count = min(3, rows.stop - rows.start)
-        nearest = index.slice(rows.start, count).to_pylist()
+        rows = trace.lens.rows_of(number)
+        nearest = trace.lens.index.slice(rows.start, min(3, rows.stop - rows.start)).to_pylist()
         for row, place in zip(nearest, contexts, strict=True):
             before, token, after, document, position = shared["places"][place]
-            assert position == row["position"]
-            assert (before, token, after) == (row["before"][-60:], row["token"], row["after"][:48])
+            names = ("before", "token", "after", "position")
+            assert [before, token, after, position] == [row[name] for name in names]
             known = shared["documents"][document]
             assert all(known[key] == row[key] for key in ("doc_id", "source", "license", "title"))
 
 
-def test_traces_of_two_lenses_share_nothing(trace):
-    other = replace(trace, model="another")
-    blocks = Reader(page([trace, trace[:2], other[:2]])).blocks
-    assert ["prototypes" in block for block in blocks] == [False, False, True, False, True]
+def test_traces_of_two_lenses_share_nothing(lm, tiny_model):
+    other = prismlm.load(tiny_model).explain("Another text")
+    answers, shared = data_of(page([lm.explain("A text"), other, lm.explain("A text")]))
+    assert [answer["shared"] for answer in answers] == [0, 1, 0]
+    assert len(shared) == 2
+
+
+def test_without_a_lens_there_are_no_shares(trace):
+    ((data,), (shared,)) = data_of(page([replace(trace, lens=None)]))
+    assert data["whole"] is None
+    assert shared["places"] == []
+    assert all(step["shares"] == [] for step in data["steps"])
+    assert "has no lens" in data["support"]["sentence"]
+
+
+def test_a_lens_without_a_scale_says_so(tiny_model, monkeypatch):
+    lm = prismlm.load(tiny_model)
+    monkeypatch.setitem(lm.lens.__dict__, "support", None)
+    ((data,), _) = data_of(page([lm.explain("The proof relies on", generate=2)]))
+    assert "is not known: the lens has no scale of support" in data["support"]["sentence"]
 
 
 def test_characters_of_several_tokens_are_whole(lm):
     trace = lm.explain("Go to 東京 now 🤖.")
     html = page([trace])
-    reader = Reader(html)
-    assert "\ufffd" not in reader.text
-    # In the text and at its first token.
-    assert all(reader.text.count(letter) == 2 for letter in "東京🤖")
-    data, _ = reader.blocks
-    shown = [step["token"] for step in data["steps"]]
-    assert not any("\ufffd" in token for token in shown)
-    pieces = [step.pieces[0] for step in trace]
-    assert "".join(piece.shown for piece in pieces) == "Go to 東京 now 🤖."
-    (several, *_) = [piece for piece in pieces if piece.of > 1]
+    ((data,), _) = data_of(html)
+    assert "\ufffd" not in html
+    assert "".join(data["tokens"]).replace("″", "") == "Go to 東京 now 🤖."
+    (several, *_) = [step.pieces[0] for step in trace if step.pieces[0].of > 1]
     assert several.label == f"{several.text} {several.number}/{several.of}"
-    assert any(several.label in token for token in shown)
+    assert any(several.label in step["token"] for step in data["steps"])
 
 
 @pytest.mark.parametrize("mark", ["\u202e", "\u2066", "\u2067", "\u061c", "\u200f"])
@@ -271,110 +222,113 @@ def test_marks_of_direction_are_shown_and_turn_nothing(lm, mark, monkeypatch):
     code = f"‹U+{ord(mark):04X}›"
     for html in (page([trace], title=f"A {mark}title"), fragment(trace)):
         assert mark not in html
-        reader = Reader(html)
+        ((data,), (shared,)) = data_of(html)
         assert f"cat{code}egory" in html
-        assert code in reader.text
-        assert [f"a{code}b", f" {code}c", f"d{code}"] in [p[:3] for p in reader.blocks[1]["places"]]
+        assert code in "".join(data["tokens"])
+        assert [f"a{code}b", f" {code}c", f"d{code}"] in [p[:3] for p in shared["places"]]
     assert f"<title>A {code}title</title>" in page([trace], title=f"A {mark}title")
 
 
-def test_nothing_in_a_text_or_corpus_becomes_markup(evil):
-    html = page([evil], title=EVIL)
-    reader = Reader(html)
-    assert len(reader.scripts) == 1
-    assert "alert" not in reader.scripts[0]
-    assert len(reader.blocks) == 2
-    assert len(reader.all("script")) == 3
-    assert reader.all("b") == []
-    assert reader.all("a") == []
-    assert html.count("<script") == html.count("</script") == 3
-    assert "\u2028" not in html
-    documents = reader.blocks[1]["documents"]
-    assert all(document["url"] is None for document in documents)
-    # What was escaped is still there to be read.
-    assert all(document["title"] == f"{EVIL}title" for document in documents)
-    assert EVIL in reader.text
+def test_a_person_reads_a_page(opened, trace):
+    with opened(page([trace], title="A reading", against=2)) as tab:
+        assert tab.locator("h1").inner_text() == "A reading"
+        parts = (".p-question", ".p-answer", ".p-support", ".p-grouped", ".p-shares", ".p-against")
+        tops = [tab.locator(f"{one}").first.bounding_box()["y"] for one in parts]
+        assert tops == sorted(tops)
+        assert tab.inner_text(".p-answer") == trace.answer.strip()
+        assert tab.inner_text(".p-support") == trace.support.sentence
+        whole = tab.inner_text(".p-whole")
+        for passage in trace.against(2):
+            assert f"instead of {visible(passage.predicted)}, to which the model" in whole
+        assert tab.locator(".p-verbatim q").count() == len(trace.verbatim(6))
+        tab.click(".p-tokens > summary")
+        labels = tab.locator(".p-text [role=option]").evaluate_all(LABELS)
+        for label, step in zip(labels, trace, strict=True):
+            leading = max(step.prototypes, key=lambda use: use.evidence)
+            assert leading.name in label
+            assert "fed back" not in label
+        assert tab.locator(".p-written").count() == tab.locator(".x-column").count() == 3
+        # On the last token, with every prototype of it: five rows, and one that opens.
+        last = trace[-1]
+        assert f"{last.logit:.3f}".replace("-", "−") in tab.inner_text(".p-equation")
+        assert f"{len(last.prototypes) - 5} more" in tab.inner_text(".p-uses")
+        assert tab.locator(".p-aside .p-passage").count() == len(last_passages(trace))
+        tab.keyboard.press("Home")
+        tab.locator(".p-text [role=option]").first.click()
+        assert tab.inner_text(".p-title h2").startswith(visible(trace[0].pieces[0].label))
+        tab.locator(".x-slice[data-prototype]").first.hover()
+        tab.wait_for_selector(".x-hover mark")
+        assert trace.lens.name in tab.inner_text(".p-caveat")
+        assert tab.locator(".x-exports").count() == 0
 
 
-def test_a_page_requests_nothing(trace):
-    html = page([trace])
-    reader = Reader(html)
-    (policy,) = reader.all("meta", **{"http-equiv": "Content-Security-Policy"})
-    assert (policy["content"] or "").startswith("default-src 'none'")
-    assert not [a for _, a in reader.elements if "src" in a or "href" in a]
-    script = "".join(reader.scripts)
-    assert not re.search(r"fetch\(|XMLHttpRequest|import|innerHTML|eval|url\(", script)
-    style = html[html.index("<style>") : html.index("</style>")]
-    assert not re.search(r"url\(|@import", style)
+def last_passages(trace):
+    return trace[-1:].passages(3)
 
 
-def test_ids_on_one_page_do_not_clash(lm, trace):
+def test_what_was_fed_back_is_shown_where_there_is_feedback(opened, fed_back):
+    ((data,), _) = data_of(page([fed_back]))
+    assert "fed" not in data["steps"][0]
+    for shown, step in list(zip(data["steps"], fed_back, strict=True))[1:]:
+        share, code = shown["fed"]
+        assert share == pytest.approx(step.uncertainty, rel=1e-5)
+        assert step.uncertainty == pytest.approx(code / 4095)
+        assert 0 < code < 4096
+    with opened(page([fed_back])) as tab:
+        labels = tab.locator(".p-text [role=option]").evaluate_all(LABELS)
+        assert labels[0].endswith("fed back: nothing")
+        codes = [step.uncertainty_code for step in fed_back][1:]
+        for label, code in zip(labels[1:], codes, strict=True):
+            assert label.endswith(f"code {code:,}")
+        tab.click(".p-tokens > summary")
+        assert f"fed back, code {codes[-1]:,}" in tab.inner_text(".p-figures")
+        assert "uncertainty fed back to the token" in tab.inner_text(".p-legend")
+
+
+def test_where_nothing_is_about_the_answer_that_comes_first(opened, lm):
+    trace = lm.explain("The proof relies on", generate=5)
+    trace.__dict__["support"] = replace(trace.support, level="none")
+    with opened(page([trace])) as tab:
+        parts = [tab.locator(part).bounding_box()["y"] for part in (".p-support", ".p-answer")]
+        assert parts == sorted(parts)
+        assert not tab.locator(".p-passage").first.is_visible()
+        tab.click("text=Show the nearest passages anyway")
+        assert tab.locator(".p-passage").first.is_visible()
+
+
+def test_an_answer_or_a_trace_may_be_empty(opened, lm, monkeypatch):
+    trace = lm.explain("The proof relies on", generate=1)
+    monkeypatch.setattr(type(trace), "answer", property(lambda _: " "))
+    with opened(page([trace, trace[:0]])) as tab:
+        assert tab.locator(".p-answer").all_inner_texts() == ["The model wrote nothing."] * 2
+
+
+def test_nothing_in_a_text_or_corpus_becomes_markup(opened, evil):
+    with opened(page([evil], title=EVIL, against=2)) as tab:
+        tab.click(".p-tokens > summary")
+        assert (
+            tab.locator("main :is(b, a, script)").evaluate_all(
+                "all => all.filter((one) => one.href || one.tagName === 'SCRIPT').length"
+            )
+            == 1
+        )
+        assert tab.title() == EVIL
+        # What was escaped is still there to be read.
+        assert f"{EVIL}title" in tab.text_content(".p-whole")
+        assert EVIL in tab.inner_text(".p-text")
+
+
+def test_fragments_stand_alone_and_any_number_on_a_page(opened, lm, trace):
     other = lm.explain("Another text")
-    html = page([trace, other, trace]) + fragment(other[:1])
-    ids = [attributes["id"] for _, attributes in Reader(html).elements if "id" in attributes]
-    assert len(ids) == 8
-    assert len(set(ids)) == len(ids)
-    controlled = [a["aria-controls"] for a in Reader(html).all("div", role="listbox")]
-    assert set(controlled) < set(ids)
+    assert fragment(trace) == trace._repr_html_()
+    assert not Reader(fragment(trace)).all("html")
+    with opened("<!doctype html>" + fragment(trace) + fragment(other) + fragment(trace)) as tab:
+        answers = tab.locator(".p-answer").all_inner_texts()
+        assert answers == [one.answer.strip() for one in (trace, other, trace)]
 
 
-def test_a_fragment_stands_alone_and_repeats_itself(trace):
-    assert fragment(trace) == trace._repr_html_() == fragment(trace)
-    reader = Reader(fragment(trace))
-    assert not reader.all("html")
-    assert len(reader.scripts) == 1
-    assert len(reader.blocks) == 2
-
-
-def test_without_a_lens_there_are_no_shares(trace):
-    bare = replace(trace, lens=None)
-    data, shared = Reader(page([bare])).blocks
-    assert data["whole"] is None
-    assert shared["places"] == []
-    assert all(step["shares"] == [] for step in data["steps"])
-
-
-def test_a_trace_without_steps(trace):
-    assert "no steps" in Reader(page([trace[:0]])).text
-
-
-@pytest.mark.slow
-def test_in_a_browser(trace, evil, fed_back, tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text(page([trace, evil, fed_back], against=2), encoding="utf-8")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "this test needs chromium"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    command = [
-        chromium,
-        *flags,
-        f"--user-data-dir={tmp_path / 'user'}",
-        "--dump-dom",
-        path.as_uri(),
-    ]
-    dom = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60)
-    reader = Reader(dom.stdout)
-    last = trace[-1]
-    # All panels are on their last token, with every prototype of it: five rows, and one that opens.
-    assert len(reader.all("article", **{"data-ready": "yes"})) == 3
-    assert len(reader.all("span", **{"aria-selected": "true"})) == 3
-    used = sum(len(one[-1].prototypes) for one in (trace, evil, fed_back))
-    rest = [max(0, len(one[-1].prototypes) - 5) for one in (trace, evil, fed_back)]
-    folded = sum(one.support.level == "none" for one in (trace, evil, fed_back))
-    assert len(reader.all("details")) == used + 3 + sum(map(bool, rest)) + folded
-    assert all(f"{number} more" in reader.text for number in rest if number)
-    # Of one trace out of three.
-    assert reader.text.count("fed back, code") == 1
-    assert f"fed back, code {fed_back[-1].uncertainty_code:,}" in reader.text
-    assert f"{last.logit:.3f}".replace("-", "−") in reader.text
-    assert "not traced" in reader.text
-    # A block for each trace, one for what those of a lens share, and the script.
-    assert len(reader.all("script")) == 3 + 3 + 1
-    for one in (trace, evil, fed_back):
-        for passage in one.against(2):
-            assert f"instead of {visible(passage.predicted)}, to which the model" in reader.text
-    quote = max(trace.verbatim(6), key=lambda quote: quote.span.length, default=None)
-    spans = sum(len(one.verbatim(6)) for one in (trace, evil, fed_back))
-    assert len(reader.all("q")) == spans
-    assert quote is None or f"{quote.span.length} tokens" in reader.text
+def test_without_scripts_there_is_the_answer(opened, trace):
+    with opened(page([trace]), java_script_enabled=False) as tab:
+        text = tab.inner_text("main")
+        assert trace.answer.strip() in text
+        assert trace.support.sentence in text

@@ -77,7 +77,7 @@ def plain(text: str) -> str:
 
 def token_text(token: str, width: int = TOKEN_WIDTH) -> str:
     """Return a token with its blanks made visible, cut to so many columns."""
-    from prismlm.pages.trace_data import visible
+    from prismlm.corpus.pieces import visible
 
     return fit(visible(plain(token)), width)
 

@@ -41,6 +41,16 @@ class Piece(NamedTuple):
         return self.text if self.number == 1 else ""
 
 
+def visible(token: str) -> str:
+    """Return a token with the whitespace at its ends, or all it has, made visible."""
+    marks = str.maketrans({"\n": "↵", "\r": "↵", "\t": "⇥"})
+    inner = token.strip(" ")
+    if not inner:
+        return "␣" * len(token) if token else "∅"
+    before, after = token[: token.index(inner)], token[token.rindex(inner) + len(inner) :]
+    return ("·" * len(before) + inner + "·" * len(after)).translate(marks)
+
+
 def pieces_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Piece]:
     """Return each token as readers are shown it: those that share a character go together."""
     found: list[Piece] = []

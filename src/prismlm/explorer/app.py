@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 from anyio import to_thread
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -19,23 +17,14 @@ from starlette.exceptions import HTTPException
 from prismlm import __version__
 from prismlm.errors import InputError, PrismError
 from prismlm.explain.language_model import PrismLM
-from prismlm.explorer import ask, audit, documents, inside, map, overview, prototypes, steer
+from prismlm.explorer import ask, audit, documents, inside, overview, prototypes, steer
 from prismlm.explorer.safety import Safety
-from prismlm.explorer.session import Busy, Limits, Session
-from prismlm.explorer.streams import sent
+from prismlm.explorer.session import Busy, Limits, Session, Shown
+from prismlm.pages.frame import ASSETS
 
-STATIC = Path(__file__).parent / "static"
 # One for the model, one for what is read at the start, and two for short questions.
 THREADS = 4
-VIEWS = (overview, ask, prototypes, map, steer, inside, audit, documents)
-
-
-class Shown(JSONResponse):
-    """JSON as the explorer sends it."""
-
-    def render(self, content: Any) -> bytes:
-        """Return the bytes that are sent."""
-        return sent(content).encode()
+VIEWS = (overview, ask, prototypes, steer, inside, audit, documents)
 
 
 def create_app(
@@ -68,13 +57,16 @@ def create_app(
         lifespan=lambda app: _warming(lm),
     )
     app.add_middleware(Safety, token=token, hosts=hosts, largest=limits.body)
-    app.add_exception_handler(PrismError, _told)
-    app.add_exception_handler(RequestValidationError, _not_understood)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(Busy, _busy)
+    for kind in (PrismError, RequestValidationError, HTTPException, Busy):
+        app.add_exception_handler(kind, _told)
     for view in VIEWS:
         app.include_router(view.routes(session), prefix="/api")
-    _pages(app)
+
+    @app.get("/", include_in_schema=False)
+    def page() -> FileResponse:
+        return FileResponse(ASSETS / "index.html", media_type="text/html")
+
+    app.mount("/static", StaticFiles(directory=ASSETS))
     return app
 
 
@@ -93,33 +85,16 @@ async def _warming(lm: PrismLM) -> AsyncIterator[None]:
     await asyncio.wait([warming])
 
 
-def _pages(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
-    def page() -> FileResponse:
-        return FileResponse(STATIC / "index.html", media_type="text/html")
-
-    # Its own files first, then what the static pages are made of.
-    files = StaticFiles(directory=STATIC, packages=[("prismlm.pages", "assets")])
-    app.mount("/static", files)
-
-
 def _told(request: Request, error: Exception) -> Response:
-    status = 422 if isinstance(error, InputError) else 409
-    return Shown({"error": str(error)}, status_code=status)
-
-
-def _not_understood(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-    return Shown({"error": f"{where}: {first['msg']}."}, status_code=422)
-
-
-def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return Shown({"error": f"{error.detail}."}, status_code=error.status_code)
-
-
-def _busy(request: Request, error: Exception) -> Response:
-    why = "busy: others are waiting for the model already. Try again in a moment."
-    return Shown({"error": why}, status_code=429, headers={"Retry-After": "5"})
+    if isinstance(error, PrismError):
+        status, why = 422 if isinstance(error, InputError) else 409, str(error)
+    elif isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        status, why = 422, f"{where}: {first['msg']}."
+    elif isinstance(error, HTTPException):
+        status, why = error.status_code, f"{error.detail}."
+    else:
+        status = 429
+        why = "busy: others are waiting for the model already. Try again in a moment."
+    return Shown({"error": why}, status, {"Retry-After": "5"} if status == 429 else None)

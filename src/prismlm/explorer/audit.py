@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,24 +14,19 @@ from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.documents import MESSAGES, Document
 from prismlm.corpus.formats import extension
-from prismlm.corpus.read import DocumentReader, InputFile, counted
+from prismlm.corpus.read import DocumentReader, InputFile
 from prismlm.errors import InputError, check_text
-from prismlm.explain.audit import FIGURES, Audit
+from prismlm.explain.audit import Audit
 from prismlm.explain.audit_files import audit_files
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import document_ids, text_options
-from prismlm.explorer.session import Answer, Session
-from prismlm.explorer.streams import Tell, streamed
+from prismlm.explorer.session import Answer, Session, Tell, attachment
 from prismlm.files import json_text
-from prismlm.lens.layout import GROUP_COLUMNS
-from prismlm.pages.audit import audit_page
-from prismlm.pages.trace_data import Pool, rounded, shown_shares
+from prismlm.pages.audit import audit_data, audit_page
+from prismlm.pages.frame import rounded
 
 MOST_TEXTS = 1_000
 LONGEST_ID = 400
-DOCUMENTS_SHOWN = 10
-_FEWER = "Give fewer, or use `prismlm audit`, which has no such limit."
-OF_A_ROW = (*FIGURES[:-1], "support", "support_score")
 KINDS = {
     "parquet": "application/vnd.apache.parquet",
     "jsonl": "application/jsonl; charset=utf-8",
@@ -75,53 +68,55 @@ def routes(session: Session) -> APIRouter:
         response_class=StreamingResponse,
     )
     def audit(texts: Texts) -> StreamingResponse:
-        documents, left_out = _documents(session.lm, texts, session.limits.audited)
+        documents, left_out = _documents(session, texts)
         found = Audit(session.lm, text_options([session.lm]), None, texts.least_share)
-        answer = session.keep(Answer())
-        return streamed(
-            session, answer, partial(_read, session.lm, answer, found, documents, left_out)
+        answer = session.keep(Answer(audit=found))
+        return session.streamed(
+            answer, lambda tell: _read(session.lm, answer, found, documents, left_out, tell)
         )
 
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
     async def report(key: str, kind: str) -> Response:
         answer = session.answer(key)
-        if answer.audit is None:
+        if not answer.summary:
             raise InputError(f"the answer {key!r} is not an audit that has read a text.")
         if kind not in KINDS:
             raise InputError(f"there is no report of kind {kind!r}: expected {', '.join(KINDS)}.")
-        data = await run_in_threadpool(partial(_report, answer, answer.audit, kind))
-        headers = {"Content-Disposition": f'attachment; filename="audit.{kind}"'}
-        return Response(data, media_type=KINDS[kind], headers=headers)
+        data = await run_in_threadpool(lambda: _report(answer, kind))
+        return attachment(data, f"audit.{kind}", KINDS[kind])
 
     return router
 
 
-def _documents(lm: PrismLM, texts: Texts, most: int) -> tuple[list[Document], str]:
-    """Return the texts that can be audited, and how many were left out; or raise InputError."""
-    rows = [
-        {"id": one.id} | ({"text": one.text} if one.messages is None else {MESSAGES: one.messages})
-        for one in texts.texts
-    ]
-    files = list(texts.files)
-    if rows:
-        lines = "\n".join(json_text(row, ensure_ascii=True) for row in rows)
-        files.append(File(name="texts.jsonl", content=lines))
-    found, left_out = _documents_of(lm, files)
+def _documents(session: Session, texts: Texts) -> tuple[list[Document], dict[str, int]]:
+    """Return the texts that can be audited, and how many were left out, by why."""
+    files, most = list(texts.files), session.limits.audited
+    if texts.texts:
+        rows = [
+            {"id": one.id, "text": one.text}
+            if one.messages is None
+            else {"id": one.id, MESSAGES: one.messages}
+            for one in texts.texts
+        ]
+        content = "\n".join(json_text(row, ensure_ascii=True) for row in rows)
+        files.append(File(name="texts.jsonl", content=content))
+    found, left_out = _read_files(session.lm, files)
+    fewer = "Give fewer, or use `prismlm audit`, which has no such limit."
     if len(found) > MOST_TEXTS:
-        raise InputError(f"more than {MOST_TEXTS:,} texts. {_FEWER}")
+        raise InputError(f"more than {MOST_TEXTS:,} texts. {fewer}")
     characters = sum(len(one.text) for one in found)
     if characters > most:
         raise InputError(
             f"the texts have {characters:,} characters: the explorer reads {most:,} at once. "
-            f"{_FEWER}"
+            f"{fewer}"
         )
     long = next((one.doc_id for one in found if len(one.doc_id) > LONGEST_ID), None)
     if long is not None:
         raise InputError(f"the id {long[:40]!r}… is longer than {LONGEST_ID} characters.")
-    return found, counted(left_out)
+    return found, left_out
 
 
-def _documents_of(lm: PrismLM, files: list[File]) -> tuple[list[Document], Counter[str]]:
+def _read_files(lm: PrismLM, files: list[File]) -> tuple[list[Document], dict[str, int]]:
     """Return what the command reads of files, and one beyond what the explorer takes at most."""
     if not files:
         raise InputError("no text: what was given is empty.")
@@ -137,7 +132,7 @@ def _documents_of(lm: PrismLM, files: list[File]) -> tuple[list[Document], Count
             paths = [file.path for file in named]
             reader = DocumentReader(paths, tokenizer=lm.tokenizer, answered_chats="last")
             reader.files = named
-            return list(islice(reader, MOST_TEXTS + 1)), reader.left_out
+            return list(islice(reader, MOST_TEXTS + 1)), dict(reader.left_out)
         except InputError as error:
             words = str(error)
             for file in named:
@@ -150,13 +145,12 @@ def _read(
     answer: Answer,
     audit: Audit,
     documents: list[Document],
-    left_out: str,
+    left_out: dict[str, int],
     tell: Tell,
 ) -> None:
-    """Tell how many predictions there are, how many are done, each row, and the whole."""
+    """Tell how many predictions there are, how many are done, each row, and the summary."""
     predictions = sum(max(0, len(document_ids(lm, one)) - 1) for one in documents)
-    counts = {"texts": len(documents), "left_out": left_out, "predictions": predictions}
-    tell("start", {"id": answer.id, **counts})
+    tell("start", {"id": answer.id, "texts": len(documents), "predictions": predictions})
     done = 0
 
     def on_pass(count: int) -> bool:
@@ -168,47 +162,23 @@ def _read(
     for text in audit.read(documents, on_pass):
         row = text.to_dict()
         answer.rows.append(row)
-        tell("row", _shown(row))
-    whole = None
+        # Of what it leans on, the page lists the most.
+        leading = {name: row[name][:1] for name in ("by_source", "documents")}
+        tell("row", rounded(row | leading))
     if audit.texts:
-        answer.audit, answer.summary = audit, audit.to_dict()
-        whole = _whole(audit, answer.summary)
-    stopped = audit.texts < len(documents)
-    tell("done", {"id": answer.id, "stopped": stopped, "whole": whole})
+        answer.summary = audit.to_dict() | {"left_out": left_out}
+    end: dict[str, Any] = {"id": answer.id, "stopped": audit.texts < len(documents)}
+    tell("done", end | {"summary": audit_data(answer.summary) if answer.summary else None})
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return of a row what the page lists: its figures, and what it leans on most."""
-    source, document = row["by_source"][:1], row["documents"][:1]
-    return rounded(
-        {name: row[name] for name in OF_A_ROW}
-        | {
-            "source": [source[0]["key"], source[0]["share"]] if source else None,
-            "document": [document[0][k] for k in ("doc_id", "title", "share", "position")]
-            if document
-            else None,
-        }
-    )
-
-
-def _whole(audit: Audit, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the sums over all texts as parts of the pages read them."""
-    whole, pool = audit.attribution(), Pool(audit.lens)
-    names = ("texts", "tokens", "predictions", "ce", "explained_share", "notes", "support")
-    value = {name: summary[name] for name in names} | {
-        "shares": [shown_shares(whole.sources(by)) for by in GROUP_COLUMNS],
-        "documents": [pool.document(one) for one in whole.documents(DOCUMENTS_SHOWN)],
-    }
-    return rounded(value) | {"shared": pool.to_dict()}
-
-
-def _report(answer: Answer, audit: Audit, kind: str) -> bytes:
+def _report(answer: Answer, kind: str) -> bytes:
     """Return a file as `prismlm audit` writes it."""
     if kind == "html":
         return audit_page(answer.summary).encode()
+    assert answer.audit is not None
     with TemporaryDirectory() as directory:
         path = Path(directory) / f"audit.{kind}"
-        with audit_files([path], [], audit.identity) as (add, _):
+        with audit_files([path], [], answer.audit.identity) as (add, _):
             for row in answer.rows:
                 add(row)
         return path.read_bytes()

@@ -8,17 +8,16 @@ import torch
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from prismlm.corpus.pieces import pieces_of
+from prismlm.corpus.pieces import pieces_of, visible
 from prismlm.errors import InputError
-from prismlm.explain.attention_maps import AttentionMap, Head, heads_of, read_maps
-from prismlm.explain.language_model import PrismLM
+from prismlm.explain.attention_maps import Head, heads_of, read_maps
 from prismlm.explain.prediction import fed_back
-from prismlm.explorer.session import Session, within
+from prismlm.explorer.session import Session
 from prismlm.models.attention import attention_layers
 from prismlm.models.decoders.mixers import has_mixers
 from prismlm.models.uncertainty_feedback import uncertainty_of
-from prismlm.pages.channels_data import page_data
-from prismlm.pages.trace_data import rounded, visible
+from prismlm.pages.channels import channels_data
+from prismlm.pages.frame import rounded
 from prismlm.probes.channels import channel_report
 from prismlm.probes.uncertainty_feedback.signal import recursion
 
@@ -44,11 +43,10 @@ class ReadLayer(Read):
 def routes(session: Session) -> APIRouter:
     """Return the routes under ``/inside``."""
     router = APIRouter(tags=["inside"])
-    lm = session.lm
 
     @router.get("/inside", summary="Which parts of the model can be looked at")
     def parts() -> dict[str, Any]:
-        return _parts(lm)
+        return _parts(session.lm.model)
 
     @router.post("/inside/channels", summary="Channels with their gates along a text")
     async def channels(read: Read) -> dict[str, Any]:
@@ -56,29 +54,26 @@ def routes(session: Session) -> APIRouter:
 
     @router.post("/inside/attention", summary="What the heads of a layer look at")
     async def attention(read: ReadLayer) -> dict[str, Any]:
-        return await session.line.run(lambda: _attention(lm, read))
+        return await session.line.run(lambda: _attention(session, read))
 
     @router.post("/inside/feedback", summary="The uncertainty fed back to each token")
     async def feedback(read: Read) -> dict[str, Any]:
-        return await session.line.run(lambda: _feedback(lm, read.text))
+        return await session.line.run(lambda: _feedback(session, read.text))
 
     return router
 
 
-def _parts(lm: PrismLM) -> dict[str, Any]:
-    feedback = uncertainty_of(lm.model)
+def _parts(model: Any) -> dict[str, Any]:
+    feedback, attention = uncertainty_of(model), None
     try:
-        layers = len(attention_layers(lm.model))
+        heads = [_head(one) for one in heads_of(model, layer=0)]
+        attention = {"layers": len(attention_layers(model)), "heads": heads}
     except InputError:
-        layers = 0
+        # A model of prototype mixers alone.
+        pass
     return {
-        "channels": has_mixers(lm.model),
-        "attention": {
-            "layers": layers,
-            "heads": [_head(one) for one in heads_of(lm.model, layer=0)],
-        }
-        if layers
-        else None,
+        "channels": has_mixers(model),
+        "attention": attention,
         "feedback": None if feedback is None else {"levels": feedback.embedding.levels},
         "tokens": MOST_TOKENS,
     }
@@ -89,37 +84,39 @@ def _head(head: Head) -> dict[str, Any]:
 
 
 def _channels(session: Session, text: str) -> dict[str, Any]:
-    lm = session.lm
-    within(lm, text, 0, session.limits.tokens, "inspect channels")
-    return page_data(lm.model, None, channel_report(lm.model, lm.tokenizer, text=text))
+    session.tokens(text, 0, "inspect channels")
+    model = session.lm.model
+    return channels_data(model, None, channel_report(model, session.lm.tokenizer, text=text))
 
 
-def _attention(lm: PrismLM, read: ReadLayer) -> dict[str, Any]:
-    within(lm, read.text, 0, MOST_TOKENS, "inspect attention")
-    heads = heads_of(lm.model, layer=read.layer)
-    maps = read_maps(lm.model, lm.tokenizer, read.text, heads)
-    tokens = [visible(token) for token in maps[0].tokens]
-    return {"layer": read.layer, "tokens": tokens, "maps": [_map(one) for one in maps]}
-
-
-def _map(one: AttentionMap) -> dict[str, Any]:
+def _attention(session: Session, read: ReadLayer) -> dict[str, Any]:
     """Return the weights of each row up to its own token, in ten thousandths."""
-    rows = (one.weights * ONE).round().to(torch.int64).tolist()
-    return _head(one.head) | {
-        "title": one.head.title,
-        "weights": [row[: t + 1] for t, row in enumerate(rows)],
-        "on_itself": rounded(one.on_itself()),
-        "strongest": [rounded(list(link)) for link in one.strongest(STRONGEST)],
-    }
+    session.tokens(read.text, 0, "inspect attention", MOST_TOKENS)
+    model = session.lm.model
+    heads = heads_of(model, layer=read.layer)
+    found = read_maps(model, session.lm.tokenizer, read.text, heads)
+    maps = [
+        _head(one.head)
+        | {
+            "title": one.head.title,
+            "weights": [
+                row[: t + 1]
+                for t, row in enumerate((one.weights * ONE).round().to(torch.int64).tolist())
+            ],
+            "on_itself": rounded(one.on_itself()),
+            "strongest": [rounded(list(link)) for link in one.strongest(STRONGEST)],
+        }
+        for one in found
+    ]
+    tokens = [visible(token) for token in found[0].tokens]
+    return {"layer": read.layer, "tokens": tokens, "maps": maps}
 
 
-def _feedback(lm: PrismLM, text: str) -> dict[str, Any]:
+def _feedback(session: Session, text: str) -> dict[str, Any]:
     """Return what is fed back when the model writes the text token by token."""
-    ids = within(lm, text, 0, MOST_TOKENS, "inspect uncertainty-feedback")
+    ids = session.tokens(text, 0, "inspect uncertainty-feedback", MOST_TOKENS)
     if len(ids) < 2:
         raise InputError("the text is one token, to which nothing is fed back: give a longer one.")
-    codes, _ = recursion(lm.model, [torch.tensor(ids)])
-    fed = fed_back(lm.model, codes[0])
-    assert fed is not None
-    labels = [visible(piece.label) for piece in pieces_of(lm.tokenizer, ids)]
-    return rounded({"tokens": labels, "fed": [list(one) for one in fed]})
+    codes, _ = recursion(session.lm.model, [torch.tensor(ids)])
+    labels = [visible(piece.label) for piece in pieces_of(session.lm.tokenizer, ids)]
+    return rounded({"tokens": labels, "fed": fed_back(session.lm.model, codes[0])})

@@ -1,23 +1,25 @@
-"""Prototypes: a list to search and filter, and a card for each."""
+"""Prototypes: a list to search and filter, a card for each, and where each stands on the map."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, BackgroundTasks, Query
+from fastapi.responses import Response
 
-from prismlm.explorer.session import Session
+from prismlm.errors import InputError
+from prismlm.explorer.session import Session, Shown
 from prismlm.lens.labels.catalogue import Catalogue, Sort
-from prismlm.pages.colours import colour
-from prismlm.pages.trace_data import safe_link
+from prismlm.pages.prototype_map import card_data, map_data
 
 SHOWN = 60
-LONGEST_QUERY = 1000
+Words = Annotated[str, Query(max_length=1000)]
 
 
 def routes(session: Session) -> APIRouter:
-    """Return the routes under ``/prototypes``."""
+    """Return the routes under ``/prototypes``, and ``/map``."""
     router = APIRouter(tags=["prototypes"])
 
     def known() -> Catalogue:
@@ -28,8 +30,8 @@ def routes(session: Session) -> APIRouter:
     @router.get("/prototypes", summary="Search, filter and sort prototypes")
     def prototypes(
         later: BackgroundTasks,
-        query: Annotated[str, Query(max_length=LONGEST_QUERY)] = "",
-        category: Annotated[str, Query(max_length=LONGEST_QUERY)] = "",
+        query: Words = "",
+        category: Words = "",
         sort: Sort = "text",
         first: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=500)] = SHOWN,
@@ -42,25 +44,32 @@ def routes(session: Session) -> APIRouter:
             later.add_task(lambda: catalogue.texts)
         matching = catalogue.search(query, sort, everything)
         found = catalogue.of_category(matching, category)
-        rows = [_row(catalogue.row(number)) for number in found[first : first + limit].tolist()]
         places = [] if at is None else np.flatnonzero(found == at).tolist()
         return {
             "total": len(found),
             "matching": len(matching),
-            "items": rows,
+            "items": [card_data(catalogue.row(n)) for n in found[first : first + limit].tolist()],
             "categories": catalogue.counted(matching),
             "place": places[0] if places else None,
         }
 
     @router.get("/prototypes/{prototype}", summary="The card of a prototype")
     def card(prototype: int) -> dict[str, Any]:
-        found = _row(known().card(prototype))
-        for place in found["contexts"]:
-            place["url"] = safe_link(place["url"])
-        return found
+        return card_data(known().card(prototype))
+
+    # As it is sent: putting as many names into JSON takes longer than all else.
+    @lru_cache(1)
+    def columns(catalogue: Catalogue) -> bytes:
+        lens = catalogue.lens
+        if lens.meta.map is None or lens.prototypes["x"].null_count:
+            raise InputError(
+                f"the lens {lens.name} has no map: make it with `prismlm map {session.lm.path}`, "
+                "then open the page anew."
+            )
+        return bytes(Shown(map_data(lens)).body)
+
+    @router.get("/map", summary="Place, category and name of every prototype, by number")
+    def the_map() -> Response:
+        return Response(columns(known()), media_type="application/json")
 
     return router
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"colour": colour(row["category"])}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,13 +27,11 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
 }
-SCRIPTS_AND_STYLES = "/static/"
 
 
 class Safety:
-    """ASGI middleware: checks Host, Origin, token, kind and size of every request.
+    """ASGI middleware: checks Host, Origin, token and size of every request.
 
     Args:
         app: what it stands before.
@@ -55,74 +53,43 @@ class Safety:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                if scope["path"].startswith(SCRIPTS_AND_STYLES):
-                    headers["Cache-Control"] = "no-cache"
+                cached = "no-cache" if scope["path"].startswith("/static/") else "no-store"
+                MutableHeaders(scope=message).update(HEADERS | {"Cache-Control": cached})
             await send(message)
 
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, send_with_headers)
-            return
         try:
             with no_panics():
-                await self.app(scope, receive, send_with_headers)
+                answer = self._refusal(Request(scope)) or self.app
+                await answer(scope, receive, send_with_headers)
         except FormatError as error:
             await _no(409, str(error))(scope, receive, send_with_headers)
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        headers = Headers(scope=scope)
+    def _refusal(self, request: Request) -> Response | None:
+        headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
         if host not in self.hosts:
             return _no(421, f"this server is not {host!r}: open the address it printed.")
         if origin is not None and origin != f"http://{host}":
             return _no(403, "a page of another site may not ask this server.")
-        entry = self._entry(scope)
-        if entry is not None:
-            return entry
-        if not self._known(headers, scope):
+        # Cookies know no ports: two explorers of one machine must not throw each other out.
+        name, given = f"prismlm-{request.scope['server'][1]}", request.query_params.get("token")
+        if given is not None and (request.method, request.url.path) == ("GET", "/"):
+            if not _equal(given, self.token):
+                return _no(401, "this key is of another run: open the address that was printed.")
+            response = RedirectResponse("/", status_code=303)
+            response.set_cookie(name, self._session, httponly=True, samesite="strict")
+            return response
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        known = kind.lower() == "bearer" and _equal(bearer.strip(), self.token)
+        if not known and not _equal(request.cookies.get(name, ""), self._session):
             return _no(401, "open the address that `prismlm explore` printed: it holds the key.")
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            return None
-        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            return _no(415, f"expected a body of application/json, got {kind or 'none'}.")
-        length = headers.get("content-length", "")
+        length = headers.get("content-length", "0")
         # The server holds a body to its Content-Length, but a chunked one to nothing.
         if not length.isdecimal() or "transfer-encoding" in headers:
             return _no(411, "expected a Content-Length.")
         if int(length) > self.largest:
             return _no(413, f"{int(length):,} bytes: at most {self.largest:,} are read at once.")
         return None
-
-    def _entry(self, scope: Scope) -> Response | None:
-        """Return what exchanges the key in the address for a cookie; None without a key."""
-        if scope["path"] != "/" or scope["method"] != "GET":
-            return None
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
-        if not given:
-            return None
-        if not _equal(given[0], self.token):
-            return _no(401, "this key is of another run: open the address that was printed.")
-        response = RedirectResponse("/", status_code=303)
-        response.set_cookie(_cookie(scope), self._session, httponly=True, samesite="strict")
-        return response
-
-    def _known(self, headers: Headers, scope: Scope) -> bool:
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and _equal(bearer.strip(), self.token):
-            return True
-        # By hand: the cookies of other programs of this machine come along, whatever they hold.
-        pairs = (part.partition("=") for part in headers.get("cookie", "").split(";"))
-        mine = (value.strip() for name, _, value in pairs if name.strip() == _cookie(scope))
-        return any(_equal(value, self._session) for value in mine)
-
-
-def _cookie(scope: Scope) -> str:
-    # Cookies know no ports: two explorers of one machine must not throw each other out.
-    return f"prismlm-{scope['server'][1]}"
 
 
 def _equal(given: str, expected: str) -> bool:

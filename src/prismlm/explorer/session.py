@@ -1,4 +1,4 @@
-"""What one explorer holds: the model, the line of those who ask it, and the last answers."""
+"""What one explorer holds: the model, those who wait for it, and the last answers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from anyio import CancelScope
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.chat import Messages, asked
-from prismlm.errors import InputError
+from prismlm.direction_marks import marks_shown
+from prismlm.errors import InputError, PrismError, no_panics
 from prismlm.explain.audit import Audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
-from prismlm.explorer.examples import held_out_texts, prompts_for
+from prismlm.files import json_text
 from prismlm.lens.labels.catalogue import Catalogue
 
 T = TypeVar("T")
+# Tells an event by its name and value; work may call it from its thread.
+Tell = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Line:
     """
 
     def __init__(self, waiting: int) -> None:
-        self._turn = asyncio.Semaphore(1)
+        self._turn = asyncio.Lock()
         self._most = waiting
         self.waiting = 0
 
@@ -64,24 +68,6 @@ class Line:
     def before(self) -> int:
         """How many would be served before another one."""
         return self.waiting + self._turn.locked()
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for the model and hold it during the block.
-
-        Raises:
-            Busy: too many wait.
-        """
-        self.check()
-        self.waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self.waiting -= 1
-        try:
-            yield
-        finally:
-            self._turn.release()
 
     def check(self) -> None:
         """Raise Busy where nobody else may wait."""
@@ -94,14 +80,21 @@ class Line:
         Raises:
             Busy: too many wait.
         """
-        async with self.turn():
+        self.check()
+        self.waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self.waiting -= 1
+        try:
             task = asyncio.ensure_future(run_in_threadpool(work))
             try:
                 return await asyncio.shield(task)
-            except asyncio.CancelledError:
+            finally:
                 # A thread cannot be stopped from outside: the next in line waits for its end.
                 await asyncio.wait([task])
-                raise
+        finally:
+            self._turn.release()
 
 
 @dataclass
@@ -138,30 +131,25 @@ class Prompt(BaseModel):
         return asked(self.text) if self.chat else self.text
 
 
-def within(lm: PrismLM, text: str | Messages, room: int, most: int, instead: str) -> list[int]:
-    """Return the tokens of a text or a chat; what is refused is told the bound that is met first.
+class Writing(Prompt):
+    """A prompt, and how the model is to go on."""
 
-    Args:
-        lm: whose tokens.
-        text: of at least one token.
-        room: tokens that are to be written after it.
-        most: tokens, with these.
-        instead: the command without such a bound.
+    generate: int = Field(default=40, ge=0, le=1024)
+    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, lt=2**53)
 
-    Raises:
-        InputError: it has more, or none, or more than the model reads.
-    """
-    written = lm.as_text(text)
-    if most <= (lm.context_length or most):
-        lm.check_length(written, most, "the explorer")
-    length = len(lm.tokens_of(text))
-    if length + room > most <= (lm.context_length or most):
-        asked = f" and {room:,} are asked for" if room else ""
-        raise InputError(
-            f"the text has {length:,} tokens{asked}: the explorer reads {most:,}. Shorten it, or "
-            f"use `prismlm {instead}`."
-        )
-    return lm.encode(text, room)[0].tolist()
+    @property
+    def how(self) -> dict[str, Any]:
+        """Arguments of whatever writes."""
+        return self.model_dump(include={"generate", "temperature", "seed"})
+
+
+class Shown(JSONResponse):
+    """JSON in which marks that turn the direction of writing are shown, and turn nothing."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes that are sent."""
+        return _sent(content).encode()
 
 
 class Session:
@@ -170,8 +158,7 @@ class Session:
     Attributes:
         lm: the model.
         limits: of requests.
-        texts: beginnings of held-out documents, by domain or title.
-        prompts: to try, by domain or title.
+        prompts: to try, by domain.
         questions: to ask a model that has a chat template, by topic; there may be none.
         line: of those who wait for it.
         catalogue: its prototypes to be searched; None without a lens.
@@ -184,9 +171,7 @@ class Session:
         prompts: Mapping[str, str],
         questions: Mapping[str, str],
     ) -> None:
-        self.lm, self.limits = lm, limits
-        self.texts = held_out_texts(lm.lens)
-        self.prompts = prompts_for(lm.lens, prompts, self.texts)
+        self.lm, self.limits, self.prompts = lm, limits, dict(prompts)
         self.questions = dict(questions) if lm.tokenizer.chat_template else {}
         self.line = Line(limits.waiting)
         self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
@@ -198,9 +183,10 @@ class Session:
         Raises:
             StaleLensError: the lens is gone, or was built again and so is another one.
         """
-        lens, before = self.lm.lens, None if self.lm.lens is None else self.lm.lens.meta
+        lens = self.lm.lens
         if lens is None:
             return
+        before = lens.meta
         lens.check_unchanged()
         if lens.meta is not before:
             self.catalogue = Catalogue(lens)
@@ -214,11 +200,7 @@ class Session:
         return answer
 
     def answer(self, key: str) -> Answer:
-        """Return an answer that was kept.
-
-        Raises:
-            InputError: it is not here, or no longer.
-        """
+        """Return an answer that was kept; InputError if it is not here, or no longer."""
         if key not in self._answers:
             raise InputError(
                 f"there is no answer {key!r}: the last {self.limits.answers} are kept. Ask again."
@@ -226,12 +208,90 @@ class Session:
         return self._answers[key]
 
     def trace(self, key: str) -> Trace:
-        """Return the trace of an answer that has ended.
-
-        Raises:
-            InputError: there is none, or it is still being written.
-        """
+        """Return the trace of an answer; InputError if there is none, or not yet."""
         trace = self.answer(key).trace
         if trace is None:
             raise InputError(f"the answer {key!r} is not a text that has been read to its end.")
         return trace
+
+    def tokens(
+        self, text: str | Messages, room: int, command: str, most: int | None = None
+    ) -> list[int]:
+        """Return the tokens of a text or a chat; what is refused is told the bound met first.
+
+        Args:
+            text: of at least one token.
+            room: tokens that are to be written after it.
+            command: the one without such a bound.
+            most: tokens, with these; by default the session's limit.
+
+        Raises:
+            InputError: it has more, or none, or more than the model reads.
+        """
+        lm, most = self.lm, most or self.limits.tokens
+        if most <= (lm.context_length or most):
+            lm.check_length(lm.as_text(text), most, "the explorer")
+            length = len(lm.tokens_of(text))
+            if length + room > most:
+                wanted = f" and {room:,} are asked for" if room else ""
+                raise InputError(
+                    f"the text has {length:,} tokens{wanted}: the explorer reads {most:,}. "
+                    f"Shorten it, or use `prismlm {command}`."
+                )
+        return lm.encode(text, room)[0].tolist()
+
+    def streamed(self, answer: Answer, work: Callable[[Tell], None]) -> StreamingResponse:
+        """Return the server-sent events that ``work`` tells, once it is its turn.
+
+        Before it there may be ``waiting``; an error of ours ends it as ``error``. Whoever leaves
+        sets ``answer.stop``, which ``work`` is to look at.
+
+        Raises:
+            Busy: too many wait.
+        """
+        self.line.check()
+        return StreamingResponse(self._events(answer, work), media_type="text/event-stream")
+
+    async def _events(self, answer: Answer, work: Callable[[Tell], None]) -> AsyncIterator[str]:
+        loop, told = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+
+        def tell(name: str, value: dict[str, Any]) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, _event(name, value))
+
+        def run() -> None:
+            try:
+                with no_panics():
+                    work(tell)
+            except PrismError as error:
+                tell("error", {"error": str(error)})
+
+        if self.line.before:
+            yield _event("waiting", {"before": self.line.before})
+        task = asyncio.ensure_future(self.line.run(run))
+        task.add_done_callback(lambda _: told.put_nowait(None))
+        try:
+            while (event := await told.get()) is not None:
+                yield event
+            await task
+        except Busy:
+            yield _event("error", {"error": "busy: others wait for the model already."})
+        finally:
+            # Whoever left does not read on, or waits no more.
+            answer.stop.set()
+            task.cancel()
+            with CancelScope(shield=True):
+                await asyncio.wait([task])
+
+
+def attachment(data: str | bytes, name: str, kind: str) -> Response:
+    """Return a file to be saved."""
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(data, media_type=kind, headers=headers)
+
+
+def _event(name: str, value: dict[str, Any]) -> str:
+    return f"event: {name}\ndata: {_sent(value)}\n\n"
+
+
+def _sent(value: Any) -> str:
+    return marks_shown(json_text(value, separators=(",", ":")))

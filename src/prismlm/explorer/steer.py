@@ -12,30 +12,28 @@ from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from prismlm.corpus.chat import Messages
+from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
-from prismlm.explorer.session import Answer, Prompt, Session, within
-from prismlm.explorer.streams import Tell, streamed
+from prismlm.explorer.session import Answer, Prompt, Session, Tell, Writing
 from prismlm.interventions.plan import plan_for
 from prismlm.interventions.steering import cautions, steer
 from prismlm.interventions.strength import strongest
 from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.pages.colours import colour
-from prismlm.pages.trace_data import rounded, visible
+from prismlm.pages.frame import rounded
 
 # Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
 SHOWN = 256
 OFFERED = 5
 
 
-class Wanted(Prompt):
+class Wanted(Writing):
     """An edit of a prototype or a category, and what is written under it."""
 
     prototype: int | None = Field(default=None, ge=0)
     category: str | None = Field(default=None, min_length=1, max_length=1000)
     strength: float | None = Field(default=None, ge=-1, le=1, allow_inf_nan=False)
     generate: int = Field(default=20, ge=0, le=SHOWN)
-    temperature: float = Field(default=0.0, ge=0, le=10, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0, lt=2**53)
     draws: int = Field(default=8, ge=0, le=16)
 
 
@@ -51,9 +49,18 @@ def routes(session: Session) -> APIRouter:
     )
     async def steered(wanted: Wanted) -> StreamingResponse:
         session.line.check()
-        edit = await run_in_threadpool(lambda: _checked(session, wanted))
+
+        def check() -> Edit:
+            edit = edit_of(wanted)
+            plan_for(session.lm, [edit])
+            # Of a text that is only read each token gets a row.
+            most = None if wanted.generate else SHOWN
+            session.tokens(wanted.put, wanted.generate, "steer", most)
+            return edit
+
+        edit = await run_in_threadpool(check)
         answer = session.keep(Answer())
-        return streamed(session, answer, lambda tell: _steer(session, answer, wanted, edit, tell))
+        return session.streamed(answer, lambda tell: _steer(session, answer, wanted, edit, tell))
 
     @router.post("/steer/leading", summary="The prototypes that the next token relies on most")
     async def leading(prompt: Prompt) -> dict[str, Any]:
@@ -86,41 +93,27 @@ def edit_of(wanted: Wanted) -> Edit:
     return Scale(wanted.prototype, round(1 + strength, 6))
 
 
-def _checked(session: Session, wanted: Wanted) -> Edit:
-    """Return the edit; raise InputError for one that the model does not have, or a long text."""
-    lm, most = session.lm, session.limits.tokens
-    edit = edit_of(wanted)
-    plan_for(lm, [edit])
-    # Of a text that is only read each token gets a row.
-    within(lm, wanted.put, wanted.generate, most if wanted.generate else SHOWN, "steer")
-    return edit
-
-
 def _leading(session: Session, text: str | Messages) -> dict[str, Any]:
     """Return the top token after a text, and the prototypes with the largest shares in it.
 
     Shares are of all that raises its logit: what is above zero of prototypes, residual and bias.
     """
-    within(session.lm, text, 0, session.limits.tokens, "explain")
+    session.tokens(text, 0, "explain")
     step = session.lm.explain(text)[-1]
     parts = [step.residual, step.bias, *(use.contribution for use in step.prototypes)]
     raised = sum(part for part in parts if part > 0)
-    found = [use for use in step.prototypes[:OFFERED] if use.contribution > 0]
-    return rounded(
+    prototypes = [
         {
-            "token": visible(step.pieces[1].label),
-            "probability": step.probability,
-            "prototypes": [
-                {
-                    "id": use.id,
-                    "name": use.name or f"prototype {use.id}",
-                    "colour": colour(use.category),
-                    "share": use.contribution / raised,
-                }
-                for use in found
-            ],
+            "id": use.id,
+            "name": use.name or f"prototype {use.id}",
+            "colour": colour(use.category),
+            "share": use.contribution / raised,
         }
-    )
+        for use in step.prototypes[:OFFERED]
+        if use.contribution > 0
+    ]
+    token = {"token": visible(step.pieces[1].label), "probability": step.probability}
+    return rounded(token | {"prototypes": prototypes})
 
 
 def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: Tell) -> None:
@@ -132,18 +125,17 @@ def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: T
         tell("written", {"tokens": next(told)})
         return answer.stop.is_set()
 
-    how = wanted.model_dump(include={"generate", "temperature", "seed"})
+    how: dict[str, Any] = wanted.how | {"enough": enough}
     if wanted.strength is None and isinstance(edit, (Clamp, Group)):
-        edit = strongest(lm, wanted.put, edit, **how, enough=enough)
-    found = steer(lm, wanted.put, [edit], **how, draws=wanted.draws, enough=enough)
-    strength = edit.fraction if isinstance(edit, Clamp) else wanted.strength
-    strength = edit.strength if isinstance(edit, Group) else strength
+        edit = strongest(lm, wanted.put, edit, **how)
+    found = steer(lm, wanted.put, [edit], draws=wanted.draws, **how)
+    strength = wanted.strength
+    if isinstance(edit, (Clamp, Group)):
+        strength = edit.fraction if isinstance(edit, Clamp) else edit.strength
     value = found.to_dict() | {"strength": strength, "cautions": cautions(found)}
     for token in value["tokens"]:
         token["token"] = visible(token["token"])
-        for leading in (token["leading_before"], token["leading_after"]):
-            if leading is not None:
-                number = leading["prototype"]
-                own = None if lm.lens is None else lm.lens.categories[number]
-                leading["colour"] = colour(own)
+        for leading in filter(None, (token["leading_before"], token["leading_after"])):
+            categories = None if lm.lens is None else lm.lens.categories
+            leading["colour"] = colour(categories and categories[leading["prototype"]])
     tell("done", rounded(value | {"change": found.change, "control": found.control_change}))

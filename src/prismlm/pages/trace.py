@@ -1,29 +1,27 @@
-"""A trace as HTML that needs nothing but a browser: no requests, no fonts, no libraries."""
+"""A trace as the JSON that the explorer and its static page show, and that page."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from html import escape
-from itertools import count, groupby
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from prismlm.corpus.pieces import Piece, visible
 from prismlm.corpus.words import DITTO
 from prismlm.direction_marks import marks_shown
+from prismlm.explain.shares import DocumentShare, Passage, Sources, worth_showing
 from prismlm.explain.steps import Step
-from prismlm.files import json_text
+from prismlm.lens.text import Around
 from prismlm.lens.layout import trained_on_words
+from prismlm.lens.lens import Lens
+from prismlm.lens.where import UNKNOWN
 from prismlm.pages.colours import colour
-from prismlm.pages.frame import asset, html_page, joined
-from prismlm.pages.trace_data import (
-    Pool,
-    has_feedback,
-    support_line,
-    trace_data,
-    visible,
-)
+from prismlm.pages.frame import STYLES, asset, bundle, embedded, html_page, rounded
 
 if TYPE_CHECKING:
+    from prismlm.explain.chain import PrototypeChain
     from prismlm.explain.trace import Trace
 
 CAVEAT = (
@@ -31,10 +29,18 @@ CAVEAT = (
     "they are no proof that removing a document changes the answer."
 )
 NO_LENS = "This model has no lens, so no training text is shown. `prismlm index` builds one."
-EMPTY = "<i>The model wrote nothing.</i>"
-TOKEN_BY_TOKEN = "Token by token: the prototypes behind each prediction"
-SCRIPTS = ("parts.js", "trace.js")
-FROM = {"generated": "written by the model", "argmax": "the model's top token"}
+NO_SCALE = (
+    "How well this corpus supports the answer is not known: the lens has no scale of support. "
+    "`prismlm index` builds one with it."
+)
+SCRIPT = "trace_page.js"
+FIELDS = ("doc_id", "title", "source", "license", "url")
+CONTEXTS_PER_PROTOTYPE = 3
+# Of each step, the largest: contexts of all would be most of a page.
+PROTOTYPES_WITH_CONTEXTS = 6
+PASSAGES_PER_STEP = 3
+DOCUMENTS, PASSAGES, QUOTES = 5, 8, 6
+KEYS_SHOWN = 5
 
 
 def page(
@@ -43,144 +49,254 @@ def page(
     """Return a complete HTML document with one article per trace.
 
     With ``against`` each has so many passages that speak against its predictions.
-
-    Everything that comes from texts, corpora and labels is escaped; only http and https addresses
-    become links, and a content policy forbids every request.
     """
-    body = f"<h1>{escape(title)}</h1>\n{_articles(traces, against)}"
-    return html_page(title, body, styles=("trace.css",), scripts=SCRIPTS)
+    data = _data(traces, against)
+    plain = "".join(
+        f"<h2>{escape(one['question'])}</h2><p>{escape(one['answer'])}</p>"
+        f"<p>{escape(one['support']['sentence'])}</p>"
+        for one in data["answers"]
+    )
+    without_script = marks_shown(f"<noscript>{plain}<p>More needs JavaScript.</p></noscript>")
+    return html_page(title, SCRIPT, data, without_script=without_script)
 
 
 def fragment(trace: Trace) -> str:
     """Return what a notebook shows for a trace; any number of them may stand on one page."""
-    body = marks_shown(_articles([trace]))
-    return f"<style>{asset('trace.css')}</style>\n{body}\n<script>{joined(SCRIPTS)}</script>"
+    style, script = "".join(map(asset, STYLES)), bundle(SCRIPT)
+    body = f'<div class="x-page">{embedded(_data([trace], 0))}</div>'
+    return f"<style>{style}</style>\n{body}\n<script>{script}</script>"
 
 
-def _articles(traces: Sequence[Trace], against: int = 0) -> str:
-    """Return an article for each trace; after those of one lens comes what they share."""
-    groups: list[str] = []
-    numbers = count()
-    for _, group in groupby(traces, key=lambda trace: (trace.model, id(trace.lens))):
-        members = list(group)
-        pool = Pool(members[0].lens)
-        articles = [_article(trace, next(numbers), pool, against) for trace in members]
-        shared = f'<script type="application/json">{json_for_script(pool.to_dict())}</script>'
-        groups.append('<div class="p-traces">\n' + "\n".join([*articles, shared]) + "\n</div>")
-    return "\n".join(groups)
+def _data(traces: Sequence[Trace], against: int) -> dict[str, Any]:
+    """Return traces, and what those of one lens share."""
+    pools: dict[int, Pool] = {}
+    answers: list[dict[str, Any]] = []
+    for trace in traces:
+        pool = pools.setdefault(id(trace.lens), Pool(trace.lens))
+        number = list(pools).index(id(trace.lens))
+        answers.append(trace_data(trace, pool, against) | {"shared": number})
+    return {"answers": answers, "shared": [pool.to_dict() for pool in pools.values()]}
 
 
-def _article(trace: Trace, number: int, pool: Pool, against: int) -> str:
-    if not trace.steps:
-        return '<article class="prismlm"><p class="p-note">This trace has no steps.</p></article>'
-    data = json_for_script(trace_data(trace, pool, against))
-    scope = f"prismlm-{hashlib.sha256(data.encode()).hexdigest()[:12]}-{number}"
-    return (
-        f'<article class="prismlm" id="{scope}">\n{_answer(trace)}\n<div class="p-whole"></div>\n'
-        f'<details class="p-tokens"><summary>{TOKEN_BY_TOKEN}</summary>\n'
-        '<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" '
-        f'aria-orientation="horizontal" aria-controls="{scope}-panel">'
-        f"{''.join(_tokens(trace))}</div>\n{_legend(trace)}\n"
-        f'<div class="p-panel" id="{scope}-panel" aria-live="polite"></div>\n'
-        "</details>\n<noscript><p class='p-note'>Documents, and the panel that splits one "
-        "prediction, need JavaScript. Without it, tokens name their leading prototype when pointed "
-        f"at.</p></noscript>\n{_about(trace)}\n"
-        f'<script type="application/json">{data}</script>\n</article>'
-    )
+@dataclass
+class Pool:
+    """What the traces of one lens share, each held once: prototypes, places of text, documents.
+
+    Attributes:
+        lens: theirs; None without one.
+        prototypes: by id, name, category, colour and the numbers of contexts, if they are kept.
+        places: text before, token, text after, number of the document, and position in the corpus.
+            Text in which other tokens are marked is a list: as it stands, marked, as it stands, ...
+        documents: doc_id, title, source, license and address.
+    """
+
+    lens: Lens | None
+    prototypes: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])
+    places: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
+    documents: dict[tuple[Any, ...], int] = field(default_factory=dict[tuple[Any, ...], int])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is shared as the page's script reads it."""
+        documents = [dict(zip(FIELDS, one, strict=True)) for one in self.documents]
+        return {
+            "prototypes": self.prototypes,
+            "places": list(self.places),
+            "documents": documents,
+        }
+
+    def place(
+        self, document: dict[str, Any], around: Around | None, also: Sequence[tuple[int, int]] = ()
+    ) -> int:
+        """Return the number of a place in a document, in whose text other tokens may be marked."""
+        before, token, after = around or (None, None, None)
+        if also and around is not None:
+            text, end = "".join(around), len(around.before + around.token)
+            before = _parted(text, 0, len(around.before), also)
+            after = _parted(text, end, len(text), also)
+        key = tuple(document[name] for name in FIELDS)
+        number = self.documents.setdefault(key, len(self.documents))
+        place = (before, token, after, number, document["position"])
+        return self.places.setdefault(place, len(self.places))
+
+    def shared(self, document: DocumentShare) -> dict[str, Any]:
+        """Return a document's share and place; of what speaks against, what it speaks against."""
+        passage = document if isinstance(document, Passage) else None
+        place = self.place(vars(document), document.around, passage.also if passage else ())
+        value = {"share": document.share, "place": place}
+        if passage is not None and passage.predicted is not None:
+            value |= {"predicted": visible(passage.predicted), "probability": passage.probability}
+        return value
+
+    def uses(self, step: Step, *, contexts: bool = True) -> list[list[float]]:
+        """Return id, contribution, evidence and cosine of each prototype, and keep their names.
+
+        With ``contexts`` those that carry most get their nearest ones.
+        """
+        largest = sorted(step.prototypes, key=lambda use: -abs(use.contribution))
+        with_contexts = {use.id for use in largest[:PROTOTYPES_WITH_CONTEXTS]} if contexts else ()
+        for use in step.prototypes:
+            name = use.name or f"prototype {use.id}"
+            known = self.prototypes.setdefault(use.id, [name, use.category, colour(use.category)])
+            if len(known) == 3 and use.id in with_contexts:
+                known.append(self._nearest(use.id))
+        return [[use.id, use.contribution, use.evidence, use.cosine] for use in step.prototypes]
+
+    def _nearest(self, prototype: int) -> list[int]:
+        if self.lens is None:
+            return []
+        rows = self.lens.rows_of(prototype)
+        count = min(CONTEXTS_PER_PROTOTYPE, rows.stop - rows.start)
+        contexts = self.lens.index.slice(rows.start, count).to_pylist()
+        return [self.place(one, Around(*(one[n] for n in Around._fields))) for one in contexts]
 
 
-def json_for_script(value: dict[str, Any]) -> str:
-    """Return JSON, escaped so that no text in it can end a script element or start a comment."""
-    text = json_text(value, separators=(",", ":"), default=str)
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
+def _parted(
+    text: str, begin: int, end: int, marked: Sequence[tuple[int, int]]
+) -> str | tuple[str, ...]:
+    """Return what lies from one place of a text to another, parted where marks begin and end."""
+    inside = [edge for span in marked if span[0] < end and span[1] > begin for edge in span]
+    edges = [begin, *(min(max(edge, begin), end) for edge in inside), end]
+    parts = tuple(text[left:right] for left, right in pairwise(edges))
+    return parts if inside else parts[0]
 
 
-def _answer(trace: Trace) -> str:
-    """Return the answer and a sentence on its support, which comes first where there is none."""
-    support = support_line(trace) or {"level": "unknown", "sentence": NO_LENS}
-    said = f'<p class="p-support p-{support["level"]}">{escape(support["sentence"])}</p>'
-    asked = trace.question if trace.first or trace.written else ""
-    parts = [
-        f'<p class="p-question">{escape(asked)}</p>' * bool(asked),
-        f'<p class="p-answer">{escape(trace.answer.strip()) or EMPTY}</p>',
-    ]
-    parts.insert(0 if support["level"] == "none" else 2, said)
-    parts += [f'<p class="p-note">{escape(note)}</p>' for note in trace.notes]
-    return f'<header class="p-top-of">{"".join(parts)}</header>'
+def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True) -> dict[str, Any]:
+    """Return a trace as the scripts read it.
 
-
-def _about(trace: Trace) -> str:
-    facts = [("Model", trace.model)]
+    Args:
+        trace: what is shown.
+        pool: where what it shares with other traces is put.
+        against: how many passages that speak against its predictions.
+        each: say what stands behind each step, not behind all alone.
+    """
+    steps, biases = trace.steps, trace.table.bias.tolist()
+    last = [steps[-1].pieces[1]] if steps and steps[-1].target_from == "generated" else []
+    facts = [("model", trace.model)]
     if trace.lens is not None:
         meta = trace.lens.meta
-        corpus = f"{meta.tokens:,} tokens of {meta.documents:,} documents"
-        facts += [("Lens", trace.lens.name), ("Corpus", corpus)]
+        facts.append(("lens", trace.lens.name))
+        facts.append(("corpus", f"{meta.tokens:,} tokens of {meta.documents:,} documents"))
         if meta.trained_on is not None:
-            facts.append(("Trained on it", trained_on_words(meta.trained_on, meta.split)))
-    items = "".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
-    return f'<footer class="p-caveat"><p>{escape(CAVEAT)}</p><dl>{items}</dl></footer>'
+            facts.append(("trained on it", trained_on_words(meta.trained_on, meta.split)))
+    value = {
+        "question": trace.question if trace.first or trace.written else "",
+        "answer": trace.answer.strip(),
+        "support": _support(trace),
+        "notes": trace.notes,
+        "facts": facts,
+        "tokens": [spelt(piece) for piece in [*(step.pieces[0] for step in steps), *last]],
+        "steps": [
+            step_data(step, pool, bias)
+            | (behind(trace[t : t + 1], pool, PASSAGES_PER_STEP) if each else {})
+            for t, (step, bias) in enumerate(zip(steps, biases, strict=True))
+        ],
+        # Of a model with feedback the first token has none; of others, no token.
+        "feedback": any(step.uncertainty is not None for step in steps),
+        "softcap": trace.softcap,
+        "whole": _whole(trace, pool, against) if steps else None,
+    }
+    return rounded(value)
 
 
-def _tokens(trace: Trace) -> Iterator[str]:
-    generated, feedback = False, has_feedback(trace)
-    for number, step in enumerate(trace.steps):
-        yield _token(step, number, generated, feedback)
-        generated = step.target_from == "generated"
-    last = trace.steps[-1]
-    if last.target_from != "text":
-        label = f"{FROM[last.target_from]}: {visible(last.pieces[1].label)}"
-        yield (
-            f'<span class="p-next" title="{escape(label)}"><span class="p-sr">'
-            f"{escape(FROM[last.target_from])}: </span>{_shown(last.pieces[1].label)}</span>"
-        )
+def spelt(piece: Piece) -> str:
+    """Return a token as it stands in the text: characters of several tokens at the first."""
+    return piece.text if piece.number == 1 else DITTO
 
 
-def _token(step: Step, number: int, generated: bool, feedback: bool) -> str:
-    strength = min(max(step.explained_share, 0.0), 1.0)
-    leading = max(step.prototypes, key=lambda use: use.evidence, default=None)
-    name = "none in use" if leading is None else leading.name or f"prototype {leading.id}"
-    read, target = step.pieces
-    shown = _shown(read.text) if read.number == 1 else DITTO
-    tint = colour(None if leading is None else leading.category)
-    label = (
-        f"{visible(read.label)}, then {visible(target.label)} at {step.probability:.1%}; "
-        f"leading prototype: {name}; explained {step.explained_share:.0%}"
-    )
-    classes, style = "p-token", f"--k:{tint};--a:{strength:.2f}"
-    if generated:
-        classes += " p-written"
-    if feedback:
-        classes += " p-fed"
-        style += f";--u:{step.uncertainty or 0:.3f}"
-        fed = f"uncertainty {step.uncertainty or 0:.0%}, code {step.uncertainty_code or 0:,}"
-        label += f"; fed back: {'nothing' if step.uncertainty is None else fed}"
-    return (
-        f'<span class="{classes}" role="option" '
-        f'tabindex="{0 if number == 0 else -1}" aria-selected="false" data-step="{number}" '
-        f'style="{style}" title="{escape(label)}" '
-        f'aria-label="{escape(label)}">{shown}</span>'
-    )
+def step_data(
+    step: Step, pool: Pool, bias_evidence: float | None = None, *, contexts: bool = True
+) -> dict[str, Any]:
+    """Return one prediction and its parts, each with its evidence."""
+    value: dict[str, Any] = {
+        "token": visible(step.pieces[0].label),
+        "target": visible(step.pieces[1].label),
+        "text": spelt(step.pieces[1]),
+        "from": step.target_from,
+        "position": step.position,
+        "probability": step.probability,
+        "logit": step.logit,
+        "model": step.model_logit,
+        "explained": step.explained_share,
+        "bias": [step.bias, bias_evidence],
+        "residual": [step.residual, step.residual_evidence],
+        "uses": pool.uses(step, contexts=contexts),
+    }
+    if step.uncertainty is not None:
+        value["fed"] = [step.uncertainty, step.uncertainty_code]
+    if contexts and step.chains is not None:
+        value["chains"] = [_chain(chain) for chain in step.chains]
+    return value
 
 
-def _shown(token: str) -> str:
-    return escape(token).replace("\n", '<i class="p-return">↵</i>\n') or "∅"
+def _chain(chain: PrototypeChain) -> dict[str, Any]:
+    return {
+        "activation": chain.activation,
+        "parts": [chain.embedding, sum(chain.mlps), sum(chain.mixers), chain.edit],
+        "channels": [
+            [
+                *(use.layer, use.channel, use.half_life, use.activation_part, use.contribution),
+                [[source.position, visible(source.token), source.part] for source in use.tokens],
+            ]
+            for use in chain.channels
+        ],
+    }
 
 
-def _legend(trace: Trace) -> str:
-    written = any(step.target_from == "generated" for step in trace.steps)
-    return (
-        '<ul class="p-legend">'
-        '<li><span class="p-key p-key-hue" aria-hidden="true"></span>colour: the prototype that '
-        "leads the next prediction</li>"
-        '<li><span class="p-key p-key-share" aria-hidden="true"></span>line below: how much of it '
-        "the prototypes explain</li>"
-        + (
-            '<li><span class="p-key p-key-fed" aria-hidden="true"></span>line above: uncertainty '
-            "fed back to the token, of the prediction before it</li>"
-        )
-        * has_feedback(trace)
-        + ('<li><span class="p-key-written">abc</span> written by the model</li>' * written)
-        + "<li><kbd>←</kbd> <kbd>→</kbd> move, <kbd>Home</kbd> <kbd>End</kbd> jump</li></ul>"
-    )
+def behind(trace: Trace, pool: Pool, passages: int) -> dict[str, Any]:
+    """Return shares by domain and source, and the passages with the largest shares."""
+    if trace.lens is None:
+        return {"shares": [], "documents": []}
+    return {
+        "shares": _shares(trace, ("domain", "source")),
+        "documents": [pool.shared(one) for one in trace.passages(passages)],
+    }
+
+
+def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
+    if trace.lens is None:
+        return None
+    passages: dict[str, list[dict[str, Any]]] = {}
+    for one in trace.passages(PASSAGES):
+        passages.setdefault(one.doc_id, []).append(pool.shared(one))
+    documents = [(one, pool.shared(one)) for one in worth_showing(trace.documents(DOCUMENTS))]
+    value: dict[str, Any] = {
+        "shares": _shares(trace, ("domain", "source", "license")),
+        # Each with its own of the first passages.
+        "documents": [
+            own | {"passages": passages.get(one.doc_id, [own])} for one, own in documents
+        ],
+    }
+    if against:
+        value["against"] = [pool.shared(one) for one in trace.against(against)]
+    if trace.lens.suffixes is not None:
+        value["verbatim"] = [
+            {
+                "text": one.text,
+                "length": one.span.length,
+                "count": one.span.count,
+                "place": one.places[0],
+            }
+            for one in trace.verbatim(QUOTES)
+        ]
+    return value
+
+
+def _shares(trace: Trace, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return shares by the columns of which the lens knows anything."""
+    assert trace.lens is not None
+    known = [by for by in columns if trace.lens.keys("mass", by).names != [UNKNOWN]]
+    return [_largest(trace.sources(by)) for by in known]
+
+
+def _largest(sources: Sources) -> dict[str, Any]:
+    """Return the largest shares, and what all others come to, so that the bars sum to 1."""
+    value, rest = sources.to_dict(), sources.items[KEYS_SHOWN:]
+    others = [len(rest), sum(item.share for item in rest)]
+    return value | {"items": value["items"][:KEYS_SHOWN], "others": others}
+
+
+def _support(trace: Trace) -> dict[str, str]:
+    """Return how well the corpus supports the answer, in a sentence."""
+    if trace.support is not None:
+        return {"level": trace.support.level, "sentence": trace.support.sentence}
+    return {"level": "unknown", "sentence": NO_LENS if trace.lens is None else NO_SCALE}

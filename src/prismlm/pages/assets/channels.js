@@ -1,5 +1,6 @@
 // Channels to read: a list of them, and the texts that write into the chosen one. Text from models
 // and corpora is only ever a text node.
+import { html } from "./vendor/lit-html/lit-html.js";
 import { bytesOf, gatesOf, measure } from "./gates.js";
 import { digits, sequence, shade, share } from "./channel_texts.js";
 import { figure, make, moves } from "./parts.js";
@@ -19,6 +20,12 @@ const ORDERS = { number: (c) => c.id, life: (c) => c.halfLife ?? 0, repetition: 
  * @typedef {{ data: any, bytes: Uint8Array, lives: number[], address: Address, layers: HTMLElement, list: HTMLElement, main: HTMLElement,
  *   layer: number, channel: number, view: string, order: string }} Ui
  * @typedef {{ read: () => (string | null | undefined)[], write: (layer: number, channel: number) => void }} Address */
+
+/** The parts that readChannels fills, below a head and above what follows. @param {unknown} head @param {unknown} [rest] */
+export const channelsArticle = (head, rest = "") => html`<article class="prismlm p-channels">${head}
+  <div class="c-layers" role="group" aria-label="Layer"></div>
+  <div class="c-body"><div class="c-list" role="listbox" aria-label="Channels of the layer; arrow keys move"></div>
+    <section class="c-main"></section></div>${rest}</article>`;
 
 /** Fill the parts of a root (.c-layers, .c-list, .c-main) and return what shows the address anew.
  * The address says and is told which layer and channel are chosen, by their numbers.

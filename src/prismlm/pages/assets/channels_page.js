@@ -1,6 +1,21 @@
 // The page of channels: its data stand in it, and its address says which channel is chosen.
-const page = document.querySelector(".p-channels");
-const follow = readChannels(page, JSON.parse(page.querySelector('script[type="application/json"]').textContent), {
+import { html, render } from "./vendor/lit-html/lit-html.js";
+import { channelsArticle, readChannels } from "./channels.js";
+import { facts } from "./controls.js";
+
+const CAVEAT = "Sequences are those that write most into a channel; they show what it holds, and are no proof of what the model uses it for. " +
+  "Masking a channel is the test of that.";
+const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));
+const data = JSON.parse(root.querySelector("script").textContent);
+
+const table = ({ title, columns, rows, facts: said }) => html`<div><h2>${title}</h2><div class="c-scroll"><table>
+  <thead><tr>${columns.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+  <tbody>${rows.map((row) => html`<tr>${row.map((figure) => html`<td class="p-number">${figure}</td>`)}</tr>`)}</tbody></table></div>
+  <ul>${said.map((one) => html`<li>${one}</li>`)}</ul></div>`;
+
+render(channelsArticle(html`<header class="p-head">${facts(data.facts)}</header>`,
+  html`${data.tables.length ? html`<section class="c-findings">${data.tables.map(table)}</section>` : ""}<p class="p-caveat">${CAVEAT}</p>`), root);
+const follow = readChannels(root, data, {
   read: () => (location.hash.match(/^#l(\d+)c(\d+)$/) || []).slice(1),
   write: (layer, channel) => {
     try {
@@ -11,4 +26,4 @@ const follow = readChannels(page, JSON.parse(page.querySelector('script[type="ap
   },
 });
 addEventListener("hashchange", follow);
-page.dataset.ready = "yes";
+root.dataset.ready = "yes";

@@ -12,13 +12,17 @@ export const signed = (x) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(3);
 export const plain = (x) => (x < 0 ? "−" : "") + Math.abs(x).toFixed(3);
 export const percent = (x) => x > 0 && x < 0.0005 ? "<0.1 %" : (100 * x).toFixed(Math.abs(x) < 0.1 ? 1 : 0) + " %";
 
+/** An address that may be a link: http or https. @param {string | null} url */
+export const web = (url) => (url && URL.canParse(url) && /^https?:$/.test(new URL(url).protocol) ? url.trim() : null);
+
 /** Where a place of text is from. @param {any} place @param {string} [more] what else is said of it */
 export const origin = (place, more) => {
   const name = place.title || place.doc_id;
   const own = links.document?.(place);
-  const link = make(own || place.url ? "a" : "b", null, name);
+  const url = own ? null : web(place.url);
+  const link = make(own || url ? "a" : "b", null, name);
   if (own) link.href = own;
-  else if (place.url) Object.assign(link, { href: place.url, rel: "noopener noreferrer nofollow", target: "_blank" });
+  else if (url) Object.assign(link, { href: url, rel: "noopener noreferrer nofollow", target: "_blank" });
   const facts = [more, place.source, place.license || "licence unknown"];
   return make("cite", "p-origin", link, make("span", null, facts.filter(Boolean).join(" · ")));
 };
@@ -60,13 +64,14 @@ export const bar = (label, share, classes, base = null) => {
   return item;
 };
 export const heading = { domain: "By domain", source: "By source", license: "By licence" };
-export const shares = (group) => {
-  const list = make("ul", "p-bars");
-  for (const [key, share, base] of group.items) list.append(bar(key, share, null, base));
-  const [count, rest] = group.others;
-  if (count) list.append(bar(`${count} more`, rest, "p-rest"));
-  list.append(bar("not traced", group.unattributed, "p-grey"));
-  return make("section", null, make("h3", null, heading[group.by]), list);
+/** Shares as bars that sum to 1: those beyond `most` come as one. @param {any} group @param {number} [most] */
+export const shares = ({ by, items, others, elsewhere, unattributed }, most = items.length) => {
+  const [count, rest] = others ?? [items.length - most, items.slice(most).reduce((total, { share }) => total + share, 0)];
+  const list = make("ul", "p-bars", ...items.slice(0, most).map(({ key, share, base_rate }) => bar(key, share, null, base_rate ?? null)));
+  if (count > 0) list.append(bar(`${count} more`, rest, "p-rest"));
+  if (elsewhere) list.append(bar("elsewhere", elsewhere, "p-rest"));
+  list.append(bar("not traced", unattributed, "p-grey"));
+  return make("section", null, make("h3", null, heading[by]), list);
 };
 // Items under a heading, or that there are none; each with a number before what is in it.
 const listed = (kind, title, note, items, none, level = "h3") => make("section", kind, make(level, null, title), note && make("p", "p-note", note),
@@ -241,8 +246,8 @@ export const panel = (data, step) => {
   return make("div", "p-main", make("div", "p-top", title, figures), stacked(data, step), uses(data, step));
 };
 export const behind = (data, step) => step.shares.length
-  ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map(shares),
-      documents(data, step.documents, data.places))
+  ? make("div", "p-aside", make("h2", null, "Where this prediction comes from"), ...step.shares.map((one) => shares(one)),
+      documents(data, step.documents, "Passages"))
   : make("div", "p-aside", make("p", "p-note", "No lens, so no training text. `prismlm index` builds one."));
 // What traces of one lens share, as it travels, made handy.
 export const unpacked = ({ prototypes, places, documents }) => ({
@@ -256,7 +261,7 @@ export const wholeText = (data, support) => {
   const parts = [
     listed("p-documents p-grouped", "Documents and passages", "Each document with its share of the evidence for this answer.", grouped(data, list), "No document was found.", "h2"),
     make("section", null, make("h2", null, "Shares"), make("p", "p-note", "How the evidence divides. The line on a bar is the share of the whole corpus; × 3 means three times that share."),
-      make("div", "p-shares", ...groups.map(shares))),
+      make("div", "p-shares", ...groups.map((one) => shares(one)))),
     ...(opposed ? [against(data, opposed)] : []), ...(words ? [verbatim(words)] : [])];
   return support === "none" ? [make("details", "p-nearest", make("summary", null, "Show the nearest passages anyway"), ...parts)] : parts;
 };

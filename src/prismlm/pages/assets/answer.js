@@ -4,7 +4,7 @@ import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { against, behind, panel, percent, unpacked, walk, wholeText } from "./parts.js";
 import { api, events } from "./server.js";
-import { CAVEAT, change, count, draw, problem } from "./controls.js";
+import { CAVEAT, change, count, draw, facts, problem } from "./controls.js";
 import { card, hovering, pointed } from "./hover.js";
 import { chart, legend } from "./columns.js";
 
@@ -13,10 +13,9 @@ const COLUMNS = "Each token as a column: what prototypes add to its logit; left 
 let unfolded = false;
 
 /** An answer while it comes in, and after. A token has its step once that has come; `bars` are the steps that have columns;
- * `answer` are its words once it is whole, `data` is the whole trace, `chosen` the step that is looked at, `slice` the part of its column (-1: none).
+ * `data` is the whole trace, `id` what the server knows it by (of a static page it does not), `chosen` the step that is looked at, `slice` the part of its column (-1: none).
  * @typedef {{ words: string, written: boolean, one: any }} Token
- * @typedef {{ id: string, note: string, tokens: Token[], bars: any[], prototypes: Record<string, any>, answer: string, data: any,
- *   support: any, notes: string[], asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
+ * @typedef {{ id: string, note: string, tokens: Token[], bars: any[], prototypes: Record<string, any>, data: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
  * What stands behind a step, and, where that was asked for, against it.
  * @typedef {{ found?: any, failed?: unknown, reading?: boolean, opposed?: any, refused?: unknown }} Aside
  * @typedef {{ shared: any, chat: boolean, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>,
@@ -28,7 +27,7 @@ export const live = (shared, chat) => {
   node.className = "prismlm x-answer";
   /** @type {Answer} */
   const answer = { shared, chat, node, began: 0, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", tokens: [], bars: [],
-    prototypes: {}, answer: "", data: null, support: null, notes: [], asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
+    prototypes: {}, data: null, asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
   draw(node, () => page(answer, answer.state.value));
   // A finger leaves what it touches: the card stays until another place is touched.
   node.addEventListener("pointerdown", (event) => /** @type {Element} */ (event.target).closest("[data-prototype]") ?? leave(answer));
@@ -43,22 +42,23 @@ export const live = (shared, chat) => {
 
 /** @param {Answer} answer @param {State} now */
 const page = (answer, now) => {
-  const { id, note, tokens, bars, data, support, notes, chosen } = now, none = support?.level === "none";
+  const { id, note, tokens, bars, data, chosen } = now, support = data?.support, none = support?.level === "none";
   const sentence = support ? html`<p class=${`p-support p-${support.level}`}>${support.sentence}</p>` : nothing;
-  const words = data ? now.answer || html`<i>The model wrote nothing.</i>` : tokens.map((token) => (token.written ? token.words : "")).join("");
-  return html`<header class="p-top-of">${none ? sentence : nothing}<p class="p-answer" aria-live="polite">${words}</p>${none ? nothing : sentence}
-  ${data ? notes.map((one) => html`<p class="p-note">${one}</p>`) : html`<p class="p-note x-note">${note}</p>`}</header>
+  const words = data ? data.answer || html`<i>The model wrote nothing.</i>` : tokens.map((token) => (token.written ? token.words : "")).join("");
+  return html`<header class="p-top-of">${data?.question && !id ? html`<p class="p-question">${data.question}</p>` : nothing}${none ? sentence : nothing}<p class="p-answer" aria-live="polite">${words}</p>${none ? nothing : sentence}
+  ${data ? data.notes.map((one) => html`<p class="p-note">${one}</p>`) : html`<p class="p-note x-note">${note}</p>`}</header>
 ${guard([data], () => (data?.whole ? html`<div class="p-whole">${wholeText(data, support?.level)}</div>` : nothing))}
 <details class="p-tokens" ?open=${unfolded} @toggle=${(event) => { unfolded = event.target.open; }}><summary>Token by token: the prototypes behind each prediction</summary>
 <div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
     guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
+${data ? key(data) : nothing}
 <div class="x-columns" tabindex="0" role="group" aria-label=${COLUMNS}
   @pointerover=${(event) => void point(answer, event.target.closest("[data-prototype]"))} @pointerleave=${(event) => event.pointerType === "mouse" && leave(answer)}
   @keydown=${(event) => keyed(answer, event)}>${chart(bars, now.prototypes, chosen, (position) => focus(answer, position))}</div>
 <div class="x-key">${guard([data], () => (data ? legend(bars, data.prototypes) : nothing))}</div>
 <div class="p-panel" aria-live="polite">${guard([data, chosen], () => (chosen < 0 ? nothing : panel(data, data.steps[chosen])))}${guard([now.asides[chosen]],
     () => (chosen < 0 ? nothing : aside(answer, now)))}</div></details>
-${data ? html`<footer class="p-caveat">${CAVEAT}${exports(id, answer.chat)}</footer>` : nothing}
+${data ? html`<footer class="p-caveat"><p>${CAVEAT}</p>${id ? exports(id, answer.chat) : facts(data.facts)}</footer>` : nothing}
 ${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 };
 
@@ -69,25 +69,31 @@ const exports = (id, chat) => html`<p class="x-exports">Save ${["html", "json", 
   html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}${chat
   ? html`<a href=${`/api/answers/${id}/chat.jsonl`} download="chat.jsonl" title="What was said, up to the question">Chat</a>` : nothing}</p>`;
 
-// A step of a finished trace in the form of one that is told: id and contribution alone.
-const flat = (one) => (Array.isArray(one.bias) ? { ...one, bias: one.bias[0], residual: one.residual[0] } : one);
+/** What the marks of tokens mean. */
+const key = ({ feedback, steps }) => html`<ul class="p-legend"><li><span class="p-key p-key-hue"></span>colour: the prototype that leads the next prediction</li>
+  <li><span class="p-key p-key-share"></span>line below: how much of it the prototypes explain</li>
+  ${feedback ? html`<li><span class="p-key p-key-fed"></span>line above: uncertainty fed back to the token, of the prediction before it</li>` : nothing}
+  ${steps.some(({ from }) => from === "generated") ? html`<li><span class="p-key-written">abc</span> written by the model</li>` : nothing}
+  <li><kbd>←</kbd> <kbd>→</kbd> move, <kbd>Home</kbd> <kbd>End</kbd> jump</li></ul>`;
 
 const spelt = (text) => text.split("\n").map((part, i) => (i ? html`<i class="p-return">↵</i>${`\n${part}`}` : part));
 
 /** A token; once all is there those that were read can be walked along. @param {State} now @param {Token} token */
 const tokenOf = ({ data, prototypes, chosen }, { words, written, one }, i) => {
-  const read = data && i < data.steps.length, { style, label } = tinted(one, prototypes);
-  return html`<span class=${written ? "p-token p-written" : "p-token"} role=${read ? "option" : data ? "presentation" : nothing} tabindex=${read ? -1 : nothing}
+  const read = data && i < data.steps.length, { style, label } = tinted(one, prototypes, data?.feedback);
+  return html`<span class=${`p-token${written ? " p-written" : ""}${data?.feedback ? " p-fed" : ""}`} role=${read ? "option" : data ? "presentation" : nothing} tabindex=${read ? -1 : nothing}
     aria-selected=${read ? i === chosen : nothing} aria-label=${label ?? nothing} title=${read ? label : nothing} .style=${style}>${spelt(words)}</span>`;
 };
 
-const tinted = (one, prototypes) => {
+const tinted = (one, prototypes, feedback) => {
   if (!one) return { style: "" };
-  const leading = one.uses.reduce((best, use) => (!best || (use[2] ?? use[1]) > (best[2] ?? best[1]) ? use : best), null);
+  const leading = one.uses.reduce((best, use) => (!best || use[2] > best[2] ? use : best), null);
   const { name, colour } = leading ? prototypes[leading[0]] : { name: "none in use", colour: "var(--grey)" };
+  const fed = one.fed ? `uncertainty ${percent(one.fed[0])}, code ${count(one.fed[1])}` : "nothing";
   return {
-    style: `--k: ${colour}; --a: ${Math.max(0, Math.min(1, one.explained)).toFixed(2)}`,
-    label: `${one.token}, then ${one.target} at ${percent(one.probability)}; leading prototype: ${name}; explained ${percent(one.explained)}`,
+    style: `--k: ${colour}; --a: ${Math.max(0, Math.min(1, one.explained)).toFixed(2)}; --u: ${one.fed?.[0] ?? 0}`,
+    label: `${one.token}, then ${one.target} at ${percent(one.probability)}; leading prototype: ${name}; explained ${percent(one.explained)}${
+      feedback ? `; fed back: ${fed}` : ""}`,
   };
 };
 
@@ -113,24 +119,25 @@ const step = ({ state, node, began }, one) => {
 const columns = (node) => /** @type {HTMLElement} */ (node.querySelector(".x-columns"));
 
 /** The whole trace has come. @param {Answer} answer */
-const finish = (answer, { id, trace, notes, shared: pool, support, answer: words }) => {
+const finish = (answer, { id = "", shared: pool, ...trace }) => {
   const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps, prototypes } = data;
   shared.answer = { id, data };
-  const tokens = state.value.tokens.map((token, i) => ({ ...token, one: steps[i] ? flat(steps[i]) : null }));
+  const tokens = data.tokens.map((words, i) => ({ words, written: i > 0 && steps[i - 1].from === "generated", one: steps[i] ?? null }));
   // Of a text that was only read all tokens have columns, which are there once it is at its end.
-  const bars = state.value.bars.length ? state.value.bars : steps.map(flat);
-  change(state, { id, data, support, notes, prototypes, tokens, bars, answer: words });
+  const written = steps.filter(({ from }) => from === "generated"), bars = written.length ? written : steps;
+  change(state, { id, data, prototypes, tokens, bars });
+  if (!steps.length) return;
   const text = node.querySelector(".p-text");
   answer.choose = walk(text, [...node.querySelectorAll(".p-text [role=option]")], (number) => look(answer, number));
 };
 
 /** Show what a step relies on, and ask, once, what stands behind it. @param {Answer} answer */
 const look = ({ state, shared: { model: { lens } } }, number) => {
-  const { chosen, asides, id } = state.value;
+  const { chosen, asides, id, data } = state.value, own = data.steps[number];
   if (number === chosen) return;
-  const known = number in asides;
-  change(state, { chosen: number, asides: known ? asides : { ...asides, [number]: lens ? {} : { found: { shares: [] } } } });
-  if (!known && lens) api(`/answers/${id}/steps/${number}`).then((found) => put(state, number, { found }), (failed) => put(state, number, { failed }));
+  const known = number in asides, there = own.shares ? { found: own } : lens ? {} : { found: { shares: [] } };
+  change(state, { chosen: number, asides: known ? asides : { ...asides, [number]: there } });
+  if (!known && !there.found) api(`/answers/${id}/steps/${number}`).then((found) => put(state, number, { found }), (failed) => put(state, number, { failed }));
 };
 
 /** Put into an aside what has come. @param {Answer["state"]} state @param {number} number @param {Aside} part */
@@ -158,7 +165,7 @@ const aside = ({ state, shared: { model: { lens } } }, { data, chosen, asides })
     ? "Estimates from the states that the lens keeps: the model reads this text again for its own figures." : "Looking for similar text…"}</p>`;
   return html`<div class="p-aside">${failed ? problem(failed) : !found ? html`<p class="p-note">Looking through the training text…</p>`
     : [...behind(filled(found), { ...data.steps[chosen], ...found }).childNodes]}${refused ? problem(refused)
-    : opposed ? against(filled(opposed), opposed.against, reading) : found && lens?.corpus ? button : nothing}${reading && !refused ? status : nothing}</div>`;
+    : opposed ? against(filled(opposed), opposed.against, reading) : found && lens?.readable ? button : nothing}${reading && !refused ? status : nothing}</div>`;
 };
 
 /** Show the card of a slice. @param {Answer} answer @param {HTMLElement | null} part */
@@ -166,7 +173,9 @@ const point = async ({ state, node }, part) => {
   if (!part || part.dataset.prototype === state.value.hover?.id) return;
   const hover = pointed(part, node);
   change(state, { hover });
-  const one = await card(hover.id).catch(() => null); // the name stands there already
+  const { id, data } = state.value, contexts = data?.prototypes[hover.id].contexts?.map((number) => data.contexts[number]);
+  // Its name stands there already; a static page has some contexts.
+  const one = id ? await card(hover.id).catch(() => null) : contexts ? { tokens: [], contexts } : null;
   if (state.value.hover === hover) change(state, { hover: { ...hover, one } });
 };
 /** @param {Answer} answer */

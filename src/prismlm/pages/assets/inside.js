@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
 import { percent } from "./parts.js";
-import { readChannels } from "./channels.js";
+import { channelsArticle, readChannels } from "./channels.js";
 import { api } from "./server.js";
 import { change, count, draw, problem } from "./controls.js";
 import * as heads from "./attention.js";
@@ -108,11 +108,7 @@ const follow = (data) => {
   frame.follow = readChannels(article, data, { read: () => chosen("channel"), write: (layer, channel) => addressed("channel", layer, channel) });
 };
 
-const channels = () => html`<article class="prismlm p-channels">
-  ${heading("Channels", "What each position writes into a channel, how long it stays, and what a later one finds there.")}
-  <div class="c-layers" role="group" aria-label="Layer"></div>
-  <div class="c-body"><div class="c-list" role="listbox" aria-label="Channels of the layer; arrow keys move"></div>
-    <section class="c-main"></section></div></article>`;
+const channels = () => channelsArticle(heading("Channels", "What each position writes into a channel, how long it stays, and what a later one finds there."));
 
 const attended = async (text, signal) => {
   const { layers } = state.value.parts.attention, [layer, head] = chosen("head").map(Number);

@@ -2,11 +2,10 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.explorer.examples import PLACES, _looked_at, held_out_texts, opening, prompts_for
+from prismlm.explorer.overview import held_out_texts, prompts_for
 from prismlm.files import json_text
 
 
@@ -49,14 +48,6 @@ def test_a_corpus_without_domains_is_told_by_titles(tiny_model, tmp_path, fracti
     assert held_out_texts(of_corpus(Corpus(corpus.path, corpus.meta))) == {}
 
 
-def test_of_a_large_corpus_only_some_places_are_looked_at():
-    assert _looked_at(5).tolist() == [0, 1, 2, 3, 4]
-    numbers = _looked_at(10**9)
-    assert (numbers[0], numbers[-1]) == (0, 10**9 - 1)
-    assert (np.diff(numbers) > 1).sum() == PLACES - 1
-    assert len(numbers) < 5000
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -68,7 +59,7 @@ def test_of_a_large_corpus_only_some_places_are_looked_at():
     ],
 )  # fmt: skip
 def test_a_prompt_is_one_line_of_whole_words(text, words):
-    assert opening(text) == words.strip()
+    assert prompts_for(None, {}, {"law": text}) == {"law": words.strip()}
 
 
 def test_prompts_are_of_the_lens_or_of_its_corpus_or_those_given():

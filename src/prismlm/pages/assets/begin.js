@@ -25,11 +25,11 @@ const held = ({ documents, tokens, trained_on, shares }) => html`<section class=
   ${shares ? html`<h3>${heading[shares.by]}</h3><ul class="p-bars">${bars(shares)}</ul>` : nothing}</section>`;
 
 const bars = ({ items, others: [number, rest] }) => {
-  const largest = Math.max(...items.map(([, share]) => share));
+  const largest = Math.max(...items.map(({ share }) => share));
   const one = (name, share, kind = "") => {
     const item = bar(name, share, kind), fill = /** @type {HTMLElement} */ (item.querySelector(".p-fill"));
     fill.style.width = `${(100 * Math.min(share, largest)) / largest}%`;
     return item;
   };
-  return [...items.map(([name, share]) => one(name, share)), ...(number ? [one(`${number} more`, rest, "p-rest")] : [])];
+  return [...items.map(({ key, share }) => one(key, share)), ...(number ? [one(`${number} more`, rest, "p-rest")] : [])];
 };

@@ -14,6 +14,9 @@ export const draw = (root, template, after) => effect(() => { render(template(),
  * @template T @param {import("./vendor/signals-core/signals-core.js").Signal<T>} state @param {Partial<T>} part */
 export const change = (state, part) => { state.value = { ...state.value, ...part }; };
 
+/** Facts as names and values. @param {[string, string][]} list */
+export const facts = (list) => html`<dl>${list.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+
 /** A message of ours in the place of what could not be shown. @param {unknown} error */
 export const problem = (error) => html`<p class="x-problem" role="alert">${error instanceof Error ? error.message : String(error)}</p>`;
 

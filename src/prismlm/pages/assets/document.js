@@ -1,7 +1,7 @@
 // A document of the corpus, opened at the place that an answer points to.
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
-import { percent } from "./parts.js";
+import { percent, web } from "./parts.js";
 import { api } from "./server.js";
 import { change, count, draw, problem } from "./controls.js";
 
@@ -54,7 +54,7 @@ const page = (now) => {
   if (failed) return problem(failed);
   if (!found) return html`<p class="p-note">Opening…</p>`;
   const fact = (name, value) => html`<div><dt>${name}</dt><dd><bdi>${value}</bdi></dd></div>`;
-  const source = found.url ? html`<a href=${found.url} rel="noopener noreferrer nofollow" target="_blank">${found.url}</a>` : "none";
+  const url = web(found.url), source = url ? html`<a href=${url} rel="noopener noreferrer nofollow" target="_blank">${url}</a>` : "none";
   return html`<article class="prismlm x-document">
     <header class="p-head"><h1 class="x-doc-title"><bdi>${found.title || found.doc_id}</bdi></h1>
       <dl>${fact("id", found.doc_id)}${fact("source", found.source || "unknown")}${fact("domain", found.domain || "unknown")}

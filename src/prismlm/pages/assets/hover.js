@@ -15,6 +15,9 @@ export const card = (id) => {
   return cards.get(String(id));
 };
 
+/** Keep cards that need not be asked for. @param {any[]} all */
+export const know = (all) => { for (const one of all) cards.set(String(one.id), Promise.resolve(one)); };
+
 /** What is pointed at: a prototype, what is said of it, where the card stands, and, once known, what is on it.
  * @typedef {{ id: string, label: string, place: string, one: any }} Hover */
 

@@ -100,10 +100,10 @@ const audited = async (most) => {
     if (!own()) return;
     await events("/audits", { files: sent, texts }, abort.signal, {
       waiting: ({ before }) => change(report, { note: `Waiting: ${before} before you.` }),
-      start: ({ id, predictions, texts, left_out }) => change(report, { id, predictions, texts, leftOut: left_out, began: performance.now() }),
+      start: ({ id, predictions, texts }) => change(report, { id, predictions, texts, began: performance.now() }),
       progress: ({ predictions }) => change(report, { read: predictions }),
       row: (row) => change(report, { rows: [...report.value.rows, row] }),
-      done: ({ stopped, whole }) => change(report, { stopped, whole, failed: whole ? null : new Error("Stopped before the first text was read to its end.") }),
+      done: ({ stopped, summary }) => change(report, { stopped, summary, failed: summary ? null : new Error("Stopped before the first text was read to its end.") }),
       error: ({ error }) => change(report, { failed: new Error(error) }),
     });
   } catch (error) {

@@ -1,6 +1,6 @@
 // The card of a prototype: what it is called, which tokens it raises, and where it fires.
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
-import { origin, percent, quote, shown } from "./parts.js";
+import { links, origin, percent, quote, shown } from "./parts.js";
 import { address, count, dot } from "./controls.js";
 
 const SHORT = 4;
@@ -46,9 +46,9 @@ export const whole = (one, here = "prototypes") => {
     ${one.label_source === "embedded" && one.name.includes("→") ? html`<p class="p-note">words read last → words that come next, or that it raises where these are few or vary; in brackets what the text is about</p>` : nothing}
     ${one.description ? html`<p class="x-about"><bdi>${one.description}</bdi></p>` : nothing}
     <ul class="x-facts">${facts.map((fact) => html`<li>${fact}</li>`)}</ul>
-    <p class="x-actions"><a class="x-button" href=${address("steer", { prototype: one.id })}>Steer with it</a>${here === "map"
+    ${links.prototype ? html`<p class="x-actions"><a class="x-button" href=${address("steer", { prototype: one.id })}>Steer with it</a>${here === "map"
       ? html`<a class="x-button" href=${`#/prototypes/${one.id}`}>Among all</a>`
-      : html`<a class="x-button" href=${address("map", { prototype: one.id })}>On the map</a>`}</p>
+      : html`<a class="x-button" href=${address("map", { prototype: one.id })}>On the map</a>`}</p>` : nothing}
     <h3>Tokens it raises more than others do, the most distinctive first; in logits</h3>${tokens(one.tokens)}
     <h3>Where it fires: on the marked token</h3>${contexts(one.contexts)}`;
 };

@@ -11,8 +11,8 @@ const parts = (one, prototypes) => {
   const [first, rest] = ranked(one.uses);
   const all = first.map(({ use: [id, value] }) => ({ id, value, ...prototypes[id] }));
   if (rest.length) all.push({ value: rest.reduce((sum, { use }) => sum + use[1], 0), name: `${rest.length} other prototypes`, kind: "x-rest-of" });
-  all.push({ value: one.residual, name: "residual", kind: "x-residual" });
-  if (one.bias) all.push({ value: one.bias, name: "bias", kind: "x-residual" });
+  all.push({ value: one.residual[0], name: "residual", kind: "x-residual" });
+  if (one.bias[0]) all.push({ value: one.bias[0], name: "bias", kind: "x-residual" });
   return all;
 };
 const reach = (all, sign) => all.reduce((sum, { value }) => sum + Math.max(0, sign * value), 0);

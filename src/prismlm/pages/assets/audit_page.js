@@ -1,0 +1,60 @@
+// An audit on a page of its own: its summary, and the texts that stand out.
+import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
+import { percent } from "./parts.js";
+import { CAVEAT, count, facts } from "./controls.js";
+import { figures, sums } from "./report.js";
+
+const SHARED = 16, OPENING = 120;
+const METHODS = { evidence: "positive evidence for each token", source: "A = Σ α μ, PRISM's own measure" };
+const WORDS = {
+  strong: "one document of this corpus holds nearly all that the text tells",
+  weak: "this corpus holds only parts of what the text tells",
+  none: "nothing in this corpus is about the text",
+};
+const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));
+const { summary } = JSON.parse(root.querySelector("script").textContent);
+
+const known = ({ model, lens, corpus, method, window: width, stride, where }) => /** @type {[string, string][]} */ ([
+  ["model", model], ["lens", lens], ["corpus", `${count(corpus.tokens)} tokens, ${count(corpus.documents)} documents`], ["trained on it", corpus.trained_on],
+  ["shares of", METHODS[method]], ["windows", `${width} tokens every ${stride}`],
+  ...Object.entries(where).map(([column, values]) => [`only ${column}`, values.join(" or ")])]);
+
+/** Texts without the long beginning that half of them or more share. @param {string[]} texts */
+const apart = (texts) => {
+  let shared = "";
+  for (const text of texts) {
+    for (const other of texts.filter((one) => one !== text)) {
+      let end = 0;
+      while (end < text.length && text[end] === other[end]) end += 1;
+      const start = text.slice(0, end), times = texts.filter((one) => one.startsWith(start)).length;
+      if (end >= SHARED && end > shared.length && times >= texts.length / 2) shared = start;
+    }
+  }
+  // Cut where a word or the name of a folder begins.
+  const cut = Math.max(shared.lastIndexOf(" "), shared.lastIndexOf("/")) + 1;
+  return texts.map((text) => (cut && text.startsWith(shared.slice(0, cut)) ? `…${text.slice(cut)}` : text));
+};
+
+const CELLS = {
+  score: ({ score }) => score.toFixed(2),
+  share: ({ share }) => percent(share),
+  source: ({ key }) => key,
+  support: ({ level }) => html`${level}<small>${WORDS[level]}</small>`,
+};
+const table = (title, columns, rows) => {
+  const openings = apart(rows.map(({ opening }) => opening.replace(/\s+/g, " ").trim())), ids = apart(rows.map(({ text_id }) => text_id));
+  const text = ({ text_id }, i) => html`${openings[i].slice(0, OPENING)}…<small title=${text_id}>${ids[i]}</small>`;
+  return html`<section class="p-block"><h2>${title}</h2>${rows.length ? html`<table><thead><tr>${columns.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
+    <tbody>${rows.map((row, i) => html`<tr>${columns.map((name) => html`<td data-label=${name}>${(CELLS[name] ?? text)(row, i)}</td>`)}</tr>`)}</tbody></table>`
+    : html`<p>No text was read.</p>`}</section>`;
+};
+
+const { where, support, least_supported, most_matching, least_attributed } = summary, filters = Object.entries(where);
+const named = filters.map(([column, values]) => `${column} ${values.join(" or ")}`).join(" and ");
+render(html`<article class="prismlm p-audit x-audit"><header class="p-head">${facts(known(summary))}${figures(summary)}</header>
+  <div class="x-audit-whole">${sums(summary)}</div>
+  ${support ? table("Texts with the least support", ["score", "text", "support"], least_supported) : nothing}
+  ${table(filters.length ? `Texts that rely most on ${named}` : "Texts that lean on one source", ["share", "text", ...(filters.length ? [] : ["source"])], most_matching)}
+  ${table("Texts with the largest unattributed share", ["share", "text"], least_attributed)}
+  <p class="p-caveat">${CAVEAT}</p></article>`, root);
+root.dataset.ready = "yes";

@@ -1,0 +1,35 @@
+"""A real browser that opens a page as a file, and sees that it asks for nothing else."""
+
+import contextlib
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """What opens HTML in a tab; an error in its scripts, or a request, fails the test."""
+    from playwright.sync_api import sync_playwright
+
+    @contextlib.contextmanager
+    def tab(html, fragment="", **options):
+        path = tmp_path_factory.mktemp("page") / "page.html"
+        path.write_text(html, encoding="utf-8")
+        errors, requests = [], []
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and errors.append(said.text))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(path.as_uri() + fragment)
+        yield page
+        context.close()
+        assert errors == []
+        assert {url.partition("#")[0] for url in requests} == {path.as_uri()}
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium",
+            args=["--no-sandbox", "--enable-unsafe-swiftshader"],
+        )
+        yield tab
+        browser.close()

@@ -1,0 +1,31 @@
+"""Scripts of the explorer in one file."""
+
+import re
+
+import pytest
+
+from prismlm.direction_marks import marks_shown
+from prismlm.pages.frame import bundle, html_page
+from tests.helpers.html_reader import Reader
+
+EVIL = "</script><script>document.title='hurt'</script><!-- \u2028 \u202egnp"
+
+
+@pytest.mark.parametrize("entry", ["trace", "audit", "map", "channels"])
+def test_a_bundle_holds_each_module_once_and_nothing_of_modules(entry):
+    script = bundle(f"{entry}_page.js")
+    assert not re.search(r"^(import|export)\b|</script|<!--|sourceMappingURL", script, re.MULTILINE)
+    assert script.count("const signed = ") == 1
+
+
+def test_text_is_data_and_nothing_is_requested():
+    html = html_page(EVIL, "trace_page.js", {"answers": [], "shared": [], "text": EVIL})
+    reader = Reader(html)
+    assert [block["text"] for block in reader.blocks] == [marks_shown(EVIL)]
+    assert html.count("<script") == html.count("</script") == 2
+    assert not set(html) & set("\u2028\u202e")
+    (policy,) = reader.all("meta", **{"http-equiv": "Content-Security-Policy"})
+    assert (policy["content"] or "").startswith("default-src 'none'")
+    assert not [a for _, a in reader.elements if "src" in a or "href" in a]
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert not re.search(r"url\(|@import", style)
