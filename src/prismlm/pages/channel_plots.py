@@ -12,31 +12,30 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
+from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
-from prismlm.pages.trace_data import visible
 from prismlm.probes.channels.curves import WordedCurves
-from prismlm.probes.channels.metrics import Kind, LagCorrelation
+from prismlm.probes.channels.metrics import Kind
 from prismlm.probes.channels.report import ChannelReport, LayerReport
-from prismlm.probes.results import Row, Table, text_of
+from prismlm.probes.results import text_of
 
-BLUE, ORANGE, GREEN, INK, GREY = "#0072B2", "#D55E00", "#009E73", "#222222", "#8A8A8A"
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8A8A8A"
 STYLES: dict[Kind, dict[str, Any]] = {
     "write": {"color": BLUE, "marker": "o"},
     "read": {"color": ORANGE, "marker": "s"},
     "values": {"color": GREEN, "marker": "^"},
 }
 NAMES: dict[Kind, str] = {"write": "write gates", "read": "read gates", "values": "value heads"}
+# Title, unit and name of each metric.
 PANELS = (
     ("L1 sparsity ratio", "largest over mean", "sparsity_ratio"),
     ("Gini coefficient", "0 even, 1 − 1/P one alone", "gini"),
     ("Entropy", "share of ln P", "entropy_share"),
-    ("Mutual information with the token", "nats, after Miller and Madow",
-     "mutual_information_corrected"),
-)  # fmt: skip
+    ("Mutual information with the token", "nats, corrected", "mutual_information_corrected"),
+)
 WIDE_RANGE = 4.0
 TOKENS_IN_A_ROW = 48
 LAYERS_IN_A_LEGEND = 8
@@ -54,29 +53,22 @@ def metrics_figure(report: ChannelReport, beside: ChannelReport | None = None) -
     if not any(layer.metrics for layer in report.layers):
         raise InputError("metrics over depth need a corpus: read one into the report.")
     figure = Figure(figsize=(8, 5.6), layout="constrained")
-    panels = list(figure.subplots(2, 2, sharex=True).flatten())
+    panels = figure.subplots(2, 2, sharex=True).flatten()
     for axes, (title, unit, name) in zip(panels, PANELS, strict=True):
-        for number, one in enumerate(reports):
-            for kind in STYLES:
+        for one, line in zip(reports, ("-", "--"), strict=False):
+            for kind, style in STYLES.items():
                 found = [layer.metrics[kind] for layer in one.layers if kind in layer.metrics]
+                layers, values = [row["layer"] for row in found], [row[name] for row in found]
+                widths = sorted({row["width"] for row in found})
+                count = "–".join(str(width) for width in widths[:: max(1, len(widths) - 1)])
+                label = f"{NAMES[kind]}{f' of {one.model}' if one.model else ''}, P = {count}"
                 if found:
-                    axes.plot(
-                        [row["layer"] for row in found],
-                        [row[name] for row in found],
-                        linestyle="--" if number else "-",
-                        markerfacecolor="white" if number else STYLES[kind]["color"],
-                        markersize=5,
-                        label=_label(one, kind, found),
-                        **STYLES[kind],
-                    )
+                    axes.plot(layers, values, line, markersize=5, label=label, **style)
         _dress(axes, title, ylabel=unit)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in panels[2:]:
-        axes.set_xlabel("layer")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside upper center", ncols=min(3, len(labels)), frameon=False
-    )
+    figure.supxlabel("layer", fontsize=10)
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside upper center", ncols=min(3, len(handles[1])))
     return figure
 
 
@@ -89,17 +81,19 @@ def half_life_figure(report: ChannelReport) -> Figure:
     layers = _with_half_lives(report)
     lives = [_half_lives(layer) for layer in layers]
     everything = np.concatenate(lives)
-    low, high, wide = everything.min(), everything.max(), _is_wide(everything)
+    low, high = everything.min(), everything.max()
     margin = max((high - low) * 0.03, high * 0.02)
-    bins = np.geomspace(low, high, 31) if wide else np.linspace(low - margin, high + margin, 31)
+    bins = np.linspace(low - margin, high + margin, 31)
+    if high / low > WIDE_RANGE:
+        bins = np.geomspace(low, high, 31)
     figure = Figure(figsize=(7, 1.2 + 0.85 * len(layers)), layout="constrained")
     panels = figure.subplots(len(layers), 1, sharex=True, sharey=True, squeeze=False).flatten()
     for axes, layer, values in zip(panels, layers, lives, strict=True):
         axes.hist(values, bins=bins.tolist(), color=BLUE, edgecolor="white", linewidth=0.6)
         axes.axvline(float(np.median(values)), color=ORANGE, linewidth=1.6)
-        _dress(axes, "", ylabel=f"layer {layer.layer}")
+        _dress(axes, ylabel=f"layer {layer.layer}")
         axes.yaxis.set_major_locator(MaxNLocator(2, integer=True))
-    _half_life_axis(panels[-1], wide)
+    _half_life_axis(panels[-1], everything)
     figure.supylabel("channels", fontsize=10)
     figure.suptitle("Half-lives of the channels, by layer; the line is the median", fontsize=11)
     return figure
@@ -118,27 +112,31 @@ def locality_figure(report: ChannelReport) -> Figure:
         raise InputError("half-life against repetition needs a corpus: read one into the report.")
     figure = Figure(figsize=(7, 4.6), layout="constrained")
     axes = figure.subplots()
-    colours = _colours(len(layers))
-    lives = np.concatenate([_half_lives(layer) for layer in layers])
+    # From dark to light, which keeps its order in grey and in any eye.
+    colours = colormaps["viridis"](np.linspace(0, 0.88, len(layers)))
     for layer, colour in zip(layers, colours, strict=True):
-        axes.scatter(
-            _half_lives(layer),
-            [channel.repetition or 0.0 for channel in layer.channels],
-            color=colour, edgecolors="white", linewidths=0.5, s=34, label=f"layer {layer.layer}",
-        )  # fmt: skip
-    _quartile_means(axes, locality, lives)
-    _dress(
-        axes,
-        "Do channels of a short half-life keep to few tokens?",
-        "repetition, 1 − distinct / all",
-    )
+        repetition = [channel.repetition or 0.0 for channel in layer.channels]
+        label = f"layer {layer.layer}"
+        axes.scatter(_half_lives(layer), repetition, 34, [colour], edgecolors="white", label=label)
+    lives = np.concatenate([_half_lives(layer) for layer in layers])
+    left = float(lives.min())
+    for row in locality.rows:
+        mean, right = row["repetition"], row["half_life_to"]
+        if not math.isnan(mean):
+            label = "mean of a quartile" if row["quartile"] == 1 else ""
+            axes.hlines(mean, left, right, color=ORANGE, linewidth=2.6, label=label, zorder=3)
+        left = right
+    title = "Do channels of a short half-life keep to few tokens?"
+    _dress(axes, title, ylabel="repetition, 1 − distinct / all")
     axes.set_ylim(-0.03, 1.03)
-    _half_life_axis(axes, _is_wide(lives))
-    axes.legend(
-        loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9,
-        ncols=1 + len(layers) // LAYERS_IN_A_LEGEND,
-    )  # fmt: skip
-    figure.supxlabel(_facts(locality), x=0.01, ha="left", fontsize=9, color=INK)
+    _half_life_axis(axes, lives)
+    columns = 1 + len(layers) // LAYERS_IN_A_LEGEND
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=9, ncols=columns)
+    facts = (
+        f"{name.replace('_', ' ')}: {text_of(value, '' if isinstance(value, int) else '.3g')}"
+        for name, value in locality.facts.items()
+    )
+    figure.supxlabel("\n".join(facts), x=0.01, ha="left", fontsize=9)
     return figure
 
 
@@ -157,40 +155,31 @@ def curves_figure(worded_curves: WordedCurves, layer: int, channel: int) -> Figu
         getattr(curves, name)[:, channel].numpy() for name in ("write", "read", "mass")
     )
     tokens = [visible(token) for token in worded_curves.text.tokens]
-    rows = max(1, -(-len(tokens) // TOKENS_IN_A_ROW))
-    columns = -(-len(tokens) // rows)
-    figure = Figure(
-        figsize=(max(5.5, 1.2 + 0.19 * columns), 0.6 + 3.1 * rows), layout="constrained"
-    )
+    rows = max(1, math.ceil(len(tokens) / TOKENS_IN_A_ROW))
+    columns = math.ceil(len(tokens) / rows)
+    size = (max(5.5, 1.2 + 0.19 * columns), 0.6 + 3.1 * rows)
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(2 * rows, 1, squeeze=False, height_ratios=[3, 1] * rows).flatten()
-    top = 1.08 * max(write.max(), read.max(), 1e-6)
-    for row in range(rows):
+    for row, (gates, held) in enumerate(zip(panels[::2], panels[1::2], strict=True)):
         part = slice(row * columns, (row + 1) * columns)
         place = np.arange(len(tokens))[part]
-        gates, held = panels[2 * row], panels[2 * row + 1]
         gates.fill_between(place, write[part], color=BLUE, alpha=0.12, linewidth=0)
-        gates.plot(place, write[part], markersize=3.5, label="write gate", **STYLES["write"])
-        gates.plot(
-            place, read[part], markersize=3.5, linestyle="--", label="read gate", **STYLES["read"]
-        )
-        gates.set_ylim(0, top)
+        gates.plot(place, write[part], "-", markersize=3.5, label="write gate", **STYLES["write"])
+        gates.plot(place, read[part], "--", markersize=3.5, label="read gate", **STYLES["read"])
+        gates.set_ylim(0, 1.08 * max(write.max(), read.max(), 1e-6))
         held.fill_between(place, mass[part], color=GREY, alpha=0.45, linewidth=0, step="mid")
         held.set_ylim(0, 1.08 * max(mass.max(), 1e-6))
         for axes, unit in ((gates, "share of the gate"), (held, "still held")):
-            _dress(axes, "", ylabel=unit)
+            _dress(axes, ylabel=unit)
             axes.set_xlim(place[0] - 0.6, place[0] + columns - 0.4)
             axes.set_xticks(place)
         gates.tick_params(labelbottom=False)
         held.set_xticklabels(tokens[part], rotation=90, fontsize=8)
-    life = curves.half_life[channel].item()
-    panels[0].set_title(
-        f"Layer {layer}, channel {channel}: half-life {life:.3g} positions"
-        + (" over the text" if curves.decay.ndim == 2 else ""),
-        loc="left", fontsize=11,
-    )  # fmt: skip
-    panels[0].legend(
-        loc="lower right", bbox_to_anchor=(1, 0.99), frameon=False, fontsize=9, ncols=2
-    )
+    life = f"half-life {curves.half_life[channel].item():.3g} positions"
+    over = " over the text" if curves.decay.ndim == 2 else ""
+    title = f"Layer {layer}, channel {channel}: {life}{over}"
+    panels[0].set_title(title, loc="left", fontsize=11)
+    panels[0].legend(loc="lower right", bbox_to_anchor=(1, 0.99), fontsize=9, ncols=2)
     return figure
 
 
@@ -209,28 +198,40 @@ def lag_figure(report: ChannelReport) -> Figure:
     if not layers:
         raise InputError("lags need a corpus: read one into the report.")
     columns = min(3, len(layers))
-    rows = -(-len(layers) // columns)
+    rows = math.ceil(len(layers) / columns)
     figure = Figure(figsize=(1 + 2.9 * columns, 1 + 2.4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     for axes in panels[len(layers) :]:
         axes.set_axis_off()
     for axes, layer in zip(panels, layers, strict=False):
-        assert layer.lags is not None
-        _lags(axes, layer.lags)
-        shared = " (one gate for both)" if layer.shared_gates else ""
-        _dress(axes, f"layer {layer.layer}{shared}")
-    figure.supxlabel(
-        "lag in positions: above 0, a channel is read before it is written", fontsize=10
-    )
+        _lags(axes, layer)
+        _dress(axes, f"layer {layer.layer}{' (one gate for both)' if layer.shared_gates else ''}")
+    words = "lag in positions: above 0, a channel is read before it is written"
+    figure.supxlabel(words, fontsize=10)
     figure.supylabel("correlation of read and write", fontsize=10)
     # A layer whose gates never vary has nothing to name.
-    named = (axes.get_legend_handles_labels() for axes in panels)
-    handles, labels = max(named, key=lambda pair: len(pair[1]))
-    if labels:
-        figure.legend(
-            handles, labels, loc="outside upper right", ncols=3, frameon=False, fontsize=9
-        )
+    named = max((axes.get_legend_handles_labels() for axes in panels), key=lambda one: len(one[1]))
+    if named[1]:
+        figure.legend(*named, loc="outside upper right", ncols=3, fontsize=9)
     return figure
+
+
+def _lags(axes: Axes, layer: LayerReport) -> None:
+    found = layer.lags
+    assert found is not None
+    lags, correlation = found.lags.numpy(), found.correlation.numpy()
+    kept = ~np.isnan(correlation).any(1)
+    if kept.any():
+        mean = np.median(found.null_mean.numpy()[kept], 0)
+        spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
+        band = {"color": ORANGE, "alpha": 0.35, "linewidth": 0, "label": "shuffled"}
+        axes.fill_between(lags, mean - spread, mean + spread, **band)
+        channels = axes.plot(lags, correlation[kept].T, color=GREY, linewidth=0.7, alpha=0.55)
+        channels[0].set_label("a channel")
+        median = np.median(correlation[kept], 0)
+        axes.plot(lags, median, "o-", color=BLUE, markersize=4, label="median of channels")
+    axes.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def figures(
@@ -251,9 +252,8 @@ def figures(
     lives = any(_has_half_lives(layer) for layer in report.layers)
     if lives:
         found["half-life"] = half_life_figure(report)
-    if report.locality is not None and lives:
-        found["locality"] = locality_figure(report)
     if report.locality is not None:
+        found |= {"locality": locality_figure(report)} if lives else {}
         found["lags"] = lag_figure(report)
     if report.text is not None:
         layer, channel = curve or most_written(report.text)
@@ -267,17 +267,10 @@ def most_written(worded_curves: WordedCurves) -> tuple[int, int]:
     return best.layer, int(best.write.amax(0).argmax())
 
 
-def _label(report: ChannelReport, kind: Kind, found: list[Row]) -> str:
-    widths = sorted({row["width"] for row in found})
-    count = "–".join(str(width) for width in widths[:: max(1, len(widths) - 1)])
-    name = f" of {report.model}" if report.model else ""
-    return f"{NAMES[kind]}{name}, P = {count}"
-
-
-def _dress(axes: Axes, title: str, ylabel: str = "") -> None:
-    axes.set_title(title, loc="left", fontsize=10, color=INK)
+def _dress(axes: Axes, title: str = "", ylabel: str = "") -> None:
+    axes.set_title(title, loc="left", fontsize=10)
     axes.set_ylabel(ylabel, fontsize=9)
-    axes.tick_params(labelsize=9, colors=INK)
+    axes.tick_params(labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -290,14 +283,6 @@ def _with_channels(report: ChannelReport) -> list[LayerReport]:
     return layers
 
 
-def _has_half_lives(layer: LayerReport) -> bool:
-    return any(channel.half_life is not None for channel in layer.channels)
-
-
-def _half_lives(layer: LayerReport) -> np.ndarray:
-    return np.array([channel.half_life for channel in layer.channels], dtype=float)
-
-
 def _with_half_lives(report: ChannelReport) -> list[LayerReport]:
     layers = [layer for layer in _with_channels(report) if _has_half_lives(layer)]
     if not layers:
@@ -308,54 +293,18 @@ def _with_half_lives(report: ChannelReport) -> list[LayerReport]:
     return layers
 
 
-def _is_wide(lives: np.ndarray) -> bool:
-    return bool(lives.max() / lives.min() > WIDE_RANGE)
+def _has_half_lives(layer: LayerReport) -> bool:
+    return any(channel.half_life is not None for channel in layer.channels)
 
 
-def _half_life_axis(axes: Axes, wide: bool) -> None:
+def _half_lives(layer: LayerReport) -> np.ndarray:
+    return np.array([channel.half_life for channel in layer.channels], dtype=float)
+
+
+def _half_life_axis(axes: Axes, lives: np.ndarray) -> None:
+    wide = lives.max() / lives.min() > WIDE_RANGE
     if wide:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("half-life in positions" + (", logarithmic" if wide else ""), fontsize=10)
-
-
-def _colours(count: int) -> list[str]:
-    """Return colours from dark to light, which keep their order in grey and in any eye."""
-    return [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0, 0.88, count))]
-
-
-def _quartile_means(axes: Axes, found: Table, lives: np.ndarray) -> None:
-    left = float(lives.min())
-    for row in found.rows:
-        mean, right = row["repetition"], row["half_life_to"]
-        if not math.isnan(mean):
-            label = "mean of a quartile" if row["quartile"] == 1 else ""
-            axes.hlines(mean, left, right, color=ORANGE, linewidth=2.6, label=label, zorder=3)
-        if row["quartile"] < len(found.rows):
-            axes.axvline(right, color=GREY, linewidth=0.7, linestyle=":", zorder=0)
-        left = right
-
-
-def _facts(found: Table) -> str:
-    """Return a line for each figure of a table as a whole."""
-    return "\n".join(
-        f"{name.replace('_', ' ')}: {text_of(value, '' if isinstance(value, int) else '.3g')}"
-        for name, value in found.facts.items()
-    )
-
-
-def _lags(axes: Axes, found: LagCorrelation) -> None:
-    kept = np.flatnonzero(~np.isnan(found.correlation.numpy()).any(1))
-    if len(kept):
-        lags, correlation = found.lags.numpy(), found.correlation.numpy()[kept]
-        mean = np.median(found.null_mean.numpy()[kept], 0)
-        spread = 1.96 * np.median(found.null_deviation.numpy()[kept], 0)
-        low, high = mean - spread, mean + spread
-        axes.fill_between(lags, low, high, color=ORANGE, alpha=0.35, linewidth=0, label="shuffled")
-        channels = axes.plot(lags, correlation.T, color=GREY, linewidth=0.7, alpha=0.55)
-        channels[0].set_label("a channel")
-        axes.plot(lags, np.median(correlation, 0), color=BLUE, linewidth=2.2, marker="o",
-                  markersize=4, label="median of channels")  # fmt: skip
-    axes.axvline(0, color=GREY, linewidth=0.7, linestyle=":")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

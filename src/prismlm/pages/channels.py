@@ -211,14 +211,16 @@ def _gates_of_passages(
 
 def _store(layer: LayerReport, channel: int, gates: list[Gates], stored: bytearray) -> list[float]:
     """Append a channel's gates along its texts; return the largest write and read gate."""
-    columns = [[None if one is None else one[:, channel] for one in of_text] for of_text in gates]
-    largest = [max((float(own[i].max()) for own in columns), default=0.0) for i in (0, 1)]
-    for write, read, decay in columns:
-        parts = [quantise_gates(write, largest[0])]
+    largest = [
+        max((float(getattr(one, kind)[:, channel].max()) for one in gates), default=0.0)
+        for kind in ("write", "read")
+    ]
+    for one in gates:
+        parts = [quantise_gates(one.write[:, channel], largest[0])]
         if not layer.shared_gates:
-            parts.append(quantise_gates(read, largest[1]))
-        if decay is not None:
-            parts.append(quantise_decay(decay))
+            parts.append(quantise_gates(one.read[:, channel], largest[1]))
+        if one.decay is not None:
+            parts.append(quantise_decay(one.decay[:, channel]))
         for part in parts:
             stored += part.contiguous().numpy().tobytes()
     return largest

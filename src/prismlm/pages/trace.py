@@ -13,9 +13,9 @@ from prismlm.corpus.words import DITTO
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.shares import DocumentShare, Passage, Sources, worth_showing
 from prismlm.explain.steps import Step
-from prismlm.lens.text import Around
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
+from prismlm.lens.text import Around
 from prismlm.lens.where import UNKNOWN
 from prismlm.pages.colours import colour
 from prismlm.pages.frame import STYLES, asset, bundle, embedded, html_page, rounded
