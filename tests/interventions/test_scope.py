@@ -1,6 +1,5 @@
 """Edits hold where they should and nowhere else: caches, beams, batches, threads, tasks, blocks."""
 
-import asyncio
 import threading
 
 import pytest
@@ -143,28 +142,3 @@ def test_threads_with_different_edits_do_not_meet(model, head):
             assert ids_then == ids
             assert torch.equal(scores_then, scores)
     assert hooks(model) == 0
-
-
-def logits_under(model, head, edits):
-    if not edits:
-        return logits(model)
-    with applied(model, plan(model, head, *edits)):
-        return logits(model)
-
-
-def test_tasks_with_different_edits_do_not_meet(model, head):
-    expected = [logits_under(model, head, edits) for edits in REQUESTS]
-
-    async def request(edits):
-        with applied(model, plan(model, head, *edits)):
-            await asyncio.sleep(0)
-            first = logits(model)
-            await asyncio.sleep(0)
-            return first, await asyncio.to_thread(logits, model)
-
-    async def everything():
-        return await asyncio.gather(*(request(edits) for edits in REQUESTS))
-
-    for results, wanted in zip(asyncio.run(everything()), expected, strict=True):
-        for result in results:
-            assert torch.equal(result, wanted)

@@ -89,21 +89,28 @@ def test_a_pickle_beside_safetensors_is_left_alone(saved):
     assert torch.equal(opened.lm_head.weight, model.lm_head.weight)
 
 
-def test_an_encoder_that_opens_like_a_decoder(saved):
-    with pytest.raises(InputError, match=r"encoder-only .*BertForMaskedLM"):
-        read_checkpoint(saved(BertForMaskedLM(BertConfig(**SMALL))))
-
-
-def test_an_encoder_that_has_no_decoder(saved):
-    sizes = SMALL | {"cls_token_id": 1, "sep_token_id": 1}
-    with pytest.raises(InputError, match=r"encoder-only .*ModernBertForMaskedLM"):
-        read_checkpoint(saved(ModernBertForMaskedLM(ModernBertConfig(**sizes))))
-
-
-def test_an_encoder_and_decoder(saved):
-    config = T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    with pytest.raises(InputError, match="an encoder-decoder: T5ForConditionalGeneration"):
-        read_checkpoint(saved(T5ForConditionalGeneration(config)))
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        # The first opens like a decoder; transformers has no decoder of the second's type.
+        (lambda: BertForMaskedLM(BertConfig(**SMALL)), r"encoder-only .*BertForMaskedLM"),
+        (
+            lambda: ModernBertForMaskedLM(
+                ModernBertConfig(**SMALL | {"cls_token_id": 1, "sep_token_id": 1})
+            ),
+            r"encoder-only .*ModernBertForMaskedLM",
+        ),
+        (
+            lambda: T5ForConditionalGeneration(
+                T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+            ),
+            "an encoder-decoder: T5ForConditionalGeneration",
+        ),
+    ],
+)
+def test_encoders_are_refused(saved, make, words):
+    with pytest.raises(InputError, match=words):
+        read_checkpoint(saved(make()))
 
 
 @pytest.mark.parametrize("config", [GPTNeoXConfig(**SMALL), BertConfig(**SMALL, is_decoder=True)])

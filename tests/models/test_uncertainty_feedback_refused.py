@@ -1,10 +1,7 @@
 """What uncertainty feedback refuses, in which words, and that nothing is left behind."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -14,12 +11,11 @@ from transformers import (
     LlamaModel,
 )
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import load_uncertainty, save_uncertainty, uncertainty_of
 from tests.helpers.feedback_families import FAMILIES, V, attach_drawn, build
 
 IDS = torch.tensor([[3, 4, 5], [5, 6, 7]])
-TABLE = "uncertainty_feedback.safetensors"
 ENCODER = {
     "vocab_size": V,
     "hidden_size": 16,
@@ -206,81 +202,3 @@ def test_attaching_twice(model):
     again = attach_drawn(model, 16)
     assert model(IDS).uncertainty_codes.max() == 8
     assert uncertainty_of(model) is again
-
-
-@pytest.fixture
-def saved(model, tmp_path):
-    feedback = attach_drawn(model, 64, passes=2)
-    save_uncertainty(tmp_path, feedback)
-    feedback.detach()
-    return tmp_path
-
-
-def test_a_table_of_another_width_level_count_model_or_dtype(model, saved):
-    config = FAMILIES["llama"]()
-    config.hidden_size = 32
-    other = build("llama")
-    with torch.no_grad():
-        other.get_input_embeddings().weight[0, 0] += 1
-    for given in (LlamaForCausalLM(config), build("llama").bfloat16(), other):
-        with pytest.raises(FormatError, match=r"cannot verify .* dtype=torch.float32"):
-            load_uncertainty(saved, given)
-        assert uncertainty_of(given) is None
-    with pytest.raises(FormatError, match="has 64 levels, and 256 were expected"):
-        load_uncertainty(saved, model, levels=256)
-    assert load_uncertainty(saved, model, levels=64).passes == 2
-    with pytest.raises(FormatError, match="has no uncertainty_feedback"):
-        load_uncertainty(saved / "none", other)
-
-
-@pytest.mark.parametrize("share", [0, 0.05, 0.999])
-def test_a_truncated_file(model, saved, share):
-    path = saved / TABLE
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(FormatError, match=r"cannot be read: .* Put a whole copy of the file"):
-        load_uncertainty(saved, model)
-    assert uncertainty_of(model) is None
-    path.write_bytes(whole)
-    load_uncertainty(saved, model)
-
-
-@pytest.mark.parametrize(
-    ("table", "changes", "words"),
-    [
-        (None, {"format_version": 2}, "format version 2; this prismlm reads 1"),
-        (None, {"levels": 63}, "for 63 levels"),
-        (None, {"passes": 0}, "0 passes"),
-        (None, {"model": None}, "model is None"),
-        (None, {"places": {"decoder": "gone"}}, "no decoder found"),
-        (torch.full((64, 16), torch.nan), {}, "all finite"),
-        (torch.zeros(64, 16, dtype=torch.int64), {}, "holds torch.int64"),
-        (torch.zeros(16), {}, r"holds torch.float32 \[16\]"),
-        (torch.zeros(1, 16), {}, r"\[1, 16\] for 64 levels"),
-    ],
-)
-def test_a_file_that_cannot_be(model, saved, table, changes, words):
-    rewrite(saved, table, **changes)
-    with pytest.raises((FormatError, InputError), match=words):
-        load_uncertainty(saved, model)
-
-
-def test_a_file_of_before_places_and_counts_is_read(model, saved):
-    path = saved / TABLE
-    meta = json.loads(json.loads(header(path))["__metadata__"]["uncertainty_feedback"])
-    del meta["places"]
-    held = load_file(path)["embedding"]
-    save_file({"embedding": held}, path, {"uncertainty_feedback": json.dumps(meta)})
-    assert torch.equal(load_uncertainty(saved, model).embedding.weight, held)
-
-
-def rewrite(directory, table=None, **changes):
-    path = directory / TABLE
-    held = load_file(path)["embedding"] if table is None else table
-    meta = json.loads(json.loads(header(path))["__metadata__"]["uncertainty_feedback"]) | changes
-    save_file({"embedding": held}, path, {"uncertainty_feedback": json.dumps(meta)})
-
-
-def header(path):
-    data = path.read_bytes()
-    return data[8 : 8 + int.from_bytes(data[:8], "little")]

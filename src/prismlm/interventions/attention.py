@@ -1,8 +1,7 @@
 """Clamping the attention of one text onto another, in any Hugging Face decoder with heads.
 
-The counterpart of :mod:`prismlm.interventions.channels.clamp` for attention: while a clamp holds,
-position i of a pass looks where position a(i) of the recorded text looked; values stay its own
-text's.
+The counterpart of ``ClampGates`` for attention: while a clamp holds, position i of a pass looks
+where position a(i) of the recorded text looked; values stay its own text's.
 """
 
 from __future__ import annotations

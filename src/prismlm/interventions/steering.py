@@ -1,8 +1,8 @@
 """One text written under edits: what each token's probability was, became, and would have become.
 
-The model writes with the edit. Its text is then read once: an edit acts after the last layer, so
-the states of the same tokens are the same with and without it, and probabilities before, after and
-under the control come from one forward pass.
+An edit acts after the last layer, so the states of the same tokens are the same with and without
+it: the text written under the edit is read once, and probabilities before, after and under the
+control come from that one pass.
 
 The control makes the same change of activation on random prototypes instead: a change α′ − α goes
 to one of the four active prototypes of that position that are nearest in activation, other than
@@ -26,7 +26,7 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import pieces_of
 from prismlm.errors import InputError, check_whole
-from prismlm.interventions.plan import Changes, Plan, Step, plan_for
+from prismlm.interventions.plan import Changes, Plan, plan_for
 from prismlm.interventions.scope import applied
 from prismlm.interventions.strength import REPEATED, repetition
 from prismlm.interventions.values import Clamp, Edit, Only
@@ -67,48 +67,47 @@ def control_state(plan: Plan, z: Tensor, changes: Changes, order: Tensor) -> Ten
         changes: what the plan changes in them.
         order: prototypes in random order, int64 [K].
     """
-    order, bank = order.to(z.device), plan.head.prototypes
-    moved, taken = torch.zeros_like(z, dtype=bank.dtype), 0
+    order, bank, routing = order.to(z.device), plan.head.prototypes, changes.routing
     edited = torch.zeros(len(bank), dtype=torch.bool, device=z.device)
     edited[plan.prototypes] = True
-
-    def added(prototypes: Tensor, received: Tensor, step: Step) -> Tensor:
-        unique, place = prototypes.unique(return_inverse=True)
-        rows = bank[unique] if step.raising is None else plan.shown(unique.tolist())
-        return gather_sum(place, received, rows.to(received.dtype))
-
+    free = (routing.activations > 0) & ~edited[routing.indices]
+    moved, taken = torch.zeros_like(z, dtype=bank.dtype), 0
     for step in changes.steps:
-        change = step.change
+        change, received = step.change, []
         if not bool(change.any()):
             continue
         if not isinstance(step.raising, Clamp):
-            chosen, received = _to_active(plan, changes.routing, change, order, edited)
-            moved = moved + added(chosen, received, step)
+            received.append(_to_active(plan, routing, change, order, free))
             # Where nothing else is active, the change goes to what is not.
-            indices, activations = changes.routing.indices, changes.routing.activations
-            free = (activations > 0) & ~edited[indices]
             change = change * ~free.any(1, keepdim=True)
-        chosen, received = _to_inactive(changes.routing, change, order, edited, taken)
-        taken += chosen.shape[1]
-        if chosen.shape[1]:
-            moved = moved + added(chosen, received, step)
+        received.append(_to_inactive(routing, change, order[~edited[order]], taken))
+        taken += received[-1].change.shape[1]
+        for prototypes, amounts in received:
+            if not prototypes.shape[1]:
+                continue
+            unique, place = prototypes.unique(return_inverse=True)
+            rows = bank[unique] if step.raising is None else plan.shown(unique.tolist())
+            moved = moved + gather_sum(place, amounts, rows.to(amounts.dtype))
     return torch.where(changes.touched[:, None], (z.to(moved.dtype) + moved).to(z.dtype), z)
 
 
-def _to_active(
-    plan: Plan, routing: Routing, change: Tensor, order: Tensor, edited: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the routed prototypes and the change that each takes over, [N, k] both.
+class _Received(NamedTuple):
+    """Prototypes and the change that each takes over, [N, C] both."""
 
-    Prototypes that take over nothing are given as the first of all.
-    """
+    prototypes: Tensor
+    change: Tensor
+
+
+def _to_active(
+    plan: Plan, routing: Routing, change: Tensor, order: Tensor, free: Tensor
+) -> _Received:
+    """Give changes of active prototypes to ``free`` ones; what takes over nothing is the first."""
     indices, activations = routing.indices, routing.activations
-    rank = order.argsort()
-    column = torch.searchsorted(plan.prototypes, indices).clamp_max(len(plan.prototypes) - 1)
-    change = change.gather(1, column) * (edited[indices] & (activations > 0))
-    free = ~edited[indices] & (activations > 0)
-    taken = torch.zeros_like(free)
-    received = torch.zeros_like(change)
+    rank, some = order.argsort(), free.any(1, keepdim=True)
+    own = plan.prototypes
+    column = torch.searchsorted(own, indices).clamp_max(len(own) - 1)
+    moving = change.gather(1, column) * ((own[column] == indices) & (activations > 0) & some)
+    taken, received = torch.zeros_like(free), torch.zeros_like(moving)
     nearest = min(NEAREST, indices.shape[1])
     for slot in range(indices.shape[1]):
         allowed = free & ~taken
@@ -118,32 +117,26 @@ def _to_active(
         ranks = rank[indices.gather(1, near.indices)]
         ranks = ranks.masked_fill(near.values.isinf(), len(order))
         receiver = near.indices.gather(1, ranks.argmin(1, keepdim=True))
-        moving = change[:, slot, None] * free.any(1, keepdim=True)
-        received.scatter_add_(1, receiver, moving)
-        taken.scatter_(1, receiver, taken.gather(1, receiver) | (moving != 0))
-    return torch.where(received != 0, indices, 0), received
+        amount = moving[:, slot, None]
+        received.scatter_add_(1, receiver, amount)
+        taken.scatter_(1, receiver, taken.gather(1, receiver) | (amount != 0))
+    return _Received(torch.where(received != 0, indices, 0), received)
 
 
-def _to_inactive(
-    routing: Routing, change: Tensor, order: Tensor, edited: Tensor, taken: int
-) -> tuple[Tensor, Tensor]:
-    """Return an inactive prototype for each edited one that changes, and its change, [N, C] both.
-
-    The first ``taken`` of those that are inactive are left out.
-    """
-    indices, activations = routing.indices, routing.activations
+def _to_inactive(routing: Routing, change: Tensor, order: Tensor, taken: int) -> _Received:
+    """Give each change to an inactive prototype of ``order``, not to the first ``taken``."""
+    indices = routing.indices
     columns = change.any(0).nonzero()[:, 0]
-    candidates = order[~edited[order]][: indices.shape[1] + taken + len(columns)]
-    if not len(candidates):
-        columns = columns[:0]
-    used = ((indices[:, :, None] == candidates) & (activations > 0)[:, :, None]).any(1)
+    candidates = order[: indices.shape[1] + taken + len(columns)]
+    if not len(candidates) or not len(columns):
+        return _Received(indices[:, :0], change[:, :0])
+    active = (routing.activations > 0)[:, :, None]
+    used = ((indices[:, :, None] == candidates) & active).any(1)
     # Each column in need takes the next of the candidates that are not active at the position.
     places = (~used).cumsum(1)
-    chosen = [
-        candidates[(places >= number).int().argmax(1)]
-        for number in range(taken + 1, taken + 1 + len(columns))
-    ]
-    return torch.stack(chosen, 1) if chosen else indices[:, :0], change[:, columns]
+    numbers = range(taken + 1, taken + 1 + len(columns))
+    chosen = [candidates[(places >= number).int().argmax(1)] for number in numbers]
+    return _Received(torch.stack(chosen, 1), change[:, columns])
 
 
 @dataclass(frozen=True)
@@ -220,11 +213,6 @@ class Steering:
         return self.repeated > REPEATED
 
     @property
-    def hardly_active(self) -> bool:
-        """Whether what is edited carries less than ``HARDLY`` of the predictions."""
-        return self.active is not None and self.active < HARDLY
-
-    @property
     def change(self) -> float | None:
         """Mean over tokens of ln(after / before), in nats; None without tokens."""
         return _mean_change([(token.before, token.after) for token in self.tokens])
@@ -245,7 +233,7 @@ def cautions(steering: Steering) -> list[str]:
             f"{steering.repeated:.0%} more of its three-token sequences occurred before than "
             "without the edit."
         )
-    if steering.hardly_active:
+    if steering.active is not None and steering.active < HARDLY:
         said.append(
             "What is edited is hardly active here: it carries "
             f"{steering.active:.1%} of the evidence for the model's top tokens."
@@ -378,13 +366,14 @@ def _tokens(
     weight, changes = weight_of(lm.model), predictions.changes
     mean = weight.mean(0, dtype=torch.float32)
     pieces = pieces_of(lm.tokenizer, written)
+    indices, activations = changes.routing.indices.tolist(), changes.routing.activations.tolist()
+    own, edited = plan.prototypes.tolist(), changes.after.tolist()
+    changed = (changes.after - changes.before).abs().sum(1).tolist()
     for t, position in enumerate(range(first, len(written))):
         token = written[position]
         row = weight[token].float() - mean
-        routed = (of[t].tolist() for of in (changes.routing.indices, changes.routing.activations))
-        active = dict(zip(*routed, strict=True))
-        edited = dict(zip(plan.prototypes.tolist(), changes.after[t].tolist(), strict=True))
-        after = {} if plan.only == "residual" else active | edited
+        before = dict(zip(indices[t], activations[t], strict=True))
+        after = before | dict(zip(own, edited[t], strict=True))
         controls = [float(draw[t, token].exp()) for draw in predictions.control]
         yield SteeredToken(
             position=position,
@@ -393,9 +382,9 @@ def _tokens(
             before=float(predictions.before[t, token].exp()),
             after=float(predictions.after[t, token].exp()),
             control=sum(controls) / len(controls) if controls else None,
-            leading_before=_leading(lm, active, row),
-            leading_after=_leading(lm, after, row),
-            changed=float((changes.after - changes.before)[t].abs().sum()),
+            leading_before=_leading(lm, before, row),
+            leading_after=None if plan.only == "residual" else _leading(lm, after, row),
+            changed=changed[t],
         )
 
 
@@ -404,14 +393,14 @@ def _leading(lm: OpenedModel, activations: dict[int, float], row: Tensor) -> Lea
     used = {i: a for i, a in activations.items() if a > 0}
     if not used:
         return None
-    ids, lens = list(used), lm.lens
     strength = torch.tensor(list(used.values()), device=row.device)
-    evidence = (strength * (lm.head.prototypes[ids].float() @ row)).tolist()
-    best = max(zip(evidence, ids, strict=True))[1]
+    given = (strength * (lm.head.prototypes[list(used)].float() @ row)).tolist()
+    evidence = dict(zip(used, given, strict=True))
+    best, lens = max(evidence, key=lambda i: (evidence[i], i)), lm.lens
     if lens is None:
         return Leading(None, best, None)
     sums = Counter[str]()
-    for prototype, e in zip(ids, evidence, strict=True):
+    for prototype, e in evidence.items():
         if (category := lens.categories[prototype]) is not None:
             sums[category] += e
     leading = max(sums, key=lambda category: sums[category], default=None)

@@ -159,10 +159,8 @@ def summarise(pairs: Sequence[tuple[float, float | None]]) -> SteeringEffect:
 
 
 def _interval(values: np.ndarray) -> tuple[float, float] | None:
-    if len(values) < 2:
-        return None
-    found = bootstrap(values, seed=0)
-    return found.low, found.high
+    found = bootstrap(values, seed=0) if len(values) > 1 else None
+    return None if found is None else (found.low, found.high)
 
 
 def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
