@@ -29,9 +29,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import asked
 from prismlm.demo.prompts import ANSWERED, QUESTIONS
 from prismlm.demo.texts import pairs_path
-from prismlm.explain.attribution import Attribution, added_up
-from prismlm.explain.positions import supports_of
-from prismlm.explain.shares import worth_showing
+from prismlm.explain.attribution import Attribution, added_up, worth_showing
 from prismlm.files import json_text, read_json, write_json
 
 FOLDER = RESULTS / "asked"
@@ -122,13 +120,11 @@ class Search:
         found = trace[trace.first :].attribution()
         if order == "prismlm":
             return found
-        table = trace.table[trace.first :]
-        supports = supports_of(table, self.cells, self.head)
+        carriers = trace.carriers()
         return replace(
             found,
-            places=added_up(supports.place, supports.weight, supports.cosine),
-            unplaced=float(supports.unplaced.sum()),
-            beside=float(table.beside.sum()),
+            places=added_up(carriers.place, carriers.weight, carriers.cosine),
+            rest=float((carriers.unplaced + carriers.beside).sum()),
         )
 
     def rank(self, order: str, trace: prismlm.Trace, query: str, document: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.attribution.asked import ORDERS, PASSAGES, questions
 from prismlm.demo.prompts import ABSENT
 from prismlm.eval.judging.judges import wilson
-from prismlm.explain.shares import WORTH_SHOWING
+from prismlm.explain.attribution import WORTH_SHOWING
 
 Row = dict[str, Any]
 

@@ -23,7 +23,7 @@ from benchmarks.robustness.command_line import DAMAGED, files_below
 from benchmarks.robustness.damage import ODD_JSON, Damage, copy_damaged, damages
 from benchmarks.robustness.world import Finding, World, judged
 from prismlm.corpus import Corpus, read_documents
-from prismlm.explain.audit_files import read_audit
+from prismlm.explain.audit import read_audit
 from prismlm.training.recipe_file import load_recipe
 
 TEXTS = (

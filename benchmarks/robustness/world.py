@@ -23,8 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from prismlm.corpus import build_corpus, sample_path
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import PrismError
-from prismlm.explain.audit import Audit
-from prismlm.explain.audit_files import audit_files
+from prismlm.explain.audit import Audit, audit_files
 from prismlm.explain.language_model import load
 from prismlm.explain.texts import text_options
 from prismlm.layers import PrototypeHead

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.cli.trace import place_text
-from prismlm.explain.shares import worth_showing
+from prismlm.explain.attribution import worth_showing
 from prismlm.lens.text import Around
 from tests.helpers import forked
 from tests.helpers.html_reader import Reader

@@ -50,7 +50,7 @@ def test_an_empty_answer(model, capsys):
     lm = prismlm.load(model)
     end = lm.tokenizer.eos_token_id
     # At the end of the prompt the model now expects the end of a text; its inputs stay as they are.
-    state = lm.explain(asked(QUESTION), generate=1).table.states[-1]
+    state = lm.explain(asked(QUESTION), generate=1).predictions.states[-1]
     output = lm.model.get_output_embeddings()
     with torch.no_grad():
         weight = output.weight.clone()

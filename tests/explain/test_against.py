@@ -65,7 +65,7 @@ def naive(lm, text, steps, everything, predicted_by_place):
     for step, row in zip(trace, range(len(trace)), strict=True):
         used = [use.id for use in step.prototypes]
         rows = np.flatnonzero(np.isin(cell, used) & (token != step.target_id))
-        cosines = states[rows] @ trace.table.states[row].double().numpy()
+        cosines = states[rows] @ trace.predictions[list(trace.rows)].states[row].double().numpy()
         for n, cosine in zip(place[rows].tolist(), cosines.tolist(), strict=True):
             p = predicted_by_place[n][step.target_id]
             found[n] = found.get(n, 0.0) + p * math.exp((cosine - 1) / TEMPERATURE)
@@ -80,7 +80,9 @@ def test_weights_are_the_equations(lm, everything, predicted_by_place, text, ste
     monkeypatch.setattr(module, "LOOKED_AT", EVERYTHING)
     monkeypatch.setattr(module, "CANDIDATES", EVERYTHING)
     expected = naive(lm, text, steps, everything, predicted_by_place)
-    found = module.OppositionAttribution(lm.explain(text, generate=4)[steps].table, lm, lm.lens)
+    trace = lm.explain(text, generate=4)[steps]
+    predictions = trace.predictions[list(trace.rows)]
+    found = module.Opposition(predictions, lm, lm.lens)
     # Of all passages, which have all been read again, shares sum to 1.
     assert sum(p.share for p in found.passages(EVERYTHING)) == pytest.approx(1)
     rivals, got = found.rivals._replace(probability=found.known), {}
@@ -130,8 +132,8 @@ def test_few_passages_are_read_and_they_are_those_that_reading_all_puts_first(
 def test_no_weight_exceeds_its_bound_and_candidates_have_the_largest(lm, monkeypatch):
     trace = lm.explain(TEXTS[1], generate=8)
     monkeypatch.setattr(module, "CANDIDATES", 100)
-    some = module.candidates(trace.table, lm, lm.lens)
-    tokens = trace.table.targets.numpy()[some.prediction]
+    some = module.candidates(trace.predictions, lm, lm.lens)
+    tokens = trace.predictions.targets.numpy()[some.prediction]
     p = module.probabilities_at(lm, lm.lens, some.place, tokens)
     true = some._replace(probability=p).weight
     assert (true <= some.bound + 1e-3).all()
@@ -140,7 +142,7 @@ def test_no_weight_exceeds_its_bound_and_candidates_have_the_largest(lm, monkeyp
     # int8 codes are near enough for estimates that are near.
     np.testing.assert_allclose(some.weight, true, atol=0.02)
     monkeypatch.setattr(module, "CANDIDATES", EVERYTHING)
-    every = module.candidates(trace.table, lm, lm.lens)
+    every = module.candidates(trace.predictions, lm, lm.lens)
     assert len(every.place) > len(some.place) == 100
     assert sorted(every.bound)[-100:] == sorted(some.bound)
 
@@ -195,9 +197,7 @@ def test_a_filter_keeps_the_shares(lm):
 def test_what_is_missing_is_said(lm, tiny_model):
     trace = lm.explain(TEXTS[0])
     with pytest.raises(InputError, match="no lens"):
-        replace(trace, lens=None).against()
-    with pytest.raises(InputError, match="without its model"):
-        replace(trace, lm=None).against()
+        replace(trace, lm=replace(lm, lens=None)).against()
     gone = prismlm.load(tiny_model)
     gone.lens.meta = replace(gone.lens.meta, corpus_path="/nowhere", with_text=False)
     with pytest.raises(InputError, match="is not where it was"):
@@ -221,5 +221,5 @@ def test_the_corpus_is_read_where_it_is_by_then(lm, tiny_model, tmp_path):
 
 def test_nothing_against_is_no_passage(lm):
     trace = lm.explain(TEXTS[0])
-    trace.table.activations[:] = 0
+    trace.predictions.routing.activations[:] = 0
     assert trace.against() == []

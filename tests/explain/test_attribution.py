@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from prismlm.errors import InputError
 from prismlm.explain import positions
-from prismlm.explain.attribution import attribute, merge_attributions
-from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.positions import TEMPERATURE
+from prismlm.explain.attribution import Passage, attribute, worth_showing
+from prismlm.explain.positions import TEMPERATURE, Carriers, carriers_of
 from prismlm.lens import neighbours
 from tests.helpers.hand_lens import CONTEXTS, DOCUMENTS, hand_lens
+from tests.helpers.predictions import attributed, predictions
 
 SOURCES = dict(zip(DOCUMENTS["doc_id"], DOCUMENTS["source"], strict=True))
 
@@ -27,7 +27,7 @@ def lens(tmp_path_factory):
 @pytest.fixture
 def table():
     """One prediction of token 5 at (1, 0), by prototypes 0 and 1; the third speaks against it."""
-    return EvidenceTable(
+    return predictions(
         torch.tensor([[0, 1, 2]]),
         torch.tensor([[2.0, 1.0, -4.0]]),
         torch.tensor([1.0]),
@@ -43,7 +43,7 @@ def test_shares_by_hand(lens, table):
     # next token, and the prototype of 5 speaks against.
     far = np.exp((np.cos(np.deg2rad(8)) - 1) / TEMPERATURE)
     near = 3 / (2 + 2 * far) / 4  # evidence 3 of 4, the residual's 1 is unattributed
-    found = attribute(table, lens)
+    found = attributed(table, lens)
     assert found.places.place.tolist() == [10, 20, 60, 150]
     np.testing.assert_allclose(
         found.places.value / found.total, [near, near * far, near * far, near], rtol=2e-2
@@ -69,10 +69,9 @@ def test_what_no_heavy_place_relies_on_is_unattributed(
     angles = np.deg2rad([0, -45, -20])
     lens.head.place_on(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], 1)))
     state = torch.tensor([[np.cos(np.deg2rad(-8)), np.sin(np.deg2rad(-8))]], dtype=torch.float32)
-    found = attribute(replace(table, states=state), lens)
+    found = attributed(replace(table, states=state), lens)
     assert found.places.place.tolist() == [10, 20, 60, 150]
     assert found.places.value.sum() / found.total == pytest.approx((3 - unplaced) / 4)
-    assert found.unplaced / found.total == pytest.approx(unplaced / 4)
     assert found.sources("domain").unattributed == pytest.approx((1 + unplaced) / 4)
 
 
@@ -85,24 +84,24 @@ def test_heavy_is_what_weighs_most_by_itself(table, monkeypatch, tmp_path):
     angles = np.deg2rad([0, -45, -20])
     lens.head.place_on(torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)], 1)))
     state = torch.tensor([[np.cos(np.deg2rad(-8)), np.sin(np.deg2rad(-8))]], dtype=torch.float32)
-    asked = replace(
-        table, states=state, indices=torch.tensor([[0, 2]]), evidence=torch.tensor([[2.0, 1.0]])
-    )
-    found = attribute(asked, lens)
+    prototypes, evidence = torch.tensor([[0, 2]]), torch.tensor([[2.0, 1.0]])
+    none = torch.zeros(1)
+    asked = predictions(prototypes, evidence, none, none, state, table.read, table.targets)
+    found = attributed(asked, lens)
     assert found.places.place.tolist() == [5, 10]
     assert found.places.value[1] > found.places.value[0]
-    assert found.unplaced == 0
+    assert found.rest == 0
 
 
 def test_a_position_after_the_same_token_counts_ten_times(lens, table):
-    found = attribute(replace(table, read=torch.tensor([4])), lens)
+    found = attributed(replace(table, read=torch.tensor([4])), lens)
     far = np.exp((np.cos(np.deg2rad(8)) - 1) / TEMPERATURE)
     shares = np.array([1, 10 * far, far, 1]) / (2 + 11 * far) * 3 / 4
     np.testing.assert_allclose(found.places.value / found.total, shares, rtol=2e-2)
 
 
 def test_passages_by_hand(lens, table):
-    found = attribute(table, lens)
+    found = attributed(table, lens)
     first, second, third = found.passages()
     # 10 and 20 are one passage, 60 is further than 24 tokens from 20; marked is the next token.
     assert (first.doc_id, first.position, first.length) == ("a", 11, 11)
@@ -118,7 +117,7 @@ def test_passages_by_hand(lens, table):
 
 
 def test_a_filter_leaves_the_rest_elsewhere(lens, table):
-    found = attribute(table, lens)
+    found = attributed(table, lens)
     shares = found.sources("source", {"license": "CC0"})
     assert [item.key for item in shares.items] == ["s1"]
     assert shares.elsewhere == pytest.approx(found.document_share("b"))
@@ -126,12 +125,12 @@ def test_a_filter_leaves_the_rest_elsewhere(lens, table):
 
 
 def test_without_a_scale_or_predictions_there_is_no_support(lens, table):
-    assert attribute(table, lens).support is None
-    assert attribute(table[:0], lens).support is None
+    assert attributed(table, lens).support is None
+    assert attributed(table[:0], lens).support is None
 
 
 def test_no_document_of_this_name_has_no_share(lens, table):
-    assert attribute(table, lens).document_share("c") == 0
+    assert attributed(table, lens).document_share("c") == 0
 
 
 # What follows is of the measure of PRISM, A_t.
@@ -139,7 +138,7 @@ def test_no_document_of_this_name_has_no_share(lens, table):
 
 def by_contexts(indices, activations):
     count = len(indices)
-    return EvidenceTable(
+    return predictions(
         torch.tensor(indices),
         torch.full((count, len(indices[0])), -9.0),
         torch.full((count,), 7.0),
@@ -165,7 +164,7 @@ def shares_of(found, by, where=None):
 
 def test_the_measure_of_the_source_by_hand(lens):
     # a: 0.6/2 + 0.2, b: 0.6/2, of 0.8; neither evidence nor the residual plays a part.
-    found = attribute(by_contexts([[0, 1]], [[0.6, 0.2]]), lens, "source")
+    found = attributed(by_contexts([[0, 1]], [[0.6, 0.2]]), lens, "source")
     documents = found.documents()
     assert [(one.doc_id, one.position) for one in documents] == [("a", 10), ("b", 120)]
     assert [one.share for one in documents] == pytest.approx([0.5 / 0.8, 0.3 / 0.8])
@@ -177,13 +176,13 @@ def test_the_measure_of_the_source_by_hand(lens):
 
 
 def test_a_prototype_without_text_is_unattributed(lens):
-    found = attribute(by_contexts([[0, 2]], [[1.0, 3.0]]), lens, "source")
+    found = attributed(by_contexts([[0, 2]], [[1.0, 3.0]]), lens, "source")
     for by in ("domain", "document"):
         assert found.sources(by).unattributed == pytest.approx(0.75)
 
 
 def test_nothing_in_use_at_all(lens):
-    found = attribute(by_contexts([[0, 1]], [[0.0, -1.0]]), lens, "source")
+    found = attributed(by_contexts([[0, 1]], [[0.0, -1.0]]), lens, "source")
     assert found.sources("source").items == ()
     assert found.sources("source").unattributed == 1.0
     assert found.documents() == []
@@ -193,14 +192,14 @@ def test_nothing_in_use_at_all(lens):
 def test_the_measure_of_the_source_equals_a_loop(lens, seed, count):
     evidence = random_table(seed, count)
     mass, total, unplaced = dict.fromkeys("ab", 0.0), 0.0, 0.0
-    for indices, activations in zip(evidence.indices, evidence.activations, strict=True):
+    for indices, activations in zip(*evidence.routing[::2], strict=True):
         for i, activation in zip(indices.tolist(), activations.tolist(), strict=True):
             total += activation
             nearest = [row[3] for row in CONTEXTS if row[0] == i]
             unplaced += 0 if nearest else activation
             for document in nearest:
                 mass[document] += activation / len(nearest)
-    found = attribute(evidence, lens, "source")
+    found = attributed(evidence, lens, "source")
     if total == 0:
         assert found.sources("document").items == ()
         return
@@ -214,10 +213,9 @@ def test_the_measure_of_the_source_equals_a_loop(lens, seed, count):
 @given(seed=st.integers(0, 10_000))
 def test_parts_of_a_text_add_up(lens, seed):
     evidence = random_table(seed, 7)
-    whole, *parts = (
-        attribute(one, lens, "source") for one in (evidence, evidence[:3], evidence[3:])
-    )
-    parts = merge_attributions(parts)
+    whole = attributed(evidence, lens, "source")
+    parts = [carriers_of(part, lens, "source") for part in (evidence[:3], evidence[3:])]
+    parts = attribute(Carriers.joined(parts), lens, "source")
     assert parts.total == pytest.approx(whole.total, rel=1e-9)
     for by in ("document", "source"):
         assert shares_of(parts, by) == pytest.approx(shares_of(whole, by), rel=1e-6)
@@ -225,7 +223,7 @@ def test_parts_of_a_text_add_up(lens, seed):
 
 def test_a_filter_by_hand(lens):
     evidence = by_contexts([[0, 1], [2, 0]], [[0.6, 0.2], [0.4, 0.0]])
-    found = attribute(evidence, lens, "source")
+    found = attributed(evidence, lens, "source")
     shares = found.sources("domain", {"license": "CC0"})
     # Of prototype 0 the half in law is CC0, and all of prototype 1; prototype 2 has no text.
     assert [(i.key, i.share) for i in shares.items] == [("law", pytest.approx(0.5 / 1.2))]
@@ -240,7 +238,7 @@ def test_a_filter_by_hand(lens):
 
 @given(seed=st.integers(0, 10_000))
 def test_filtered_shares_sum_to_one(lens, seed):
-    found = attribute(random_table(seed, 3), lens, "source")
+    found = attributed(random_table(seed, 3), lens, "source")
     for by in ("document", "source", "domain", "license"):
         for where in ({"source": ["s1", "s2"]}, {"license": "(unknown)"}, {"domain": "law"}):
             shares = found.sources(by, where)
@@ -258,11 +256,28 @@ def test_filtered_shares_sum_to_one(lens, seed):
 )
 def test_what_is_not_there_is_named(lens, table, given, words):
     with pytest.raises(InputError, match=words):
-        attribute(table, lens).sources(**given)
+        attributed(table, lens).sources(**given)
 
 
 def test_an_unknown_method(lens, table):
     with pytest.raises(InputError, match="Did you mean 'source'"):
-        attribute(table, lens, "sources")
-    with pytest.raises(InputError, match="activations"):
-        attribute(table, lens, "source")
+        attributed(table, lens, "sources")
+
+
+@pytest.mark.parametrize(
+    ("shares", "shown"),
+    [
+        # By hand: at least 3 %, or half of the first where that has under 6 %.
+        ([], 0),
+        ([0.5, 0.04, 0.03, 0.029, 0.01], 3),
+        ([0.06, 0.03, 0.0299], 2),
+        ([0.04, 0.021, 0.02, 0.0199], 3),
+        ([0.002, 0.0011, 0.0009], 2),
+        ([0.0, 0.0], 2),
+    ],
+)
+def test_documents_that_carry_far_less_than_others_are_not_worth_showing(shares, shown):
+    documents = [
+        Passage(str(i), share, None, None, None, None, None, 0) for i, share in enumerate(shares)
+    ]
+    assert worth_showing(documents) == documents[:shown]

@@ -11,9 +11,7 @@ import torch
 import prismlm
 from prismlm.corpus import Document
 from prismlm.errors import FormatError, InputError
-from prismlm.explain.attribution import attribute
-from prismlm.explain.audit import Audit, audit_identity
-from prismlm.explain.audit_files import audit_files, read_audit
+from prismlm.explain.audit import Audit, audit_files, audit_identity, read_audit
 from prismlm.explain.compare import compare_texts
 from prismlm.explain.sources import (
     audited_texts_that_rely,
@@ -52,8 +50,8 @@ def test_of_a_head_that_does_not_fit_an_audit_says_so_and_gives_no_support(lm, a
         wrong.head.prototypes.mul_(50)
     audit = Audit(wrong, text_options([wrong]))
     rows = list(audit.read(TEXTS[:2]))
-    assert min(row.explained_share for row in rows) > 1.5
-    assert [row.support for row in rows] == [None, None]
+    assert min(row["explained_share"] for row in rows) > 1.5
+    assert [row["support"] for row in rows] == [None, None]
     summary = audit.to_dict() | {"left_out": {}}
     assert "The prototype head does not fit this model" in summary["notes"][0]
     assert summary["notes"][0] in audit_page(summary)
@@ -65,25 +63,29 @@ def shares(sources):
     return {item.key: item.share for item in sources.items}
 
 
+def of_row(items):
+    return {item["key"]: item["share"] for item in items}
+
+
 def test_a_row_is_what_explain_says(lm, audited):
     for document, row in zip(TEXTS, audited[1], strict=True):
-        assert row.text_id == document.doc_id
+        assert row["text_id"] == document.doc_id
         if document.doc_id == "token":
-            assert (row.predictions, row.ce, row.shares) == (0, None, None)
+            assert (row["predictions"], row["ce"], row["unattributed"]) == (0, None, None)
             continue
         # The last step of a trace predicts what follows the text, which an audit leaves out.
         trace = lm.explain(document.text)[:-1]
-        assert row.predictions == len(trace) == row.tokens - 1
+        assert row["predictions"] == len(trace) == row["tokens"] - 1
         for by in ("source", "domain", "license"):
             expected = trace.sources(by)
-            assert shares(row.shares[by]) == pytest.approx(shares(expected), rel=1e-3, abs=1e-7)
+            assert of_row(row[f"by_{by}"]) == pytest.approx(shares(expected), rel=1e-3, abs=1e-7)
         found = {d.doc_id: d.share for d in trace.documents(50)}
-        for place in row.documents:
-            assert place.share == pytest.approx(found[place.doc_id], rel=1e-3)
+        for place in row["documents"]:
+            assert place["share"] == pytest.approx(found[place["doc_id"]], rel=1e-3)
         with torch.no_grad():
             ids = torch.tensor([lm.tokenizer(document.text)["input_ids"]])
             loss = lm.model(input_ids=ids, labels=ids).loss.item()
-        assert row.ce == pytest.approx(loss, rel=1e-4)
+        assert row["ce"] == pytest.approx(loss, rel=1e-4)
 
 
 def test_a_reading_that_is_ended_keeps_the_texts_that_are_finished(lm, audited):
@@ -95,36 +97,36 @@ def test_a_reading_that_is_ended_keeps_the_texts_that_are_finished(lm, audited):
 
     audit = Audit(lm, replace(text_options([lm]), tokens_per_batch=1))
     rows = list(audit.read(TEXTS, on_pass))
-    assert [row.text_id for row in rows] == ["one", "two"]
-    assert told == [row.predictions for row in rows]
+    assert [row["text_id"] for row in rows] == ["one", "two"]
+    assert told == [row["predictions"] for row in rows]
     assert audit.to_dict()["predictions"] == sum(told)
-    assert rows[1].ce == pytest.approx(audited[1][1].ce, rel=1e-4)
+    assert rows[1]["ce"] == pytest.approx(audited[1][1]["ce"], rel=1e-4)
 
 
 def test_the_summary_is_the_sum_of_the_rows(lm, audited):
     audit, rows = audited
     summary = audit.to_dict()
     assert summary["texts"] == 4
-    assert summary["predictions"] == sum(row.predictions for row in rows)
+    assert summary["predictions"] == sum(row["predictions"] for row in rows)
     totals = [
-        attribute(lm.explain(d.text)[:-1].table, lm.lens).total if row.predictions else 0.0
+        lm.explain(d.text)[:-1].attribution().total if row["predictions"] else 0.0
         for d, row in zip(TEXTS, rows, strict=True)
     ]
     for by in ("source", "domain", "license"):
         expected = {}
         for row, total in zip(rows, totals, strict=True):
-            for item in row.shares[by].items if row.shares else ():
-                share = item.share * total / sum(totals)
-                expected[item.key] = expected.get(item.key, 0.0) + share
+            for item in row[f"by_{by}"]:
+                share = item["share"] * total / sum(totals)
+                expected[item["key"]] = expected.get(item["key"], 0.0) + share
         got = {item["key"]: item["share"] for item in summary["shares"][by]["items"]}
         assert got == pytest.approx(expected, rel=1e-3)
         assert sum(got.values()) + summary["shares"][by]["unattributed"] == pytest.approx(1)
     explained = np.concatenate([r.explained for r in read_texts(lm, TEXTS, text_options([lm]))])
     assert summary["explained_share"] == pytest.approx(np.median(explained), abs=2e-3)
     assert [e["text_id"] for e in summary["least_attributed"]] == [
-        row.text_id
-        for row in sorted(rows, key=lambda r: -(r.unattributed or 0))
-        if row.shares is not None
+        row["text_id"]
+        for row in sorted(rows, key=lambda r: -(r["unattributed"] or 0))
+        if row["predictions"]
     ]
 
 
@@ -177,7 +179,7 @@ def test_texts_are_read_as_they_are_asked_for(lm):
     rows = audit.read(endless())
     sizes = []
     for number in range(300):
-        assert next(rows).text_id == str(number)
+        assert next(rows)["text_id"] == str(number)
         assert len(drawn) <= number + 130
         sizes.append(len(audit._sum._value))
     assert len(set(sizes)) == 1
@@ -188,13 +190,14 @@ def test_a_filter(lm):
     domain = lm.lens.keys("mass", "domain").names[0]
     audit = Audit(lm, text_options([lm]), {"domain": domain})
     found = {}
-    for row in [row for row in audit.read(TEXTS) if row.shares]:
-        assert {item.key for item in row.shares["domain"].items} <= {domain}
-        matching = shares(row.shares["source"])
-        assert sum(matching.values()) + row.elsewhere + row.unattributed == pytest.approx(1)
-        trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == row.text_id))[:-1]
-        found[row.text_id] = shares(trace.sources("domain"))[domain]
-        assert sum(matching.values()) == pytest.approx(found[row.text_id], rel=1e-3)
+    for row in [row for row in audit.read(TEXTS) if row["predictions"]]:
+        assert {item["key"] for item in row["by_domain"]} <= {domain}
+        matching = of_row(row["by_source"])
+        rest = row["elsewhere"] + row["unattributed"]
+        assert sum(matching.values()) + rest == pytest.approx(1)
+        trace = lm.explain(next(d.text for d in TEXTS if d.doc_id == row["text_id"]))[:-1]
+        found[row["text_id"]] = shares(trace.sources("domain"))[domain]
+        assert sum(matching.values()) == pytest.approx(found[row["text_id"]], rel=1e-3)
     summary = audit.to_dict()
     assert summary["most_matching"][0]["text_id"] == max(found, key=found.get)
     with pytest.raises(InputError, match="domain=nonsense"):
@@ -203,16 +206,16 @@ def test_a_filter(lm):
 
 def test_files_hold_the_rows(lm, audited, tmp_path):
     _, rows = audited
-    formula = {**rows[0].to_dict(), "text_id": "=1+1"}
+    formula = {**rows[0], "text_id": "=1+1"}
     paths = [tmp_path / name for name in ("a.parquet", "a.jsonl", "a.csv")]
     identity = audit_identity(lm.lens, "evidence")
     with audit_files(paths, [], identity) as (add, _):
         for row in rows:
-            add(row.to_dict())
+            add(row)
         add(formula)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "a.parquet"]
     lines = [json.loads(line) for line in paths[1].read_text().splitlines()]
-    assert lines == [row.to_dict() for row in rows] + [formula]
+    assert lines == [*rows, formula]
     assert pq.read_table(paths[0]).to_pylist() == lines
     assert "'=1+1," in paths[2].read_text()
     found, stream = read_audit(paths[0])
@@ -269,11 +272,11 @@ def test_where_a_document_shows_up(lm, audited, tmp_path):
     path = tmp_path / "a.parquet"
     with audit_files([path], [], audit_identity(lm.lens, "evidence")) as (add, _):
         for row in audited[1]:
-            add(row.to_dict())
-    top = audited[1][0].documents[0]
-    listed = audited_texts_that_rely(lm.lens, top.doc_id, path)
+            add(row)
+    top = audited[1][0]["documents"][0]
+    listed = audited_texts_that_rely(lm.lens, top["doc_id"], path)
     assert listed.least is None
-    assert ("one", pytest.approx(top.share)) in [(t.text_id, t.share) for t in listed.texts]
+    assert ("one", pytest.approx(top["share"])) in [(t.text_id, t.share) for t in listed.texts]
 
 
 def test_audits_that_cannot_be_used(lm, tmp_path):

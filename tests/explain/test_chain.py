@@ -9,8 +9,7 @@ import torch
 import prismlm
 from prismlm.errors import DecompositionError, InputError
 from prismlm.explain import chain as chain_module
-from prismlm.explain.chain import chains
-from prismlm.explain.residual_stream import mixer_decoder_of, read_direct_path
+from prismlm.explain.chain import chains, mixer_decoder_of, read_direct_path
 from prismlm.explain.steps import PrototypeUse
 from prismlm.interventions.channels import MaskRead, MaskWrite, intervene
 from prismlm.layers import PrototypeHead

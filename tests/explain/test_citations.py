@@ -3,7 +3,6 @@
 import pytest
 
 import prismlm
-from prismlm.explain.citations import citations
 from prismlm.lens.text import sentences
 
 
@@ -14,7 +13,7 @@ def lm(tiny_model):
 
 def naive(trace):
     """Of each sentence, the documents that carry s ≥ 0.8 of it: by loops over its tokens."""
-    found, ids = trace.attribution("evidence"), trace.answer_ids
+    told, ids = trace.attribution("evidence").told, trace.answer_ids
     words = [len(trace.lm.words(ids[:count])) for count in range(len(ids) + 1)]
     shift = 0 if trace.first or trace.written else 1
     expected = set()
@@ -24,18 +23,18 @@ def naive(trace):
             for token in range(len(ids))
             if words[token + 1] > start and words[token] < end and token >= shift
         }
-        tokens = {int(found.tokens[one]): float(found.telling[one]) for one in inside}
+        tokens = {int(told.tokens[one]): float(told.weights[one]) for one in inside}
         if sum(tokens.values()) < 1:
             continue
-        for document in {int(d) for p, d in found.carried.tolist() if p in inside}:
+        for document in {int(d) for p, d in told.carried.tolist() if p in inside}:
             carried = {
-                int(found.tokens[p])
-                for p, d in found.carried.tolist()
+                int(told.tokens[p])
+                for p, d in told.carried.tolist()
                 if p in inside and d == document
             }
             share = sum(tokens[token] for token in carried) / sum(tokens.values())
             if share >= 0.8:
-                doc_id = found.lens.cells.facts(document)["doc_id"]
+                doc_id = trace.lens.cells.facts(document)["doc_id"]
                 expected.add((start, end, doc_id, round(share, 6)))
     return expected
 
@@ -46,7 +45,7 @@ def test_a_sentence_cites_the_documents_that_carry_nearly_all_of_it(lm):
         text = corpus.text(number)[:300]
         whole = lm.explain(text)
         for trace in (whole, lm.explain(text[:40], generate=30), whole[5:]):
-            found = citations(trace)
+            found = trace.citations()
             marks = [
                 (one.start, one.end, one.document["doc_id"], round(one.share, 6)) for one in found
             ]

@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 
 import prismlm
 from prismlm.explain import attribution, positions
-from prismlm.explain.attribution import GAP, LONGEST, attribute, merge_attributions
+from prismlm.explain.attribution import GAP, LONGEST, attribute
 from prismlm.explain.positions import (
     CONCENTRATION,
     SAME_TOKEN,
     SPAN,
     STRAY,
     TEMPERATURE,
-    DocumentsSoFar,
-    supports,
-    supports_of,
+    Carriers,
+    ContextPrior,
+    carriers_of,
+    spread,
 )
 from prismlm.lens import neighbours
 from prismlm.lens.where import Keys
+from tests.helpers.predictions import attributed
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
 
@@ -60,7 +62,9 @@ def naive(lm, table, everything):
         near = {}
         speak_for = {
             i: e
-            for i, e in zip(table.indices[t].tolist(), table.evidence[t].tolist(), strict=True)
+            for i, e in zip(
+                table.routing.indices[t].tolist(), table.evidence[t].tolist(), strict=True
+            )
             if e > 0
         }
         for i in speak_for:
@@ -80,7 +84,7 @@ def naive(lm, table, everything):
             ratio = (ratio + carried / cells.document_rates[d]) / (CONCENTRATION + total)
             spread[n] = k * ratio
         own = of_prototypes @ table.states[t].double().numpy()
-        least, relied_on = np.full_like(own, own[table.indices[t].tolist()].min()), set()
+        least, relied_on = np.full_like(own, own[table.routing.indices[t].tolist()].min()), set()
         if lm.head.weights == "fitted":
             least = 0.9 * own
         for n in sorted(spread, key=spread.get, reverse=True)[:4]:
@@ -113,17 +117,18 @@ def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, m
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
     monkeypatch.setattr(positions, "LEAST", 0.0)
     monkeypatch.setattr(attribution, "token_weights", lambda rates, _: np.ones(len(rates)))
-    table = lm.explain(text, generate=4).table
+    table = lm.explain(text, generate=4).predictions
     expected, unplaced = naive(lm, table, everything)
-    found = attribute(table, lm.lens)
+    carriers = carriers_of(table, lm.lens)
+    found = attribute(carriers, lm.lens)
     got = dict(zip(found.places.place.tolist(), found.places.value.tolist(), strict=True))
     assert got == pytest.approx(expected, rel=1e-3)
-    assert found.unplaced == pytest.approx(unplaced, rel=1e-6)
+    assert carriers.unplaced.sum() == pytest.approx(unplaced, rel=1e-6)
 
 
 def test_documents_and_groups_are_sums_over_the_same_positions(lm):
     trace = lm.explain(TEXTS[0], generate=3)[:]
-    found = attribute(trace.table, lm.lens)
+    found = trace.attribution()
     corpus = lm.lens.corpus
     by_id = {}
     for place, value in zip(found.places.place.tolist(), found.places.value.tolist(), strict=True):
@@ -160,11 +165,11 @@ def test_shares_sum_to_one(lm, where):
 
 
 def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
-    table = lm.explain(TEXTS[2], generate=4).table
+    table = lm.explain(TEXTS[2], generate=4).predictions
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
-    every = supports(table, lm.lens.cells, lm.lens.head)
+    every = spread(table, lm.lens.cells, lm.lens.head)
     monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 2)
-    few = supports(table, lm.lens.cells, lm.lens.head)
+    few = spread(table, lm.lens.cells, lm.lens.head)
     assert len(few.place) < len(every.place)
     assert set(few.place.tolist()) <= set(every.place.tolist())
     sums = [np.bincount(f.prediction, f.weight, minlength=len(table.states)) for f in (every, few)]
@@ -174,11 +179,10 @@ def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
 
 @given(first=st.integers(1, 8))
 def test_parts_of_a_text_add_up(lm, first):
-    table = lm.explain("The cell is the smallest unit of life and").table
-    whole = attribute(table, lm.lens)
-    parts = merge_attributions(
-        [attribute(table[:first], lm.lens), attribute(table[first:], lm.lens)]
-    )
+    trace = lm.explain("The cell is the smallest unit of life and")
+    whole = trace.attribution()
+    parts = [trace[:first].carriers(), trace[first:].carriers()]
+    parts = attribute(Carriers.joined(parts), lm.lens)
     assert parts.total == pytest.approx(whole.total)
     np.testing.assert_array_equal(parts.places.place, whole.places.place)
     np.testing.assert_allclose(parts.places.value, whole.places.value)
@@ -186,9 +190,9 @@ def test_parts_of_a_text_add_up(lm, first):
 
 def test_a_target_that_the_corpus_never_has_is_unattributed(lm, everything):
     missing = sorted(set(range(lm.lens.cells.meta.vocabulary)) - set(everything[1].tolist()))[0]
-    table = lm.explain("The cell").table
+    table = lm.explain("The cell").predictions
     table.targets[:] = missing
-    found = attribute(table[0:1], lm.lens).sources("domain")
+    found = attributed(table[0:1], lm.lens).sources("domain")
     assert found.items == ()
     assert found.unattributed == 1
 
@@ -208,7 +212,7 @@ def test_the_nearest_passage_is_where_the_text_stands(lm):
 
 
 def test_places_near_one_another_are_one_passage(lm):
-    found = attribute(lm.explain(TEXTS[0], generate=8).table, lm.lens)
+    found = lm.explain(TEXTS[0], generate=8)[:].attribution()
     stretches, before = [], None
     for place, value in zip(found.places.place.tolist(), found.places.value.tolist(), strict=True):
         document = lm.lens.corpus.document_at(place)
@@ -233,7 +237,7 @@ def test_places_near_one_another_are_one_passage(lm):
 def test_the_text_before_decides_between_equal_places(lm):
     cells = lm.lens.cells
     domains, of_domain = cells.keys("domain").codes, cells.base_rates("domain")
-    rates, so_far, every = cells.document_rates, DocumentsSoFar(cells), np.arange(len(domains))
+    rates, so_far, every = cells.document_rates, ContextPrior(cells), np.arange(len(domains))
     np.testing.assert_allclose(so_far.ratios(every), 1, rtol=1e-12)
     so_far.add(every[:1], np.full(1, 0.3), np.ones(1))
     so_far.add(every[:0], np.ones(0), np.ones(0))
@@ -259,10 +263,8 @@ def test_the_text_before_decides_between_equal_places(lm):
 
 
 def test_some_steps_have_what_they_have_in_their_text(lm):
-    table = lm.explain(TEXTS[1], generate=8).table
-    whole, some = (
-        supports_of(one, lm.lens.cells, lm.lens.head) for one in (table, table[2:6][1:3])
-    )
+    trace = lm.explain(TEXTS[1], generate=8)
+    whole, some = trace[:].carriers(), trace[2:6][1:3].carriers()
     for number, row in enumerate((3, 4)):
         for name in ("place", "cosine", "weight"):
             left = getattr(some, name)[some.prediction == number]
@@ -270,26 +272,23 @@ def test_some_steps_have_what_they_have_in_their_text(lm):
     assert some.nearest.tolist() == whole.nearest[3:5].tolist()
     assert some.unplaced.tolist() == whole.unplaced[3:5].tolist()
     # By itself a step knows nothing of the text before.
-    alone = supports_of(table.apart(slice(3, 4)), lm.lens.cells, lm.lens.head)
+    alone = carriers_of(trace.predictions[3:4], lm.lens)
     assert alone.weight.tolist() != some.weight[some.prediction == 0].tolist()
 
 
 def test_what_comes_after_changes_nothing(lm):
-    short = lm.explain(TEXTS[1], generate=2).table
-    long = lm.explain(TEXTS[1], generate=8).table
-    found = [
-        supports(one, lm.lens.cells, lm.lens.head) for one in (short, long[: len(short.states)])
-    ]
+    short = lm.explain(TEXTS[1], generate=2).predictions
+    long = lm.explain(TEXTS[1], generate=8).predictions
+    found = [spread(one, lm.lens.cells, lm.lens.head) for one in (short, long[: len(short.states)])]
     assert found[0].place.tolist() == found[1].place.tolist()
     np.testing.assert_allclose(found[0].weight, found[1].weight, rtol=1e-4)
 
 
 def test_a_text_read_in_two_parts_is_one_text(lm):
-    table = lm.explain(TEXTS[1], generate=8).table
-    whole, so_far = supports(table, lm.lens.cells, lm.lens.head), DocumentsSoFar(lm.lens.cells)
+    table = lm.explain(TEXTS[1], generate=8).predictions
+    whole, so_far = spread(table, lm.lens.cells, lm.lens.head), ContextPrior(lm.lens.cells)
     parts = [
-        supports(table.apart(s), lm.lens.cells, lm.lens.head, so_far)
-        for s in (slice(4), slice(4, None))
+        spread(table[s], lm.lens.cells, lm.lens.head, so_far) for s in (slice(4), slice(4, None))
     ]
     weight = np.concatenate([part.weight for part in parts])
     np.testing.assert_allclose(weight, whole.weight, rtol=1e-9)
@@ -301,7 +300,7 @@ def test_where_domains_are_all_one_sources_stand_for_them():
     cells = SimpleNamespace(
         keys=keys.get, base_rates=rates.get, document_rates=np.array([0.25, 0.75])
     )
-    so_far = DocumentsSoFar(cells, stray=0.5, concentration=1e12, span=4.0)
+    so_far = ContextPrior(cells, stray=0.5, concentration=1e12, span=4.0)
     so_far.add(np.array([0]), np.ones(1), np.ones(1))
     # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜, sum 1; a quarter turns.
     assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.125, 0.625])

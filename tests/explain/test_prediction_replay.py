@@ -8,9 +8,9 @@ from tokenizers import pre_tokenizers
 
 from prismlm import Ablate
 from prismlm.errors import InputError
+from prismlm.explain.chain import read_direct_path
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import record, split_predictions
-from prismlm.explain.residual_stream import read_direct_path
 from prismlm.interventions.plan import plan_for
 from prismlm.interventions.scope import applied
 from prismlm.interventions.steering import steer

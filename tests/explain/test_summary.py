@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.explain.shares import DocumentShare, Share, Sources
+from prismlm.explain.attribution import Passage, Share, Sources
 from prismlm.explain.summary import in_words
 from prismlm.lens.where import UNKNOWN
 from prismlm.models.sidecar import load_sidecar, save_sidecar
@@ -17,7 +17,7 @@ def shares(unattributed=0.5, by="domain", **items):
 
 
 def document(share, title="Vaccines"):
-    return DocumentShare("a/1", share, "a", "law", "CC0", title, None, 0, lambda: None)
+    return Passage("a/1", share, "a", "law", "CC0", title, None, 0)
 
 
 MOST = "The document that contributes most is “Vaccines”, with 10%."

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import prismlm
-from prismlm.explain.support import LEAST, support_of, token_weights
+from prismlm.explain.support import LEAST, Told, token_weights
 from prismlm.lens.support import SupportScale
 
 SCALE = SupportScale([-1.0, 0.5, 0.7, 0.9], 100)
@@ -14,7 +14,7 @@ TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
 
 def level_of(*carried):
     pairs = np.array(carried, dtype=np.int64).reshape(-1, 2)
-    return support_of(NEAREST, SCALE, TOKENS, TELLING, pairs)
+    return Told(TOKENS, TELLING, NEAREST, pairs).support(SCALE)
 
 
 def test_levels_by_hand():
@@ -33,7 +33,7 @@ def test_levels_by_hand():
 def test_an_answer_of_common_words_is_neither_strong_nor_none():
     for pairs in ([(0, 3), (1, 3), (2, 3), (3, 3)], []):
         carried = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-        assert support_of(NEAREST, SCALE, TOKENS, TELLING / 100, carried).level == "weak"
+        assert Told(TOKENS, TELLING / 100, NEAREST, carried).support(SCALE).level == "weak"
 
 
 def test_levels_of_single_tokens_by_hand():
@@ -41,9 +41,8 @@ def test_levels_of_single_tokens_by_hand():
     assert [token.score for token in tokens] == [0.875, 0.875, 0.125, 0.375]
     assert {token.level for token in tokens} == {"weak"}
     scale = SupportScale(np.linspace(-1, 1, 101).tolist(), 100)
-    found = support_of(
-        np.array([0.99, -0.99, 0.5]), scale, TOKENS[:3], TELLING[:3], np.empty((0, 2), int)
-    )
+    nearest, nothing = np.array([0.99, -0.99, 0.5]), np.empty((0, 2), int)
+    found = Told(TOKENS[:3], TELLING[:3], nearest, nothing).support(scale)
     assert [token.level for token in found.tokens] == ["strong", "none", "weak"]
     assert found.to_dict()["tokens"][1]["nearest"] == -0.99
 

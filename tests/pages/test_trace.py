@@ -13,7 +13,7 @@ import pytest
 
 import prismlm
 from prismlm.corpus.pieces import visible
-from prismlm.explain.shares import worth_showing
+from prismlm.explain.attribution import worth_showing
 from prismlm.lens.text import Around
 from prismlm.lens.where import UNKNOWN, Keys
 from prismlm.pages.trace import Pool, fragment, page, trace_data

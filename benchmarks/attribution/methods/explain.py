@@ -16,21 +16,22 @@ import torch
 from benchmarks.attribution.judges.passages import Prediction, answer_predictions
 from benchmarks.attribution.methods.setting import ROWS_AT_ONCE, Setting, runs_of
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
-from prismlm.explain.evidence import EvidenceTable
 from prismlm.explain.positions import (
     CONCENTRATION,
     SAME_TOKEN,
     SPAN,
     STRAY,
     TEMPERATURE,
-    DocumentsSoFar,
-    supports,
+    ContextPrior,
+    spread,
 )
+from prismlm.explain.prediction import Parts, Predictions
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cells import Cells
 from prismlm.lens.codes import CodeName, quantise
 from prismlm.lens.layout import CELL_DOCUMENTS_FILE
 from prismlm.lens.write_cells import Spool, write_cells
+from prismlm.ops.prototype_head import Nearest
 from prismlm.progress import SILENT
 
 
@@ -71,21 +72,19 @@ class Explained:
         if not self.alone:
             ids = run[-1].ids[-self.setting.window :]
             asked = answer_predictions(ids[:1].tolist(), [*ids[1:].tolist(), run[-1].target])
-        table = self._table(asked)
-        if self.alone:
-            tables = [table.apart(slice(row, row + 1)) for row in range(count)]
-        else:
-            tables = [table]
+        predictions = self._split(asked)
+        alone = [slice(row, row + 1) for row in range(count)]
+        texts = [predictions[rows] for rows in (alone if self.alone else [slice(None)])]
         found = [
-            supports(
+            spread(
                 one,
                 self.cells,
                 self.head,
-                DocumentsSoFar(self.cells, STRAY, CONCENTRATION, SPAN),
+                ContextPrior(self.cells, STRAY, CONCENTRATION, SPAN),
                 temperature=TEMPERATURE,
                 same_token=SAME_TOKEN,
             )
-            for one in tables
+            for one in texts
         ]
         scores = np.zeros((len(asked), len(bank)), dtype=np.float32)
         for first, one in enumerate(found):
@@ -94,14 +93,16 @@ class Explained:
             np.add.at(scores, (first + one.prediction[inside], passage[inside]), one.weight[inside])
         return scores[-count:]
 
-    def _table(self, predictions: Sequence[Prediction]) -> EvidenceTable:
-        asked, nothing = self.setting.ask(predictions), torch.zeros(len(predictions))
-        return EvidenceTable(
-            self.order[torch.from_numpy(asked.prototypes)],
-            torch.from_numpy(asked.evidence),
-            nothing,
-            nothing,
-            *map(torch.from_numpy, (asked.states, asked.read, asked.targets)),
+    def _split(self, predictions: Sequence[Prediction]) -> Predictions:
+        """Return what the equation is about: prototypes, evidence, states and tokens."""
+        asked, none = self.setting.ask(predictions), torch.zeros(len(predictions))
+        evidence, states = map(torch.from_numpy, (asked.evidence, asked.states))
+        read, targets = map(torch.from_numpy, (asked.read, asked.targets))
+        prototypes = self.order[torch.from_numpy(asked.prototypes)]
+        return Predictions(
+            Nearest(prototypes, evidence, evidence),
+            Parts(evidence, evidence, none, none, none, none),
+            *(none, none, targets, read, targets, states),
         )
 
 

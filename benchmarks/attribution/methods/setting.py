@@ -147,15 +147,14 @@ class Setting:
         ids = torch.tensor([read], device=self.model.device)
         with capture(self.model) as seen:
             split = split_predictions(self.model, self.head, self.logit_map, ids, len(read) - 1)
-        evidence = split.evidence()
         columns = (
-            evidence.states,
+            split.states,
             seen.z[0, : len(read) - 1].float().norm(dim=-1),
             split.targets,
             split.read,
             split.log_probabilities.exp(),
-            evidence.indices,
-            evidence.evidence,
+            split.routing.indices,
+            split.evidence,
         )
         return tuple(column[-len(run) :].cpu().numpy() for column in columns)
 

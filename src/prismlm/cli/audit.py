@@ -48,8 +48,7 @@ def audit(
     """Show what a model's predictions over many texts rely on, and write reports."""
     from prismlm.corpus.documents import Columns
     from prismlm.corpus.read import DocumentReader
-    from prismlm.explain.audit import Audit
-    from prismlm.explain.audit_files import estimate_audit
+    from prismlm.explain.audit import Audit, estimate_audit
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
     from prismlm.lens.where import parse_where
@@ -83,7 +82,7 @@ def _run(
     audit: Audit, reader: DocumentReader, paths: list[Path], html: Path | None
 ) -> dict[str, Any]:
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.explain.audit_files import audit_files
+    from prismlm.explain.audit import audit_files
     from prismlm.pages.audit import audit_page
 
     for _ in reader:
@@ -97,7 +96,7 @@ def _run(
     ):
         done = 0
         for row in audit.read(reader):
-            add(row.to_dict())
+            add(row)
             task.advance(reader.done - done)
             done = reader.done
         summary = audit.to_dict() | {"left_out": dict(reader.left_out)}

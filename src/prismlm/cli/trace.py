@@ -21,9 +21,10 @@ from prismlm.cli.output import (
     show_rows,
     token_text,
 )
-from prismlm.explain.shares import DocumentShare, Method, Passage, Sources, worth_showing
+from prismlm.explain.attribution import Passage, Sources, worth_showing
+from prismlm.explain.positions import Method
 from prismlm.explain.steps import Step
-from prismlm.explain.summary import LEAST_SAID, doubts
+from prismlm.explain.summary import LEAST_SAID
 from prismlm.explain.trace import Trace
 from prismlm.explain.verbatim import Quote
 from prismlm.lens.lens import Lens
@@ -77,7 +78,7 @@ class Found:
     """
 
     sources: Sources
-    documents: Sequence[DocumentShare]
+    documents: Sequence[Passage]
     near: Mapping[str, Passage]
     quotes: Sequence[Quote]
     against: Sequence[Passage]
@@ -155,7 +156,7 @@ def _print_found(console: Console, trace: Trace, found: Found, shown: Shown) -> 
 def _missing(trace: Trace, lens: Lens) -> Iterator[str]:
     """Yield what a lens lacks: a scale of support, or the corpus itself."""
     # Where states are zero, that has been said.
-    if trace.support is None and not doubts(trace.table):
+    if trace.support is None and not trace.doubts:
         yield f"Support is unknown: this lens has no support scale. To measure one: {REBUILD}"
     if lens.corpus is None:
         own = lens.readable is not None
@@ -259,7 +260,7 @@ def print_shares(sources: Sources) -> None:
 
 def print_documents(
     console: Console,
-    documents: Sequence[DocumentShare],
+    documents: Sequence[Passage],
     near: Mapping[str, Passage] | None = None,
 ) -> None:
     """Print documents and their shares, each with the passage that carries most, by its id."""
@@ -271,7 +272,7 @@ def print_documents(
     console.print()
 
 
-def _print_document(console: Console, document: DocumentShare, place: DocumentShare) -> None:
+def _print_document(console: Console, document: Passage, place: Passage) -> None:
     head = Text(f"{percent(document.share):>5}  ", style="bold")
     head.append(fit_ends(document.title or document.doc_id, console.width - head.cell_len))
     facts = (document.source, document.license or f"licence {UNKNOWN}")
@@ -279,8 +280,7 @@ def _print_document(console: Console, document: DocumentShare, place: DocumentSh
     head.append(f"  {rest}", "dim")
     console.print(head, no_wrap=True, overflow="ellipsis")
     if place.around is not None:
-        also = place.also if isinstance(place, Passage) else []
-        print_place(console, place.around, also)
+        print_place(console, place.around, place.also)
 
 
 def print_place(console: Console, around: Around, also: Sequence[tuple[int, int]] = ()) -> None:

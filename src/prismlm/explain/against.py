@@ -1,17 +1,16 @@
-"""What speaks against predictions: near text in which another token came next.
+"""What opposes predictions: near text in which another token came next.
 
 Of the representer theorem's sum (:mod:`prismlm.explain.positions`), a position n with y_n ≠ y has
-−p_n(y) z_n·z / λ: the more it speaks against y, the likelier the model held y there. So its weight
-at a state z is, without the sign,
+−p_n(y) z_n·z / λ: the likelier the model held y there, the more it opposes y. So its weight at a
+state z is, without the sign,
 
     w_n = p_n(y) exp((cos(z, z_n) − 1) / T)
 
-Looked at are the cells of all prototypes in use at z, whatever they say of y. A lens keeps p_n(y_n)
-and not p_n(y). Since p_n(y) ≤ 1 − p_n(y_n), no weight exceeds (1 − p_n(y_n)) exp((cos − 1) / T):
-the 2,048 positions with the largest of these bounds are candidates. For each of them p_n(y) is
-estimated, by the output layer on the coded state at the median length of the probe's states; and
-the passages with the largest estimates are read again by the model, so that what is shown is
-p_n(y) as the model has it.
+over the cells of all prototypes in use at z. A lens keeps p_n(y_n) and not p_n(y). Since
+p_n(y) ≤ 1 − p_n(y_n), no weight exceeds (1 − p_n(y_n)) exp((cos − 1) / T): the 2,048 positions with
+the largest of these bounds are candidates. For each of them p_n(y) is estimated, by the output
+layer on the coded state at the median length of the probe's states; and the passages with the
+largest estimates are read again by the model, so that what is shown is p_n(y) as the model has it.
 
 How much that misses is up to the codes. Those of the demo are its smallest, pq12, and leave states
 a cosine of 0.94 to what they were. There, for one prediction of each of twelve answers, eight
@@ -23,8 +22,8 @@ many tokens. With int8, the default, estimates are nearly the model's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -32,12 +31,12 @@ import torch
 from prismlm.corpus.pieces import token_alone
 from prismlm.corpus.windows import WindowGrid, batch_of, document_windows
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, Places
-from prismlm.explain.evidence import EvidenceTable
+from prismlm.explain.attribution import Attribution, Passage, Places
 from prismlm.explain.positions import TEMPERATURE
-from prismlm.explain.shares import Passage
+from prismlm.explain.prediction import Predictions
 from prismlm.lens.lens import Lens
 from prismlm.lens.neighbours import STRETCH, compared, largest
+from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.probe import Probe
 from prismlm.lens.states import probabilities
 from prismlm.lens.where import Where
@@ -45,15 +44,14 @@ from prismlm.models.seam import capture
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
-    from prismlm.lens.opened_model import OpenedModel
     from prismlm.lens.text import OwnText
 
 # Positions looked at in all, shared evenly between predictions and their cells.
 LOOKED_AT = 2**20
 CANDIDATES = 2048
-# Passages read again: so many for each one that is shown.
+# Passages read again for each one that is shown.
 READ = 1.6
-# Few windows are read, so that a larger batch would be padding for a good part.
+# Few windows are read, so that a larger batch would be mostly padding.
 TOKENS_PER_BATCH = 1024
 
 
@@ -61,7 +59,7 @@ class Rivals(NamedTuple):
     """Positions with another next token, in the order of places; [u] each.
 
     Attributes:
-        prediction: which one each speaks against, int64.
+        prediction: which one each opposes, int64.
         place: the global position of the state, int64.
         cosine: of that state to the prediction's, float32.
         bound: what its weight cannot exceed, float64.
@@ -80,44 +78,14 @@ class Rivals(NamedTuple):
         return self.probability * np.exp((self.cosine.astype(np.float64) - 1) / TEMPERATURE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opposition(Attribution):
-    """What speaks against predictions, by positions.
+class Opposition:
+    """What opposes predictions; see the module for the equation.
 
-    Attributes:
-        lm: the model, which knows the words of its tokens.
-        candidates: the weight of all candidates, which shares are of.
-        predicted: the predicted token that each place speaks most against, int64 [n].
-        probability: of that token there, float32 [n].
-    """
-
-    lm: OpenedModel
-    candidates: float
-    predicted: np.ndarray
-    probability: np.ndarray
-
-    @property
-    def total(self) -> float:
-        """What shares are shares of."""
-        return self.candidates
-
-    def marked(self, index: int) -> dict[str, Any]:
-        """Return what a passage says of its weightiest place."""
-        return {
-            "for_or_against": "against",
-            "predicted": token_alone(self.lm.tokenizer, int(self.predicted[index])),
-            "probability": float(self.probability[index]),
-        }
-
-
-class OppositionAttribution:
-    """What speaks against predictions; see the module for the equation.
-
-    Shares are of the candidates' weight, as it was read again or else is estimated, and have
-    nothing to do with those of what speaks for the predictions.
+    Shares are of the weight of all candidates, read again or else estimated, and are independent of
+    those of what supports the predictions.
 
     Args:
-        table: of the predictions, with activations.
+        predictions: that are opposed.
         lm: the model, which reads text again.
         lens: of the model.
 
@@ -125,17 +93,16 @@ class OppositionAttribution:
         InputError: its text is not at hand.
     """
 
-    def __init__(self, table: EvidenceTable, lm: OpenedModel, lens: Lens) -> None:
-        self.lm, self.lens, self.tokens = lm, lens, table.targets.numpy()
-        self.rivals = candidates(table, lm, lens)
+    def __init__(self, predictions: Predictions, lm: OpenedModel, lens: Lens) -> None:
+        self.lm, self.lens, self.tokens = lm, lens, predictions.targets.numpy()
+        self.rivals = candidates(predictions, lm, lens)
         # What the model gave where it was read again.
         self.known = np.full(len(self.rivals.place), np.nan, dtype=np.float32)
         self.window = _windows_of(self.rivals.place, lens, readable(lens).prefix)[1]
 
     def estimated(self, limit: int, where: Where | None = None) -> list[Passage]:
         """Return passages by their estimates alone, without a forward pass."""
-        every = np.ones(len(self.rivals.place), dtype=bool)
-        return self._of(self.rivals, every, self.rivals.weight.sum()).passages(limit, where)
+        return self._passages(self.rivals, float(self.rivals.weight.sum()), limit, where)
 
     def passages(self, limit: int, where: Where | None = None) -> list[Passage]:
         """Return passages, the weightiest of those that were read again.
@@ -149,8 +116,11 @@ class OppositionAttribution:
         new = np.flatnonzero((chosen | counted) & np.isnan(self.known))
         tokens = self.tokens[self.rivals.prediction[new]]
         self.known[new] = probabilities_at(self.lm, self.lens, self.rivals.place[new], tokens)
-        total = self._with_readings(counted).weight.sum()
-        return self._of(self._with_readings(chosen), chosen, total).passages(limit, where)
+        estimates = self.rivals.probability
+        mixed = self.rivals._replace(probability=np.where(counted, self.known, estimates))
+        read = self.rivals._replace(probability=self.known)
+        some = Rivals(*(column[chosen] for column in read))
+        return self._passages(some, float(mixed.weight.sum()), limit, where)
 
     def _chosen(self, limit: int, where: Where | None) -> np.ndarray:
         """Return which candidates are read, by estimates alone: not by what was asked before."""
@@ -162,28 +132,27 @@ class OppositionAttribution:
         np.maximum.at(last, self.window[wanted], place[wanted])
         return wanted | (place <= last[self.window])
 
-    def _with_readings(self, read: np.ndarray) -> Rivals:
-        probability = np.where(read, self.known, self.rivals.probability)
-        return self.rivals._replace(probability=probability)
-
-    def _of(self, rivals: Rivals, chosen: np.ndarray, total: float) -> Opposition:
-        """Return what some of the candidates come to."""
-        some = Rivals(*(column[chosen] for column in rivals))
-        weight, first = some.weight, np.flatnonzero(np.diff(some.place, prepend=-1))
-        # Of a place that speaks against several predictions, the weightiest comes last.
-        order = np.lexsort((weight, some.place))
-        best = order[np.append(first[1:], len(order)) - 1] if len(order) else order
-        sums = np.add.reduceat(weight, first) if len(first) else weight
-        return Opposition(
-            lens=self.lens,
-            places=Places(some.place[first], sums, some.cosine[best]),
-            unplaced=0.0,
-            beside=0.0,
-            lm=self.lm,
-            candidates=float(total),
-            predicted=self.tokens[some.prediction[best]],
-            probability=some.probability[best],
-        )
+    def _passages(
+        self, rivals: Rivals, total: float, limit: int, where: Where | None
+    ) -> list[Passage]:
+        weight, first = rivals.weight, np.flatnonzero(np.diff(rivals.place, prepend=-1))
+        if not len(first):
+            return []
+        # Of a place that opposes several predictions, the weightiest comes last.
+        order = np.lexsort((weight, rivals.place))
+        best = order[np.append(first[1:], len(order)) - 1]
+        sums = np.add.reduceat(weight, first)
+        places = Places(rivals.place[first], sums, rivals.cosine[best])
+        found = Attribution(self.lens, places, total - float(sums.sum())).passages(limit, where)
+        passages: list[Passage] = []
+        for passage in found:
+            rival = best[np.searchsorted(places.place, passage.position - 1)]
+            token = int(self.tokens[rivals.prediction[rival]])
+            words = token_alone(self.lm.tokenizer, token)
+            probability = float(rivals.probability[rival])
+            how = {"predicted": words, "probability": probability, "for_or_against": "against"}
+            passages.append(replace(passage, **how))
+        return passages
 
 
 def readable(lens: Lens) -> Corpus | OwnText:
@@ -200,16 +169,16 @@ def readable(lens: Lens) -> Corpus | OwnText:
 
 
 @torch.no_grad()
-def candidates(table: EvidenceTable, lm: OpenedModel, lens: Lens) -> Rivals:
-    """Return the positions that may speak most against the predictions, with estimates.
+def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
+    """Return the positions that may oppose the predictions most, with estimates.
 
     Of cells with more than a million positions together, evenly spaced ones are looked at.
     """
-    uses, cells = table.uses("source"), lens.cells
-    first, last = cells.beside(uses.prototype, table.targets.numpy()[uses.position])
-    query = uses.position.repeat(2)
+    uses, cells, targets = predictions.uses("source"), lens.cells, predictions.targets
+    first, last = cells.beside(uses.prototype, targets.numpy()[uses.prediction])
+    query = uses.prediction.repeat(2)
     most = max(STRETCH, LOOKED_AT // max(1, len(query)))
-    found = compared(cells, query, first.ravel(), last.ravel(), table.states, most)
+    found = compared(cells, query, first.ravel(), last.ravel(), predictions.states, most)
     kernel = np.exp((found.cosine.astype(np.float64) - 1) / TEMPERATURE)
     bound = (1 - found.probability.astype(np.float64)) * kernel
     chosen = largest(bound, CANDIDATES)
@@ -218,7 +187,7 @@ def candidates(table: EvidenceTable, lm: OpenedModel, lens: Lens) -> Rivals:
     # The output layer at the coded states, at the length that states of the lens have.
     length = Probe.open(lens.path).states.norm(dim=1).median()
     z = length * cells.codes.states(cells.records(found.row[chosen]))
-    tokens = table.targets[prediction].to(lm.model.device)
+    tokens = targets[prediction].to(lm.model.device)
     half = lens.meta.precision == "bf16"
     estimated = probabilities(lm.model, z.to(tokens.device), tokens, bf16=half).cpu()
     # No probability is above what the token that did come next left over.
@@ -262,14 +231,9 @@ def _windows_of(
 ) -> tuple[WindowGrid, np.ndarray]:
     """Return the index's windows that own some places, cut after those, and each place's window."""
     cells = lens.cells
-    grid = document_windows(
-        np.unique(cells.document_of(place)),
-        cells.starts,
-        cells.documents["length"].to_numpy(),
-        lens.meta.window,
-        lens.meta.stride,
-        prefix,
-    )
+    documents, lengths = np.unique(cells.document_of(place)), cells.documents["length"].to_numpy()
+    how = lens.meta.window, lens.meta.stride, prefix
+    grid = document_windows(documents, cells.starts, lengths, *how)
     owner = np.searchsorted(grid.start + grid.skip, place, side="right") - 1
     used, window = np.unique(owner, return_inverse=True)
     length = np.zeros(len(used), dtype=np.int64)

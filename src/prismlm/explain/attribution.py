@@ -1,6 +1,6 @@
 """From prototypes to training text: which passages, documents and sources carry predictions.
 
-Both methods spread what counts over positions n of the corpus; documents, sources, domains and
+Both methods spread the evidence over positions n of the corpus; documents, sources, domains and
 licences are sums over these. By ``evidence``, with e⁺ = max(e, 0) and w_t what a token tells
 (:mod:`prismlm.explain.support`),
 
@@ -19,21 +19,25 @@ token nor the residual, so only prototypes without contexts are unattributed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from prismlm.errors import check_choice
-from prismlm.explain.evidence import EvidenceTable
-from prismlm.explain.positions import DocumentsSoFar, supports, supports_of
-from prismlm.explain.shares import DocumentShare, Method, Passage, Share, Sources
-from prismlm.explain.support import Support, support_of, token_weights
+from prismlm.explain.positions import Carriers, Method
+from prismlm.explain.rows import frame, table
+from prismlm.explain.support import Support, Told, token_weights
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.lens import Lens
-from prismlm.lens.neighbours import each_of, largest
-from prismlm.lens.where import Where, normalised
+from prismlm.lens.neighbours import largest
+from prismlm.lens.text import Around
+from prismlm.lens.where import Conditions, Where, normalised
+
+if TYPE_CHECKING:
+    import pandas
 
 COLUMNS = ("document", *GROUP_COLUMNS)
 # Places of one document that are no further apart than this, in tokens, are one passage; one that
@@ -42,6 +46,150 @@ GAP = 24
 LONGEST = 128
 # Tokens of a passage with at least this part of its largest weight are marked, too.
 MIN_RELATIVE_WEIGHT = 0.1
+# Of documents that carry at least so much of an answer, most are about its subject; of those that
+# carry less, few (docs/results/asked.md).
+WORTH_SHOWING = 0.03
+
+
+@dataclass(frozen=True)
+class Share:
+    """One key, its share, and its share of all positions of the corpus, where that is known."""
+
+    key: str
+    share: float
+    base_rate: float | None = None
+
+    @property
+    def lift(self) -> float | None:
+        """How many times its base rate the share is."""
+        return self.share / self.base_rate if self.base_rate else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"key", "share"}``; with ``base_rate`` and ``lift`` where they are known."""
+        value: dict[str, Any] = {"key": self.key, "share": self.share}
+        if self.base_rate is not None:
+            value |= {"base_rate": self.base_rate, "lift": self.lift}
+        return value
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Shares by one column, largest first; items, ``elsewhere`` and ``unattributed`` sum to 1.
+
+    Attributes:
+        by: the column.
+        items: the keys; where a filter was given, of the text that matches it.
+        unattributed: the share that no training text carries.
+        elsewhere: the share of text that does not match the filter; 0 without one.
+        where: the filter.
+        method: ``evidence`` or ``source``.
+    """
+
+    by: str
+    items: tuple[Share, ...]
+    unattributed: float
+    elsewhere: float = 0.0
+    where: Conditions = ()
+    method: Method = "evidence"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return ``{"by", "items": [{"key", "share"}…], "unattributed"}``.
+
+        With a filter, ``elsewhere`` and ``where`` too; ``method`` where it is not the default.
+        """
+        items = [item.to_dict() for item in self.items]
+        value: dict[str, Any] = {"by": self.by, "items": items, "unattributed": self.unattributed}
+        if self.where:
+            value["elsewhere"] = self.elsewhere
+            value["where"] = {column: list(values) for column, values in self.where}
+        if self.method != "evidence":
+            value["method"] = self.method
+        return value
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return one row per key, with the rest as further rows: shares sum to 1."""
+        return frame(self._rows())
+
+    def _repr_html_(self) -> str:
+        return table(self._rows())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        rest = [Share("elsewhere", self.elsewhere)] if self.elsewhere else []
+        return [
+            {self.by: one.key, "share": one.share, "base_rate": one.base_rate, "lift": one.lift}
+            for one in (*self.items, *rest, Share("unattributed", self.unattributed))
+        ]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A stretch of a document that carries predictions, or a document with its weightiest place.
+
+    Attributes:
+        doc_id, source, domain, license, title, url: the document.
+        share: of the passage, or of the whole document.
+        position: of the marked token, as a global position of the corpus: the predicted token where
+            it weighs most, or that of a context by ``source``.
+        cosine: of the hidden state before the marked token to that of the prediction.
+        length: tokens from the first place to the last.
+        for_or_against: whether it supports or opposes the predictions.
+        predicted: where it opposes them, the predicted token that did not come next there.
+        probability: that the model gave to this token there.
+    """
+
+    doc_id: str
+    share: float
+    source: str | None
+    domain: str | None
+    license: str | None
+    title: str | None
+    url: str | None
+    position: int
+    cosine: float = 0.0
+    length: int = 1
+    for_or_against: Literal["for", "against"] = "for"
+    predicted: str | None = None
+    probability: float | None = None
+    lens: Lens | None = field(default=None, repr=False, compare=False)
+    others: Sequence[int] | np.ndarray = field(default=(), repr=False, compare=False)
+
+    @cached_property
+    def around(self) -> Around | None:
+        """The sentence around the marked token; None where there is no text at hand."""
+        return None if self.lens is None else self.lens.sentence(self.position)
+
+    @property
+    def text(self) -> str | None:
+        """The same as one text."""
+        return None if self.around is None else str(self.around)
+
+    @cached_property
+    def also(self) -> list[tuple[int, int]]:
+        """Where other tokens that carry predictions lie in ``text``; adjacent ones are joined."""
+        return [] if self.lens is None else self.lens.beside(self.position, self.others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry of ``prismlm explain --json``."""
+        names = ("doc_id", "share", "source", "domain", "license", "title", "url", "text")
+        value = {name: getattr(self, name) for name in (*names, "position", "cosine")}
+        value |= {
+            "token": None if self.around is None else self.around.token,
+            "also": [list(span) for span in self.also],
+            "for_or_against": self.for_or_against,
+        }
+        if self.for_or_against == "against":
+            value |= {"predicted": self.predicted, "probability": self.probability}
+        return value
+
+
+def worth_showing(documents: Sequence[Passage]) -> list[Passage]:
+    """Return the documents, largest share first, whose share is worth a reader's minute.
+
+    That is at least 3 %; where the evidence is spread so thin that the first has under 6 %, at
+    least half of the first's.
+    """
+    least = min(WORTH_SHOWING, documents[0].share / 2) if documents else 0.0
+    return [document for document in documents if document.share >= least]
 
 
 class Places(NamedTuple):
@@ -72,10 +220,6 @@ class Documents(NamedTuple):
     best: np.ndarray
 
 
-def _none() -> np.ndarray:
-    return np.empty(0, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class Attribution:
     """What predictions rely on, by positions of the corpus.
@@ -83,29 +227,21 @@ class Attribution:
     Attributes:
         lens: the lens.
         places: amounts by place.
-        unplaced: the amount of prototypes that no place carries.
-        beside: positive evidence of residual and bias.
-        nearest: the nearest cosine of each prediction, float32 [T]; NaN of a state of zero.
-        tokens: that were predicted, int64 [T].
-        telling: w of each, float64 [T].
-        carried: which document carries which prediction: (prediction, document), int64 [m, 2].
+        rest: the amount that no place carries.
+        told: what the predictions tell; None of many texts together.
         method: how the amounts were taken.
     """
 
     lens: Lens
     places: Places
-    unplaced: float
-    beside: float
-    nearest: np.ndarray = field(default_factory=_none)
-    tokens: np.ndarray = field(default_factory=_none)
-    telling: np.ndarray = field(default_factory=_none)
-    carried: np.ndarray = field(default_factory=lambda: _none().reshape(0, 2))
+    rest: float
+    told: Told | None = None
     method: Method = "evidence"
 
     @property
     def total(self) -> float:
         """What shares are shares of."""
-        return float(self.places.value.sum()) + self.unplaced + self.beside
+        return float(self.places.value.sum()) + self.rest
 
     @property
     def support(self) -> Support | None:
@@ -114,12 +250,11 @@ class Attribution:
         None without predictions or a scale, where a state is zero, and where all that the scale
         was measured on were as near as one another.
         """
-        scale = self.lens.support
-        if scale is None or not len(self.telling) or scale.nearest[0] == scale.nearest[-1]:
+        scale, told = self.lens.support, self.told
+        if told is None or scale is None or scale.nearest[0] == scale.nearest[-1]:
             return None
-        if not np.isfinite(self.nearest).all():
-            return None
-        return support_of(self.nearest, scale, self.tokens, self.telling, self.carried)
+        known = len(told.tokens) and np.isfinite(told.nearest).all()
+        return told.support(scale) if known else None
 
     def sources(self, by: str = "source", where: Where | None = None) -> Sources:
         """Return shares by source, domain, license or document.
@@ -133,7 +268,7 @@ class Attribution:
         kept = cells.matching(conditions)[number] if conditions else np.ones(len(number), bool)
         if total <= 0:
             return Sources(by, (), 1.0, 0.0, conditions, self.method)
-        elsewhere = float(value[~kept].sum())
+        elsewhere = float(value[~kept].sum()) / total
         number, value = number[kept], value[kept]
         if by == "document":
             names = cells.documents["doc_id"].take(number).to_pylist()
@@ -141,29 +276,26 @@ class Attribution:
         else:
             names, codes = cells.keys(by)
             value, rates = np.bincount(codes[number], value, len(names)), cells.base_rates(by)
+        # Contexts are not drawn as positions are, so their shares have no base rate.
+        known = self.method == "evidence"
         items = tuple(
-            Share(names[i], float(value[i] / total), self._base_rate(rates[i]))
+            Share(names[i], float(value[i] / total), float(rates[i]) if known else None)
             for i in np.argsort(-value, kind="stable").tolist()
             if value[i] > 0
         )
-        unattributed = (self.unplaced + self.beside) / total
-        return Sources(by, items, unattributed, elsewhere / total, conditions, self.method)
+        return Sources(by, items, self.rest / total, elsewhere, conditions, self.method)
 
-    def _base_rate(self, rate: float) -> float | None:
-        """Contexts are not drawn as positions are, so their shares have no base rate."""
-        return float(rate) if self.method == "evidence" else None
-
-    def documents(self, limit: int = 10, where: Where | None = None) -> list[DocumentShare]:
+    def documents(self, limit: int = 10, where: Where | None = None) -> list[Passage]:
         """Return the documents with the largest shares, each with its weightiest place."""
-        (number, value, best), total = self.by_document, self.total
+        number, value, best = self.by_document
         return [
-            DocumentShare(share=float(value[i] / total), **self._facts(int(number[i]), best[i]))
+            self._passage(int(best[i]), float(value[i] / self.total))
             for i in self._largest(value, number, limit, where)
         ]
 
     def passages(self, limit: int = 10, where: Where | None = None) -> list[Passage]:
         """Return the passages with the largest shares; places near one another are one passage."""
-        (place, value, cosine), number, total = self.places, self._numbers, self.total
+        (place, value, _), number, total = self.places, self._numbers, self.total
         if not len(place):
             return []
         first = _beginnings(place, number)
@@ -173,37 +305,29 @@ class Attribution:
             within = slice(int(first[i]), int(last[i]))
             best = within.start + int(value[within].argmax())
             heavy = place[within][value[within] >= MIN_RELATIVE_WEIGHT * value[best]] + 1
-            passages.append(
-                Passage(
-                    share=float(sums[i] / total),
-                    cosine=float(cosine[best]),
-                    length=int(place[within][-1] - place[within][0]) + 1,
-                    read_also=partial(self.lens.beside, int(place[best]) + 1, heavy),
-                    **self._facts(int(number[best]), best),
-                    **self.marked(best),
-                )
-            )
+            length = int(place[within][-1] - place[within][0]) + 1
+            passages.append(self._passage(best, float(sums[i] / total), length, heavy))
         return passages
-
-    def marked(self, index: int) -> dict[str, Any]:
-        """Return what a passage says of its weightiest place, beside where it is."""
-        return {}
 
     def document_share(self, doc_id: str) -> float:
         """Return the share of one document; 0 where there is none of this id."""
         mine = self.by_document.number == self.lens.cells.document_number(doc_id)
         return float(self.by_document.value[mine].sum() / self.total) if self.total > 0 else 0.0
 
-    def _facts(self, number: int, index: int) -> dict[str, Any]:
-        """Return a document, and its place: the predicted token, or that of a context."""
+    def _passage(
+        self, index: int, share: float, length: int = 1, others: Sequence[int] | np.ndarray = ()
+    ) -> Passage:
+        """Return the passage that is marked at one of the places."""
+        facts = self.lens.cells.facts(int(self._numbers[index]))
         position = int(self.places.place[index]) + (self.method == "evidence")
-        read = partial(self.lens.sentence, position)
-        return {**self.lens.cells.facts(number), "position": position, "read": read}
+        cosine = float(self.places.cosine[index])
+        near: dict[str, Any] = {"cosine": cosine, "length": length, "others": others}
+        return Passage(**facts, share=share, position=position, lens=self.lens, **near)
 
     def _largest(
         self, value: np.ndarray, number: np.ndarray, limit: int, where: Where | None
     ) -> list[int]:
-        """Return where the largest amounts stand, of those in documents that match a filter."""
+        """Return where the largest amounts are, of those in documents that match a filter."""
         conditions = normalised(where)
         if conditions:
             value = np.where(self.lens.cells.matching(conditions)[number], value, 0)
@@ -218,9 +342,8 @@ class Attribution:
         if not len(first):
             return Documents(number, value, number)
         sums, most = (f.reduceat(value, first) for f in (np.add, np.maximum))
-        weightiest = np.flatnonzero(
-            value == np.repeat(most, np.diff(np.append(first, len(number))))
-        )
+        sizes = np.diff(np.append(first, len(number)))
+        weightiest = np.flatnonzero(value == np.repeat(most, sizes))
         return Documents(number[first], sums, weightiest[np.searchsorted(weightiest, first)])
 
     @cached_property
@@ -250,85 +373,23 @@ def added_up(place: np.ndarray, value: np.ndarray, cosine: np.ndarray) -> Places
     return Places(place[first], sums, nearest)
 
 
-def attribute(
-    table: EvidenceTable,
-    lens: Lens,
-    method: Method = "evidence",
-    *,
-    so_far: DocumentsSoFar | None = None,
-) -> Attribution:
-    """Gather what the predictions rely on.
-
-    Args:
-        table: their evidence.
-        lens: the lens.
-        method: ``evidence`` or ``source``.
-        so_far: of ``evidence``, what carried the predictions of the text before these, which are
-            added to it; left out where the table knows its whole text.
-
-    Raises:
-        InputError: no such method, or the table lacks the activations it needs.
-    """
-    if method != "evidence":
-        return _by_source(table, lens, method)
-    cells = lens.cells
-    if so_far is None:
-        found = supports_of(table, cells, lens.head)
-    else:
-        found = supports(table, cells, lens.head, so_far)
-    tokens = table.targets.numpy()
-    weights = token_weights(cells.token_rates[tokens], len(cells))
-    near = found.cosine >= (1 if lens.support is None else lens.support.median)
-    return Attribution(
-        lens,
-        added_up(found.place, found.weight * weights[found.prediction], found.cosine),
-        float(found.unplaced @ weights),
-        float(table.beside @ weights),
-        np.where(table.states.any(dim=1).numpy(), found.nearest, np.float32(np.nan)),
-        tokens,
-        weights,
-        np.stack([found.prediction[near], cells.document_of(found.place[near])], axis=1),
-    )
-
-
-def _by_source(table: EvidenceTable, lens: Lens, method: Method) -> Attribution:
-    """Return A_t summed over the predictions: α of each prototype, spread over its contexts."""
-    _, prototype, alpha = table.uses(method)
-    first = lens.first_rows[prototype]
-    counts = lens.first_rows[prototype + 1] - first
-    use, context = each_of(counts)
-    rows = lens.index.take(first[use] + context)
-    places = added_up(
-        rows["position"].to_numpy(),
-        (alpha / np.maximum(counts, 1))[use],
-        rows["cosine"].to_numpy(),
-    )
-    return Attribution(lens, places, float(alpha[counts == 0].sum()), 0.0, method=method)
-
-
-def merge_attributions(parts: list[Attribution]) -> Attribution:
-    """Return the attribution of all positions of the parts, which are of one lens and method."""
-    columns = [np.concatenate(column) for column in zip(*(p.places for p in parts), strict=True)]
-    firsts = np.cumsum([0, *(len(part.tokens) for part in parts[:-1])])
-    return Attribution(
-        parts[0].lens,
-        added_up(*columns),
-        sum(part.unplaced for part in parts),
-        sum(part.beside for part in parts),
-        np.concatenate([part.nearest for part in parts]),
-        np.concatenate([part.tokens for part in parts]),
-        np.concatenate([part.telling for part in parts]),
-        np.concatenate(
-            [part.carried + np.array([first, 0]) for part, first in zip(parts, firsts, strict=True)]
-        ),
-        parts[0].method,
-    )
+def attribute(carriers: Carriers, lens: Lens, method: Method = "evidence") -> Attribution:
+    """Return the sum over predictions of the positions that carry them."""
+    prediction, place, cosine, value, tokens, unplaced, beside, nearest = carriers
+    told, weights = None, np.ones(len(tokens))
+    if method == "evidence":
+        weights = token_weights(lens.cells.token_rates[tokens], len(lens.cells))
+        near = cosine >= (1 if lens.support is None else lens.support.median)
+        documents = lens.cells.document_of(place[near])
+        told = Told(tokens, weights, nearest, np.stack([prediction[near], documents], axis=1))
+    places = added_up(place, value * weights[prediction], cosine)
+    return Attribution(lens, places, float((unplaced + beside) @ weights), told, method)
 
 
 class AttributionSum:
     """Adds up the attributions of many texts in memory that the lens alone sets.
 
-    One place of each document, the weightiest, stands for all of it.
+    One place of each document, the weightiest, represents all of it.
     """
 
     def __init__(self, lens: Lens, method: Method) -> None:
@@ -336,21 +397,20 @@ class AttributionSum:
         self._method: Method = method
         self._value, self._most = np.zeros((2, lens.cells.documents.num_rows))
         self._place = np.full(len(self._value), -1, dtype=np.int64)
-        self._unplaced = self._beside = 0.0
+        self._rest = 0.0
 
-    def add(self, found: Attribution) -> None:
-        """Add the attribution of other predictions."""
-        self._unplaced += found.unplaced
-        self._beside += found.beside
-        number, value, best = found.by_document
+    def add(self, attribution: Attribution) -> None:
+        """Add the attribution of another text."""
+        self._rest += attribution.rest
+        number, value, best = attribution.by_document
         self._value[number] += value
-        weight = found.places.value[best]
+        weight = attribution.places.value[best]
         better = weight > self._most[number]
         self._most[number[better]] = weight[better]
-        self._place[number[better]] = found.places.place[best[better]]
+        self._place[number[better]] = attribution.places.place[best[better]]
 
     def result(self) -> Attribution:
-        """Return the attribution of all predictions so far; every document has one place."""
+        """Return the attribution of all texts so far; every document has one place."""
         kept = np.flatnonzero(self._place >= 0)
         places = Places(self._place[kept], self._value[kept], np.zeros(len(kept), np.float32))
-        return Attribution(self._lens, places, self._unplaced, self._beside, method=self._method)
+        return Attribution(self._lens, places, self._rest, method=self._method)

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import InputError, check_whole
+from prismlm.explain.chain import mixer_decoder_of
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import Recorded
-from prismlm.explain.residual_stream import mixer_decoder_of
 from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
 from prismlm.lens.layout import find_lens
@@ -44,8 +44,8 @@ class Attributor:
     def load(cls, path: Path | str, *, lens: Path | str | None = None) -> Attributor:
         """Open head, lens, final norm and W of a model directory.
 
-        The head must belong to W, and W give the logits that the lens noted at its own states. What
-        the layers before W are is not known: states of another checkpoint with the same W pass.
+        The head must belong to W, and W give the logits that the lens noted at its own states. The
+        layers before W are not known: states of another checkpoint with the same W pass.
 
         Args:
             path: a directory with ``prismlm.json`` beside a Hugging Face checkpoint, or
@@ -65,17 +65,16 @@ class Attributor:
                 f"{directory} is a prototype mixer, whose predictions are traced through its "
                 "channels: open the whole model with prismlm.load()."
             )
-        found = find_lens(directory, lens)
-        if found is None:
+        lens_path = find_lens(directory, lens)
+        if lens_path is None:
             raise InputError(
                 f"{directory} has no lens, so there is no training text to point to. Build one "
                 f"with `prismlm index {directory} --corpus DIR`."
             )
         fingerprint = tokenizer_fingerprint(tokenizer)
-        opened = Lens.open(found, model, sidecar.head, fingerprint, decoder=False)
+        opened = Lens.open(lens_path, model, sidecar.head, fingerprint, decoder=False)
         opened.tokenizer = tokenizer
-        known = (directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened)
-        return cls(PrismLM(*known))
+        return cls(PrismLM(directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened))
 
     @torch.no_grad()
     def attribute(
@@ -108,8 +107,7 @@ class Attributor:
         check_embedded(self.lm.model, self.lm.tokenizer, ids.tolist(), self.lm.path)
         prompt = len(ids) if prompt is None else check_whole("prompt", prompt, 1, len(ids))
         count = len(ids) - (prompt < len(ids))
-        weight = weight_of(self.lm.model)
-        z = torch.as_tensor(states)
+        weight, z = weight_of(self.lm.model), torch.as_tensor(states)
         if z.ndim != 2 or z.shape[1] != weight.shape[1] or len(z) not in (count, len(ids)):
             raise InputError(
                 f"states have the shape {list(z.shape)}: expected [{len(ids)}, {weight.shape[1]}], "
@@ -118,8 +116,7 @@ class Attributor:
         if not bool(z.isfinite().all()):
             raise InputError("the states are not finite: the engine that gave them has overflowed.")
         z = z[:count].to(weight)
-        if not normalised:
-            z = final_norm(self.lm.model)(z)
+        z = z if normalised else final_norm(self.lm.model)(z)
         embedded: Any = output_embedding(self.lm.model)(z)
         recorded = Recorded([z[None]], [embedded[None]], [], [ids[None, :count]])
         return self.lm.trace_of("", ids[None], prompt, recorded)

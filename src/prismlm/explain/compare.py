@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import tee
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 TILE = 1024
 
 
-@dataclass(frozen=True)
-class Matches:
+class Matches(NamedTuple):
     """For every prototype of A, its counterpart in B.
 
     Attributes:
@@ -41,12 +39,17 @@ class Matches:
     similarity: np.ndarray
     mutual: np.ndarray
 
+    def to_dict(self) -> dict[str, float]:
+        """Return the median similarity, and the share of mutual matches."""
+        return {"median": float(np.median(self.similarity)), "mutual": float(self.mutual.mean())}
+
 
 def check_comparable(a: PrismLM, b: PrismLM) -> None:
     """Raise InputError unless two models read the same tokens."""
-    from prismlm.corpus.tokenizer import fingerprint
+    from prismlm.corpus.tokenizer import tokenizer_fingerprint
 
-    if fingerprint(a.tokenizer) != fingerprint(b.tokenizer):  # pyright: ignore[reportArgumentType]
+    fingerprints = {tokenizer_fingerprint(lm.tokenizer) for lm in (a, b)}
+    if len(fingerprints) > 1 or None in fingerprints:
         raise InputError(
             f"{a.path} and {b.path} have different tokenizers, so neither losses per token nor "
             "signatures can be compared. Compare models of one tokenizer, or two checkpoints."
@@ -64,55 +67,50 @@ def compare_texts(
         have a lens, and ``support`` {a, b}, how many texts have each level with the mean score,
         where both lenses have a scale of it.
     """
-    left, right = tee(documents)
-    pairs = zip(read_texts(a, left, options), read_texts(b, right, options), strict=True)
+    pairs = zip(
+        *(read_texts(lm, copy, options) for lm, copy in zip((a, b), tee(documents), strict=True)),
+        strict=True,
+    )
     sums = [lm.lens and AttributionSum(lm.lens, options.method) for lm in (a, b)]
-    counts, losses, predictions, texts = [SupportCount(), SupportCount()], np.zeros(2), 0, 0
-    differences: list[float] = []
+    counts, texts = [SupportCount(), SupportCount()], 0
+    totals: list[list[float]] = []
+    sizes: list[int] = []
     for pair in pairs:
         texts += 1
-        count = len(pair[0].losses)
-        if not count:
+        if not len(pair[0].losses):
             continue
-        predictions += count
-        totals = np.array([of_text.losses.sum(dtype=np.float64) for of_text in pair])
-        losses += totals
-        differences.append((totals[1] - totals[0]) / count)
-        for of_text, total, counted in zip(pair, sums, counts, strict=True):
-            if total is not None and of_text.attribution is not None:
-                total.add(of_text.attribution)
-            counted.add(of_text.support)
-    if not predictions:
+        sizes.append(len(pair[0].losses))
+        totals.append([float(text.losses.sum(dtype=np.float64)) for text in pair])
+        for text, total, counted in zip(pair, sums, counts, strict=True):
+            if total is not None and text.attribution is not None:
+                total.add(text.attribution)
+            counted.add(text.support)
+    if not totals:
         raise InputError("the texts hold nothing to predict: expected at least one of two tokens.")
-    ce, supports = losses / predictions, [counted.to_dict() for counted in counts]
-    error = (
-        float(np.std(differences, ddof=1)) / len(differences) ** 0.5
-        if len(differences) > 1
-        else None
-    )
-    found = [total.result() for total in sums if total is not None]
+    losses = np.array(totals)
+    ce, differences = losses.sum(0) / sum(sizes), (losses[:, 1] - losses[:, 0]) / sizes
+    count = len(differences)
+    error = float(np.std(differences, ddof=1)) / count**0.5 if count > 1 else None
+    found, supports = [total.result() for total in sums if total], [one.to_dict() for one in counts]
     return {
         "texts": texts,
-        "predictions": predictions,
+        "predictions": sum(sizes),
         "ce": {"a": ce[0], "b": ce[1], "difference": ce[1] - ce[0]},
         "ce_difference_per_text": {"mean": float(np.mean(differences)), "standard_error": error},
-        "shares": _shares(*found) if len(found) == 2 else None,
+        "shares": {by: _shares(by, *found) for by in GROUP_COLUMNS} if len(found) == 2 else None,
         "support": None if None in supports else dict(zip("ab", supports, strict=True)),
     }
 
 
-def _shares(of_a: Attribution, of_b: Attribution) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for by in GROUP_COLUMNS:
-        a, b = of_a.sources(by), of_b.sources(by)
-        left, right = ({item.key: item.share for item in side.items} for side in (a, b))
-        rows = [(key, left.get(key, 0.0), right.get(key, 0.0)) for key in left | right]
-        rows.sort(key=lambda row: -(row[1] + row[2]))
-        found[by] = {
-            "items": [{"key": k, "a": x, "b": y, "difference": y - x} for k, x, y in rows],
-            "unattributed": {"a": a.unattributed, "b": b.unattributed},
-        }
-    return found
+def _shares(by: str, of_a: Attribution, of_b: Attribution) -> dict[str, Any]:
+    a, b = of_a.sources(by), of_b.sources(by)
+    left, right = ({item.key: item.share for item in side.items} for side in (a, b))
+    rows = [(key, left.get(key, 0.0), right.get(key, 0.0)) for key in left | right]
+    rows.sort(key=lambda row: -(row[1] + row[2]))
+    return {
+        "items": [{"key": k, "a": x, "b": y, "difference": y - x} for k, x, y in rows],
+        "unattributed": {"a": a.unattributed, "b": b.unattributed},
+    }
 
 
 def signature_matches(
@@ -124,35 +122,15 @@ def signature_matches(
     vector over the vocabulary is formed. Widths may differ; the vocabularies must not.
     """
     a, b = (w.double() - w.double().mean(0) for w in (weight_a, weight_b))
-    left = _unit(prototypes_a.double(), a.T @ a) @ (a.T @ b)
-    right = _unit(prototypes_b.double(), b.T @ b)
+
+    def unit(prototypes: Tensor, gram: Tensor) -> Tensor:
+        """Return prototypes scaled so that their signatures have length 1."""
+        squared = ((prototypes @ gram) * prototypes).sum(1, keepdim=True)
+        return prototypes / squared.clamp_min(1e-300).sqrt()
+
+    left = unit(prototypes_a.double(), a.T @ a) @ (a.T @ b)
+    right = unit(prototypes_b.double(), b.T @ b)
     return _best((tile @ right.T for tile in left.split(TILE)), len(right), -torch.inf)
-
-
-def _best(tiles: Iterable[Tensor], count: int, least: float) -> Matches:
-    """Return the most similar of ``count`` columns of each row; only what is above ``least``."""
-    best: list[Tensor] = []
-    similarity: list[Tensor] = []
-    back, back_to = torch.full((count,), least, dtype=torch.float64), torch.full((count,), -1)
-    rows = 0
-    for tile in tiles:
-        value, column = tile.max(1)
-        best.append(column.where(value > least, -1))
-        similarity.append(value)
-        column_value, row = tile.max(0)
-        better = column_value > back
-        back = torch.where(better, column_value, back)
-        back_to = torch.where(better, row + rows, back_to)
-        rows += len(tile)
-    chosen = torch.cat(best)
-    mutual = (chosen >= 0) & (back_to[chosen] == torch.arange(rows))
-    return Matches(chosen.numpy(), torch.cat(similarity).numpy(), mutual.numpy())
-
-
-def _unit(prototypes: Tensor, gram: Tensor) -> Tensor:
-    """Return prototypes scaled so that their signatures have length 1."""
-    squared = ((prototypes @ gram) * prototypes).sum(1, keepdim=True)
-    return prototypes / squared.clamp_min(1e-300).sqrt()
 
 
 def context_matches(a: Lens, b: Lens) -> Matches:
@@ -168,7 +146,15 @@ def context_matches(a: Lens, b: Lens) -> Matches:
             "both models."
         )
     number = {name: n for n, name in enumerate({*a.documents.names, *b.documents.names})}
-    of_a, of_b = (_documents_of(lens, number) for lens in (a, b))
+
+    def contexts(lens: Lens) -> sparse.csr_array:
+        """Return how many contexts of each prototype are of each document, [K, documents]."""
+        names, codes = lens.documents
+        column = np.array([number[name] for name in names], dtype=np.int64)[codes]
+        entries = np.ones(len(codes), dtype=np.int64), (lens.index["prototype"].to_numpy(), column)
+        return sparse.csr_array(entries, shape=(lens.num_prototypes, len(number)))
+
+    of_a, of_b = contexts(a), contexts(b)
     sizes_a, sizes_b = np.diff(a.first_rows), np.diff(b.first_rows)
 
     def tiles() -> Iterator[Tensor]:
@@ -181,13 +167,23 @@ def context_matches(a: Lens, b: Lens) -> Matches:
     return _best(tiles(), b.num_prototypes, 0.0)
 
 
-def _documents_of(lens: Lens, number: dict[str, int]) -> sparse.csr_array:
-    """Return how many contexts of each prototype are of each document, [K, documents]."""
-    names, codes = lens.documents
-    column = np.array([number[name] for name in names], dtype=np.int64)[codes]
-    ones = np.ones(len(codes), dtype=np.int64)
-    rows = lens.index["prototype"].to_numpy()
-    return sparse.csr_array((ones, (rows, column)), shape=(lens.num_prototypes, len(number)))
+def _best(tiles: Iterable[Tensor], count: int, least: float) -> Matches:
+    """Return the most similar of ``count`` columns of each row; only what is above ``least``."""
+    best: list[Tensor] = []
+    similarity: list[Tensor] = []
+    back, back_to = torch.full((count,), least, dtype=torch.float64), torch.full((count,), -1)
+    rows = 0
+    for tile in tiles:
+        value, column = tile.max(1)
+        best.append(column.where(value > least, -1))
+        similarity.append(value)
+        column_value, row = tile.max(0)
+        back_to = torch.where(column_value > back, row + rows, back_to)
+        back = torch.maximum(back, column_value)
+        rows += len(tile)
+    chosen = torch.cat(best)
+    mutual = (chosen >= 0) & (back_to[chosen] == torch.arange(rows))
+    return Matches(chosen.numpy(), torch.cat(similarity).numpy(), mutual.numpy())
 
 
 def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
@@ -210,19 +206,12 @@ def compare_prototypes(a: PrismLM, b: PrismLM) -> dict[str, Any]:
         contexts = context_matches(a.lens, b.lens)
         known = contexts.best >= 0
         same = (contexts.best == found.best)[known].mean() if known.any() else 0.0
-        by_contexts = _figures(contexts) | {"same_as_by_signature": float(same)}
+        by_contexts = contexts.to_dict() | {"same_as_by_signature": float(same)}
     return {
         "prototypes": {"a": len(banks[0]), "b": len(banks[1])},
-        "by_signature": _figures(found) | {"chance": _figures(chance)},
+        "by_signature": found.to_dict() | {"chance": chance.to_dict()},
         "by_contexts": by_contexts,
         "pairs": _pairs(a, b, found, contexts),
-    }
-
-
-def _figures(matches: Matches) -> dict[str, float]:
-    return {
-        "median": float(np.median(matches.similarity)),
-        "mutual": float(matches.mutual.mean()),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -15,12 +14,10 @@ from prismlm.corpus.pieces import pieces_of
 from prismlm.corpus.tokenizer import tokenizer_fingerprint
 from prismlm.errors import check_kind, check_path
 from prismlm.explain.attention_maps import Head, heads_at, maps_of
-from prismlm.explain.chain import ChainsOfText
+from prismlm.explain.chain import chains_of
 from prismlm.explain.following import Following, OnStep
 from prismlm.explain.prediction import Recorded, record, split_predictions
-from prismlm.explain.residual_stream import mixer_decoder_of
 from prismlm.explain.sharing import Pushed, push
-from prismlm.explain.steps import steps_of
 from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
 from prismlm.interventions.plan import plan_for
@@ -46,7 +43,7 @@ class PrismLM(OpenedModel):
         attention: Sequence[tuple[int, int]] = (),
         on_step: OnStep | None = None,
     ) -> Trace:
-        """Split every prediction along ``text``, and along what the model goes on to write.
+        """Split every prediction along ``text``, and along what the model writes after it.
 
         Entry t explains the prediction made after reading token t. Its target is the next token;
         without ``generate``, the last target is the model's top token.
@@ -62,7 +59,7 @@ class PrismLM(OpenedModel):
                 along all that is explained; it takes one more forward pass.
             on_step: is called with each step while the model writes, at most ten times a second
                 with all that are new; where it returns False, the text ends there. Without
-                ``generate`` nothing is told.
+                ``generate`` it is not called.
 
         Raises:
             InputError: empty or over-long text; messages, and no chat template or one that
@@ -73,9 +70,16 @@ class PrismLM(OpenedModel):
         prompt = self.encode(text, generate)
         check_kind("attention", attention, (list, tuple), "a list of (layer, head)")
         heads = heads_at(self.model, attention) if attention else ()
-        ids, recorded = self._recorded(prompt, generate, temperature, seed, on_step)
+        length = prompt.shape[1]
+        with record(self.model) as recorded:
+            follow = on_step and Following(self, recorded, length, on_step)
+            ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=follow)
+        if follow is not None:
+            follow.finish(ids)
+            # Steps are reported some at a time, so more may have been written than was asked for.
+            ids = ids[:, : follow.end]
         left_out = settings_not_applied(self.model, temperature) if generate else ""
-        return self.trace_of(text, ids, prompt.shape[1], recorded, heads=heads, settings=left_out)
+        return self.trace_of(text, ids, length, recorded, heads=heads, settings=left_out)
 
     def trace_of(
         self,
@@ -99,53 +103,37 @@ class PrismLM(OpenedModel):
             settings: what of the model's own settings was left out, in words.
         """
         wrote = ids.shape[1] > prompt_length
-        count = ids.shape[1] - wrote
+        count, tokens = ids.shape[1] - wrote, ids[0].tolist()
         split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
-        chains = maps = None
-        # Fitted weights are no sum over a position's tokens: each depends on the other prototypes.
-        if mixer_decoder_of(self.model) is not None and self.head.weights == "cosine":
-            chains = ChainsOfText(self.model, self.head, ids[0, :count], split.codes)
+        maps = None
         if heads:
-            tokens = [one.label for one in pieces_of(self.tokenizer, ids[0, :count].tolist())]
-            maps = maps_of(self.model, ids[:, :count], tokens, heads, split.codes)
+            labels = [piece.label for piece in pieces_of(self.tokenizer, tokens[:count])]
+            maps = maps_of(self.model, ids[:, :count], labels, heads, split.codes)
         # The last token of the prompt is the one that the first written token comes after.
         asked = prompt_length if wrote else self.asked(text, ids[0])
-        given = (split, ids[0].tolist(), prompt_length, self.tokenizer, self.lens, chains)
         return Trace(
-            str(self.path),
-            partial(steps_of, *given),
-            split.evidence(),
-            self.lens,
-            split.rounding,
-            maps,
             self,
+            split,
+            tokens,
+            prompt_length,
+            range(count),
             max(0, asked - 1),
+            maps,
+            chains_of(self.model, self.head, ids[0, :count], split.codes),
             settings,
             question_of(text),
         )
 
-    def _recorded(
-        self, prompt: Tensor, generate: int, temperature: float, seed: int, on_step: OnStep | None
-    ) -> tuple[Tensor, Recorded]:
-        """Return the prompt and what the model writes after it [1, T], and its passes."""
-        with record(self.model) as recorded:
-            told = on_step and Following(self, recorded, prompt.shape[1], on_step)
-            ids = self.write(prompt, generate, temperature, seed, all_logits=True, enough=told)
-        if told is None:
-            return ids, recorded
-        told.finish(ids)
-        # Steps are told some at a time, so more may have been written than was asked for.
-        return ids[:, : told.end], recorded.until(told.end)
-
     def asked(self, text: str | Messages, ids: Tensor) -> int:
-        """Return how many of a text's tokens ``ids`` [T] stand before the answer in it.
+        """Return how many of a text's tokens ``ids`` [T] come before the answer in it.
 
-        It is the last message of a chat, where that is the assistant's; of other texts it is all.
+        The answer is the last message of a chat, where that is the assistant's; of other texts it
+        is all.
         """
         if isinstance(text, str) or len(text) < 2 or text[-1]["role"] != ASSISTANT:
             return 0
         before = self.tokens_of(text[:-1])
-        # A template may write what came before otherwise than what is still to be answered.
+        # A template may write earlier messages otherwise than one that is still to be answered.
         same = ids[: len(before)].tolist() == before
         return len(before) if same else 0
 
@@ -209,10 +197,9 @@ def load(
     """
     directory = model_directory(path, revision)
     model, tokenizer, sidecar = load_checkpoint(directory, device=device)
-    found = find_lens(directory, lens)
-    opened = None
-    if found is not None:
-        opened = Lens.open(found, model, sidecar.head, tokenizer_fingerprint(tokenizer))
+    lens_path, opened = find_lens(directory, lens), None
+    if lens_path is not None:
+        opened = Lens.open(lens_path, model, sidecar.head, tokenizer_fingerprint(tokenizer))
         opened.tokenizer = tokenizer
     lm = PrismLM(directory, model, tokenizer, sidecar.head, sidecar.logit_map, opened)
     if corpus is not None:

@@ -1,14 +1,13 @@
-"""The split of predictions into prototypes, residual and bias: the one place where it is made.
-
-It is checked against the model's own logits.
-"""
+"""Predictions split into prototypes, residual and bias, checked against the model's logits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from prismlm.errors import DecompositionError, PrismError
-from prismlm.explain.evidence import EvidenceTable
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import CODES, replay, uncertainty_of
@@ -24,6 +22,8 @@ from prismlm.models.watch import Hook, watch
 from prismlm.ops.prototype_head import Nearest, Routing
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
+
+FedBack = list[tuple[float | None, int | None]]
 
 
 class Parts(NamedTuple):
@@ -125,34 +125,28 @@ class OutputLayer(NamedTuple):
     ) -> Parts:
         """Split the logit of each state's target."""
         scale = self.logit_map.scale
-        return decompose(
-            z,
-            routing.indices,
-            routing.activations,
-            head.prototypes,
-            self.weight,
-            targets,
-            scale=scale,
-            bias=None if self.bias is None else self.bias * scale,
-            weight_mean=self.mean,
-        )
+        bias = None if self.bias is None else self.bias * scale
+        of_routing = routing.indices, routing.activations, head.prototypes
+        how: dict[str, Any] = {"scale": scale, "bias": bias, "weight_mean": self.mean}
+        return decompose(z, *of_routing, self.weight, targets, **how)
 
 
-class SplitPredictions(NamedTuple):
-    """The predictions of N states, split.
+@dataclass(frozen=True)
+class Predictions:
+    """T predictions of one text, split; k prototypes each.
 
     Attributes:
-        routing: the prototypes of each state.
+        routing: the prototypes of each state: indices, cosines and activations, [T, k].
         parts: of the logit of each target.
-        model_logits: the model's own of the targets, before any soft-cap, [N].
-        log_probabilities: the model's, of the targets, [N].
-        top: the model's top tokens, [N].
-        read, targets: the last token that was read, and the predicted one, [N] each.
-        states: unit hidden states, [N, d].
+        model_logits: the model's own of the targets, before any soft-cap, [T].
+        log_probabilities: the model's, of the targets, [T].
+        top: the model's top tokens, [T].
+        read, targets: the last token read, and the predicted one, [T] each.
+        states: unit hidden states, [T, d].
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
-        uncertainty: what was fed back at each position, as a share of the largest entropy and as
-            a code; None without uncertainty feedback.
-        codes: what was fed back, int64 [1, N], to read the text again as it was read; likewise.
+        fed_back: what uncertainty feedback gave to each position, as a share of the largest entropy
+            and as a code; None without it.
+        codes: the same codes, int64 [1, T], to read the text again as it was read.
     """
 
     routing: Nearest
@@ -163,17 +157,61 @@ class SplitPredictions(NamedTuple):
     read: Tensor
     targets: Tensor
     states: Tensor
-    rounding: float
-    uncertainty: list[tuple[float | None, int | None]] | None = None
+    rounding: float = 0.0
+    fed_back: FedBack | None = None
     codes: Tensor | None = None
 
-    def evidence(self) -> EvidenceTable:
-        """Return the evidence that shares are taken from, on the CPU."""
-        routing, parts = self.routing, self.parts
-        evidence = parts.evidence, parts.residual_evidence, parts.bias_evidence
-        tokens = self.read, self.targets
-        columns = (routing.indices, *evidence, self.states, *tokens, routing.activations)
-        return EvidenceTable(*(column.cpu() for column in columns))
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __getitem__(self, rows: slice | list[int]) -> Predictions:
+        """Return some of the predictions as a text of their own, without what was fed back."""
+        return replace(self._each(lambda column: column[rows]), fed_back=None, codes=None)
+
+    def cpu(self) -> Predictions:
+        """Return the predictions on the CPU."""
+        return self._each(Tensor.cpu)
+
+    def _each(self, change: Any) -> Predictions:
+        columns: dict[str, Any] = {}
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Tensor):
+                columns[one.name] = change(value)
+            elif isinstance(value, (Nearest, Parts)):
+                columns[one.name] = value._make(change(column) for column in value)
+        return replace(self, **columns)
+
+    @property
+    def evidence(self) -> Tensor:
+        """The evidence of each prototype for the target, [T, k]."""
+        return self.parts.evidence
+
+    @property
+    def beside(self) -> np.ndarray:
+        """Positive evidence of residual and bias, which no training text carries: float64 [T]."""
+        residual, bias = self.parts.residual_evidence.double(), self.parts.bias_evidence.double()
+        return (residual.clamp_min(0) + bias.clamp_min(0)).numpy()
+
+    def uses(self, method: Literal["evidence", "source"] = "evidence") -> Uses:
+        """Return the uses of prototypes with positive evidence, or activation; none is netted."""
+        weights = self.evidence if method == "evidence" else self.routing.activations
+        prediction, slot = (weights > 0).nonzero(as_tuple=True)
+        prototype = self.routing.indices[prediction, slot].numpy()
+        return Uses(prediction.numpy(), prototype, weights[prediction, slot].double().numpy())
+
+
+class Uses(NamedTuple):
+    """Uses of prototypes, in the order of predictions; [u] each.
+
+    Attributes:
+        prediction, prototype: int64.
+        weight: positive evidence, or α; float64.
+    """
+
+    prediction: np.ndarray
+    prototype: np.ndarray
+    weight: np.ndarray
 
 
 def split_states(
@@ -181,28 +219,28 @@ def split_states(
     head: PrototypeHead,
     z: Tensor,
     embedded: Tensor,
-    tokens: tuple[Tensor, Tensor],
+    read: Tensor,
+    targets: Tensor,
     inverse: Tensor | None = None,
-) -> SplitPredictions:
+) -> Predictions:
     """Split the logits of targets, and check their sums.
 
     Args:
         output, head: of the model.
         z: states as the output embedding took them, [N, d].
         embedded: W z + b as the model computed them, [N, V].
-        tokens: those read last and those predicted, the targets, [N] each.
+        read, targets: the tokens read last and those predicted, [N] each.
         inverse: 1/‖p‖ of the prototypes, [K, 1], where they are known already.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
-    z, embedded, (read, targets) = z.float(), embedded.float(), tokens
+    z, embedded = z.float(), embedded.float()
     raw, logits = output.logit_map.before_softcap(embedded), output.logit_map(embedded)
     routing = head.nearest(z, inverse)
     parts = output.parts(head, z, routing, targets)
     own, of_target = (column.gather(1, targets[:, None])[:, 0] for column in (raw, logits))
-    rounding = check_sums(parts.logit, own, output.dtype)
-    return SplitPredictions(
+    return Predictions(
         routing,
         parts,
         own,
@@ -211,7 +249,7 @@ def split_states(
         read,
         targets,
         z * inverse_norms(z),
-        rounding,
+        check_sums(parts.logit, own, output.dtype),
     )
 
 
@@ -253,25 +291,19 @@ class Recorded(NamedTuple):
     codes: list[Tensor]
     read: list[Tensor]
 
-    def until(self, tokens: int | None) -> Recorded:
-        """Return what was recorded of the first tokens alone; of all where None."""
-        if tokens is None:
-            return self
-        kept = ([torch.cat(of, 1)[:, : tokens - 1]] if of else [] for of in self)
-        return Recorded(*kept)
-
     def is_of(self, ids: Tensor) -> bool:
-        """Say whether there is a state after each of ``ids`` [1, T], and of no other token.
+        """Say whether there is a state after each of ``ids`` [1, T], which may go on further.
 
-        A model that hands on the last position of its prompt alone, or reads all anew in each
-        pass, has not. If the passes read other tokens, that is a PrismError.
+        A model that keeps only the last position of its prompt, or reads all tokens anew in each
+        pass, has no such states. If the passes read other tokens, that is a PrismError.
         """
         if not self.read:
             return False
         read = torch.cat(self.read, 1) if len({len(one) for one in self.read}) == 1 else ids[:, :0]
-        if torch.equal(read, ids):
+        if torch.equal(read[:, : ids.shape[1]], ids):
             return [z.shape[:2] for z in self.states] == [one.shape for one in self.read]
-        if not all(torch.equal(one, ids[:, : one.shape[1]]) for one in self.read):
+        pairs = ((one, ids[:, : one.shape[1]]) for one in self.read)
+        if not all(torch.equal(one[:, : known.shape[1]], known) for one, known in pairs):
             raise PrismError(
                 "the model's generate() returned other tokens than its forward passes read, so "
                 "that the states are of another text than the answer. Write the text with the "
@@ -305,8 +337,9 @@ def _states(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return z [steps, d], W z + b [steps, V] and codes [steps], recorded or of a forward pass."""
     if recorded is not None and recorded.is_of(ids[:, :steps]):
-        codes = torch.cat(recorded.codes, 1)[0] if recorded.codes else None
-        return torch.cat(recorded.states, 1)[0], torch.cat(recorded.embedded, 1)[0], codes
+        codes = torch.cat(recorded.codes, 1)[0, :steps] if recorded.codes else None
+        z, embedded = (torch.cat(one, 1)[0, :steps] for one in (recorded.states, recorded.embedded))
+        return z, embedded, codes
     with capture(model) as seen:
         # Codes of a pass each where it kept fewer states than it read.
         known = recorded.codes if recorded is not None else []
@@ -325,7 +358,7 @@ def split_predictions(
     ids: Tensor,
     steps: int,
     recorded: Recorded | None = None,
-) -> SplitPredictions:
+) -> Predictions:
     """Split the first ``steps`` predictions along ``ids`` [1, T].
 
     The target of prediction t is token t + 1; the last token's target is the model's top token.
@@ -337,15 +370,13 @@ def split_predictions(
     states, embedded, codes = _states(model, ids, steps, recorded)
     targets = torch.cat([ids[0, 1:], logit_map(embedded[-1:].float()).argmax(-1)])[:steps]
     output = OutputLayer.of(model, logit_map)
-    split = split_states(output, head, states, embedded, (ids[0, :steps], targets))
+    split = split_states(output, head, states, embedded, ids[0, :steps], targets).cpu()
     if codes is None:
         return split
-    return split._replace(uncertainty=fed_back(model, codes), codes=codes[None])
+    return replace(split, fed_back=fed_back(model, codes), codes=codes[None])
 
 
-def fed_back(
-    model: PreTrainedModel, codes: Tensor | None
-) -> list[tuple[float | None, int | None]] | None:
+def fed_back(model: PreTrainedModel, codes: Tensor | None) -> FedBack | None:
     """Return codes as shares of the largest entropy, and codes; None where there is no code."""
     feedback = uncertainty_of(model)
     if feedback is None or codes is None:

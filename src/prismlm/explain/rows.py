@@ -1,4 +1,4 @@
-"""What an explanation lists, as a notebook and pandas take it."""
+"""Lists of results as a notebook, pandas, Parquet and JSON take them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARES = ("share", "base_rate", "explained_share", "probability")
 
 
 class Row(Protocol):
-    """What a list holds."""
+    """An item of a list."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return its columns."""
@@ -53,11 +53,7 @@ class Rows(list[T]):
 
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Return a data frame of rows.
-
-    Raises:
-        InputError: pandas is not installed.
-    """
+    """Return a data frame of rows; InputError where pandas is not installed."""
     if importlib.util.find_spec("pandas") is None:
         raise InputError("to_pandas needs pandas, which is not installed: pip install pandas.")
     import pandas

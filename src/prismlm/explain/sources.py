@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from prismlm.errors import InputError, suggest
-from prismlm.explain.audit import OPENING, audit_identity
-from prismlm.explain.audit_files import read_audit
+from prismlm.explain.audit import OPENING, audit_identity, read_audit
 from prismlm.explain.texts import TextOptions, read_texts
 from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around
@@ -83,6 +82,12 @@ class TextUses:
     texts: list[TextUse]
     read: int
     least: float | None = None
+
+    @classmethod
+    def of(cls, texts: Iterable[TextUse], least: float | None = None) -> TextUses:
+        """Return the texts with a share in order."""
+        every = sorted(texts, key=lambda text: -text.share)
+        return cls([text for text in every if text.share > 0], len(every), least)
 
     @property
     def share(self) -> float:
@@ -155,19 +160,16 @@ def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
     total = max(float(usage.sum()), 1e-300)
     uses: list[DocumentUse] = []
     for entry in lens.index.filter(pc.field("doc_id") == doc_id).to_pylist():
-        i = int(entry["prototype"])
-        words = [entry[name] for name in Around._fields]
+        i, words = int(entry["prototype"]), [entry[name] for name in Around._fields]
         uses.append(
             DocumentUse(
                 prototype=i,
                 name=lens.names[i],
-                rank=entry["rank"],
-                cosine=entry["cosine"],
                 contexts=int(counts[i]),
                 share=1 / int(counts[i]),
                 usage=float(usage[i]),
-                position=entry["position"],
                 text=None if entry["token"] is None else "".join(words),
+                **{name: entry[name] for name in ("rank", "cosine", "position")},
             )
         )
     uses.sort(key=lambda use: (-use.usage * use.share, use.prototype))
@@ -196,7 +198,7 @@ def check_document(lens: Lens, doc_id: str) -> None:
     corpus, split = lens.corpus, lens.meta.split
     if corpus is None or doc_id not in corpus.doc_ids:
         names = lens.cells.documents["doc_id"].slice(0, IDS_COMPARED).to_pylist()
-        gone = " The corpus is not at hand, so whether it is held out cannot be told."
+        gone = " The corpus is not at hand, so whether it is held out is unknown."
         raise InputError(
             f"the lens {lens.name} has no document {doc_id!r}.{suggest(doc_id, names)} Expected "
             f"the id of a document of the corpus it was built from.{gone if corpus is None else ''}"
@@ -214,14 +216,10 @@ def texts_that_rely(
 ) -> TextUses:
     """Read texts and return those in which a document has a share."""
     check_document(lm.lens_for("document to find"), doc_id)
-    return _by_share(
-        TextUse(
-            of_text.document.doc_id,
-            of_text.document.opening[:OPENING],
-            of_text.attribution.document_share(doc_id),
-        )
-        for of_text in read_texts(lm, documents, options)
-        if of_text.attribution is not None
+    return TextUses.of(
+        TextUse(text.document.doc_id, text.document.opening[:OPENING], found.document_share(doc_id))
+        for text in read_texts(lm, documents, options)
+        if (found := text.attribution) is not None
     )
 
 
@@ -240,14 +238,10 @@ def audited_texts_that_rely(lens: Lens, doc_id: str, audit: Path) -> TextUses:
             f"{audit} was made with another model or lens ({', '.join(differing)} differ). Run "
             "`prismlm audit` again with this one."
         )
-    texts: list[TextUse] = []
-    for row in rows:
-        share = sum(one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id)
-        texts.append(TextUse(row["text_id"], row["opening"], share))
     least = identity.get("least_share")
-    return _by_share(texts, None if least is None else float(least))
-
-
-def _by_share(texts: Iterable[TextUse], least: float | None = None) -> TextUses:
-    given = sorted(texts, key=lambda text: -text.share)
-    return TextUses([text for text in given if text.share > 0], len(given), least)
+    shares = (
+        (row, sum(one["share"] for one in row["documents"] or () if one["doc_id"] == doc_id))
+        for row in rows
+    )
+    texts = (TextUse(row["text_id"], row["opening"], share) for row, share in shares)
+    return TextUses.of(texts, None if least is None else float(least))

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from prismlm.corpus.pieces import Piece, decode_token, pieces_of
 from prismlm.explain.chain import ChainsOfText, PrototypeChain
-from prismlm.explain.prediction import SplitPredictions
+from prismlm.explain.prediction import Predictions
 from prismlm.lens.lens import Lens
 
 PROTOTYPES_CHAINED = 3
@@ -54,7 +54,7 @@ class Step:
         model_logit: the model's own, before any soft-cap; the two agree to 1e-3·max(1, |logit|).
         probability: the model's, of the target.
         bias, residual: their parts of the logit.
-        residual_evidence: the residual's part minus its mean over the vocabulary.
+        residual_evidence, bias_evidence: these parts minus their means over the vocabulary.
         explained_share: Σ e_i / (Σ e_i + e_residual + e_bias) for the target.
         prototypes: those in use, by contribution, largest first.
         uncertainty: what was fed back to this position, the entropy of the prediction before it as
@@ -77,6 +77,7 @@ class Step:
     bias: float
     residual: float
     residual_evidence: float
+    bias_evidence: float
     explained_share: float
     prototypes: tuple[PrototypeUse, ...]
     uncertainty: float | None = None
@@ -116,7 +117,7 @@ class Step:
 
 
 def steps_of(
-    split: SplitPredictions,
+    split: Predictions,
     ids: list[int],
     prompt_length: int,
     tokenizer: PreTrainedTokenizerBase,
@@ -132,13 +133,8 @@ def steps_of(
     parts, uses = split.parts, list(_uses(split, lens))
     # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
     columns = (
-        parts.logit,
-        split.model_logits,
-        split.log_probabilities.exp(),
-        parts.bias,
-        parts.residual,
-        parts.residual_evidence,
-        parts.explained_share,
+        *(parts.logit, split.model_logits, split.log_probabilities.exp(), parts.bias),
+        *(parts.residual, parts.residual_evidence, parts.bias_evidence, parts.explained_share),
     )
     figures = zip(*(column.tolist() for column in columns), uses, strict=True)
     decode = cache(lambda token: decode_token(tokenizer, token))
@@ -147,7 +143,13 @@ def steps_of(
     # Beyond the text there is a target at most.
     read = pieces or pieces_of(tokenizer, ids + targets[len(ids) - 1 :])
     labels = [piece.label for piece in read]
-    fed_back = split.uncertainty or [(None, None)] * len(uses)
+    fed_back = split.fed_back or [(None, None)] * len(uses)
+
+    def target_from(position: int) -> TargetFrom:
+        if position + 1 >= len(ids):
+            return "argmax"
+        return "text" if position + 1 < prompt_length else "generated"
+
     return tuple(
         Step(
             position,
@@ -155,7 +157,7 @@ def steps_of(
             ids[position],
             decode(targets[t]),
             targets[t],
-            _target_from(position, prompt_length, len(ids)),
+            target_from(position),
             *row,
             uncertainty=fed_back[t][0],
             uncertainty_code=fed_back[t][1],
@@ -166,7 +168,7 @@ def steps_of(
     )
 
 
-def _uses(split: SplitPredictions, lens: Lens | None) -> Iterator[tuple[PrototypeUse, ...]]:
+def _uses(split: Predictions, lens: Lens | None) -> Iterator[tuple[PrototypeUse, ...]]:
     """Yield the prototypes in use at each position, by contribution, largest first."""
     routing, parts = split.routing, split.parts
     # Those that are not in use come last.
@@ -181,9 +183,3 @@ def _uses(split: SplitPredictions, lens: Lens | None) -> Iterator[tuple[Prototyp
         names, categories = ([None if one is None else one[i] for i in used] for one in known)
         # As many as are in use: figures of the others are cut off with them.
         yield tuple(map(PrototypeUse, used, *rows, names, categories))
-
-
-def _target_from(position: int, prompt_length: int, length: int) -> TargetFrom:
-    if position + 1 >= length:
-        return "argmax"
-    return "text" if position + 1 < prompt_length else "generated"

@@ -1,4 +1,4 @@
-"""Whether the corpus holds anything like an answer: strong, weak or no support.
+"""How well the corpus supports an answer (strong, weak, none), and a summary of it in words.
 
 A prediction of the token y counts by how much y tells under the corpus, p(y) being the share of its
 positions after which y came next:
@@ -16,16 +16,17 @@ of what the answer tells that one document carries:
 
     s = max_d  Σ_{y carried by d} w(y) / Σ_y w(y)
 
-Many documents that share a word each are none that is about the answer; one document that carries
-its names and terms together is. Strong is s ≥ 0.8, none s < 0.25; docs/results/asked.md has the
-error rates, on questions that these bounds were not chosen on. An answer of common words alone,
-with Σ_y w(y) < 1, is about nothing that a document could hold, and is weak.
+Many documents that share a word each are not about the answer; one document that has its names and
+terms together is. Strong is s ≥ 0.8, none s < 0.25; docs/results/asked.md has the error rates, on
+questions that these bounds were not chosen on. An answer of common words alone, with Σ_y w(y) < 1,
+says nothing that a document could hold, and is weak.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -35,7 +36,7 @@ from prismlm.lens.support import SupportScale
 COMMON, LEAST = 5.0, 0.01
 STRONG, NONE = 0.8, 0.25
 LEAST_TOLD = 1.0
-# Of single predictions: what share of unseen text lies beyond.
+# Of single predictions: strong or none is what all but this share of unseen text lies within.
 BEYOND = 0.05
 Level = Literal["strong", "weak", "none"]
 # What each level says, to people.
@@ -44,6 +45,7 @@ WORDS: dict[Level, str] = {
     "weak": "this corpus holds only parts of what the answer tells",
     "none": "nothing in this corpus is about the answer",
 }
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Support:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part of ``prismlm explain --json``."""
-        return asdict(self) | {"tokens": [asdict(token) for token in self.tokens]}
+        return asdict(self)
 
 
 def sentence(level: Level) -> str:
@@ -91,11 +93,69 @@ def sentence(level: Level) -> str:
     return f"{'No' if level == 'none' else level.capitalize()} support: {WORDS[level]}."
 
 
+def levels_in_words(levels: Mapping[Level, int]) -> str:
+    """Return counts of levels as "3 strong, 40 weak, 2 none"."""
+    return ", ".join(f"{count:,} {level}" for level, count in levels.items())
+
+
+class Told(NamedTuple):
+    """What T predictions tell, and which documents carry them.
+
+    Attributes:
+        tokens: the predicted tokens, int64 [T].
+        weights: w of each, float64 [T].
+        nearest: the nearest cosine of each, float32 [T].
+        carried: (prediction, document) pairs: which document carries which, int64 [m, 2].
+    """
+
+    tokens: np.ndarray
+    weights: np.ndarray
+    nearest: np.ndarray
+    carried: np.ndarray
+
+    def by_document(self) -> tuple[np.ndarray, np.ndarray, float]:
+        """Return documents, int [m], the part of what is told that each carries, and Σ_y w(y)."""
+        distinct, number = np.unique(self.tokens, return_inverse=True)
+        weight = np.zeros(len(distinct))
+        weight[number] = self.weights
+        prediction, document = self.carried.T
+        pairs = np.unique(document * len(distinct) + number[prediction])
+        documents, owner = np.unique(pairs // len(distinct), return_inverse=True)
+        sums = np.bincount(owner, weight[pairs % len(distinct)], minlength=len(documents))
+        return documents, sums / weight.sum(), float(weight.sum())
+
+    def support(self, scale: SupportScale) -> Support:
+        """Return the level of support on the scale of a lens."""
+        _, shares, total = self.by_document()
+        score = float(shares.max(initial=0))
+        singles = tuple(
+            TokenSupport(_level(one, BEYOND, 1 - BEYOND), cosine, one)
+            for one, cosine in zip(
+                scale.score(self.nearest).tolist(), self.nearest.tolist(), strict=True
+            )
+        )
+        level = _level(score, NONE, STRONG) if total >= LEAST_TOLD else "weak"
+        return Support(level, score, singles)
+
+
+def token_weights(rates: np.ndarray, positions: int, common: float = COMMON) -> np.ndarray:
+    """Return w of tokens that come next at these shares of so many positions; see the module.
+
+    A token that never comes next counts as half of one of the positions.
+    """
+    telling = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - common)
+    return LEAST + telling**2
+
+
+def _level(score: float, none: float, strong: float) -> Level:
+    return "strong" if score >= strong else "none" if score < none else "weak"
+
+
 class SupportCount:
     """Counts the levels of many texts, and adds up their scores."""
 
     def __init__(self) -> None:
-        self.levels: dict[Level, int] = dict.fromkeys(get_args(Level), 0)
+        self.levels: dict[Level, int] = dict.fromkeys(LEVELS, 0)
         self._score = 0.0
 
     def add(self, support: Support | None) -> None:
@@ -108,66 +168,3 @@ class SupportCount:
         """Return how many texts have each level, and their mean score; None without texts."""
         texts = sum(self.levels.values())
         return {"levels": dict(self.levels), "score": self._score / texts} if texts else None
-
-
-def levels_in_words(levels: dict[Level, int]) -> str:
-    """Return counts of levels as "3 strong, 40 weak, 2 none"."""
-    return ", ".join(f"{count:,} {level}" for level, count in levels.items())
-
-
-def token_weights(rates: np.ndarray, positions: int, common: float = COMMON) -> np.ndarray:
-    """Return w of predictions, float64 [T], by the share of each predicted token in the corpus.
-
-    A token that never comes next there counts as half of one of its positions.
-    """
-    telling = np.maximum(0.0, -np.log(np.maximum(rates, 0.5 / positions)) - common)
-    return LEAST + telling**2
-
-
-def support_of(
-    nearest: np.ndarray,
-    scale: SupportScale,
-    tokens: np.ndarray,
-    telling: np.ndarray,
-    carried: np.ndarray,
-) -> Support:
-    """Return the support of an answer; see the module.
-
-    Args:
-        nearest: the nearest cosine of each prediction, [n].
-        scale: of the lens.
-        tokens: that were predicted, int [n].
-        telling: w of each, [n].
-        carried: which document carries which prediction, a row (prediction, document) each,
-            int [m, 2].
-    """
-    _, shares, told = carried_shares(tokens, telling, carried)
-    score = float(shares.max(initial=0))
-    singles = tuple(
-        TokenSupport(_level(one, BEYOND, 1 - BEYOND), cosine, one)
-        for one, cosine in zip(scale.score(nearest).tolist(), nearest.tolist(), strict=True)
-    )
-    level = _level(score, NONE, STRONG) if told >= LEAST_TOLD else "weak"
-    return Support(level, score, singles)
-
-
-def carried_shares(
-    tokens: np.ndarray, telling: np.ndarray, carried: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return what part of what some predictions tell each document carries.
-
-    Arguments are as of :func:`support_of`; returned are the documents, int [m], Σ_{y carried by d}
-    w(y) / Σ_y w(y) of each, [m], and Σ_y w(y).
-    """
-    distinct, number = np.unique(tokens, return_inverse=True)
-    weight = np.zeros(len(distinct))
-    weight[number] = telling
-    prediction, document = carried.T
-    pairs = np.unique(document * len(distinct) + number[prediction])
-    documents, owner = np.unique(pairs // len(distinct), return_inverse=True)
-    sums = np.bincount(owner, weight[pairs % len(distinct)], minlength=len(documents))
-    return documents, sums / weight.sum(), float(weight.sum())
-
-
-def _level(score: float, none: float, strong: float) -> Level:
-    return "strong" if score >= strong else "none" if score < none else "weak"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.corpus.chat import encode_chat
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, attribute, merge_attributions
-from prismlm.explain.positions import DocumentsSoFar
+from prismlm.explain.attribution import Attribution, attribute
+from prismlm.explain.positions import Carriers, ContextPrior, Method, carriers_of
 from prismlm.explain.prediction import OutputLayer, split_states
-from prismlm.explain.shares import Method
 from prismlm.explain.summary import fits
 from prismlm.explain.support import Support
 from prismlm.lens.opened_model import check_embedded
@@ -80,7 +79,7 @@ def text_options(
 
 @dataclass(frozen=True)
 class TextFigures:
-    """What a model's predictions along one text rely on.
+    """What a model's predictions along one text rely on; of a chat, along its last answer.
 
     Attributes:
         document: the text.
@@ -130,79 +129,75 @@ def read_texts(
         lm: the model.
         documents: the texts.
         options: how they are read.
-        on_pass: is told of every forward pass.
+        on_pass: is called after every forward pass.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
     for batch in _batches(_windows(lm, documents, options), options.tokens_per_batch):
-        done = sum(window.stop - window.skip for window in batch)
-        if done:
-            _read_batch(lm, batch, options)
+        read = [window for window in batch if window.stop > window.skip]
+        if read:
+            _read_batch(lm, read, options.method)
+        done = sum(window.stop - window.skip for window in read)
         ended = on_pass is not None and on_pass(done) is False
         for window in batch:
             if window.last:
-                yield window.text.finish()
+                yield _figures(lm, window.text, options.method)
         if ended:
             return
 
 
 @dataclass
 class _Text:
-    """A text, and what its windows have given so far."""
+    """A text, its first prediction that counts, and what its windows have given so far."""
 
     document: Document
     ids: Tensor
-    losses: list[Tensor] = field(default_factory=list[Tensor])
-    explained: list[Tensor] = field(default_factory=list[Tensor])
-    parts: list[Attribution] = field(default_factory=list[Attribution])
-    so_far: DocumentsSoFar | None = None
-
-    def finish(self) -> TextFigures:
-        nothing = torch.empty(0)
-        return TextFigures(
-            self.document,
-            len(self.ids),
-            torch.cat([nothing, *self.losses]).numpy(),
-            torch.cat([nothing, *self.explained]).numpy(),
-            merge_attributions(self.parts) if self.parts else None,
-        )
+    first: int
+    prior: ContextPrior | None
+    losses: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
+    explained: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
+    carriers: list[Carriers] = field(default_factory=list[Carriers])
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Predictions ``skip`` to ``stop`` of a window ``ids`` that starts at a token of its text.
-
-    Those before ``first`` do not count: they say what the predictions after them stand in.
-    """
+class _Window(NamedTuple):
+    """Predictions ``skip`` to ``stop`` of a window ``ids`` that starts at a token of its text."""
 
     text: _Text
     ids: Tensor
     start: int
     skip: int
-    first: int
     stop: int
     last: bool
+
+
+def _figures(lm: PrismLM, text: _Text, method: Method) -> TextFigures:
+    losses, explained = (
+        torch.cat(parts)[text.first :].numpy() for parts in (text.losses, text.explained)
+    )
+    attribution = None
+    if text.carriers and lm.lens is not None:
+        # Predictions before the answer of a chat are the context that these come after.
+        whole = Carriers.joined(text.carriers)
+        counted = whole.of(range(text.first, len(whole.tokens)))
+        attribution = attribute(counted, lm.lens, method)
+    return TextFigures(text.document, len(text.ids), losses, explained, attribution)
 
 
 def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -> Iterator[_Window]:
     from prismlm.corpus.windows import document_windows
 
     prefix = torch.tensor(around_text(lm.tokenizer)[0], dtype=torch.int64)
+    zero = np.zeros(1, dtype=np.int64)
     for document in documents:
         ids = torch.tensor(document_ids(lm, document), dtype=torch.int64)
-        text, count = _Text(document, ids), len(ids)
-        # Of a chat, what its last message was read for.
         before = lm.asked(document.messages, ids) if document.messages else 0
-        # The last token predicts nothing of the text, so no window is laid for it alone.
-        grid = document_windows(
-            np.zeros(1, dtype=np.int64),
-            np.zeros(1, dtype=np.int64),
-            np.array([max(1, count - 1)]),
-            options.window,
-            options.stride,
-            prefix.tolist(),
-        )
+        prior = ContextPrior(lm.lens.cells) if lm.lens is not None else None
+        text, count = _Text(document, ids, max(0, before - 1), prior), len(ids)
+        # The last token predicts nothing of the text, so it gets no window of its own.
+        lengths = np.array([max(1, count - 1)])
+        how = options.window, options.stride, prefix.tolist()
+        grid = document_windows(zero, zero, lengths, *how)
         rows = zip(grid.start.tolist(), grid.length.tolist(), grid.skip.tolist(), strict=True)
         for number, (start, length, skip) in enumerate(rows, 1):
             read = ids[start:][:length]
@@ -210,8 +205,7 @@ def _windows(lm: PrismLM, documents: Iterable[Document], options: TextOptions) -
                 # As in an index, windows inside a text begin as texts do.
                 read = torch.cat([prefix, read[len(prefix) :]])
             stop = max(skip, min(length, count - 1 - start))
-            first = max(skip, min(before - 1 - start, stop))
-            yield _Window(text, read, start, skip, first, stop, number == len(grid))
+            yield _Window(text, read, start, skip, stop, number == len(grid))
 
 
 def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]:
@@ -228,9 +222,8 @@ def _batches(windows: Iterable[_Window], tokens: int) -> Iterator[list[_Window]]
 
 
 @torch.no_grad()
-def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None:
+def _read_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
     """Run the model once and give every text what its windows hold."""
-    batch = [window for window in batch if window.stop > window.skip]
     device = lm.model.device
     ids = pad_sequence([window.ids for window in batch], batch_first=True)
     attended = pad_sequence([torch.ones_like(one.ids) for one in batch], batch_first=True)
@@ -240,27 +233,18 @@ def _read_batch(lm: PrismLM, batch: list[_Window], options: TextOptions) -> None
     spans = [(row, slice(window.skip, window.stop)) for row, window in enumerate(batch)]
     z = torch.cat([seen.z[row, span] for row, span in spans]).float()
     embedded = torch.cat([seen.embedded[row, span] for row, span in spans])
-    read, following = (
+    read, targets = (
         torch.cat([w.text.ids[w.start + w.skip + by : w.start + w.stop + by] for w in batch])
         for by in (0, 1)
     )
     output = OutputLayer.of(lm.model, lm.logit_map)
-    found = split_states(output, lm.head, z, embedded, (read, following.to(device)))
-    losses = -found.log_probabilities.cpu()
-    explained = output.parts(lm.head, z, found.routing, found.top).explained_share.cpu()
-    table = found.evidence()
-    end = 0
+    split = split_states(output, lm.head, z, embedded, read, targets.to(device))
+    explained = output.parts(lm.head, z, split.routing, split.top).explained_share.cpu()
+    split, end = split.cpu(), 0
     for window in batch:
-        begin, middle = end, end + window.first - window.skip
-        end += window.stop - window.skip
-        text, counted = window.text, slice(middle, end)
-        text.losses.append(losses[counted])
-        text.explained.append(explained[counted])
-        if lm.lens is None:
-            continue
-        text.so_far = text.so_far or DocumentsSoFar(lm.lens.cells)
-        for part in (slice(begin, middle), counted):
-            if part.stop > part.start:
-                some = table.apart(part)
-                carried = attribute(some, lm.lens, options.method, so_far=text.so_far)
-                text.parts += [carried] if part is counted else []
+        rows = slice(end, end := end + window.stop - window.skip)
+        text = window.text
+        text.losses.append(-split.log_probabilities[rows])
+        text.explained.append(explained[rows])
+        if lm.lens is not None:
+            text.carriers.append(carriers_of(split[rows], lm.lens, method, text.prior))

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
+
 from prismlm.corpus.encode import around_text
 from prismlm.errors import InputError, check_choice, check_whole
-from prismlm.explain.against import OppositionAttribution
-from prismlm.explain.attribution import Attribution, attribute
-from prismlm.explain.evidence import EvidenceTable
+from prismlm.explain.against import Opposition
+from prismlm.explain.attention_maps import AttentionMap
+from prismlm.explain.attribution import Attribution, Passage, Sources, attribute
+from prismlm.explain.chain import ChainsOfText
+from prismlm.explain.positions import METHODS, Carriers, Method, carriers_of
+from prismlm.explain.prediction import Predictions
 from prismlm.explain.rows import Rows, frame, write_rows
-from prismlm.explain.shares import METHODS, DocumentShare, Method, Passage, Sources
-from prismlm.explain.steps import Step
+from prismlm.explain.steps import Step, steps_of
 from prismlm.explain.summary import doubts, in_words
-from prismlm.explain.support import Support
+from prismlm.explain.support import LEAST_TOLD, STRONG, Support
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import json_text
 from prismlm.lens.lens import Lens
+from prismlm.lens.opened_model import OpenedModel
+from prismlm.lens.text import sentences
 from prismlm.lens.where import Where
 from prismlm.outputs import write_text
 
 if TYPE_CHECKING:
     import pandas
 
-    from prismlm.explain.attention_maps import AttentionMap
-    from prismlm.lens.opened_model import OpenedModel
-
 SHOWN = 10
 AGAINST_SHOWN = 5
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
+class Citation:
+    """A sentence of an answer, and a document that carries nearly all that it tells.
+
+    Attributes:
+        start, end: of the sentence, in characters of ``trace.answer``.
+        share: s, the part of what the sentence tells that the document carries.
+        document: its doc_id, source, domain, license, title and url.
+    """
+
+    start: int
+    end: int
+    share: float
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Trace:
     """Every prediction along a text, split into prototypes, with the training text behind them.
 
@@ -46,44 +66,65 @@ class Trace:
     all steps, as every slice is.
 
     Attributes:
-        model: the model's name or directory.
-        read_steps: gives ``steps``.
-        table: the evidence behind the steps.
-        lens: the lens the shares are taken from, if there is one.
-        rounding: the largest |sum of parts − model's logit| / max(1, |logit|) of the whole text;
-            float32 models stay under 1e-3, half-precision ones under 2e-2.
-        attention: what the heads that were asked for look at, a row for each step; or None.
-        lm: the model itself, which :meth:`against` reads text with.
+        lm: the model, with its lens.
+        predictions: of the whole text, split.
+        ids: the tokens of the whole text, those that were written included.
+        prompt_length: how many of them were given.
+        rows: which predictions the steps of this trace are.
         first: the first step of the answer.
+        attention: what the heads that were asked for look at, a row for each step; or None.
+        chains: of models with prototype mixers.
         settings: what the model's own settings of generation would have changed, in words.
         question: what was asked: the text, or a chat's last message of the user.
+        whole: the trace of the whole text, where this is a slice.
     """
 
-    model: str
-    read_steps: Callable[[], tuple[Step, ...]] = field(compare=False, repr=False)
-    table: EvidenceTable = field(repr=False)
-    lens: Lens | None = field(default=None, repr=False)
-    rounding: float = 0.0
-    attention: tuple[AttentionMap, ...] | None = field(default=None, compare=False, repr=False)
-    lm: OpenedModel | None = field(default=None, compare=False, repr=False)
+    lm: OpenedModel
+    predictions: Predictions
+    ids: list[int]
+    prompt_length: int
+    rows: range
     first: int = 0
+    attention: tuple[AttentionMap, ...] | None = None
+    chains: ChainsOfText | None = None
     settings: str = ""
     question: str = ""
-    _found: dict[Method, Attribution] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
+    whole: Trace | None = None
+    _carriers: dict[str, Carriers] = field(default_factory=dict, init=False)
+    _attributions: dict[str, Attribution] = field(default_factory=dict, init=False)
+
+    @property
+    def model(self) -> str:
+        """The model's directory."""
+        return str(self.lm.path)
+
+    @property
+    def lens(self) -> Lens | None:
+        """The lens the shares are taken from, if there is one."""
+        return self.lm.lens
+
+    @property
+    def rounding(self) -> float:
+        """The largest |sum of parts − model's logit| / max(1, |logit|) of the whole text.
+
+        float32 models stay under 1e-3, half-precision ones under 2e-2.
+        """
+        return self.predictions.rounding
 
     @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """One per prediction, put together when they are first looked at: shares need none."""
-        return self.read_steps()
+        """One per prediction, made when they are first looked at: shares need none."""
+        if self.whole is not None:
+            return tuple(self.whole.steps[row] for row in self.rows)
+        given = self.predictions, self.ids, self.prompt_length
+        return steps_of(*given, self.lm.tokenizer, self.lens, self.chains)
 
     def __repr__(self) -> str:
         lens = "no lens" if self.lens is None else f"lens {self.lens.name}"
         return f"<Trace of {len(self)} predictions of {self.model}, {lens}>"
 
     def __len__(self) -> int:
-        return len(self.table.indices)
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
@@ -91,8 +132,9 @@ class Trace:
     @property
     def written(self) -> int:
         """How many of the answer's tokens the model wrote: all, or 0 of a text that it read."""
-        answer = self.steps[self.first :]
-        return len(answer) if answer and answer[0].target_from == "generated" else 0
+        answer = self.rows[self.first :]
+        generated = answer and self.prompt_length <= answer[0] + 1 < len(self.ids)
+        return len(answer) if generated else 0
 
     @overload
     def __getitem__(self, key: int) -> Step: ...
@@ -103,14 +145,18 @@ class Trace:
     def __getitem__(self, key: int | slice) -> Step | Trace:
         """Return one step, or a trace of some of them."""
         if isinstance(key, slice):
-            return replace(
-                self,
-                read_steps=lambda: self.steps[key],
-                table=self.table[key],
-                attention=self.attention and tuple(one[key] for one in self.attention),
-                first=0,
-            )
+            maps = self.attention and tuple(one[key] for one in self.attention)
+            whole = self.whole or self
+            return replace(self, rows=self.rows[key], first=0, attention=maps, whole=whole)
         return self.steps[key]
+
+    def carriers(self, method: Method = "evidence") -> Carriers:
+        """Return the positions that carry each prediction of the answer, in its text."""
+        whole = self.whole or self
+        check_choice("the method", method, METHODS)
+        if method not in whole._carriers:
+            whole._carriers[method] = carriers_of(self.predictions, self._lens(), method)
+        return whole._carriers[method].of(self.rows[self.first :])
 
     def attribution(self, method: Method = "evidence") -> Attribution:
         """Return what the answer relies on; it is found once for each method.
@@ -118,11 +164,10 @@ class Trace:
         Raises:
             InputError: there is no lens, or no such method.
         """
-        check_choice("the method", method, METHODS)
-        if method not in self._found:
-            table = self.table[self.first :] if self.first else self.table
-            self._found[method] = attribute(table, self._lens(), method)
-        return self._found[method]
+        if method not in self._attributions:
+            found = attribute(self.carriers(method), self._lens(), method)
+            self._attributions[method] = found
+        return self._attributions[method]
 
     def sources(
         self, by: str = "source", *, method: Method = "evidence", where: Where | None = None
@@ -142,7 +187,7 @@ class Trace:
 
     def documents(
         self, limit: int = SHOWN, *, method: Method = "evidence", where: Where | None = None
-    ) -> Rows[DocumentShare]:
+    ) -> Rows[Passage]:
         """Return the documents with the largest shares in the answer, as :meth:`sources`."""
         limit = check_whole("the number of documents", limit)
         return Rows(self.attribution(method).documents(limit, where))
@@ -159,7 +204,7 @@ class Trace:
     def against(
         self, limit: int = AGAINST_SHOWN, *, where: Where | None = None, estimated: bool = False
     ) -> Rows[Passage]:
-        """Return the passages that speak most against the answer: another token came next there.
+        """Return the passages that oppose the answer most: another token came next there.
 
         Of the positions near to a state where y did not come next, each weighs
 
@@ -180,16 +225,14 @@ class Trace:
         return Rows((found.estimated if estimated else found.passages)(limit, where))
 
     @cached_property
-    def _opposition(self) -> OppositionAttribution:
-        lens = self._lens()
-        if self.lm is None:
-            raise InputError("a trace without its model cannot read text again.")
-        return OppositionAttribution(self.table[self.first :], self.lm, lens)
+    def _opposition(self) -> Opposition:
+        lens, rows = self._lens(), self.rows[self.first :]
+        return Opposition(self.predictions[list(rows)], self.lm, lens)
 
     def places(
         self, limit: int, *, method: Method = "evidence", where: Where | None = None
-    ) -> Sequence[DocumentShare]:
-        """Return what stands behind the answer: passages, or documents by ``source``."""
+    ) -> Sequence[Passage]:
+        """Return the passages behind the answer, or documents by ``source``."""
         if method == "evidence":
             return self.passages(limit, where=where)
         return self.documents(limit, method=method, where=where)
@@ -206,59 +249,87 @@ class Trace:
             return None
         read = "the text" if len(self) > 1 else "the prediction"
         subject = "the answer" if self.first or self.written else read
-        shares, found = self.sources(self.lens.telling), self.documents(1)
-        document = found[0] if found else None
+        shares, leading = self.sources(self.lens.telling), self.documents(1)
+        document = leading[0] if leading else None
         return in_words(subject, shares, document, self.support, self.lens.meta.documents)
 
     @property
     def answer_ids(self) -> list[int]:
         """The tokens of the answer, special ones among them; of a text that was read, all of it."""
-        return self._tokens[0][self.first + bool(self.first or self.written) :]
+        return self._ids[self.first + bool(self.first or self.written) :]
 
     @property
-    def _tokens(self) -> tuple[list[int], list[str]]:
-        """The ids of all tokens, those that were written among them, and how they are shown."""
-        steps = self.steps
-        ids, shown = [step.token_id for step in steps], [step.pieces[0].shown for step in steps]
-        if steps and steps[-1].target_from == "generated":
-            ids.append(steps[-1].target_id)
-            shown.append(steps[-1].pieces[1].shown)
-        return ids, shown
+    def _ids(self) -> list[int]:
+        """The tokens that were read, and the last one where it was written."""
+        ids = [self.ids[row] for row in self.rows]
+        last = self.rows[-1] + 1 if self.rows else 0
+        return ids + self.ids[last : last + 1] if last >= self.prompt_length else ids
 
     @property
     def answer(self) -> str:
         """The words of the answer, special tokens left out; of a text that was read, all of it."""
-        return "" if self.lm is None else self.lm.words(self.answer_ids)
+        return self.lm.words(self.answer_ids)
+
+    def citations(self) -> list[Citation]:
+        """Return the documents to cite in an answer, sentence by sentence, the best first in each.
+
+        Cited is a document that strongly supports the sentence by itself; sentences of common words
+        alone cite nothing, and nothing is cited where support is not known.
+        """
+        if self.support is None:
+            return []
+        ids, words, cited = self.answer_ids, self.lm.words, list[Citation]()
+        # The first token of a text that was only read is predicted by none.
+        shift = self.first - (0 if self.first or self.written else 1)
+        for start, end in sentences(self.answer):
+            # The tokens up to a character are the fewest that spell it.
+            begin, stop = (
+                bisect_left(range(len(ids)), place, key=lambda count: len(words(ids[:count])))
+                for place in (start + 1, end)
+            )
+            begin, stop = max(self.first, begin - 1 + shift), stop + shift
+            told = self[begin:stop].attribution().told if stop > begin else None
+            documents, shares, total = told.by_document() if told else ([], np.zeros(0), 0.0)
+            for i in np.argsort(-shares, kind="stable") if total >= LEAST_TOLD else ():
+                if shares[i] >= STRONG:
+                    facts = self._lens().cells.facts(int(documents[i]))
+                    cited.append(Citation(start, end, float(shares[i]), facts))
+        return cited
 
     @property
     def softcap(self) -> float | None:
         """The cap c of a model whose own logits are c tanh(l / c), as Gemma's: steps have l."""
-        return None if self.lm is None else self.lm.logit_map.softcap
+        return self.lm.logit_map.softcap
+
+    @property
+    def doubts(self) -> list[str]:
+        """Signs that the model or its head do not work."""
+        return doubts(self.predictions[list(self.rows)])
 
     @property
     def notes(self) -> list[str]:
-        """What must be known to read the figures: doubts about model or head, settings left out."""
-        return [*doubts(self.table), *([self.settings] if self.settings else [])]
+        """What must be known to read the figures: :attr:`doubts`, and settings left out."""
+        return [*self.doubts, *([self.settings] if self.settings else [])]
 
     def verbatim(self, limit: int = SHOWN) -> Rows[Quote]:
-        """Return the longest spans of the answer that stand in the corpus word for word.
+        """Return the longest spans of the answer that occur in the corpus word for word.
 
-        A span says where its words stand, not that the model has them from there.
+        A span says where its words occur, not that the model has them from there.
 
         Raises:
             InputError: there is no lens, or it has no suffix array.
         """
-        lens = self._lens()
+        lens, limit = self._lens(), check_whole("the number of spans", limit)
         if lens.suffixes is None:
             raise InputError(
                 f"the lens {lens.name} has no suffix array, so no words can be looked up. Install "
                 "prismlm[verbatim] and build it again with `prismlm index`."
             )
-        ids, shown = self._tokens
-        begins = around_text(self.lm.tokenizer)[0] if self.lm is not None else []
-        # What stands before the first token that was written is not of the answer.
+        ids, pieces = self._ids, [piece for step in self.steps[-1:] for piece in step.pieces]
+        shown = [step.pieces[0].shown for step in self.steps[:-1]] + [one.shown for one in pieces]
+        begins = around_text(self.lm.tokenizer)[0]
+        # What was read before the first written token is not of the answer.
         first = self.first + 1 if self.written else len(begins) * (ids[: len(begins)] == begins)
-        limit = check_whole("the number of spans", limit)
         return Rows(quotes(ids, shown, first, lens, limit))
 
     def to_dict(
@@ -283,22 +354,22 @@ class Trace:
             "sources": None if lens is None else self.sources(by, **how).to_dict(),
             "documents": [],
         }
-        if lens is not None:
-            value["documents"] = [one.to_dict() for one in self.documents(documents, **how)]
-        if lens is not None and method == "evidence" and not where:
-            value["summary"] = self.summary
         if self.notes:
             value["notes"] = self.notes
         if self.softcap is not None:
             value["softcap"] = self.softcap
         if self.support is not None:
             value["support"] = self.support.to_dict()
-        if lens is not None and method == "evidence":
-            value["passages"] = [one.to_dict() for one in self.passages(documents, where=where)]
+        if lens is not None:
+            value["documents"] = [one.to_dict() for one in self.documents(documents, **how)]
+            if method == "evidence":
+                passages = self.passages(documents, where=where)
+                value["passages"] = [one.to_dict() for one in passages]
+                value |= {} if where else {"summary": self.summary}
+            if lens.suffixes is not None:
+                value["verbatim"] = [one.to_dict() for one in self.verbatim(documents)]
         if check_whole("the number of passages against", against):
             value["against"] = [one.to_dict() for one in self.against(against, where=where)]
-        if lens is not None and lens.suffixes is not None:
-            value["verbatim"] = [one.to_dict() for one in self.verbatim(documents)]
         if self.attention is not None:
             value["attention"] = [one.to_dict() for one in self.attention]
         return value
@@ -320,7 +391,7 @@ class Trace:
 
         Args:
             path: where to.
-            against: passages shown that speak against the predictions.
+            against: passages shown that oppose the predictions.
         """
         # The one import against the order of packages: a trace shows itself.
         from prismlm.pages.trace import page
@@ -336,12 +407,7 @@ class Trace:
         return fragment(self)
 
     def _lens(self) -> Lens:
-        if self.lens is None:
-            raise InputError(
-                f"{self.model} has no lens, so there is no training text to point to. "
-                "Build one with `prismlm index MODEL --corpus DIR`."
-            )
-        return self.lens
+        return self.lm.lens_for("training text to point to")
 
 
 def write_parquet(traces: Sequence[Trace], path: Path | str) -> None:

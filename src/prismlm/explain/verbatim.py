@@ -1,8 +1,8 @@
-"""What of a text stands in the corpus word for word: its longest spans, and where.
+"""What of a text occurs in the corpus word for word: its longest spans, and where.
 
-After OLMoTrace (Liu et al. 2025): from every token on, the longest run of tokens that stands in
+After OLMoTrace (Liu et al. 2025): from every token on, the longest run of tokens that occurs in
 some document; runs within a longer one are dropped, long and rare ones come first. It says where a
-text stands, not whether the model took it from there.
+text occurs, not whether the model took it from there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ PLACES = 5
 
 @dataclass(frozen=True)
 class VerbatimSpan:
-    """A span of a text that stands in the corpus token for token, and in no longer one that does.
+    """A span of a text that occurs in the corpus token for token, and in no longer one that does.
 
     Attributes:
         start: its first token, counted from 0 in the text.
         length: its tokens.
-        count: how often it stands in the documents of the lens.
+        count: how often it occurs in the documents of the lens.
         rarity: −Σ log₂ p over its tokens, p being a token's share of the documents: the bits of
             chance that it takes to draw them one by one.
         positions: the first places it begins at, ascending global token offsets of the corpus.
@@ -49,11 +49,11 @@ class VerbatimSpan:
 
 @dataclass(frozen=True)
 class Quote:
-    """A verbatim span in words, with the documents that it stands in.
+    """A verbatim span in words, with the documents that it occurs in.
 
     Attributes:
         text: the span.
-        span: where it lies in the text that was asked about, and how often it stands in the corpus.
+        span: where it lies in the text that was asked about, and how often it occurs in the corpus.
         places: doc_id, title, source, license and position of the first places.
     """
 
@@ -73,32 +73,31 @@ def quotes(
 ) -> list[Quote]:
     """Return the verbatim spans of a text from a token on, in words; see :func:`verbatim_spans`.
 
-    The text is given by number and in words. Of what it says twice, the first is returned.
+    The text is given by number and in words. Of spans with the same words, the first is returned.
     """
     assert lens.suffixes is not None
-    found: dict[str, VerbatimSpan] = {}
+    distinct: dict[str, VerbatimSpan] = {}
     for span in verbatim_spans(ids, lens.suffixes, start):
-        found.setdefault("".join(tokens[span.start : span.end]), span)
+        distinct.setdefault("".join(tokens[span.start : span.end]), span)
+
+    def place(position: int) -> dict[str, Any]:
+        facts = lens.cells.facts(int(lens.cells.document_of(np.array([position]))[0]))
+        known = {name: facts[name] for name in ("doc_id", "title", "source", "license")}
+        return known | {"position": position}
+
     return [
-        Quote(text, span, tuple(_place(lens, position) for position in span.positions))
-        for text, span in list(found.items())[:limit]
+        Quote(text, span, tuple(map(place, span.positions)))
+        for text, span in list(distinct.items())[:limit]
     ]
-
-
-def _place(lens: Lens, position: int) -> dict[str, Any]:
-    """Return the document of a place."""
-    found = lens.cells.facts(int(lens.cells.document_of(np.array([position]))[0]))
-    known = ("doc_id", "title", "source", "license")
-    return {name: found[name] for name in known} | {"position": position}
 
 
 def verbatim_spans(
     ids: Sequence[int], suffixes: Suffixes, start: int = 0, *, minimum: int = MINIMUM
 ) -> list[VerbatimSpan]:
-    """Return the longest spans of a text that stand in the corpus: by length, rarity and start.
+    """Return the longest spans of a text that occur in the corpus: by length, rarity and start.
 
-    A span is reported if it stands there, has ``minimum`` tokens or more, begins at ``start`` or
-    later, and lies in no other that stands there. Spans may overlap.
+    A span is reported if it occurs there, has ``minimum`` tokens or more, begins at ``start`` or
+    later, and lies in no other that occurs there. Spans may overlap.
     """
     tokens = np.asarray(ids, dtype=np.int64)
 

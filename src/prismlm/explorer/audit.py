@@ -16,8 +16,7 @@ from prismlm.corpus.documents import MESSAGES, Document
 from prismlm.corpus.formats import extension
 from prismlm.corpus.read import DocumentReader, InputFile
 from prismlm.errors import InputError, check_text
-from prismlm.explain.audit import Audit
-from prismlm.explain.audit_files import audit_files
+from prismlm.explain.audit import Audit, audit_files
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import document_ids, text_options
 from prismlm.explorer.session import Answer, Session, Tell, attachment
@@ -159,8 +158,7 @@ def _read(
         tell("progress", {"predictions": done})
         return not answer.stop.is_set()
 
-    for text in audit.read(documents, on_pass):
-        row = text.to_dict()
+    for row in audit.read(documents, on_pass):
         answer.rows.append(row)
         # Of what it leans on, the page lists the most.
         leading = {name: row[name][:1] for name in ("by_source", "documents")}

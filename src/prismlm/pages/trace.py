@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prismlm.corpus.pieces import Piece, visible
 from prismlm.corpus.words import DITTO
 from prismlm.direction_marks import marks_shown
-from prismlm.explain.shares import DocumentShare, Passage, Sources, worth_showing
+from prismlm.explain.attribution import Passage, Sources, worth_showing
 from prismlm.explain.steps import Step
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
@@ -118,13 +118,12 @@ class Pool:
         place = (before, token, after, number, document["position"])
         return self.places.setdefault(place, len(self.places))
 
-    def shared(self, document: DocumentShare) -> dict[str, Any]:
+    def shared(self, document: Passage) -> dict[str, Any]:
         """Return a document's share and place; of what speaks against, what it speaks against."""
-        passage = document if isinstance(document, Passage) else None
-        place = self.place(vars(document), document.around, passage.also if passage else ())
+        place = self.place(vars(document), document.around, document.also)
         value = {"share": document.share, "place": place}
-        if passage is not None and passage.predicted is not None:
-            value |= {"predicted": visible(passage.predicted), "probability": passage.probability}
+        if document.predicted is not None:
+            value |= {"predicted": visible(document.predicted), "probability": document.probability}
         return value
 
     def uses(self, step: Step, *, contexts: bool = True) -> list[list[float]]:
@@ -169,7 +168,7 @@ def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True)
         against: how many passages that speak against its predictions.
         each: say what stands behind each step, not behind all alone.
     """
-    steps, biases = trace.steps, trace.table.bias.tolist()
+    steps = trace.steps
     last = [steps[-1].pieces[1]] if steps and steps[-1].target_from == "generated" else []
     facts = [("model", trace.model)]
     if trace.lens is not None:
@@ -186,9 +185,9 @@ def trace_data(trace: Trace, pool: Pool, against: int = 0, *, each: bool = True)
         "facts": facts,
         "tokens": [spelt(piece) for piece in [*(step.pieces[0] for step in steps), *last]],
         "steps": [
-            step_data(step, pool, bias)
+            step_data(step, pool)
             | (behind(trace[t : t + 1], pool, PASSAGES_PER_STEP) if each else {})
-            for t, (step, bias) in enumerate(zip(steps, biases, strict=True))
+            for t, step in enumerate(steps)
         ],
         # Of a model with feedback the first token has none; of others, no token.
         "feedback": any(step.uncertainty is not None for step in steps),
@@ -203,9 +202,7 @@ def spelt(piece: Piece) -> str:
     return piece.text if piece.number == 1 else DITTO
 
 
-def step_data(
-    step: Step, pool: Pool, bias_evidence: float | None = None, *, contexts: bool = True
-) -> dict[str, Any]:
+def step_data(step: Step, pool: Pool, *, contexts: bool = True) -> dict[str, Any]:
     """Return one prediction and its parts, each with its evidence."""
     value: dict[str, Any] = {
         "token": visible(step.pieces[0].label),
@@ -217,7 +214,7 @@ def step_data(
         "logit": step.logit,
         "model": step.model_logit,
         "explained": step.explained_share,
-        "bias": [step.bias, bias_evidence],
+        "bias": [step.bias, step.bias_evidence],
         "residual": [step.residual, step.residual_evidence],
         "uses": pool.uses(step, contexts=contexts),
     }

@@ -14,7 +14,6 @@ from prismlm.explorer.session import Busy
 from prismlm.web.batch import Batch, writes_together
 from prismlm.web.writing import Writing
 
-_NOTHING = Recorded([], [], [], [])
 log = logging.getLogger("prismlm.web")
 
 
@@ -146,16 +145,12 @@ class Engine:
                         del recorded.embedded[:-1], recorded.states[:-1]
                     return one.over
 
-                ids = self._lm.write(
+                self._lm.write(
                     *(one.prompt, wanted.tokens, wanted.temperature, wanted.seed),
                     top_p=wanted.top_p,
                     all_logits=wanted.traced,
                     enough=enough,
                 )
-            length = one.prompt.shape[1] + len(one.ids)
-            # Of a text that is cut at a stop sequence; what cannot be cut is read again.
-            cut = length < ids.shape[1]
-            whole = not cut or recorded.is_of(ids[:, :-1])
-            one.recorded = recorded.until(length if cut else None) if whole else _NOTHING
+            one.recorded = recorded
             one.tell(None)
             self._writing = []

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.corpus.pieces import BROKEN, decode_token
 from prismlm.errors import shown
-from prismlm.explain.citations import citations
 from prismlm.explain.trace import Trace
 from prismlm.lens.opened_model import COLDEST
 from prismlm.web.writing import Choice, Wanted
@@ -300,7 +299,7 @@ def url_citations(trace: Trace, answer: str) -> list[dict[str, Any]]:
     read = trace.answer
     # A chat template may leave out the blanks around an answer.
     moved = answer.find(read.strip()) - (len(read) - len(read.lstrip()))
-    cited = citations(trace) if read.strip() in answer else []
+    cited = trace.citations() if read.strip() in answer else []
     return [
         {
             "type": "url_citation",

@@ -9,7 +9,7 @@ import prismlm
 from benchmarks.attribution import domains
 from prismlm.corpus import build_corpus
 from prismlm.corpus.tokenizer import train_tokenizer
-from prismlm.explain.attribution import attribute
+from tests.helpers.predictions import attributed
 
 ROWS = [
     ("a", "law", "the court of law"),
@@ -71,7 +71,7 @@ def test_shares_alone_know_no_text_before(tiny_model):
     names = [one.key for one in trace.sources("domain").items]
     told, alone = (way(trace, names) for way in (domains.shares_of, domains.shares_alone))
     assert told.sum() == pytest.approx(1 - trace.sources("domain").unattributed)
-    parts = [attribute(trace.table.apart(slice(t, t + 1)), trace.lens) for t in range(len(trace))]
+    parts = [attributed(trace.predictions[t : t + 1], trace.lens) for t in range(len(trace))]
     placed = sum(float(part.places.value.sum()) for part in parts)
     assert alone.sum() == pytest.approx(placed / trace.attribution().total)
     assert np.abs(told - alone).max() > 1e-3

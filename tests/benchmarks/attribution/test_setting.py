@@ -35,12 +35,12 @@ def test_positions_are_those_of_an_explanation(setting):
     # The last position predicts the end of the text, which the text does not hold.
     assert len(rows) == len(trace) == bank.corpus.lengths[document] - 1
     states = positions.state[rows].astype(np.float32)
-    np.testing.assert_allclose(states, trace.table.states.numpy(), atol=2e-3)
+    np.testing.assert_allclose(states, trace.predictions.states.numpy(), atol=2e-3)
     ids = bank.corpus.tokens(int(bank.corpus.starts[document]), len(rows) + 1)
     assert positions.token[rows].tolist() == ids[1:].tolist()
     probability = [step.probability for step in trace[:-1]]
     np.testing.assert_allclose(positions.probability[rows[:-1]], probability, rtol=1e-3)
-    assert positions.cell[rows].tolist() == trace.table.indices[:, 0].tolist()
+    assert positions.cell[rows].tolist() == trace.predictions.routing.indices[:, 0].tolist()
 
 
 def test_predictions_along_a_text_are_read_in_one_pass_or_one_by_one(setting):
