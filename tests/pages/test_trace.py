@@ -187,7 +187,7 @@ def test_traces_of_two_lenses_share_nothing(lm, tiny_model):
 
 
 def test_without_a_lens_there_are_no_shares(trace):
-    ((data,), (shared,)) = data_of(page([replace(trace, lens=None)]))
+    ((data,), (shared,)) = data_of(page([replace(trace, lm=replace(trace.lm, lens=None))]))
     assert data["whole"] is None
     assert shared["places"] == []
     assert all(step["shares"] == [] for step in data["steps"])

@@ -166,7 +166,7 @@ class Predictions:
 
     def __getitem__(self, rows: slice | list[int]) -> Predictions:
         """Return some of the predictions as a text of their own, without what was fed back."""
-        return replace(self._each(lambda column: column[rows]), fed_back=None, codes=None)
+        return replace(self, fed_back=None, codes=None)._each(lambda column: column[rows])
 
     def cpu(self) -> Predictions:
         """Return the predictions on the CPU."""
