@@ -359,19 +359,24 @@ def chains(
             part,
             use.contribution * part / use.activation,
             part / use.activation,
-            tuple(ChannelSource(s, tokens[s], float(given[s])) for s in largest),
+            tuple(ChannelSource(s, tokens[s], float(given[s])) for s in map(int, largest)),
         )
 
     result: list[PrototypeChain] = []
-    rows = zip(uses, *parts, strict=True)
-    for use, embedding, mlps, own, edit in rows:
+    for use, embedding, mlps, own, edit in zip(uses, *parts, strict=True):
         flat = own.flatten()
         largest = flat.abs().topk(min(CHANNELS_KEPT, len(flat))).indices.tolist()
-        channels = (
-            channel(use, *divmod(i, own.shape[1]), float(flat[i])) for i in largest if flat[i]
+        named = [(*divmod(i, own.shape[1]), float(flat[i])) for i in map(int, largest) if flat[i]]
+        chain = PrototypeChain(
+            use.id,
+            use.activation,
+            float(embedding),
+            tuple(mlps.tolist()),
+            tuple(own.sum(1).tolist()),
+            float(edit),
+            tuple(channel(use, *of) for of in named),
         )
-        direct = float(embedding), tuple(mlps.tolist()), tuple(own.sum(1).tolist()), float(edit)
-        result.append(PrototypeChain(use.id, use.activation, *direct, tuple(channels)))
+        result.append(chain)
     return tuple(result)
 
 
