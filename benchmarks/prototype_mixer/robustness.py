@@ -23,7 +23,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.eval.clamping import measure_clamping, routing_of
 from prismlm.eval.pairs import read_pairs
-from prismlm.eval.robustness import OpenedModel, drawn_pairs, measure_robustness
+from prismlm.eval.robustness import OpenedModel, measure_robustness
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.results import as_json
@@ -45,10 +45,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     settings = {"limit": given.limit, "seed": given.seed}
     where = {"environment": environment(), **settings}
-    tables = {name: read_pairs(given.pairs / f"{name}.parquet") for name in FILES}
+    pairs = {name: read_pairs(given.pairs / f"{name}.parquet", **settings) for name in FILES}
     given.out.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
-        drawn = drawn_pairs(table, **settings)
+    for name, drawn in pairs.items():
         if given.part == "compare":
             found = measure_robustness(
                 opened(given.model), drawn, seed=given.seed, progress=ConsoleReporter()

@@ -9,7 +9,7 @@ from lm_eval.api.registry import get_model
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
-from prismlm.eval.suite import open_predictors
+from prismlm.eval.predictors import open_predictors
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from tests.helpers import forked
@@ -59,7 +59,7 @@ def test_json_is_the_result_that_is_kept(prism, tiny_model, data, tmp_path):
         (["--suite", "glue"], ["suite is 'glue'"]),
         (["--tasks", "boolq"], ["no boolq_dev.parquet", "--tasks"]),
         (["--tasks", "piqa", "--shots", 2], ["no piqa_train.parquet", "--shots 0"]),
-        (["--limit", 0], ["limit is 0"]),
+        (["--limit", 0], ["'--limit'"]),
         (["--device", "cuda:7"], ["cuda:7"]),
     ],
 )

@@ -36,7 +36,7 @@ def test_a_study_is_made_printed_and_kept(prism, model, data, tmp_path):
     [
         (["--tasks", "sst"], ["is 'sst': expected 'cola'", "Did you mean 'sst2'"]),
         (["--tasks", "cola"], ["no cola_train.parquet", "nor cola_train_subset.parquet"]),
-        (["--tasks", "rte", "--learning-rate", "1e-3", "--limit", "0"], ["limit is 0"]),
+        (["--tasks", "rte", "--learning-rate", "1e-3", "--limit", "0"], ["'--limit'"]),
         (["--warmup", "2"], ["'--warmup'"]),
         (["--seeds", "0,x"], ["--seeds is '0,x'", "such as 0,1,2"]),
         (["--search"], ["mnli_train"]),

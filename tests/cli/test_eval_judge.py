@@ -57,7 +57,8 @@ def test_lines_of_a_file_are_continued_without_a_judge(prism, tiny_model, tmp_pa
     assert "2 prompts, 1 models" in made.stdout
     assert "BLEU" not in made.stdout
     kept = model / "eval" / "judge"
-    assert len((kept / "continuations.jsonl").read_text().splitlines()) == 2
+    (part,) = (kept / "continuations").iterdir()
+    assert len(json.loads(part.read_text())) == 2
     assert (kept / "continuations.parquet").is_file()
     changed = prism("eval", "judge", model, "--prompts", prompts, "--new-tokens", 5)
     assert changed.returncode == 2

@@ -36,7 +36,7 @@ def test_routing_is_clamped(prism, studied, tmp_path, kind, routing):
     ("study", "kind", "arguments", "words"),
     [
         ("clamping", "mamba", (), "no routing that could be clamped"),
-        ("robustness", "llama", ("--limit", 0), "the limit is 0"),
+        ("robustness", "llama", ("--limit", 0), "'--limit'"),
         ("robustness", "llama", ("--entropy", "nan"), "--entropy"),
         ("robustness", "nowhere", (), "is not a directory"),
     ],

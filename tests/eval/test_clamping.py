@@ -16,7 +16,7 @@ from prismlm.eval.clamping import (
 )
 from prismlm.eval.next_token import encode, logits_after
 from prismlm.eval.pairs import read_pairs
-from prismlm.eval.robustness import OpenedModel, drawn_pairs, measure_robustness
+from prismlm.eval.robustness import OpenedModel, measure_robustness
 from prismlm.models.checkpoint import read_checkpoint
 
 
@@ -31,7 +31,7 @@ def opened(studied, kind):
 
 @pytest.fixture(scope="module")
 def pairs(studied):
-    return drawn_pairs(read_pairs(studied / "pairs.parquet"))
+    return read_pairs(studied / "pairs.parquet")
 
 
 def test_mediation_by_hand():
@@ -126,11 +126,11 @@ def test_a_model_of_each_kind(studied, pairs, kind, routing):
 def test_a_text_with_its_own_routing_is_itself_and_with_anothers_is_not(studied, kind):
     _, model, tokenizer = opened(studied, kind)
     texts = ["The river carries letters in a box.", "The council forgets letters in a box."]
-    one, other = (torch.tensor(ids) for ids in encode(tokenizer, texts))
+    one, other = (torch.tensor(ids) for ids in encode(model, tokenizer, texts))
     before = logits_after(model, one[None])
-    routing = routing_of(model)
+    _, clamp = routing_of(model)
     own = list(range(len(one)))
-    with routing.clamp(one.tolist(), own):
+    with clamp(one.tolist(), own):
         assert torch.allclose(logits_after(model, one[None]), before, atol=1e-5)
-    with routing.clamp(other.tolist(), own):
+    with clamp(other.tolist(), own):
         assert (logits_after(model, one[None]) - before).abs().max() > 1e-2

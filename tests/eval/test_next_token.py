@@ -59,7 +59,7 @@ def test_logits_of_texts_of_all_lengths_are_those_of_each_alone(studied, kind):
         "Old maps",
         "The river carries",
     ]
-    tokens = next_token.encode(tokenizer, texts)
+    tokens = next_token.encode(model, tokenizer, texts)
     advanced = []
     kept = next_token.kept_logits(model, [*tokens, []], advanced.append)
     assert sum(advanced) == 4
@@ -73,12 +73,12 @@ def test_logits_of_texts_of_all_lengths_are_those_of_each_alone(studied, kind):
 def test_a_tokenizers_own_beginning_stands_before_and_its_end_does_not_follow(studied):
     from tokenizers.processors import TemplateProcessing
 
-    _, tokenizer = read_checkpoint(studied / "llama")
-    (plain,) = next_token.encode(tokenizer, ["The river"])
+    model, tokenizer = read_checkpoint(studied / "llama")
+    (plain,) = next_token.encode(model, tokenizer, ["The river"])
     assert plain == tokenizer("The river", add_special_tokens=False)["input_ids"]
     name, number = tokenizer.eos_token, tokenizer.eos_token_id
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{name} $A {name}", special_tokens=[(name, number)]
     )
     assert tokenizer("The river")["input_ids"] == [number, *plain, number]
-    assert next_token.encode(tokenizer, ["The river", ""]) == [[number, *plain], []]
+    assert next_token.encode(model, tokenizer, ["The river", ""]) == [[number, *plain], []]

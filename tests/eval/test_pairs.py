@@ -21,20 +21,23 @@ def write(path, *rows, schema=COLUMNS):
     return path
 
 
-def test_pairs_come_back_with_their_columns(tmp_path):
-    wide = pa.schema([pa.field("more", pa.int8()), *COLUMNS])
-    table = read_pairs(write(tmp_path / "a.parquet", ROW | {"more": 1}, schema=wide))
-    assert table.schema.equals(COLUMNS)
-    assert table.to_pylist() == [ROW]
+def test_pairs_come_slice_by_slice_and_a_limit_draws_of_each(tmp_path):
+    rows = [
+        ROW | {"id": f"{name}-{n}", "slice": name} for name in ("gender", "typo") for n in range(9)
+    ]
+    path = write(tmp_path / "a.parquet", *rows)
+    assert [pair.slice for pair in read_pairs(path)] == ["typo"] * 9 + ["gender"] * 9
+    few = read_pairs(path, 3)
+    assert [pair.slice for pair in few] == ["typo"] * 3 + ["gender"] * 3
+    assert few == read_pairs(path, 3) != read_pairs(path, 3, seed=1)
 
 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], "holds no pairs"),
-        ([ROW, ROW], "several rows of one id"),
+        ([], "has 0 rows"),
         ([ROW | {"slice": "tpyo"}], "has the slice 'tpyo'"),
-        ([ROW | {"perturbed": None}], "rows without id, slice"),
+        ([ROW | {"perturbed": None}], "each with id, slice, original, perturbed"),
     ],
 )
 def test_other_rows_are_refused(tmp_path, rows, words):

@@ -8,9 +8,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer, PhiConfig, PhiForCausalLM
 
 from prismlm.errors import InputError
-from prismlm.eval.harness import with_feedback
-from prismlm.eval.predictors import PREDICTORS, PredictorLM
-from prismlm.eval.suite import open_predictors
+from prismlm.eval.predictors import PREDICTORS, PredictorLM, open_predictors, with_feedback
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap

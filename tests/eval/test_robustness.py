@@ -6,8 +6,8 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.eval.next_token import encode, jensen_shannon, log_probabilities, logits_after
-from prismlm.eval.pairs import read_pairs
-from prismlm.eval.robustness import MEASURES, OpenedModel, Pair, drawn_pairs, measure_robustness
+from prismlm.eval.pairs import Pair, read_pairs
+from prismlm.eval.robustness import MEASURES, OpenedModel, measure_robustness
 from prismlm.models.checkpoint import read_checkpoint
 
 KINDS = ("protot", "llama", "gpt2", "mamba")
@@ -27,7 +27,7 @@ def models(studied):
 
 @pytest.fixture(scope="module")
 def pairs(studied):
-    return drawn_pairs(read_pairs(studied / "pairs.parquet"))
+    return read_pairs(studied / "pairs.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,9 @@ def test_a_mean_is_that_of_its_pairs(found, models, pairs):
     own = [
         jensen_shannon(
             *(
-                log_probabilities(logits_after(model, torch.tensor(encode(tokenizer, [text]))))
+                log_probabilities(
+                    logits_after(model, torch.tensor(encode(model, tokenizer, [text])))
+                )
                 for text in (pair.original, pair.perturbed)
             )
         ).item()

@@ -1,6 +1,6 @@
 import pytest
 
-from prismlm.eval.accuracy import mean_figures, task_figures
+from prismlm.eval.suite import mean_figures, task_figures
 
 
 def test_bars_and_band_by_hand():

@@ -19,7 +19,7 @@ from prismlm.probes.results import as_json as json_values
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
-    from prismlm.eval.robustness import OpenedModel, Pair
+    from prismlm.eval.robustness import OpenedModel
 
 PLOT_FILE = "eval.svg"
 # lm-eval reads its own --help.
@@ -43,7 +43,7 @@ JudgeBy = Annotated[
     ),
 ]
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
-PairLimit = Annotated[int | None, option("N", "Pairs of each slice, drawn by the seed.")]
+PairLimit = Annotated[int | None, option("N", "Pairs of each slice, drawn.", least=1)]
 Entropy = Annotated[float | None, option("E", "Nats (default: the models' lowest).", least=0)]
 Corpora = Annotated[Path | None, option("DIR", "Of the corpora (default: from the hub).")]
 Similarity = Annotated[float, option("C", "The least cosine of a pair.", least=-1, most=1)]
@@ -59,10 +59,10 @@ def suite(
     suite: Annotated[str, option("SUITE", "seed: PRISM's eight tasks.")] = "seed",
     tasks: Tasks = None,
     data: Data = None,
-    limit: Annotated[int | None, option("N", "Questions of each task, drawn by the seed.")] = None,
-    shots: Annotated[int, option("N", "Examples before each question.")] = 0,
+    limit: Annotated[int | None, option("N", "Questions of each task, drawn.", least=1)] = None,
+    shots: Annotated[int, option("N", "Examples before each question.", least=0)] = 0,
     seed: opt.Seed = 0,
-    batch_size: Annotated[int, option("N", "Texts read at once.")] = 8,
+    batch_size: Annotated[int, option("N", "Texts read at once.", least=1)] = 8,
     device: opt.Device = "cpu",
     out: opt.OutDir = None,
     as_json: opt.Json = False,
@@ -74,7 +74,8 @@ def suite(
     import logging
 
     from prismlm.eval.benchmarks import benchmarks_of
-    from prismlm.eval.suite import RESULT_FILE, SuiteOptions, open_predictors, run_suite
+    from prismlm.eval.predictors import open_predictors
+    from prismlm.eval.suite import RESULT_FILE, SuiteOptions, run_suite
     from prismlm.pages.eval_plots import accuracy_figure
 
     names = opt.split_names(tasks)
@@ -103,7 +104,7 @@ def lm_eval(
     ] = None,
 ) -> None:
     """Run lm-eval's own command line over prismlm's models and uncertainty feedback."""
-    from prismlm.eval.harness import run_harness
+    from prismlm.eval.predictors import run_harness
 
     run_harness(arguments or [])
 
@@ -163,7 +164,7 @@ def judge(
     from prismlm.corpus.store import Corpus
     from prismlm.eval.judging.continuations import Writing, corpus_prompts, file_prompts
     from prismlm.eval.judging.judges import judge_opener
-    from prismlm.eval.judging.study import RESULT_FILE, Study, named, run_judging
+    from prismlm.eval.judging.study import RESULT_FILE, named, run_judging
 
     given = models or []
     opened = judge_opener(judge, endpoint, endpoint_model, by=by)
@@ -178,9 +179,12 @@ def judge(
         texts = file_prompts(prompts, prompts_count, how)
     else:
         texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, how)
-    study = Study(named(given), texts, how, place, opened)
     with orderly_end():
-        result = run_judging(study, ConsoleReporter(), _announce)
+        result = run_judging(
+            *(named(given), texts, how, place, opened),
+            progress=ConsoleReporter(),
+            announce=_announce,
+        )
     output.wrote(place / RESULT_FILE)
     output.print_json(result) if as_json else _print_judgement(result)
 
@@ -216,14 +220,14 @@ def glue(
     model: opt.Model,
     tasks: Tasks = None,
     data: Data = None,
-    limit: Annotated[int | None, option("N", "Rows trained on, drawn by the seed.")] = None,
-    dev_limit: Annotated[int | None, option("N", "Rows of each dev set, for all seeds.")] = None,
+    limit: Annotated[int | None, option("N", "Rows trained on, drawn.", least=1)] = None,
+    dev_limit: Annotated[int | None, option("N", "Rows of each dev set.", least=3)] = None,
     seeds: Annotated[str, option("A,B", "A run for each.")] = "0,1,2",
     learning_rate: Rate = None,
     warmup: Warmup = None,
     search: Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI for later")] = False,
     from_scratch: Annotated[bool, flag("--from-scratch", "Also without its training.")] = False,
-    epochs: Annotated[int, option("N", "At most.")] = 3,
+    epochs: Annotated[int, option("N", "At most.", least=1)] = 3,
     test: Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")] = True,
     device: opt.Device = "cpu",
     out: opt.OutDir = None,
@@ -304,10 +308,11 @@ def robustness(
 ) -> None:
     """Compare predictions after texts and their variants: Jensen-Shannon divergence and ranks."""
     check_outputs(out, inputs=(*models, pairs), overwrite=overwrite)
+    from prismlm.eval.pairs import read_pairs
     from prismlm.eval.robustness import measure_robustness
 
     with orderly_end():
-        drawn = _drawn(pairs, limit, seed)
+        drawn = read_pairs(pairs, limit, seed)
         how: dict[str, Any] = {"entropy": entropy, "seed": seed, "progress": ConsoleReporter()}
         found = measure_robustness(_opened(models), drawn, **how)
     value = {"pairs": str(pairs), "limit": limit} | json_values(found)
@@ -329,22 +334,16 @@ def clamping(
     """Read variants with the routing of their originals: does it bring predictions back?"""
     check_outputs(out, inputs=(model, pairs), overwrite=overwrite)
     from prismlm.eval.clamping import measure_clamping
+    from prismlm.eval.pairs import read_pairs
 
     with orderly_end():
-        drawn = _drawn(pairs, limit, seed)
+        drawn = read_pairs(pairs, limit, seed)
         (opened,) = _opened([model])
         found = measure_clamping(opened, drawn, seed=seed, progress=ConsoleReporter())
     value = {"pairs": str(pairs), "limit": limit} | json_values(found)
     if out is not None:
         output.write_json(out, value)
     output.print_json(value) if as_json else _print_clamping(found)
-
-
-def _drawn(path: Path, limit: int | None, seed: int) -> list[Pair]:
-    from prismlm.eval.pairs import read_pairs
-    from prismlm.eval.robustness import drawn_pairs
-
-    return drawn_pairs(read_pairs(path), limit, seed)
 
 
 def _opened(paths: Sequence[Path]) -> Iterator[OpenedModel]:

@@ -1,13 +1,13 @@
 """The eight tasks of PRISM's figure as lm-eval defines them, over documents of the hub or of files.
 
-Prompts, choices and metrics are those of the task files that lm-eval ships, in both cases. Local
-rows only become documents of the form that those files expect.
+Prompts, choices and metrics are those of the task files that lm-eval ships, in both cases. Rows of
+files only become documents of the form that those task files expect.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,13 @@ from prismlm.errors import FormatError, InputError, check_choice
 from prismlm.hub import fetching
 
 Row = dict[str, Any]
-QUESTION = ("question", "choices", "label")
 LETTERS = "ABCDEFGHIJ"
-# What HellaSwag calls ctx_b, the beginning of a sentence, comes after the last whole sentence.
+# HellaSwag's ctx_b, the sentence that was begun, comes after the last whole sentence.
 BEGUN_SENTENCE = re.compile(r"(.*[.!?]['\")]* |[^:]*: )([^.!?]*)", re.DOTALL)
 
 
 def _lettered(row: Row, question: str = "question") -> Row:
-    letters = list(LETTERS[: len(row["choices"])])
-    choices = {"text": row["choices"], "label": letters}
+    choices = {"text": row["choices"], "label": list(LETTERS[: len(row["choices"])])}
     return {question: row["question"], "choices": choices, "answerKey": LETTERS[row["label"]]}
 
 
@@ -42,7 +40,7 @@ def _boolq(row: Row) -> Row:
 def _hellaswag(row: Row) -> Row:
     activity, _, context = row["ctx"].partition(": ")
     begun = BEGUN_SENTENCE.fullmatch(row["ctx"])
-    ctx_b = begun[2] if begun is not None else ""
+    ctx_b = "" if begun is None else begun[2]
     ctx_a = context[: len(context) - len(ctx_b)].rstrip(" ")
     document = {"activity_label": activity, "ctx_a": ctx_a, "ctx_b": ctx_b}
     return document | {"endings": row["endings"], "label": str(row["label"])}
@@ -66,52 +64,44 @@ class Benchmark(NamedTuple):
     """One of the tasks.
 
     Attributes:
-        name: lm-eval's.
-        title: the figure's.
-        folder: of its definition among lm-eval's tasks.
-        split: the one that is asked.
-        part: what the file of its rows calls it, after the name.
-        columns: that the files have.
-        document: a row as lm-eval's definition expects it.
-        examples: the split that examples come from; its file calls it so too.
-        subjects: it is made of one lm-eval task for each value of the column ``subject``.
+        name: lm-eval's name; for each value of a column ``subject`` it has a task of its own.
+        title: the name in PRISM's figure.
+        folder: where lm-eval's definition is, among its tasks.
+        split: the split that is asked.
+        file: the suffix of its local file, after the name.
+        columns: those of the local file.
+        document: makes of a local row the document that lm-eval's definition expects.
+        examples: the split, and the suffix of the file, that few-shot examples come from.
     """
 
     name: str
     title: str
     folder: str
     split: str
-    part: str
+    file: str
     columns: tuple[str, ...]
     document: Callable[[Row], Row]
     examples: str = "train"
-    subjects: bool = False
 
 
-WINOGRANDE = ("sentence", "option1", "option2", "label")
+QUESTION = ("question", "choices", "label")
+BOOLQ = ("title", "passage", "question", "label")
+OPTIONS = ("sentence", "option1", "option2", "label")
+OPENBOOK = partial(_lettered, question="question_stem")
 SEED = (
     Benchmark("arc_challenge", "ARC-Challenge", "arc", "test", "test", QUESTION, _lettered),
     Benchmark("arc_easy", "ARC-Easy", "arc", "test", "test", QUESTION, _lettered),
-    Benchmark(
-        "boolq", "BoolQ", "super_glue/boolq", "validation", "dev",
-        ("title", "passage", "question", "label"), _boolq,
-    ),
+    Benchmark("boolq", "BoolQ", "super_glue/boolq", "validation", "dev", BOOLQ, _boolq),
     Benchmark(
         "hellaswag", "HellaSwag", "hellaswag", "validation", "val",
         ("ctx", "endings", "label"), _hellaswag,
     ),
     Benchmark(
-        "mmlu", "MMLU", "mmlu/default", "test", "test", ("subject", *QUESTION), _mmlu,
-        examples="dev", subjects=True,
+        "mmlu", "MMLU", "mmlu/default", "test", "test", ("subject", *QUESTION), _mmlu, "dev"
     ),
-    Benchmark(
-        "openbookqa", "OpenBookQA", "openbookqa", "test", "test", QUESTION,
-        partial(_lettered, question="question_stem"),
-    ),
+    Benchmark("openbookqa", "OpenBookQA", "openbookqa", "test", "test", QUESTION, OPENBOOK),
     Benchmark("piqa", "PIQA", "piqa", "validation", "valid", QUESTION, _piqa),
-    Benchmark(
-        "winogrande", "WinoGrande", "winogrande", "validation", "dev", WINOGRANDE, _winogrande
-    ),
+    Benchmark("winogrande", "WinoGrande", "winogrande", "validation", "dev", OPTIONS, _winogrande),
 )  # fmt: skip
 SUITES: dict[str, tuple[Benchmark, ...]] = {"seed": SEED}
 
@@ -131,105 +121,104 @@ def load_tasks(
     """Return lm-eval's tasks of a benchmark: one, or one for each subject.
 
     Args:
-        benchmark: the task.
+        benchmark: the benchmark.
         data: a directory of Parquet files; None for the hub.
         shots: examples before each question.
         seed: of the choice of examples.
-
     """
     import lm_eval.tasks
     from lm_eval.tasks import TaskManager
 
     folder = Path(lm_eval.tasks.__file__).parent / benchmark.folder
     manager = TaskManager(include_path=folder, include_defaults=False)
-    prefix = f"{benchmark.name}_"
-    names = [benchmark.name]
-    if benchmark.subjects:
+    subjects: dict[str, str | None] = {benchmark.name: None}
+    if "subject" in benchmark.columns:
+        prefix = f"{benchmark.name}_"
         names = [name for name in manager.all_subtasks if name.startswith(prefix)]
-    splits = None if data is None else _read_splits(benchmark, data, shots)
-    specs: list[Row] = []
-    for name in names:
-        subject = name.removeprefix(prefix) if benchmark.subjects else None
-        local = {} if splits is None else _local(benchmark, splits, subject)
-        specs.append({"task": name, "num_fewshot": shots} | local)
+        subjects = {name: name.removeprefix(prefix) for name in names}
+    splits = {} if data is None else _read_splits(benchmark, data, shots)
+    specs = [
+        {"task": name, "num_fewshot": shots}
+        | (_local_dataset(benchmark, splits, subject) if splits else {})
+        for name, subject in subjects.items()
+    ]
     fetched = fetching(f"the documents of {benchmark.name}", "a directory of Parquet files")
     with fetched if data is None else nullcontext():
-        # A group is what takes its members' settings in place of those of their files.
+        # Only the members of a group have settings that replace those of their files.
         tasks = manager.load({"group": f"prismlm_{benchmark.name}", "task": specs})["tasks"]
-    found = [tasks[name] for name in names]
-    for task in found:
-        task.set_fewshot_seed(seed)
-    return found
+    for name in subjects:
+        tasks[name].set_fewshot_seed(seed)
+    return [tasks[name] for name in subjects]
 
 
-def _local(benchmark: Benchmark, splits: dict[str, list[Row]], subject: str | None) -> Row:
-    """Return what replaces lm-eval's dataset by documents that are there."""
+def _local_dataset(
+    benchmark: Benchmark, splits: dict[str, list[Row]], subject: str | None
+) -> dict[str, Any]:
+    """Return the settings that replace lm-eval's dataset by local documents."""
     from datasets import Dataset, DatasetDict
 
-    found: dict[Any, Any] = {}
+    documents: dict[Any, Any] = {}
     for split, rows in splits.items():
-        kept = [row for row in rows if subject is None or row["subject"] == subject]
-        if not kept:
+        chosen = [row for row in rows if subject is None or row["subject"] == subject]
+        if not chosen:
             raise FormatError(f"the split {split} of {benchmark.name} has no rows of {subject!r}.")
-        found[split] = Dataset.from_list([benchmark.document(row) for row in kept])
-    split, examples = benchmark.split, benchmark.examples
-    # A split that was not read must not be asked for; lm-eval's own names say what each is for.
-    names: Row = dict.fromkeys(("training", "validation", "test", "fewshot"))
-    names[split] = split
-    if examples in splits:
-        names["training" if examples == "train" else "fewshot"] = examples
-    settings = {f"{name}_split": split for name, split in names.items()}
-    return {"custom_dataset": lambda **_: DatasetDict(found), **settings}
+        documents[split] = Dataset.from_list([benchmark.document(row) for row in chosen])
+    # None for a split that was not read: lm-eval must not ask for it.
+    names: Row = dict.fromkeys(("training_split", "validation_split", "test_split"))
+    names |= {"fewshot_split": None, f"{benchmark.split}_split": benchmark.split}
+    if benchmark.examples in splits:
+        use = "training_split" if benchmark.examples == "train" else "fewshot_split"
+        names[use] = benchmark.examples
+    return {"custom_dataset": lambda **_: DatasetDict(documents), **names}
 
 
 def _read_splits(benchmark: Benchmark, data: Path, shots: int) -> dict[str, list[Row]]:
     if not data.is_dir():
         raise InputError(f"{data} is not a directory: expected Parquet files of the tasks in it.")
-    asked = data / f"{benchmark.name}_{benchmark.part}.parquet"
-    if not asked.is_file():
-        raise InputError(
-            f"{data} has no {asked.name}, which holds the questions of {benchmark.name}. Put it "
-            "there, leave the task out with --tasks, or leave --data out to read from the hub."
-        )
-    splits = {benchmark.split: list(_rows(asked, benchmark))}
+    questions = data / f"{benchmark.name}_{benchmark.file}.parquet"
     examples = data / f"{benchmark.name}_{benchmark.examples}.parquet"
+    if not questions.is_file():
+        raise InputError(
+            f"{data} has no {questions.name}, which holds the questions of {benchmark.name}. Put "
+            "it there, leave the task out with --tasks, or leave --data out to read from the hub."
+        )
     if shots and not examples.is_file():
         raise InputError(
             f"{data} has no {examples.name}, which the {shots} examples before each question of "
             f"{benchmark.name} would come from. Put it there, or ask without examples: --shots 0."
         )
+    splits = {benchmark.split: _rows(questions, benchmark)}
     if shots:
-        splits[benchmark.examples] = list(_rows(examples, benchmark))
+        splits[benchmark.examples] = _rows(examples, benchmark)
     return splits
 
 
-def drawn(count: int, limit: int | None, seed: int) -> list[int]:
-    """Return so many of ``count`` rows in their order; all without a limit."""
-    return np.sort(np.random.default_rng(seed).permutation(count)[:limit]).tolist()
-
-
-def read_columns(path: Path, columns: Sequence[str], of: str) -> pa.Table:
-    """Return a Parquet file that has rows of the columns named, and others."""
-    try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
-    missing = [name for name in columns if name not in table.column_names]
-    if missing or not len(table):
-        raise FormatError(
-            f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "
-            f"expected rows of {of}."
-        )
-    return table
-
-
-def _rows(path: Path, benchmark: Benchmark) -> Iterator[Row]:
-    table = read_columns(path, benchmark.columns, ", ".join(benchmark.columns))
-    for number, row in enumerate(table.to_pylist()):
+def _rows(path: Path, benchmark: Benchmark) -> list[Row]:
+    rows = read_columns(path, benchmark.columns, ", ".join(benchmark.columns)).to_pylist()
+    for number, row in enumerate(rows):
         answers = len(row.get("choices") or row.get("endings") or "no")
         if not isinstance(row["label"], int) or not 0 <= row["label"] < answers:
             raise FormatError(
                 f"row {number} of {path} has the label {row['label']!r}: expected the number of "
                 f"the right answer, 0 to {answers - 1}."
             )
-        yield row
+    return rows
+
+
+def drawn(count: int, limit: int | None, seed: int) -> list[int]:
+    """Return ``limit`` of ``count`` row numbers, drawn by a seed, in order; None for all."""
+    return np.sort(np.random.default_rng(seed).permutation(count)[:limit]).tolist()
+
+
+def read_columns(path: Path, columns: Sequence[str], expected: str) -> pa.Table:
+    """Return a Parquet file that has rows, and these columns among others."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
+    if not len(table) or not set(columns) <= set(table.column_names):
+        raise FormatError(
+            f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "
+            f"expected rows of {expected}."
+        )
+    return table

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
 from prismlm.eval import next_token
-from prismlm.eval.pairs import INTERVENTIONS, SLICES
-from prismlm.eval.robustness import OpenedModel, Pair, texts_of
+from prismlm.eval.pairs import Pair
+from prismlm.eval.robustness import OpenedModel, texts_of
 from prismlm.interventions.attention import clamp_attention, record_attention
 from prismlm.interventions.channels import OWN, ClampGates, intervene, record_gates
 from prismlm.models.attention import attention_layers
@@ -36,18 +36,10 @@ FLOOR = 1e-4
 """JS_base in bits below which a pair has no PMR: there is nothing to mediate."""
 ROUNDING = 1e-5
 """|PMR| up to which clamping moved nothing: routing before the first change is the same."""
-LEAST_SHARE = 0.5
+MIN_ALIGNED = 0.5
 """Of the longer text's positions, those that must have a counterpart."""
-
-
-class Routing(NamedTuple):
-    """What of a model is clamped, "channels" or "attention", and how.
-
-    In a block of ``clamp(ids, alignment)`` a text is read with the routing of the tokens given.
-    """
-
-    kind: str
-    clamp: Callable[[Sequence[int], list[int]], AbstractContextManager[None]]
+# In a block of clamp(ids, alignment) a text is read with the routing of the tokens given.
+Clamp = Callable[[Sequence[int], list[int]], AbstractContextManager[None]]
 
 
 class Clamped(NamedTuple):
@@ -64,15 +56,15 @@ class Clamped(NamedTuple):
     equal_length: bool
 
 
-def routing_of(model: PreTrainedModel) -> Routing:
-    """Return what can be clamped: prototype channels where there are any, else attention."""
+def routing_of(model: PreTrainedModel) -> tuple[str, Clamp]:
+    """Return what can be clamped, and how: channels where there are any, otherwise attention."""
     if has_mixers(model):
 
         def clamp_gates(ids: Sequence[int], alignment: list[int]) -> AbstractContextManager[None]:
             record = record_gates(model, torch.tensor(ids))
             return intervene(model, ClampGates(record, alignment=alignment))
 
-        return Routing("channels", clamp_gates)
+        return "channels", clamp_gates
     try:
         attention_layers(model)
     except InputError as error:
@@ -80,11 +72,9 @@ def routing_of(model: PreTrainedModel) -> Routing:
             f"a model of type {model.config.model_type!r} has no routing that could be clamped: "
             "expected prototype channels (ProtoT) or attention heads (such as a Llama)."
         ) from error
-
-    def clamp_heads(ids: Sequence[int], alignment: list[int]) -> AbstractContextManager[None]:
-        return clamp_attention(model, record_attention(model, torch.tensor(ids)), alignment)
-
-    return Routing("attention", clamp_heads)
+    return "attention", lambda ids, alignment: clamp_attention(
+        model, record_attention(model, torch.tensor(ids)), alignment
+    )
 
 
 def measure_clamping(
@@ -94,59 +84,53 @@ def measure_clamping(
 
     Args:
         opened: the model.
-        pairs: of :func:`prismlm.eval.robustness.drawn_pairs`.
+        pairs: of :func:`prismlm.eval.pairs.read_pairs`.
         seed: of the random texts, and of the bootstrap.
         progress: shows the texts, then the pairs.
 
     Returns:
         ``name`` of the model, ``routing``, ``seed``, and ``slices``, of :func:`slice_mediation`.
-
     """
     name, model, tokenizer = opened
-    routing = routing_of(model)
+    kind, clamp = routing_of(model)
     texts = texts_of(pairs)
-    rows = next_token.encode(tokenizer, list(texts))
+    rows = next_token.encode(model, tokenizer, list(texts))
     with progress.task(name, len(rows), "texts") as task:
         logits = next_token.kept_logits(model, rows, task.advance)
-    tokens = {
-        text: rows[row] for text, row in texts.items() if next_token.readable(model, rows[row])
-    }
-    originals = sorted({pair.original for pair in pairs} & tokens.keys())
-    found: list[Clamped] = []
+    originals = sorted({pair.original for pair in pairs if rows[texts[pair.original]]})
+    clamped: list[Clamped] = []
     unaligned: list[str] = []
     generator = np.random.default_rng(seed)
     with progress.task("clamped", len(pairs), "pairs") as task:
         for pair in pairs:
             task.advance()
-            x, changed = (tokens.get(text, []) for text in (pair.original, pair.perturbed))
-            alignment = align(x, changed) if x and changed else None
+            first, second = texts[pair.original], texts[pair.perturbed]
+            x, changed = rows[first], rows[second]
+            alignment = align(x, changed)
             if alignment is None:
                 unaligned.append(pair.slice)
                 continue
-            others = [tokens[text] for text in originals if text != pair.original]
+            others = [rows[texts[text]] for text in originals if text != pair.original]
             other = random_text(others, len(x), generator)
-            after = [logits[texts[pair.perturbed]]]
+            after = [logits[second]]
             for source in (x, other) if other else (x,):
-                with routing.clamp(source, alignment):
+                with clamp(source, alignment):
                     after.append(next_token.logits_after(model, torch.tensor([changed]))[0].numpy())
-            before = next_token.log_probabilities(logits[texts[pair.original]][None])
-            divergences = next_token.jensen_shannon(
-                before, next_token.log_probabilities(np.stack(after))
-            )
-            base, clamped, control = [*divergences.tolist(), float("nan")][:3]
-            found.append(Clamped(pair.slice, base, clamped, control, len(x) == len(changed)))
+            before = next_token.log_probabilities(logits[first][None])
+            js = next_token.jensen_shannon(before, next_token.log_probabilities(np.stack(after)))
+            base, own, control = [*js.tolist(), float("nan")][:3]
+            clamped.append(Clamped(pair.slice, base, own, control, len(x) == len(changed)))
     return {
         "name": name,
-        "routing": routing.kind,
+        "routing": kind,
         "seed": seed,
         "slices": tuple(
-            slice_mediation(part, [one for one in found if one.slice == part], unaligned, seed)
-            for part in SLICES + INTERVENTIONS
-            if any(pair.slice == part for pair in pairs)
+            slice_mediation(part, [one for one in clamped if one.slice == part], unaligned, seed)
+            for part in dict.fromkeys(pair.slice for pair in pairs)
         ),
         "unit": "bits",
         "floor": FLOOR,
-        "least_share": LEAST_SHARE,
+        "least_share": MIN_ALIGNED,
     }
 
 
@@ -158,20 +142,22 @@ def align(original: Sequence[int], changed: Sequence[int]) -> list[int] | None:
     end: a word that falls into more pieces is whole at its last.
 
     Returns:
-        None where nothing is the same in both, or less than ``LEAST_SHARE`` has a counterpart.
+        None where nothing is the same in both, or less than ``MIN_ALIGNED`` has a counterpart.
     """
+    if not original or not changed:
+        return None
     if len(original) == len(changed):
         return list(range(len(changed)))
-    found = [OWN] * len(changed)
+    positions = [OWN] * len(changed)
     blocks = SequenceMatcher(None, original, changed, autojunk=False).get_opcodes()
     for kind, start, end, first, last in blocks:
         if kind in ("equal", "replace"):
             count = min(end - start, last - first)
-            found[last - count : last] = range(end - count, end)
-    aligned = sum(place != OWN for place in found)
+            positions[last - count : last] = range(end - count, end)
+    aligned = sum(position != OWN for position in positions)
     anchored = any(kind == "equal" for kind, *_ in blocks)
     longest = max(len(original), len(changed))
-    return found if anchored and aligned >= LEAST_SHARE * longest else None
+    return positions if anchored and aligned >= MIN_ALIGNED * longest else None
 
 
 def random_text(
@@ -181,15 +167,13 @@ def random_text(
 
     Its end is then where the original's is: a last token is not routed as one in the middle.
     """
-    long_enough = [len(text) for text in others if len(text) >= length]
-    if not long_enough:
-        return None
-    fitting = [text for text in others if len(text) == min(long_enough)]
-    return fitting[int(generator.integers(len(fitting)))]
+    shortest = min((len(text) for text in others if len(text) >= length), default=None)
+    fitting = [text for text in others if len(text) == shortest]
+    return fitting[int(generator.integers(len(fitting)))] if fitting else None
 
 
 def slice_mediation(
-    name: str, found: Sequence[Clamped], unaligned: Sequence[str], seed: int = 0
+    name: str, clamped: Sequence[Clamped], unaligned: Sequence[str], seed: int = 0
 ) -> Row:
     """Return the figures of one slice, of its pairs and the slice of each pair left out.
 
@@ -201,20 +185,20 @@ def slice_mediation(
         pair with a small JS_base dominates; mean JS_base, ``base``, and JS_clamped, ``js``.
         ``gain``: mean of JS_control − JS_clamped over the same pairs. None without pairs.
     """
-    kept = [one for one in found if one.base >= FLOOR]
+    kept = [one for one in clamped if one.base >= FLOOR]
     row: Row = {
         "name": name,
         "pairs": len(kept),
         "of_equal_length": sum(one.equal_length for one in kept),
         "unaligned": unaligned.count(name),
-        "below_floor": len(found) - len(kept),
+        "below_floor": len(clamped) - len(kept),
     } | dict.fromkeys(("clamped", "control", "gain"))
     if kept:
-        base, clamped, control = np.array([one[1:4] for one in kept]).T
-        row["clamped"] = _mediation(base, clamped, seed)
+        base, own, control = np.array([one[1:4] for one in kept]).T
+        row["clamped"] = _mediation(base, own, seed)
         if (with_control := ~np.isnan(control)).any():
             row["control"] = _mediation(base[with_control], control[with_control], seed)
-            row["gain"] = bootstrap((control - clamped)[with_control], seed=seed)
+            row["gain"] = bootstrap((control - own)[with_control], seed=seed)
     return row
 
 

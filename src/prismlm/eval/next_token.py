@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError, check_finite
-from prismlm.files import check_room
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.seam import output_embedding
@@ -31,26 +29,22 @@ from prismlm.statistics import spearman
 
 TOP, RANKED = 10, 50
 """Tokens of the overlap, and those of either distribution whose ranks are correlated."""
-TOKENS_AT_ONCE = 1024
-ROWS_AT_ONCE = 64
+TOKENS_AT_ONCE, ROWS_AT_ONCE = 1024, 64
 # A temperature between e⁻⁷ and e⁷ is looked for.
-STEEPEST = 7.0
+MAX_LOG_TEMPERATURE = 7.0
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+def encode(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
+) -> list[list[int]]:
     """Return each text's tokens after what the tokenizer itself puts before a text.
 
-    What it would put after one is left out: the next token of an end is not that of the text.
+    What it would put after one is left out: the next token of an end is not that of the text. A
+    text of no tokens, or of more than the model has positions for, has none.
     """
-    bare = around_text(tokenizer)[0]
+    bare, bound = len(around_text(tokenizer)[0]), learned_positions(model) or math.inf
     rows = [encode_text(tokenizer, text, end=False) for text in texts]
-    return [row if len(row) > len(bare) else [] for row in rows]
-
-
-def readable(model: PreTrainedModel, row: Sequence[int]) -> bool:
-    """Say whether a text has tokens, and no more than the model has positions for."""
-    bound = learned_positions(model)
-    return bool(row) and (bound is None or len(row) <= bound)
+    return [row if bare < len(row) <= bound else [] for row in rows]
 
 
 @torch.no_grad()
@@ -62,10 +56,9 @@ def logits_after(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
 
     # The vocabulary is the larger part of a small model: only the last position meets it.
     with evaluating(model), watch([Hook(output_embedding(model), last)]):
-        logits = model(input_ids=ids.to(model.device), use_cache=False).logits
-    found = logits[:, -1].float().cpu()
-    check_finite(f"logits of {type(model).__name__}", found)
-    return found
+        logits = model(input_ids=ids.to(model.device), use_cache=False).logits[:, -1].float().cpu()
+    check_finite(f"logits of {type(model).__name__}", logits)
+    return logits
 
 
 def kept_logits(
@@ -73,22 +66,19 @@ def kept_logits(
 ) -> Float[np.ndarray, "N V"]:
     """Return the logits after each text, in a temporary file that is gone with the array.
 
-    Texts of one length are read together, so that no decoder sees padding. A row that is not
-    :func:`readable` stays zero.
+    Texts of one length are read together, so that no decoder sees padding. A row without tokens
+    stays zero.
     """
     # With a soft-cap or padding of the vocabulary, the logits alone say how many there are.
     width = logits_after(model, torch.zeros(1, 1, dtype=torch.int64)).shape[1]
-    size = 4 * width * len(rows)
-    check_room("logits of the texts", Path(tempfile.gettempdir()), size)
     with tempfile.TemporaryFile() as file:
-        kept = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
-    readables = [number for number, row in enumerate(rows) if readable(model, row)]
-    for some in of_one_length([rows[number] for number in readables], TOKENS_AT_ONCE):
-        numbers = [readables[place] for place in some]
-        ids = torch.tensor([rows[number] for number in numbers])
-        kept[numbers] = logits_after(model, ids).numpy()
-        advance(len(numbers))
-    return kept
+        logits = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
+    numbers = [number for number, row in enumerate(rows) if row]
+    for some in of_one_length([rows[number] for number in numbers], TOKENS_AT_ONCE):
+        batch = [numbers[place] for place in some]
+        logits[batch] = logits_after(model, torch.tensor([rows[n] for n in batch])).numpy()
+        advance(len(batch))
+    return logits
 
 
 def log_probabilities(
@@ -98,17 +88,11 @@ def log_probabilities(
     return (torch.as_tensor(np.asarray(logits)).double() / temperature).log_softmax(-1)
 
 
-def entropies(log_p: Float[Tensor, "N V"]) -> Float[Tensor, " N"]:
-    """Return −Σ_v p_v ln p_v of each row, in nats."""
-    return torch.special.entr(log_p.exp()).sum(-1)
-
-
 def jensen_shannon(log_p: Float[Tensor, "N V"], log_q: Float[Tensor, "N V"]) -> Tensor:
     """Return JS = H(½p + ½q) − ½H(p) − ½H(q) of each row in bits: 0, the same, to 1, disjoint."""
     p, q = log_p.exp(), log_q.exp()
-    mixed = torch.special.entr((p + q) / 2).sum(-1)
-    nats = mixed - (torch.special.entr(p).sum(-1) + torch.special.entr(q).sum(-1)) / 2
-    return nats.clamp(min=0) / math.log(2)
+    mixed, one, other = (torch.special.entr(x).sum(-1) for x in ((p + q) / 2, p, q))
+    return (mixed - (one + other) / 2).clamp(min=0) / math.log(2)
 
 
 def top_overlap(log_p: Tensor, log_q: Tensor, top: int = TOP) -> Tensor:
@@ -121,12 +105,12 @@ def top_overlap(log_p: Tensor, log_q: Tensor, top: int = TOP) -> Tensor:
 def rank_correlation(log_p: Tensor, log_q: Tensor, ranked: int = RANKED) -> Tensor:
     """Return Spearman's ρ of p and q, row by row, over the ``ranked`` most probable of either."""
     count = min(ranked, log_p.shape[-1])
-    found = [
+    rho = [
         spearman(p[tokens].numpy(), q[tokens].numpy()).rho
         for p, q in zip(log_p, log_q, strict=True)
         for tokens in [torch.cat([p.topk(count).indices, q.topk(count).indices]).unique()]
     ]
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(rho, dtype=torch.float64)
 
 
 def same_top(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -134,38 +118,41 @@ def same_top(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.argmax(-1) == log_q.argmax(-1)).double()
 
 
-def in_parts(
-    figure: Callable[..., Tensor],
-    logits: np.ndarray,
-    rows: Sequence[np.ndarray],
-    temperature: float = 1.0,
+def in_chunks(
+    figure: Callable[..., Tensor], logits: np.ndarray, *rows: np.ndarray, temperature: float = 1.0
 ) -> np.ndarray:
     """Return a figure of log-distributions, one or two, for rows of kept logits."""
-    ends = range(ROWS_AT_ONCE, len(rows[0]), ROWS_AT_ONCE)
-    found = [
-        figure(*(log_probabilities(logits[some], temperature) for some in part))
-        for part in zip(*(np.split(side, ends) for side in rows), strict=True)
+    parts = [
+        figure(
+            *(log_probabilities(logits[r[i : i + ROWS_AT_ONCE]], temperature) for r in rows),
+        )
+        for i in range(0, len(rows[0]), ROWS_AT_ONCE)
     ]
-    return torch.cat(found).numpy()
+    return torch.cat(parts).numpy()
 
 
 def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0) -> float:
-    """Return the mean entropy in nats over rows of kept logits, at a temperature."""
-    return float(in_parts(entropies, logits, [rows], temperature).mean())
+    """Return the mean entropy −Σ_v p_v ln p_v in nats over rows of kept logits."""
+
+    def entropy(log_p: Tensor) -> Tensor:
+        return torch.special.entr(log_p.exp()).sum(-1)
+
+    return float(in_chunks(entropy, logits, rows, temperature=temperature).mean())
 
 
 def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) -> float:
     """Return the temperature at which the mean entropy over rows of logits is ``target`` nats."""
 
-    def too_much(log_temperature: float) -> float:
+    def excess(log_temperature: float) -> float:
         return mean_entropy(logits, rows, math.exp(log_temperature)) - target
 
-    if abs(too_much(0.0)) < 1e-9:
+    if abs(excess(0.0)) < 1e-9:
         return 1.0
-    least, most = (too_much(bound) + target for bound in (-STEEPEST, STEEPEST))
-    if not least < target < most:
+    low, high = (excess(bound) + target for bound in (-MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE))
+    if not low < target < high:
         raise InputError(
             f"no temperature gives these predictions a mean entropy of {target:g} nats: expected "
-            f"between {least:.3g} and {most:.3g}."
+            f"between {low:.3g} and {high:.3g}."
         )
-    return math.exp(float(brentq(too_much, -STEEPEST, STEEPEST, xtol=1e-6)))  # pyright: ignore
+    root: Any = brentq(excess, -MAX_LOG_TEMPERATURE, MAX_LOG_TEMPERATURE, xtol=1e-6)
+    return math.exp(root)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus.layout import strings
 from prismlm.errors import FormatError, InputError
+from prismlm.eval.benchmarks import drawn
 
 # Changes that leave the meaning as it is, and changes of it.
 SLICES = (
@@ -25,34 +27,43 @@ COLUMNS = pa.schema(
 WAY_OUT = "Write the pairs again with `prismlm eval pairs`."
 
 
-def read_pairs(path: Path) -> pa.Table:
-    """Return the pairs of a file, with the columns of ``COLUMNS`` in that order.
+class Pair(NamedTuple):
+    """A text and what became of it."""
 
-    Args:
-        path: a Parquet file; its ``id`` is unique, its ``slice`` one of ``SLICES`` and
-            ``INTERVENTIONS``, and ``similarity`` alone may be null.
+    id: str
+    slice: str
+    original: str
+    perturbed: str
 
+
+def read_pairs(path: Path, limit: int | None = None, seed: int = 0) -> list[Pair]:
+    """Return the pairs of a Parquet file, or ``limit`` of each slice drawn by ``seed``.
+
+    They come slice by slice, in the order of ``SLICES`` and ``INTERVENTIONS``.
     """
     if not path.is_file():
         raise InputError(f"{path} is not a file: expected pairs in Parquet. {WAY_OUT}")
     try:
         table = pq.read_table(path)
-        missing = [name for name in COLUMNS.names if name not in table.column_names]
-        if missing:
-            raise FormatError(f"{path} has no column {', '.join(missing)}. {WAY_OUT}")
-        table = table.select(COLUMNS.names).cast(COLUMNS)
     except (OSError, pa.ArrowException) as error:
         raise FormatError(f"{path} does not hold pairs in Parquet: {error}. {WAY_OUT}") from error
-    if not len(table):
-        raise FormatError(f"{path} holds no pairs. {WAY_OUT}")
-    required = [name for name in COLUMNS.names if name != "similarity"]
-    if any(table[name].null_count for name in required):
-        raise FormatError(f"{path} has rows without {', '.join(required)}. {WAY_OUT}")
-    if len(set(table["id"].to_pylist())) < len(table):
-        raise FormatError(f"{path} has several rows of one id. {WAY_OUT}")
-    unknown = sorted(set(table["slice"].to_pylist()) - {*SLICES, *INTERVENTIONS})
-    if unknown:
+    missing = [name for name in Pair._fields if name not in table.column_names]
+    if missing:
+        raise FormatError(f"{path} has no column {', '.join(missing)}. {WAY_OUT}")
+    rows = [Pair(**row) for row in table.select(Pair._fields).to_pylist()]
+    if not rows or not all(isinstance(value, str) for row in rows for value in row):
         raise FormatError(
-            f"{path} has the slice {unknown[0]!r}: expected {', '.join((*SLICES, *INTERVENTIONS))}."
+            f"{path} has {len(rows):,} rows: expected some, each with {', '.join(Pair._fields)}. "
+            f"{WAY_OUT}"
         )
-    return table
+    pairs: list[Pair] = []
+    by_slice: dict[str, list[Pair]] = {name: [] for name in (*SLICES, *INTERVENTIONS)}
+    for row in rows:
+        if row.slice not in by_slice:
+            raise FormatError(
+                f"{path} has the slice {row.slice!r}: expected {', '.join(by_slice)}."
+            )
+        by_slice[row.slice].append(row)
+    for of_slice in by_slice.values():
+        pairs += [of_slice[number] for number in drawn(len(of_slice), limit, seed)]
+    return pairs

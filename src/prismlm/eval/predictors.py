@@ -1,4 +1,4 @@
-"""Three predictors of one model, as a language model of lm-eval.
+"""lm-eval over prismlm's models: three predictors of one model, and lm-eval's own command line.
 
     plain            softmax of the logits of z, the model's own
     prototype_only   softmax of the logits of ẑ alone
@@ -10,7 +10,10 @@ it belongs to neither part, and each predictor is what the model would say if it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
@@ -22,8 +25,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
+from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.evaluating import evaluating
-from prismlm.models.seam import LogitMap, capture, output_embedding
+from prismlm.models.seam import LogitMap, capture, output_embedding, verify_logit_map
+from prismlm.models.sidecar import has_sidecar
+from prismlm.models.uncertainty_feedback import load_uncertainty
+from prismlm.models.uncertainty_table import has_uncertainty
 
 # A decorator of lm-eval hides its type.
 HuggingFaceLM: Any = HFLM
@@ -32,13 +39,12 @@ PREDICTORS: tuple[Predictor, ...] = get_args(Predictor)
 
 
 class Score(NamedTuple):
-    """Of a continuation: Σ log p of its tokens, and whether each is the predictor's top."""
+    """Of a continuation: Σ log p of its tokens, and whether each is the predictor's top token."""
 
     log_likelihood: float
     is_greedy: bool
 
 
-Scores = dict[Predictor, Score]
 # Tokens of a context and of its continuation.
 Encoded = tuple[list[int], list[int]]
 
@@ -104,13 +110,13 @@ class PredictorLM(HuggingFaceLM):
         return len(before) + len(after) > self.max_length + 1
 
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
-        """Answer lm-eval, with the one predictor that it was given."""
+        """Answer lm-eval with :attr:`predictor`."""
         encoded = [(before, after) for _, before, after in requests]
         return [tuple(scores[self.predictor]) for scores in self.score(encoded)]
 
     def score(
         self, encoded: Sequence[Encoded], advance: Callable[[int], None] = lambda count: None
-    ) -> list[Scores]:
+    ) -> list[dict[Predictor, Score]]:
         """Score continuations after their contexts with every predictor.
 
         Args:
@@ -122,7 +128,7 @@ class PredictorLM(HuggingFaceLM):
             ids = tuple((before + after)[-(self.max_length + 1) : -1])
             requests.setdefault(ids, []).append(number)
         rows = sorted(requests, key=len, reverse=True)
-        found: list[Scores] = [{} for _ in encoded]
+        scores: list[dict[Predictor, Score]] = [{} for _ in encoded]
         with evaluating(self.model):
             for first in range(0, len(rows), int(self.batch_size)):
                 batch = rows[first : first + int(self.batch_size)]
@@ -131,12 +137,12 @@ class PredictorLM(HuggingFaceLM):
                 for predictor, log_p in self._log_probabilities(self._states(batch, ends)):
                     for some, part in zip(asked, log_p.split(ends), strict=True):
                         for number in some:
-                            found[number][predictor] = _score_end(part, encoded[number][1])
+                            scores[number][predictor] = _score_end(part, encoded[number][1])
                 advance(sum(map(len, asked)))
-        return found
+        return scores
 
     def _states(self, batch: list[tuple[int, ...]], ends: list[int]) -> Tensor:
-        """Return z [N, d] of the ends of rows, which are padded on the right: no token sees it."""
+        """Return z [N, d] of the ends of rows; padding on the right is seen by no token."""
         ids = pad_sequence([torch.tensor(row) for row in batch], batch_first=True)
         with capture(self.model, logits=False) as seen:
             self.model(input_ids=ids.to(self.device), use_cache=False)
@@ -145,13 +151,12 @@ class PredictorLM(HuggingFaceLM):
 
     def _log_probabilities(self, z: Tensor) -> Iterator[tuple[Predictor, Tensor]]:
         """Yield log softmax of every predictor's logits, [N, V]; one at a time, to bound memory."""
-        embedding = output_embedding(self.model)
+        embedding: Any = output_embedding(self.model)
         states = [z]
         if self.head is not None:
             rebuilt = self.head(z).reconstruction
             states += [rebuilt, z.to(rebuilt.dtype) - rebuilt]
-        weight: Any = embedding.weight
-        bias: Any = getattr(embedding, "bias", None)
+        weight, bias = embedding.weight, getattr(embedding, "bias", None)
         for predictor, state in zip(self.predictors, states, strict=True):
             logits = self.logit_map(F.linear(state.to(weight.dtype), weight, bias).float())
             yield predictor, logits.log_softmax(-1)
@@ -163,3 +168,44 @@ def _score_end(log_p: Tensor, continuation: list[int]) -> Score:
     targets = torch.tensor(continuation, device=log_p.device)
     chosen = log_p.gather(1, targets[:, None]).double().sum()
     return Score(chosen.item(), bool((log_p.argmax(-1) == targets).all()))
+
+
+def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 8) -> PredictorLM:
+    """Open a model directory, with a head or without, as the predictors it has."""
+    if has_sidecar(path):
+        model, tokenizer, sidecar = load_checkpoint(path, device=device)
+        return PredictorLM(model, tokenizer, sidecar.logit_map, sidecar.head, batch_size=batch_size)
+    model, tokenizer = read_checkpoint(path, device=device)
+    logit_map = LogitMap.of(model)
+    verify_logit_map(model, logit_map)
+    return PredictorLM(model, tokenizer, logit_map, batch_size=batch_size)
+
+
+@contextmanager
+def with_feedback() -> Iterator[None]:
+    """Put saved uncertainty feedback beside every model that lm-eval loads during the block."""
+    create = HuggingFaceLM._create_model
+
+    def create_with_feedback(lm: Any, pretrained: str, **settings: Any) -> None:
+        create(lm, pretrained=pretrained, **settings)
+        if has_uncertainty(pretrained):
+            load_uncertainty(pretrained, lm._model)
+
+    HuggingFaceLM._create_model = create_with_feedback
+    try:
+        yield
+    finally:
+        HuggingFaceLM._create_model = create
+
+
+def run_harness(arguments: Sequence[str]) -> None:
+    """Run lm-eval's command line over prismlm's decoders and uncertainty feedback."""
+    from lm_eval.__main__ import cli_evaluate
+
+    before = sys.argv
+    sys.argv = ["lm-eval", *arguments]
+    try:
+        with with_feedback():
+            cli_evaluate()
+    finally:
+        sys.argv = before

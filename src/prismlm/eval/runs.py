@@ -1,44 +1,49 @@
-"""How a study is made: its parts are kept one by one in a directory, and then a result of all."""
+"""A study in a directory: its finished parts are kept one by one, then a result of them all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from prismlm.files import keep_json
+from prismlm.errors import FormatError
+from prismlm.files import keep_json, read_json
 from prismlm.run_state import begin, keeping
+
+T = TypeVar("T")
 
 
 def make_parts(
-    place: Path, folder: str, note: Mapping[str, Any], parts: Mapping[str, Callable[[], Any]]
+    out: Path, folder: str, note: Mapping[str, Any], parts: Mapping[str, Callable[[], Any]]
 ) -> None:
-    """Make the parts that ``place/folder`` lacks, a JSON file ``NAME.json`` each.
+    """Make the parts that ``out/folder`` lacks, a JSON file ``NAME.json`` each.
 
-    ``run.json`` in ``place`` notes what they are made with. A run that makes no part leaves
-    nothing behind.
-
-    Args:
-        place: the directory of the study.
-        folder: that its parts are in.
-        note: JSON values; they must be those that the directory was begun with.
-        parts: what makes each, by name.
-
-    Raises:
-        InputError: the directory was begun with something else.
+    ``run.json`` in ``out`` notes what they are made with, once there is a part. A directory that
+    was begun with something else than ``note`` is refused.
     """
-    kept = place / folder
-    made = any(kept.glob("*.json"))
+    directory = out / folder
+    made = any(directory.glob("*.json"))
     if made:
-        begin(place, note, made=True)
-    with keeping(lambda: f"{len([*kept.glob('*.json')])} finished parts are kept in {place}."):
+        begin(out, note, made=True)
+    with keeping(lambda: f"{len([*directory.glob('*.json')])} finished parts are kept in {out}."):
         for name, make in parts.items():
-            path = kept / f"{name}.json"
+            path = directory / f"{name}.json"
             if path.is_file():
                 continue
             value = make()
             if not made:
-                kept.mkdir(parents=True, exist_ok=True)
-                begin(place, note, made=False)
+                directory.mkdir(parents=True, exist_ok=True)
+                begin(out, note, made=False)
                 made = True
             keep_json(path, value)
+
+
+def read_part(path: Path, use: Callable[[Any], T]) -> T:
+    """Return what ``use`` makes of a kept part, whose file is named if it is damaged."""
+    try:
+        return use(read_json(path))
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise FormatError(
+            f"{path} is not what a run writes ({error!r}). Remove it, and the same command makes "
+            "that part again."
+        ) from error

@@ -1,29 +1,37 @@
-"""A suite of benchmarks asked of one model, task by task; a run that was stopped goes on."""
+"""A suite of benchmarks asked of one model, task by task, and the accuracies beside chance.
+
+    change = 100 · (a − a_plain) / a_plain,   in %
+
+Standard errors are those of a mean over questions, s / √n. That of a change is of the mean of
+differences question by question, over a_plain: the same questions are asked of all predictors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
+
 from prismlm import fingerprints
-from prismlm.errors import FormatError, check_whole
-from prismlm.eval.accuracy import BAND, HEADLINE, Answers, mean_figures, task_figures
+from prismlm.errors import FormatError
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, drawn, load_tasks
 from prismlm.eval.predictors import PredictorLM
-from prismlm.eval.runs import make_parts
-from prismlm.files import keep_json, read_json
-from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
-from prismlm.models.seam import LogitMap, verify_logit_map
-from prismlm.models.sidecar import has_sidecar
+from prismlm.eval.runs import make_parts, read_part
+from prismlm.files import finite, keep_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 
 FORMAT_VERSION = 1
 RESULT_FILE, TASKS = "eval.json", "tasks"
 PACKAGES = ("prismlm", "lm_eval", "torch", "transformers", "tokenizers", "datasets")
+BAND = 5.0  # per cent round the plain predictor: what PRISM's document calls as good
+HEADLINE = "acc"
 
 
 @dataclass(frozen=True)
@@ -44,17 +52,9 @@ class SuiteOptions:
     seed: int = 0
     shots: int = 0
 
-    def __post_init__(self) -> None:
-        check_whole("shots", self.shots)
-        check_whole("the seed", self.seed)
-        if self.limit is not None:
-            check_whole("limit", self.limit, 1)
-        benchmarks_of(self.suite)
-
     def as_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""
-        data = "hub" if self.data is None else str(self.data.resolve())
-        return asdict(self) | {"data": data}
+        return asdict(self) | {"data": "hub" if self.data is None else str(self.data.resolve())}
 
 
 class Question(NamedTuple):
@@ -75,27 +75,15 @@ class Question(NamedTuple):
     gold: int
 
 
-def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 8) -> PredictorLM:
-    """Open a model directory, with a head or without, as the predictors it has."""
-    check_whole("the batch size", batch_size, 1)
-    if has_sidecar(path):
-        model, tokenizer, sidecar = load_checkpoint(path, device=device)
-        return PredictorLM(model, tokenizer, sidecar.logit_map, sidecar.head, batch_size=batch_size)
-    model, tokenizer = read_checkpoint(path, device=device)
-    logit_map = LogitMap.of(model)
-    verify_logit_map(model, logit_map)
-    return PredictorLM(model, tokenizer, logit_map, batch_size=batch_size)
-
-
 def questions_of(benchmark: Benchmark, options: SuiteOptions) -> tuple[list[Question], int]:
     """Return the questions of a task that are asked, and how many it has.
 
     Those of a task with subjects are drawn from all of its subjects together.
     """
     tasks = load_tasks(benchmark, options.data, shots=options.shots, seed=options.seed)
-    places = [(task, row) for task in tasks for row in range(len(task.task_docs))]
-    chosen = drawn(len(places), options.limit, options.seed)
-    return [_question(number, *places[number], options.shots) for number in chosen], len(places)
+    rows = [(task, row) for task in tasks for row in range(len(task.task_docs))]
+    chosen = drawn(len(rows), options.limit, options.seed)
+    return [_question(number, *rows[number], options.shots) for number in chosen], len(rows)
 
 
 def _question(number: int, task: Any, row: int, shots: int) -> Question:
@@ -119,32 +107,89 @@ def _question(number: int, task: Any, row: int, shots: int) -> Question:
 
 def ask(
     lm: PredictorLM, benchmark: Benchmark, options: SuiteOptions, progress: Reporter
-) -> Answers:
-    """Ask all predictors the questions of a task, and have lm-eval's task judge each."""
-    questions, of = questions_of(benchmark, options)
-    encoded = [lm.encoded(*pair) for question in questions for pair in question.pairs]
-    with progress.task(benchmark.title, len(encoded), "answers") as shown:
-        scores = lm.score(encoded, shown.advance)
+) -> dict[str, Any]:
+    """Ask all predictors the questions of a task, and have lm-eval's task judge each.
+
+    Returns:
+        The ``task``; ``of`` how many questions which were ``chosen``; ``gold``, the right answer's
+        number, ``choices``, how many there were, one of each for a question; ``truncated``
+        questions, whose beginning the model could not read; and ``correct``, by predictor and
+        metric, 0 or 1 for each question.
+    """
+    questions, count = questions_of(benchmark, options)
+    encoded = [[lm.encoded(*pair) for pair in question.pairs] for question in questions]
+    flat = [pair for pairs in encoded for pair in pairs]
+    with progress.task(benchmark.title, len(flat), "answers") as shown:
+        scores = iter(lm.score(flat, shown.advance))
     correct: dict[str, dict[str, list[int]]] = {name: {} for name in lm.predictors}
-    first = truncated = 0
     for question in questions:
-        last = first + len(question.pairs)
-        truncated += any(lm.truncated(*pair) for pair in encoded[first:last])
-        for predictor in lm.predictors:
-            answers = [tuple(score[predictor]) for score in scores[first:last]]
-            judged = question.task.process_results(question.document, answers)
-            for metric, value in judged.items():
-                correct[predictor].setdefault(metric, []).append(int(value))
-        first = last
+        answers = [next(scores) for _ in question.pairs]
+        for predictor, metrics in correct.items():
+            given = [tuple(answer[cast("Any", predictor)]) for answer in answers]
+            for metric, value in question.task.process_results(question.document, given).items():
+                metrics.setdefault(metric, []).append(int(value))
     return {
         "task": benchmark.name,
-        "of": of,
+        "of": count,
         "chosen": [question.number for question in questions],
         "gold": [question.gold for question in questions],
         "choices": [len(question.pairs) for question in questions],
-        "truncated": truncated,
+        "truncated": sum(any(lm.truncated(*pair) for pair in pairs) for pairs in encoded),
         "correct": correct,
     }
+
+
+def task_figures(answers: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of one task, of what :func:`ask` returned; NaN where there is none.
+
+    ``chance`` is the mean of 1 / choices, and ``most_common`` the accuracy of whoever always gives
+    the answer that is right most often.
+    """
+    correct, asked = answers["correct"], len(answers["gold"])
+    predictors: dict[str, dict[str, Any]] = {name: {} for name in correct}
+    for predictor, metrics in correct.items():
+        for metric, right in metrics.items():
+            plain = correct["plain"][metric]
+            figure = {"value": float(np.mean(right)), "stderr": _standard_error(right)}
+            if predictor != "plain":
+                error = _standard_error(np.subtract(right, plain))
+                figure |= _change(figure["value"], float(np.mean(plain)), error)
+            predictors[predictor][metric] = figure
+    return {
+        "task": answers["task"],
+        "questions": asked,
+        "of": answers["of"],
+        "truncated": answers["truncated"],
+        "chance": float(np.mean([1 / count for count in answers["choices"]])),
+        "most_common": max(Counter(answers["gold"]).values()) / asked,
+        "predictors": predictors,
+    }
+
+
+def mean_figures(tasks: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the mean accuracy over tasks, each counting alike, by predictor."""
+    means: dict[str, dict[str, Any]] = {}
+    plain = np.array([task["predictors"]["plain"][HEADLINE]["value"] for task in tasks])
+    for predictor in tasks[0]["predictors"]:
+        figures = [task["predictors"][predictor][HEADLINE] for task in tasks]
+        value = float(np.mean([figure["value"] for figure in figures]))
+        error = np.linalg.norm([figure["stderr"] for figure in figures]) / len(tasks)
+        means[predictor] = {"value": value, "stderr": float(error)}
+        if predictor != "plain":
+            # Of differences: a change is relative to each task's own plain accuracy.
+            apart = plain * [figure["change_stderr"] for figure in figures] / 100
+            error = float(np.linalg.norm(apart) / len(tasks))
+            means[predictor] |= _change(value, float(plain.mean()), error)
+    return means
+
+
+def _change(value: float, base: float, error: float) -> dict[str, float]:
+    base = base or np.nan
+    return {"change": 100 * (value - base) / base, "change_stderr": 100 * error / base}
+
+
+def _standard_error(values: Any) -> float:
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
 
 
 def run_suite(
@@ -161,7 +206,7 @@ def run_suite(
     which is what this returns.
 
     Args:
-        lm: of :func:`open_predictors`.
+        lm: of :func:`prismlm.eval.predictors.open_predictors`.
         name: the model's, for the reader.
         out: a directory; it is made if it is not there.
         options: what is asked. They and the model must be those that ``out`` was begun with.
@@ -171,14 +216,17 @@ def run_suite(
     head = None if lm.head is None else fingerprints.of_model(lm.head)
     identity = fingerprints.of_json([fingerprints.of_model(cast("Any", lm.model)), head])
     note = {"format_version": FORMAT_VERSION, "lm_eval": version("lm_eval"), "model": identity}
-
-    def asking(benchmark: Benchmark) -> Callable[[], Answers]:
-        return lambda: ask(lm, benchmark, options, progress)
-
-    parts = {one.name: asking(one) for one in benchmarks_of(options.suite, tasks)}
+    parts = {
+        benchmark.name: partial(ask, lm, benchmark, options, progress)
+        for benchmark in benchmarks_of(options.suite, tasks)
+    }
     with writing(out / RESULT_FILE):
         make_parts(out, TASKS, note | options.as_json(), parts)
-        figures = _figures(out, options)
+        figures = [
+            {"title": benchmark.title} | read_part(path, task_figures)
+            for benchmark in benchmarks_of(options.suite)
+            if (path := out / TASKS / f"{benchmark.name}.json").is_file()
+        ]
         result = {
             "model": name,
             **options.as_json(),
@@ -189,21 +237,6 @@ def run_suite(
             "mean": mean_figures(figures),
             "versions": {package: version(package) for package in PACKAGES},
         }
+        result = finite(result)
         keep_json(out / RESULT_FILE, result)
     return result
-
-
-def _figures(out: Path, options: SuiteOptions) -> list[dict[str, Any]]:
-    figures: list[dict[str, Any]] = []
-    for benchmark in benchmarks_of(options.suite):
-        path = out / TASKS / f"{benchmark.name}.json"
-        if path.is_file():
-            try:
-                found = task_figures(cast("Answers", read_json(path)))
-            except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-                raise FormatError(
-                    f"{path} is not what a run writes ({error!r}). Remove it, and the same command "
-                    "asks that task again."
-                ) from error
-            figures.append({"title": benchmark.title} | found)
-    return figures

@@ -5,7 +5,6 @@ from prismlm.errors import DivergenceError
 from prismlm.eval.glue.data import tasks_of
 from prismlm.eval.glue.fine_tune import (
     Classifier,
-    Examples,
     GlueModel,
     GlueOptions,
     encode,
@@ -16,9 +15,8 @@ from prismlm.models.presets import build_model
 from prismlm.progress import SILENT
 from tests.helpers.glue_rows import CONFIGS, WORDS, save_glue_model, words_tokenizer
 
-TRAIN = Examples(
-    [[4 + row % 20, 2 + row % 2, 0] for row in range(40)], [row % 2 for row in range(40)]
-)
+TRAIN = [[4 + row % 20, 2 + row % 2, 0] for row in range(40)]
+LABELS = [row % 2 for row in range(40)]
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def run(classifier, said, **settings):
 
     settings = {"learning_rate": 1e-2, "warmup": 0.1, "batch_size": 16} | settings
     with SILENT.task("") as task:
-        history = fine_tune(classifier, TRAIN, judge, GlueOptions(**settings), 0, task)
+        history = fine_tune(classifier, TRAIN, LABELS, judge, GlueOptions(**settings), 0, task)
     return history, weights
 
 
@@ -66,7 +64,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(classifier):
     with pytest.raises(DivergenceError, match=r"loss is nan at the rate 0\.01.*--search"):
         run(classifier, [])
     with pytest.raises(DivergenceError, match="outputs are not finite"):
-        classifier.predict(TRAIN.rows)
+        classifier.predict(TRAIN)
 
 
 (SST2,) = tasks_of(["sst2"])
@@ -79,18 +77,16 @@ def read(rows):
 
 def test_one_sentence_or_two_and_what_is_cut():
     tokenizer = words_tokenizer()
-    rows, cut = encode(tokenizer, [("a b",), ("c",)], 512)
+    rows = encode(tokenizer, [("a b",), ("c",)], 512)
     assert read(rows) == [["a", "b", "<eos>"], ["c", "<eos>"]]
-    assert cut == 0
     pairs = [("a b c d e f", "g h"), ("a", "g h i j k l"), ("a b c d", "e f g h"), ("a", "b")]
-    rows, cut = encode(tokenizer, pairs, 7)
+    rows = encode(tokenizer, pairs, 7)
     assert read(rows) == [
         ["a", "b", "c", "<eos>", "g", "h", "<eos>"],
         ["a", "<eos>", "g", "h", "i", "j", "<eos>"],
         ["a", "b", "c", "<eos>", "e", "f", "<eos>"],
         ["a", "<eos>", "b", "<eos>"],
     ]
-    assert cut == 3
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -7,14 +7,15 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.eval.judging.continuations import (
     Prompt,
-    Writer,
     Writing,
     bleu_figures,
+    continue_prompts,
     corpus_prompts,
     cut,
     file_prompts,
     sentence_bleu,
 )
+from prismlm.models.checkpoint import read_checkpoint
 
 HOW = Writing(words=5, tokens=8)
 PROMPTS = [Prompt(str(n), text, "") for n, text in enumerate(["Once upon a time", "The court"])]
@@ -63,21 +64,23 @@ def test_prompts_are_the_lines_of_a_file(tmp_path):
         file_prompts(tmp_path / "none", 2, HOW)
 
 
-def test_a_model_writes_as_everywhere_else(tiny_model, tmp_path):
+def test_a_model_writes_as_everywhere_else(tiny_model):
     lm = prismlm.load(tiny_model)
-    found = Writer("m", tiny_model, HOW, tmp_path / "kept").texts(PROMPTS)
+    found = continue_prompts("m", *read_checkpoint(tiny_model), PROMPTS, HOW)
     whole = [lm.generate(one.text, tokens=8) for one in PROMPTS]
     assert found == [
         text.removeprefix(p.text).strip() for p, text in zip(PROMPTS, whole, strict=True)
     ]
 
 
-def test_drawn_tokens_come_from_the_seed_and_the_prompts_number(ordinary, tmp_path):
-    def written(name, seed):
+def test_drawn_tokens_come_from_the_seed_and_the_prompts_number(ordinary):
+    def written(seed):
         how = Writing(words=5, tokens=8, temperature=1.0, seed=seed)
-        return Writer("m", ordinary[0], how, tmp_path / name).texts([PROMPTS[0]] * 1 + PROMPTS[1:])
+        return continue_prompts("m", *read_checkpoint(ordinary[0]), [PROMPTS[0]] * 2, how)
 
-    assert written("a", 0) == written("b", 0) != written("c", 1)
+    first, second = written(0)
+    assert written(0) == [first, second] != written(1)
+    assert first != second
 
 
 def test_bleu_by_hand():

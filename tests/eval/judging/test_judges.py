@@ -7,17 +7,18 @@ import torch
 from prismlm.errors import InputError
 from prismlm.eval.judging.continuations import Prompt
 from prismlm.eval.judging.judges import (
+    AS_TOKEN,
     EndpointJudge,
     Judge,
     Judged,
     LikelihoodJudge,
     LocalJudge,
     Pair,
+    asked_text,
     examination_pairs,
     examine,
     wilson,
 )
-from prismlm.lens.labels.answers import Answers
 from prismlm.lens.labels.endpoint import Endpoint
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT
@@ -90,86 +91,74 @@ def test_something_else_is_asked_for_again_and_then_no_verdict(judge, said):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_local_judge_says_what_is_most_probable(ordinary, tmp_path, chat):
-    path = ordinary[0]
-    judge = LocalJudge(path, tmp_path / "kept")
-    model, tokenizer = read_checkpoint(path)
+def test_a_local_judge_says_what_is_most_probable(ordinary, chat):
+    judge = LocalJudge(ordinary[0])
+    model, tokenizer = read_checkpoint(ordinary[0])
     if chat:
         judge._tokenizer.chat_template = CHAT
         judge._chat = True
-    question = judge.question(PAIRS[0])
-    text = question.messages[0]["content"]
+    text = asked_text(PAIRS[0], AS_TOKEN)
     text = f"<|user|>{text}<|assistant|>" if chat else f"{text}\n\nAnswer:"
     start = tokenizer(text, add_special_tokens=False)["input_ids"]
-    found = judge.log_probabilities(question)
+    found = judge.scores(PAIRS[0])
     assert list(found) == ["A", "B", "Tie"]
-    assert len(judge._spelled["Tie"]) > 1
     for name, value in found.items():
-        answer = list(judge._spelled[name])
-        assert tokenizer.decode(answer).strip() == name
-        logits = model(torch.tensor([[*start, *answer]])).logits[0, len(start) - 1 : -1]
-        log = logits.detach().log_softmax(-1)[range(len(answer)), answer].sum()
-        assert value == pytest.approx(float(log), abs=1e-4)
-    assert judge.asked()["passes"] == 1
+        spelled = name if chat else f" {name}"
+        assert value == pytest.approx(log_p(model, tokenizer, start, spelled).sum(), abs=1e-4)
     with SILENT.task("") as task:
-        assert judge.verdicts([question], task)[0] == max(found, key=found.get)
+        assert judge.verdicts([PAIRS[0]], task)[0] == max(found, key=found.get)
 
 
-def test_likelihood_is_the_mean_over_a_responses_tokens_whatever_the_order(ordinary, tmp_path):
-    judge = LikelihoodJudge(ordinary[0], tmp_path / "kept")
+def log_p(model, tokenizer, start, text):
+    """The log-probability of each token of a text after others."""
+    own = tokenizer(text, add_special_tokens=False)["input_ids"]
+    logits = model(torch.tensor([[*start, *own]])).logits[0, len(start) - 1 : -1]
+    return logits.detach().log_softmax(-1)[range(len(own)), own].numpy()
+
+
+def test_likelihood_is_the_mean_over_a_responses_tokens_whatever_the_order(ordinary):
+    judge = LikelihoodJudge(ordinary[0])
     model, tokenizer = read_checkpoint(ordinary[0])
-    means = []
-    for response in ("a good end", "bad"):
-        text, own = (
-            tokenizer(part, add_special_tokens=False)["input_ids"]
-            for part in ("Text begins", f" {response}")
-        )
-        logits = model(torch.tensor([[*text, *own]])).logits[0, len(text) - 1 : -1]
-        log = logits.detach().log_softmax(-1)[range(len(own)), own]
-        means.append(float(log.sum()) / len(own))
+    start = tokenizer("Text begins", add_special_tokens=False)["input_ids"]
+    means = [log_p(model, tokenizer, start, f" {text}").mean() for text in ("a good end", "bad")]
     pair = Pair("Text begins", "a good end", "bad")
-    found = judge.log_probabilities(judge.question(pair))
+    found = judge.scores(pair)
     assert [found["A"], found["B"]] == pytest.approx(means, abs=1e-4)
     expected = Judged("A", "B") if means[0] > means[1] else Judged("B", "A")
     assert judge.judge([pair]) == [expected]
-    # Each response is read once, and kept verdicts are not those of a judge that is asked.
-    assert judge.asked()["passes"] == 2
-    assert LikelihoodJudge(ordinary[0], tmp_path / "kept").left([pair]) == (0, 0)
-    assert LocalJudge(ordinary[0], tmp_path / "kept").left([pair])[0] == 2
-    with pytest.raises(InputError, match="and it reads 1024: give shorter prompts"):
-        judge.judge([Pair("word " * 1000, "a", "b")])
 
 
-def test_what_is_typical_is_as_probable_as_the_text_before_it(ordinary, tmp_path):
+def test_what_is_typical_is_as_probable_as_the_text_before_it(ordinary):
+    likely, judge = LikelihoodJudge(ordinary[0]), LikelihoodJudge(ordinary[0], "typical")
     text = "Once there was a cat"
-    likely = LikelihoodJudge(ordinary[0], tmp_path / "likely")
 
     def mean(text: str, response: str) -> float:
-        return likely.log_probabilities(likely.question(Pair(text, response, "x")))["A"]
+        return likely.scores(Pair(text, response, "x"))["A"]
 
     usual = mean("Once there", "was a cat")
     expected = [-abs(mean(text, response) - usual) for response in ("a good end", "bad")]
-    judge = LikelihoodJudge(ordinary[0], tmp_path / "typical", by="typical")
     pair = Pair(text, "a good end", "bad")
-    found = judge.log_probabilities(judge.question(pair))
+    found = judge.scores(pair)
     assert [found["A"], found["B"]] == pytest.approx(expected, abs=1e-5)
     assert judge.judge([pair]) == [Judged(*("AB" if expected[0] > expected[1] else "BA"))]
-    assert likely.left([pair])[0] == 2
     with pytest.raises(InputError, match="'Once' has no two words"):
         judge.judge([Pair("Once", "a", "b")])
 
 
-def test_a_response_cannot_end_the_turn(ordinary, tmp_path):
-    judge = LocalJudge(ordinary[0], tmp_path / "kept")
+def test_a_response_cannot_end_the_turn(ordinary, monkeypatch):
+    judge, read = LocalJudge(ordinary[0]), []
     end = judge._tokenizer.eos_token
-    ids = judge._prompt(judge.question(Pair("Text", f"good{end}Answer: A", "bad")))
-    assert judge._tokenizer.eos_token_id not in ids
+    monkeypatch.setattr(
+        judge, "_log_probabilities", lambda start, _: torch.tensor(read.extend(start) or 0)
+    )
+    judge.scores(Pair("Text", f"good{end}Answer: A", "bad"))
+    assert judge._tokenizer.eos_token_id not in read
 
 
-def test_a_question_that_is_too_long_is_refused(ordinary, tmp_path):
-    judge = LocalJudge(ordinary[0], tmp_path / "kept")
+@pytest.mark.parametrize("kind", [LocalJudge, LikelihoodJudge])
+def test_a_question_that_is_too_long_is_refused(ordinary, kind):
     with pytest.raises(InputError, match="and it reads 1024: give shorter prompts"):
-        judge.judge([Pair("word " * 1000, "a", "b")])
+        kind(ordinary[0]).judge([Pair("word " * 1000, "a", "b")])
 
 
 PROMPTS = [
@@ -181,20 +170,13 @@ PROMPTS = [
 class Rule(Judge):
     """Says what a rule makes of text, A and B."""
 
-    source, how = "rule", ""
+    source = "rule"
 
-    def __init__(self, rule, path):
-        self.rule, self.answers = rule, Answers(path, "rule")
+    def __init__(self, rule):
+        self.rule = rule
 
-    def verdicts(self, questions, task):
-        def parts(question):
-            lines = question.messages[0]["content"].split("\n")
-            return [lines[i + 1] for i, line in enumerate(lines) if line.startswith("<data-")]
-
-        return [self.rule(*parts(question)) for question in questions]
-
-    def asked(self):
-        return {}
+    def verdicts(self, orders, task):
+        return [self.rule(*pair) for pair in orders]
 
 
 def reads(text, a, b):
@@ -207,8 +189,8 @@ def reads(text, a, b):
     return "A" if good(a) else "B" if good(b) else "Tie"
 
 
-def examined(rule, tmp_path, prompts=PROMPTS):
-    return examine(Rule(rule, tmp_path / "kept"), prompts)
+def examined(rule, prompts=PROMPTS):
+    return examine(Rule(rule), prompts)
 
 
 def test_wilson_by_hand():
@@ -235,8 +217,8 @@ def test_pairs_are_the_same_words_and_those_of_another_prompt():
     assert alike == {"shuffled": [], "elsewhere": [], "repeated": [again] * 2}
 
 
-def test_a_judge_that_reads_is_usable(tmp_path):
-    found = examined(reads, tmp_path)
+def test_a_judge_that_reads_is_usable():
+    found = examined(reads)
     assert found["usable"]
     assert found["reasons"] == []
     shares = found["preferred"]
@@ -248,8 +230,8 @@ def test_a_judge_that_reads_is_usable(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["A", "B"])
-def test_a_judge_that_follows_positions_is_unusable(tmp_path, place):
-    found = examined(lambda text, a, b: place, tmp_path)
+def test_a_judge_that_follows_positions_is_unusable(place):
+    found = examined(lambda text, a, b: place)
     assert not found["usable"]
     assert found["preferred"]["shuffled"]["value"] == 0.5
     assert found["order"]["by_position"]["value"] == found["order"]["changed"]["value"] == 1
@@ -258,18 +240,18 @@ def test_a_judge_that_follows_positions_is_unusable(tmp_path, place):
     assert all(word in said for word, said in zip(words, found["reasons"], strict=True))
 
 
-def test_a_judge_that_likes_repetition_is_unusable(tmp_path):
+def test_a_judge_that_likes_repetition_is_unusable():
     def rule(text, a, b):
         first, second = (len(set(response.split())) for response in (a, b))
         return "A" if first < second else "B" if second < first else reads(text, a, b)
 
-    found = examined(rule, tmp_path)
+    found = examined(rule)
     assert [found["preferred"][name]["value"] for name in ("shuffled", "repeated")] == [1, 0]
     assert ["again and again" in reason for reason in found["reasons"]] == [True]
 
 
-def test_few_texts_are_too_few_to_pass(tmp_path):
-    found = examined(reads, tmp_path, PROMPTS[:11])
+def test_few_texts_are_too_few_to_pass():
+    found = examined(reads, PROMPTS[:11])
     assert found["preferred"]["shuffled"]["value"] == 1
     assert not found["usable"]
-    assert examined(reads, tmp_path, PROMPTS[:12])["usable"]
+    assert examined(reads, PROMPTS[:12])["usable"]

@@ -2,7 +2,6 @@
 
 import re
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -11,16 +10,10 @@ from prismlm.eval.judging.continuations import Prompt, Writing
 from prismlm.eval.judging.judges import EndpointJudge, LocalJudge
 from prismlm.eval.judging.study import (
     CONTINUATIONS_TABLE,
-    MOST,
     RESULT_FILE,
     VERDICTS_TABLE,
-    Study,
-    bradley_terry,
     named,
-    online_elo,
-    rate,
     run_judging,
-    wins_of,
 )
 from prismlm.files import read_json
 from prismlm.lens.labels.endpoint import Endpoint
@@ -47,27 +40,28 @@ def by_endpoint(url):
 
 def test_a_study_that_was_stopped_goes_on_and_takes_another_model(ordinary, tiny_model, tmp_path):
     out, told = tmp_path / "out", []
-    with ChatServer(
-        lambda request, number: reads(request, number) if number < 40 else (500, "")
-    ) as s:
-        study = Study(named(ordinary), PROMPTS, HOW, out, by_endpoint(s.url))
-        with pytest.raises(InputError, match="kept in"):
-            run_judging(study)
+    with (
+        ChatServer(
+            lambda request, number: reads(request, number) if number < 40 else (500, "")
+        ) as s,
+        pytest.raises(InputError, match="kept in"),
+    ):
+        run_judging(named(ordinary), PROMPTS, HOW, out, by_endpoint(s.url))
     assert not (out / RESULT_FILE).exists()
     with ChatServer(reads) as server:
         judge = by_endpoint(server.url)
-        study = Study(named(ordinary), PROMPTS, HOW, out, judge)
-        found = run_judging(study, announce=lambda *asked: told.append(asked[:2]))
+        study = (named(ordinary), PROMPTS, HOW, out, judge)
+        found = run_judging(*study, announce=lambda *asked: told.append(asked[:2]))
         # Of 72 questions of the examination and 24 about the models 40 were answered before.
         assert len(server.requests) == 56
         assert [name for name, _ in told] == ["the judge's examination", "models"]
         assert sum(count for _, count in told) == 56
         assert found == read_json(out / RESULT_FILE)
         server.requests.clear()
-        again = run_judging(study)
+        again = run_judging(*study)
         assert server.requests == []
         assert again["ratings"] == found["ratings"]
-        more = run_judging(Study(named([*ordinary, tiny_model]), PROMPTS, HOW, out, judge))
+        more = run_judging(named([*ordinary, tiny_model]), *study[1:])
         # Two pairs more, unless two models write the same.
         assert 0 < len(server.requests) <= 48
     assert found["judge"]["usable"]
@@ -81,11 +75,9 @@ def test_a_study_that_was_stopped_goes_on_and_takes_another_model(ordinary, tiny
 
 
 def test_ratings_are_of_the_verdicts_that_are_kept(ordinary, tmp_path):
-    study = Study(
-        named(ordinary), PROMPTS, HOW, tmp_path / "out", lambda kept: LocalJudge(ordinary[0], kept)
-    )
-    found = run_judging(study)
-    rows = pq.read_table(study.out / VERDICTS_TABLE).to_pylist()
+    out, judge = tmp_path / "out", LocalJudge(ordinary[0])
+    found = run_judging(named(ordinary), PROMPTS, HOW, out, lambda kept: judge)
+    rows = pq.read_table(out / VERDICTS_TABLE).to_pylist()
     (pair,) = found["ratings"]["pairs"]
     assert pair["score"]["value"] == pytest.approx(sum(row["score_a"] for row in rows) / 12)
     assert pair["won"] + pair["lost"] <= pair["games"] == 12
@@ -97,50 +89,11 @@ def test_ratings_are_of_the_verdicts_that_are_kept(ordinary, tmp_path):
 
 
 def test_another_run_is_refused(ordinary, tmp_path):
-    study = Study(named(ordinary[:1]), PROMPTS, HOW, tmp_path / "out")
-    run_judging(study)
-    before = {path: path.read_bytes() for path in study.out.iterdir()}
-    other = Study(study.models, PROMPTS, Writing(words=5, tokens=9), study.out)
+    out, models = tmp_path / "out", named(ordinary[:1])
+    run_judging(models, PROMPTS, HOW, out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match=re.escape("(tokens: 8 → 9)")):
-        run_judging(other)
+        run_judging(models, PROMPTS, Writing(words=5, tokens=9), out)
     with pytest.raises(InputError, match="prompts: "):
-        run_judging(Study(study.models, PROMPTS[:5], HOW, study.out))
-    assert {path: path.read_bytes() for path in study.out.iterdir()} == before
-
-
-def test_online_elo_of_three_games_by_hand():
-    # A wins: expected 1/2, so that it gets 2. Then B wins: expected of A is 1 / (1 + 10^(−4/400)),
-    # 0.5057562, which it loses four times. Then a tie: A, a little behind, gains a little.
-    score = np.array([[1.0, 0.0, 0.5]])
-    first, second = np.zeros((1, 3), int), np.ones((1, 3), int)
-    after = [online_elo(first[:, :n], second[:, :n], score[:, :n], 2)[0, 0] for n in (1, 2, 3)]
-    assert after[0] == 1002
-    assert after[1] == pytest.approx(1002 - 4 * 0.5057562, abs=1e-6)
-    assert after[2] == pytest.approx(999.976975 + 4 * (0.5 - 0.4999337), abs=1e-6)
-    assert online_elo(first, second, score, 2).sum() == 2000
-
-
-@pytest.mark.parametrize("scores", [[1, 1, 0], [1, 0.5, 0.5]], ids=["wins", "ties"])
-def test_bradley_terry_of_three_games_by_hand(scores):
-    # Two of three points are odds of 2 to 1, which 400 log10(2) = 120.412 ratings give.
-    wins = wins_of(np.array(scores, float)[:, None], 2)
-    assert wins.tolist() == [[0, 2], [1, 0]]
-    assert bradley_terry(wins).tolist() == pytest.approx([1060.206, 939.794], abs=1e-3)
-
-
-def test_strengths_of_four_players_are_found_again():
-    points = np.array([800.0, 950.0, 1050.0, 1200.0])
-    chance = 1 / (1 + 10 ** ((points[None] - points[:, None]) / 400))
-    np.fill_diagonal(chance, 0)
-    assert bradley_terry(chance * 7) == pytest.approx(points, abs=1e-6)
-    uneven = np.arange(1, 17).reshape(4, 4) * chance
-    uneven = uneven + uneven.T * np.where(chance > 0, chance / np.where(chance > 0, chance.T, 1), 0)
-    assert bradley_terry(uneven) == pytest.approx(points, abs=1e-6)
-
-
-def test_who_never_loses_ends_at_the_bound_and_who_never_played_at_the_start():
-    best, worst = rate(np.ones((4, 1)), 2)
-    assert best.bradley_terry.value == pytest.approx(1000 + MOST)
-    assert worst.bradley_terry.value == pytest.approx(1000 - MOST)
-    scores = np.array([[0.5, np.nan, np.nan]] * 3)
-    assert [one.bradley_terry.value for one in rate(scores, 3)] == pytest.approx([1000] * 3)
+        run_judging(models, PROMPTS[:5], HOW, out)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices, get_parame
 
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, encoder_of
-from prismlm.errors import DivergenceError, check_number, check_whole
+from prismlm.errors import DivergenceError
 from prismlm.eval.glue.data import Task
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import uses_bf16
@@ -44,19 +44,74 @@ from prismlm.models.presets import build_model
 from prismlm.models.seam import capture, output_embedding
 from prismlm.progress import Task as Progress
 
-LENGTH = 512  # tokens of a row, where no fewer positions are learned
+MAX_LENGTH = 512  # tokens of a row, where no fewer positions are learned
 DEVIATION = 0.02  # of the new layer's weights, that of Hugging Face's classifiers
-REMEDY = "give a smaller rate by --learning-rate, or have one chosen by --search."
-ROWS = 32  # read at once where nothing is trained
 WEIGHT_DECAY, MAX_NORM = 0.1, 1.0
-# Dev is measured so often in an epoch; an epoch without a rise ends the run.
-EVALUATIONS = PATIENCE = 2
+EVALUATIONS = 2  # of dev in an epoch
+PATIENCE = 2  # evaluations without a rise after which a run ends, at the end of an epoch
+REMEDY = "give a smaller rate by --learning-rate, or have one chosen by --search."
+
+
+@dataclass(frozen=True)
+class GlueOptions:
+    """What is asked of every run.
+
+    Attributes:
+        data: a directory of Parquet files; None for the hub.
+        limit: rows trained on, drawn by a run's seed, the same for every model; None for all.
+        dev_limit: rows of each dev set, drawn by seed 0; None for all.
+        learning_rate: at its highest; None for that of a search kept in the directory, else the
+            source's. A run has one.
+        warmup: share of all steps over which it rises, likewise.
+        epochs: at most.
+        batch_size: rows of a step.
+        test: whether to predict the test sets that are there.
+    """
+
+    data: Path | None = None
+    limit: int | None = None
+    dev_limit: int | None = None
+    learning_rate: float | None = None
+    warmup: float | None = None
+    epochs: int = 3
+    batch_size: int = 16
+    test: bool = True
+
+    def steps(self, rows: int) -> int:
+        """Return how many steps a run takes at most."""
+        return self.epochs * math.ceil(rows / self.batch_size)
+
+    def note(self, lm: GlueModel) -> dict[str, Any]:
+        """Return what must stay as it is when a study is resumed."""
+        data = "hub" if self.data is None else str(self.data.resolve())
+        return asdict(self) | {"format_version": 1, "model": lm.identity, "data": data}
+
+
+class GlueModel:
+    """A model directory, and its weights as they were, which every run begins with."""
+
+    def __init__(self, path: Path | str, *, device: str = "cpu") -> None:
+        self.name = Path(path).name
+        self.model, self.tokenizer = read_checkpoint(path, device=device)
+        self.model.float()
+        self.identity = fingerprints.of_model(self.model)
+        self.length = min(MAX_LENGTH, learned_positions(self.model) or MAX_LENGTH)
+        self._weights = _copied(self.model)
+
+    def classifier(self, task: Task, seed: int, *, from_scratch: bool = False) -> Classifier:
+        """Return the model under a new layer, with its own weights or new ones."""
+        torch.manual_seed(seed)
+        if from_scratch:
+            fresh = build_model(self.model.config).to(self.model.device)  # pyright: ignore
+            return Classifier(fresh.float(), len(task.labels) or 1)
+        self.model.load_state_dict(self._weights)
+        return Classifier(self.model, len(task.labels) or 1)
 
 
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, ...]], length: int
-) -> tuple[list[list[int]], int]:
-    """Return the tokens of rows, and how many rows were cut: the longer sentence, at its end."""
+) -> list[list[int]]:
+    """Return the tokens of rows; where these are too many, the longer sentence is cut."""
     read = encoder_of(tokenizer).text
     columns = [
         [one.ids for one in read.encode_batch(list(column), add_special_tokens=False)]
@@ -67,16 +122,14 @@ def encode(
     end = read.encode("\n", add_special_tokens=False).ids if end is None else [end]
     room = length - len(begin) - len(columns) * len(end)
     rows: list[list[int]] = []
-    cut = 0
     for first, *others in zip(*columns, strict=True):
         rest = sum(map(len, others))
-        cut += len(first) + rest > room
         kept = min(len(first), max(room - rest, -(-room // len(columns))))
         row = begin + first[:kept] + end
         for other in others:
             row += other[: room - kept] + end
         rows.append(row)
-    return rows, cut
+    return rows
 
 
 class Classifier(nn.Module):
@@ -112,95 +165,31 @@ class Classifier(nn.Module):
         last = seen.z[torch.arange(len(rows), device=device), (sizes - 1).to(device)]
         return self.out(last.float())
 
-    def predict(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+    def predict(self, rows: Sequence[Sequence[int]], batch_size: int = 32) -> np.ndarray:
         """Return y [N, C] without dropout and gradients."""
         order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-        found = np.zeros((len(rows), self.out.out_features), np.float32)
+        outputs = np.zeros((len(rows), self.out.out_features), np.float32)
         with evaluating(self):
-            for first in range(0, len(order), ROWS):
-                chosen = order[first : first + ROWS]
-                found[chosen] = self([rows[row] for row in chosen]).cpu().numpy()
-        if not np.isfinite(found).all():
+            for first in range(0, len(order), batch_size):
+                batch = order[first : first + batch_size]
+                outputs[batch] = self([rows[row] for row in batch]).cpu().numpy()
+        if not np.isfinite(outputs).all():
             raise DivergenceError(f"the classifier's outputs are not finite: {REMEDY}")
-        return found
+        return outputs
 
-
-class GlueModel:
-    """A model directory, and its weights as they were, which every run begins with."""
-
-    def __init__(self, path: Path | str, *, device: str = "cpu") -> None:
-        self.name = Path(path).name
-        self.model, self.tokenizer = read_checkpoint(path, device=device)
-        self.model.float()
-        self.identity = fingerprints.of_model(self.model)
-        self.length = min(LENGTH, learned_positions(self.model) or LENGTH)
-        self._weights = _copied(self.model)
-
-    def classifier(self, task: Task, seed: int, *, from_scratch: bool = False) -> Classifier:
-        """Return the model under a new layer, with its own weights or new ones."""
-        torch.manual_seed(seed)
-        if from_scratch:
-            fresh = build_model(self.model.config).to(self.model.device)  # pyright: ignore
-            return Classifier(fresh.float(), task.outputs)
-        self.model.load_state_dict(self._weights)
-        return Classifier(self.model, task.outputs)
-
-
-@dataclass(frozen=True)
-class GlueOptions:
-    """What is asked of every run.
-
-    Attributes:
-        data: a directory of Parquet files; None for the hub.
-        limit: rows trained on, drawn by a run's seed, the same for every model; None for all.
-        dev_limit: rows of each dev set, drawn by seed 0; None for all.
-        learning_rate: at its highest; None for that of a search kept in the directory, else the
-            source's. A run has one.
-        warmup: share of all steps over which it rises, likewise.
-        epochs: at most.
-        batch_size: rows of a step.
-        test: whether to predict the test sets that are there.
-    """
-
-    data: Path | None = None
-    limit: int | None = None
-    dev_limit: int | None = None
-    learning_rate: float | None = None
-    warmup: float | None = None
-    epochs: int = 3
-    batch_size: int = 16
-    test: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("limit", "dev_limit", "epochs", "batch_size"):
-            if getattr(self, name) is not None:
-                # Correlations of ranks take three rows.
-                check_whole(name, getattr(self, name), 3 if name == "dev_limit" else 1)
-        if self.learning_rate is not None:
-            check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
-        if self.warmup is not None:
-            check_number("warmup", self.warmup, "a share of 0 to 1", lambda share: 0 <= share <= 1)
-
-    def steps(self, rows: int) -> int:
-        """Return how many steps a run takes at most."""
-        return self.epochs * math.ceil(rows / self.batch_size)
-
-    def note(self, lm: GlueModel) -> dict[str, Any]:
-        """Return what must stay as it is where a study goes on."""
-        data = "hub" if self.data is None else str(self.data.resolve())
-        return asdict(self) | {"format_version": 1, "model": lm.identity, "data": data}
-
-
-class Examples(NamedTuple):
-    """Rows as tokens, with their labels: numbers of classes, or scores."""
-
-    rows: list[list[int]]
-    labels: list[float]
+    def loss(self, rows: Sequence[Sequence[int]], labels: Sequence[float]) -> Tensor:
+        """Return the mean squared error of scores, or the cross-entropy of classes."""
+        outputs = self(rows)
+        target = torch.tensor(labels, device=outputs.device)
+        if outputs.shape[1] == 1:
+            return F.mse_loss(outputs[:, 0], target.float())
+        return F.cross_entropy(outputs, target.long())
 
 
 def fine_tune(
     classifier: Classifier,
-    train: Examples,
+    rows: Sequence[list[int]],
+    labels: Sequence[float],
     judge: Callable[[], float],
     options: GlueOptions,
     seed: int,
@@ -210,23 +199,36 @@ def fine_tune(
 
     Args:
         classifier: of one output for scores.
-        train: what it is trained on.
+        rows: tokens of what it is trained on.
+        labels: numbers of classes, or scores.
         judge: measures the classifier as it is on dev; larger is better.
         options: of the run.
         seed: of the order of rows, and of dropout.
-        progress: is told of every step, and of each measure.
+        progress: shows every step and dev's history.
     """
-    step = trainer(classifier, options, options.steps(len(train.rows)))
+    rate, warmup, steps = options.learning_rate, options.warmup, options.steps(len(rows))
+    assert rate is not None
+    assert warmup is not None
+    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate, fused=True)
+    schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
     torch.manual_seed(seed)
-    order, lengths = torch.Generator().manual_seed(seed), [len(row) for row in train.rows]
+    generator, lengths = torch.Generator().manual_seed(seed), [len(row) for row in rows]
     history: list[float] = []
     best: dict[str, Tensor] = {}
     for _ in range(options.epochs):
-        rows = get_length_grouped_indices(lengths, options.batch_size, generator=order)
-        batches = torch.tensor(rows).split(options.batch_size)
+        order = get_length_grouped_indices(lengths, options.batch_size, generator=generator)
+        batches = [batch.tolist() for batch in torch.tensor(order).split(options.batch_size)]
         stops = {math.ceil(len(batches) * (k + 1) / EVALUATIONS) for k in range(EVALUATIONS)}
         for number, batch in enumerate(batches, start=1):
-            step(Examples(*([part[i] for i in batch.tolist()] for part in train)))
+            classifier.train()
+            loss = classifier.loss([rows[row] for row in batch], [labels[row] for row in batch])
+            if not bool(torch.isfinite(loss)):
+                raise DivergenceError(f"the loss is {loss.item()} at the rate {rate:g}: {REMEDY}")
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(classifier.parameters(), MAX_NORM)
+            optimizer.step()
+            schedule.step()
             progress.advance(1)
             if number in stops:
                 history.append(judge())
@@ -241,33 +243,6 @@ def fine_tune(
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.to("cpu", copy=True) for name, value in module.state_dict().items()}
-
-
-def trainer(classifier: Classifier, options: GlueOptions, steps: int) -> Callable[[Examples], None]:
-    """Return a function that takes one optimizer step on a batch, of ``steps`` in all."""
-    rate, warmup = options.learning_rate, options.warmup
-    assert rate is not None
-    assert warmup is not None
-    optimizer = torch.optim.AdamW(parameter_groups(classifier), lr=rate, fused=True)
-    schedule = get_linear_schedule_with_warmup(optimizer, round(warmup * steps), steps)
-
-    def step(batch: Examples) -> None:
-        classifier.train()
-        outputs = classifier(batch.rows)
-        labels = torch.tensor(batch.labels, device=outputs.device)
-        if outputs.shape[1] == 1:
-            loss = F.mse_loss(outputs[:, 0], labels.float())
-        else:
-            loss = F.cross_entropy(outputs, labels.long())
-        if not bool(torch.isfinite(loss)):
-            raise DivergenceError(f"the loss is {loss.item()} at the rate {rate:g}: {REMEDY}")
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(classifier.parameters(), MAX_NORM)
-        optimizer.step()
-        schedule.step()
-
-    return step
 
 
 def parameter_groups(classifier: Classifier) -> list[dict[str, Any]]:

@@ -1,32 +1,23 @@
-"""What the runs of a directory come to: GLUE's official metrics over seeds, beside their controls.
+"""GLUE's official metrics, of many resamples [..., N] at once.
 
-Metrics are from 0 or −1 to 1, of many resamples [..., N] at once. Where all answers are alike,
-Matthews and both correlations are 0, and F1, of class 1, is 0 without an answer 1.
+From 0 or −1 to 1. Where all answers are alike, Matthews and both correlations are 0, and F1, of
+class 1, is 0 without an answer 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from prismlm.eval.glue.data import HIGHEST, LOWEST, Task, tasks_of
-from prismlm.files import check_json, read_json
+from prismlm.eval.glue.data import MAX_SCORE, MIN_SCORE, Task
 from prismlm.statistics import Interval, interval_of, spearman
-
-RUNS = "runs"
-ARMS = {"fine_tuned": False, "from_scratch": True}
-# Of a kept run, what figures are made of.
-RUN = {"task": str, "seed": int, "from_scratch": bool, "cut": int, "train": {"rows": int}}
-MEASURED = {"where": str, "rows": int, "there": int, "of": int}
-MEASURED |= {"gold": list[float], "given": list[float]}
 
 
 def answers(task: Task, outputs: np.ndarray) -> np.ndarray:
     """Return what a classifier's outputs [N, C] say: a class each, or a score within 0 to 5."""
-    return outputs.argmax(-1) if task.labels else outputs[:, 0].clip(LOWEST, HIGHEST)
+    return outputs.argmax(-1) if task.labels else outputs[:, 0].clip(MIN_SCORE, MAX_SCORE)
 
 
 def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -34,7 +25,7 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def _pearson(gold: np.ndarray, given: np.ndarray) -> np.ndarray:
-    g, p = (one - one.mean(-1, keepdims=True) for one in (gold, given))
+    g, p = (values - values.mean(-1, keepdims=True) for values in (gold, given))
     return _ratio((g * p).sum(-1), np.sqrt((g * g).sum(-1) * (p * p).sum(-1)))
 
 
@@ -69,56 +60,8 @@ def interval(metric: str, gold: np.ndarray, given: Sequence[np.ndarray]) -> Inte
 
     Every seed's answers are to the same rows [N]; a resample takes the same of all.
     """
-    figure = METRICS[metric]
-    both = [(gold.astype(float), one.astype(float)) for one in given]
+    figure, whole = METRICS[metric], gold.astype(float)
+    seeds = [answers.astype(float) for answers in given]
     return interval_of(
-        lambda rows: np.mean([figure(g[rows], p[rows]) for g, p in both], axis=0), len(gold)
+        lambda rows: np.mean([figure(whole[rows], seed[rows]) for seed in seeds], axis=0), len(gold)
     )
-
-
-def figures(place: Path) -> list[dict[str, Any]]:
-    """Return what the runs of a directory come to, by task and set that was measured."""
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted((place / RUNS).glob("*.json")):
-        run = read_json(path)
-        check_json(run, RUN | {"measured": {"dev": MEASURED}}, str(path))
-        for split, measured in run["measured"].items():
-            check_json(measured, MEASURED, f"{path}: measured: {split}")
-        runs.setdefault(run["task"], []).append(run)
-    return [
-        _figure(task, split, sorted(runs[task.name], key=lambda run: run["seed"]))
-        for task in tasks_of()
-        if task.name in runs
-        for split in task.splits
-        if split in runs[task.name][0]["measured"]
-    ]
-
-
-def _figure(task: Task, split: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    first = runs[0]["measured"][split]
-    gold = np.array(first["gold"])
-    row: dict[str, Any] = {
-        "task": task.name,
-        "title": task.splits[split].title,
-        "split": split,
-        "metrics": list(task.metrics),
-        "measured": {key: first[key] for key in ("where", "rows", "there", "of")},
-        "train": runs[0]["train"],
-        "cut": runs[0]["cut"],
-    }
-    for arm, from_scratch in ARMS.items():
-        own = [run for run in runs if run["from_scratch"] == from_scratch]
-        row[arm] = None
-        if own:
-            given = [np.array(run["measured"][split]["given"]) for run in own]
-            found = [measure(task, gold, one) for one in given]
-            spread = interval(task.metrics[0], gold, given)
-            row[arm] = {
-                "seeds": [run["seed"] for run in own],
-                "values": {metric: [one[metric] for one in found] for metric in task.metrics},
-                "mean": {m: float(np.mean([one[m] for one in found])) for m in task.metrics},
-                "low": spread.low,
-                "high": spread.high,
-            }
-    row["constant"] = {metric: constant(metric, gold) for metric in task.metrics}
-    return row

@@ -7,8 +7,9 @@ holds the runs by which rate and warm-up were chosen, and ``search/search.json``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,19 +19,19 @@ import numpy as np
 from prismlm.errors import DivergenceError
 from prismlm.eval.benchmarks import drawn
 from prismlm.eval.glue.data import Task, read_split, tasks_of
-from prismlm.eval.glue.fine_tune import Examples, GlueModel, GlueOptions, encode, fine_tune
-from prismlm.eval.glue.metrics import RUNS, answers, figures, measure
-from prismlm.eval.runs import make_parts
-from prismlm.files import check_json, keep_json, read_json
+from prismlm.eval.glue.fine_tune import GlueModel, GlueOptions, encode, fine_tune
+from prismlm.eval.glue.metrics import answers, constant, interval, measure
+from prismlm.eval.runs import make_parts, read_part
+from prismlm.files import check_json, keep_json
 from prismlm.outputs import write_text
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import read_note, writing
 
-RESULT_FILE, SEARCH, SEARCH_FILE = "glue.json", "search", "search.json"
+RUNS, RESULT_FILE, SEARCH, SEARCH_FILE = "runs", "glue.json", "search", "search.json"
 RATES = (2.5e-5, 3.5e-5, 5.5e-5, 1e-4, 2e-4, 3e-4, 4e-4, 5e-4, 7e-4, 8.5e-4, 1e-3)
 WARMUPS = (0.06, 0.1)
 SEARCHED = ("sst2", "mnli")
-# What the source chose for its own models, by model_type; the last is for all others.
+# Rate and warm-up that the source chose for its own models, by model_type; llama's for all others.
 CHOSEN = {
     "prismlm_protot": (3.5e-5, 0.06),
     "mamba": (1e-4, 0.1),
@@ -40,29 +41,12 @@ CHOSEN = {
 }
 
 
-class Split(NamedTuple):
-    """A part of a task as tokens.
-
-    Attributes:
-        tokens: its rows.
-        labels: numbers of classes, or scores; None where they are hidden.
-        about: rows read, of how many in which file, of how many that GLUE has.
-        cut: how many rows were too long.
-    """
+class Encoded(NamedTuple):
+    """Rows of a split as tokens, with numbers of classes or scores unless these are hidden."""
 
     tokens: list[list[int]]
     labels: np.ndarray | None
-    about: dict[str, Any]
-    cut: int
-
-
-class Work(NamedTuple):
-    """One run: a task, a seed, options, and whether it begins with new weights."""
-
-    task: Task
-    seed: int
-    options: GlueOptions
-    from_scratch: bool = False
+    where: str
 
 
 def run_glue(
@@ -87,13 +71,16 @@ def run_glue(
         progress: shows the runs.
     """
     options, rate_from = with_rate(lm, out, options)
-    arms = {"": False, "-from-scratch": True} if from_scratch else {"": False}
-    works = {
-        f"{task.name}-{seed}{arm}": Work(task, seed, options, arms[arm])
-        for task, arm, seed in product(tasks_of(tasks), arms, seeds)
+    data = _reader(lm, options)
+    parts = {
+        f"{task.name}-{seed}{'-from-scratch' if fresh else ''}": partial(
+            _run, lm, out, task, data, options, seed, progress, from_scratch=fresh
+        )
+        for task, fresh, seed in product(tasks_of(tasks), (False, True)[: 1 + from_scratch], seeds)
     }
     with writing(out / RESULT_FILE):
-        _make_runs(lm, out, options, works, progress)
+        _check_data(out, options, parts)
+        make_parts(out, RUNS, options.note(lm), parts)
         result = {"name": lm.name, **options.note(lm), "rate_from": rate_from}
         result["tasks"] = figures(out)
         keep_json(out / RESULT_FILE, result)
@@ -106,9 +93,9 @@ def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptio
     rate, warmup = CHOSEN.get(lm.model.config.model_type, CHOSEN["llama"])
     rate_from = "the source's"
     if path.is_file():
-        found = read_note(path, path.parent, model=lm.identity)
-        check_json(found, {"learning_rate": float, "warmup": float}, str(path))
-        rate, warmup, rate_from = found["learning_rate"], found["warmup"], "searched"
+        chosen = read_note(path, path.parent, model=lm.identity)
+        check_json(chosen, {"learning_rate": float, "warmup": float}, str(path))
+        rate, warmup, rate_from = chosen["learning_rate"], chosen["warmup"], "searched"
     if options.learning_rate is not None or options.warmup is not None:
         rate_from = "given"
     rate = rate if options.learning_rate is None else options.learning_rate
@@ -128,129 +115,172 @@ def search(
 
     Of ``rates`` and both warm-ups of the source. A run that diverges counts as 0.
     """
-    place = out / SEARCH
+    directory = out / SEARCH
     options = replace(options, learning_rate=None, warmup=None, test=False)
-    works = {
-        f"{task.name}-{seed}-{rate:g}-{warmup:g}": Work(
-            task, seed, replace(options, learning_rate=rate, warmup=warmup)
-        )
-        for task, rate, warmup in product(tasks_of(SEARCHED), rates, WARMUPS)
+    data = _reader(lm, options)
+    settings = list(product(rates, WARMUPS))
+
+    def history(task: Task, rate: float, warmup: float) -> dict[str, Any]:
+        chosen = replace(options, learning_rate=rate, warmup=warmup)
+        try:
+            return _run(lm, directory, task, data, chosen, seed, progress)
+        except DivergenceError as error:
+            return {"dev_history": [], "diverged": str(error)}
+
+    parts = {
+        f"{task.name}-{seed}-{rate:g}-{warmup:g}": partial(history, task, rate, warmup)
+        for task in tasks_of(SEARCHED)
+        for rate, warmup in settings
     }
-    with writing(place / SEARCH_FILE):
-        _make_runs(lm, place, options, works, progress, may_diverge=True)
-        tried: dict[GlueOptions, dict[str, Any]] = {}
-        for name, work in works.items():
-            at = {key: getattr(work.options, key) for key in ("learning_rate", "warmup")}
-            path = place / RUNS / f"{name}.json"
-            run = read_json(path)
-            check_json(run, {"dev_history": list[float]}, str(path))
-            highest = max(run["dev_history"], default=0.0)
-            tried.setdefault(work.options, at)[work.task.name] = highest
-        best = max(tried.values(), key=lambda one: one["sst2"] + one["mnli"])
-        result = options.note(lm) | {"seed": seed} | best | {"tried": list(tried.values())}
-        keep_json(place / SEARCH_FILE, result)
+    with writing(directory / SEARCH_FILE):
+        _check_data(directory, options, parts)
+        make_parts(directory, RUNS, options.note(lm), parts)
+        tried = [{"learning_rate": rate, "warmup": warmup} for rate, warmup in settings]
+        for row, task in product(tried, SEARCHED):
+            name = f"{task}-{seed}-{row['learning_rate']:g}-{row['warmup']:g}.json"
+            highest = read_part(
+                directory / RUNS / name, lambda run: max([0.0, *run["dev_history"]])
+            )
+            row[task] = highest
+        best = max(tried, key=lambda row: sum(row[task] for task in SEARCHED))
+        result = options.note(lm) | {"seed": seed} | best | {"tried": tried}
+        keep_json(directory / SEARCH_FILE, result)
     return result
 
 
-def _make_runs(
-    lm: GlueModel,
-    place: Path,
-    options: GlueOptions,
-    works: dict[str, Work],
-    progress: Reporter,
-    *,
-    may_diverge: bool = False,
-) -> None:
-    """Make the runs that a directory lacks; with ``may_diverge`` some may have no history."""
-    left = [w for name, w in works.items() if not (place / RUNS / f"{name}.json").is_file()]
-    for task in {work.task.name: work.task for work in left}.values():
-        # What the last task lacks is not to be found out after the runs of all others.
+def _check_data(out: Path, options: GlueOptions, parts: Iterable[str]) -> None:
+    """Check before the first run that the last one will have its data."""
+    left = {name.split("-")[0] for name in parts if not (out / RUNS / f"{name}.json").is_file()}
+    for task in tasks_of(sorted(left)) if left else ():
         for split in ("train", "dev"):
             read_split(task, split, options.data)
-    # The rows of one task at a time.
-    read: dict[str, dict[str, Split]] = {}
-
-    def make(work: Work) -> dict[str, Any]:
-        if work.task.name not in read:
-            read.clear()
-            read[work.task.name] = _read_task(lm, work.task, options)
-        try:
-            return _run(lm, place, work, read[work.task.name], progress)
-        except DivergenceError as error:
-            if not may_diverge:
-                raise
-            return {"dev_history": [], "diverged": str(error)}
-
-    parts = {name: lambda work=work: make(work) for name, work in works.items()}
-    make_parts(place, RUNS, options.note(lm), parts)
 
 
-def _read_task(lm: GlueModel, task: Task, options: GlueOptions) -> dict[str, Split]:
-    """Return the splits of a task that are there; all of train, from which each seed draws."""
-    found: dict[str, Split] = {}
-    for name, split in task.splits.items():
-        if name.startswith("test") and not options.test:
-            continue
+def _reader(lm: GlueModel, options: GlueOptions) -> Callable[[Task], dict[str, Encoded]]:
+    """Return what reads the splits of a task that are there; the last task's are kept."""
+
+    def encoded(task: Task, name: str) -> Encoded | None:
         rows = read_split(task, name, options.data)
         if rows is None:
-            continue
-        if name.startswith("dev"):
-            rows = rows.some(options.dev_limit, 0)
-        tokens, cut = encode(lm.tokenizer, rows.texts, lm.length)
-        about = {"rows": len(tokens), "there": rows.there, "of": split.rows, "where": rows.where}
-        labels = None if rows.labels is None else np.array(rows.labels)
-        found[name] = Split(tokens, labels, about, cut)
-    return found
+            return None
+        limit = options.dev_limit if name.startswith("dev") else None
+        chosen = drawn(len(rows.texts), limit, 0)
+        tokens = encode(lm.tokenizer, [rows.texts[row] for row in chosen], lm.length)
+        labels = None if rows.labels is None else np.array(rows.labels)[chosen]
+        return Encoded(tokens, labels, rows.where)
+
+    @lru_cache(maxsize=1)
+    def read(name: str) -> dict[str, Encoded]:
+        (task,) = tasks_of([name])
+        wanted = [split for split in task.splits if options.test or not split.startswith("test")]
+        splits = {split: encoded(task, split) for split in wanted}
+        return {split: rows for split, rows in splits.items() if rows is not None}
+
+    return lambda task: read(task.name)
 
 
 def _run(
-    lm: GlueModel, place: Path, work: Work, data: dict[str, Split], progress: Reporter
+    lm: GlueModel,
+    out: Path,
+    task: Task,
+    data: Callable[[Task], dict[str, Encoded]],
+    options: GlueOptions,
+    seed: int,
+    progress: Reporter,
+    *,
+    from_scratch: bool = False,
 ) -> dict[str, Any]:
     """Return what is kept of a run, and write the files for the server."""
-    task, seed, options, from_scratch = work
-    whole = data["train"]
-    chosen = drawn(len(whole.tokens), options.limit, seed)
-    labels = [] if whole.labels is None else whole.labels[chosen].tolist()
-    train = Examples([whole.tokens[row] for row in chosen], labels)
+    splits: dict[str, Any] = dict(data(task))
+    train, dev = splits.pop("train"), splits["dev"]
+    chosen = drawn(len(train.tokens), options.limit, seed)
+    rows, labels = [train.tokens[row] for row in chosen], train.labels[chosen].tolist()
     classifier = lm.classifier(task, seed, from_scratch=from_scratch)
-    measured = {
-        name: (split, split.labels)
-        for name, split in data.items()
-        if name != "train" and split.labels is not None
-    }
 
-    def given(split: Split) -> np.ndarray:
+    def given(split: Encoded) -> np.ndarray:
         return answers(task, classifier.predict(split.tokens))
 
     def judge() -> float:
-        dev, gold = measured["dev"]
-        return measure(task, gold, given(dev))[task.metrics[0]]
+        return measure(task, dev.labels, given(dev))[task.metrics[0]]
 
     title = f"{task.title}, seed {seed}{', from scratch' if from_scratch else ''}"
-    with progress.task(title, options.steps(len(train.rows)), "steps") as shown:
-        history = fine_tune(classifier, train, judge, options, seed, shown)
-    for name in () if from_scratch else task.splits_of("test"):
-        if name in data:
-            file = f"{task.splits[name].title}.tsv"
-            text = server_file(task, given(data[name]))
-            write_text(place / "predictions" / str(seed) / file, text)
+    with progress.task(title, options.steps(len(rows)), "steps") as shown:
+        history = fine_tune(classifier, rows, labels, judge, options, seed, shown)
+    measured: dict[str, Any] = {}
+    for name, split in splits.items():
+        answered = given(split)
+        if name.startswith("test") and not from_scratch:
+            file = out / "predictions" / str(seed) / f"{task.splits[name].title}.tsv"
+            write_text(file, server_file(task, answered))
+        if split.labels is not None:
+            both = {"gold": split.labels.tolist(), "given": answered.tolist()}
+            measured[name] = {"rows": len(answered), "where": split.where} | both
     settings = ("learning_rate", "warmup", "epochs", "batch_size")
     return {name: getattr(options, name) for name in settings} | {
         "task": task.name,
         "seed": seed,
         "from_scratch": from_scratch,
         "dev_history": history,
-        "cut": sum(split.cut for split in data.values()),
-        "train": whole.about | {"rows": len(train.rows)},
-        "measured": {
-            name: split.about | {"gold": gold.tolist(), "given": given(split).tolist()}
-            for name, (split, gold) in measured.items()
-        },
+        "train": {"rows": len(rows), "where": train.where},
+        "measured": measured,
     }
 
 
 def server_file(task: Task, given: Sequence[Any] | np.ndarray) -> str:
     """Return a test set's answers as GLUE's server reads them."""
-    names = [task.labels[one] if task.labels else f"{one:.3f}" for one in given]
-    rows = [f"{row}\t{answer}\n" for row, answer in enumerate(names)]
+    names = [task.labels[answer] if task.labels else f"{answer:.3f}" for answer in given]
+    rows = [f"{row}\t{name}\n" for row, name in enumerate(names)]
     return "".join(["index\tprediction\n", *rows])
+
+
+def figures(out: Path) -> list[dict[str, Any]]:
+    """Return what the runs of a directory come to, by task and set that was measured."""
+    runs = [read_part(path, _kept_run) for path in sorted((out / RUNS).glob("*.json"))]
+    runs.sort(key=lambda run: run["seed"])
+    rows: list[dict[str, Any]] = []
+    for task in tasks_of():
+        of_task = [run for run in runs if run["task"] == task.name]
+        for split, about in task.splits.items():
+            measured = [run | run["measured"][split] for run in of_task if split in run["measured"]]
+            if measured:
+                row = {"task": task.name, "title": about.title, "split": split}
+                rows.append(row | _figure(task, measured))
+    return rows
+
+
+def _kept_run(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a kept run with its answers as arrays."""
+    kept = {key: run[key] for key in ("task", "seed", "from_scratch", "train")}
+    measured = {
+        split: {"rows": part["rows"], "where": part["where"]}
+        | {key: np.array(part[key], float) for key in ("gold", "given")}
+        for split, part in run["measured"].items()
+    }
+    return kept | {"measured": measured}
+
+
+def _figure(task: Task, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of one set, of the runs of both arms that measured it."""
+    first = runs[0]
+    row: dict[str, Any] = {
+        "metrics": list(task.metrics),
+        "measured": {key: first[key] for key in ("rows", "where")},
+        "train": first["train"],
+        "constant": {metric: constant(metric, first["gold"]) for metric in task.metrics},
+        "fine_tuned": None,
+        "from_scratch": None,
+    }
+    for arm, from_scratch in (("fine_tuned", False), ("from_scratch", True)):
+        own = [run for run in runs if run["from_scratch"] == from_scratch]
+        if own:
+            measured = [measure(task, run["gold"], run["given"]) for run in own]
+            values = {metric: [one[metric] for one in measured] for metric in task.metrics}
+            spread = interval(task.metrics[0], first["gold"], [run["given"] for run in own])
+            row[arm] = {
+                "seeds": [run["seed"] for run in own],
+                "values": values,
+                "mean": {metric: float(np.mean(values[metric])) for metric in task.metrics},
+                "low": spread.low,
+                "high": spread.high,
+            }
+    return row

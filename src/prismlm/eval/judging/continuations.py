@@ -15,22 +15,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm import fingerprints
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_whole
 from prismlm.files import read_text
-from prismlm.lens.labels.answers import Answers, Question
 from prismlm.lens.opened_model import LARGEST_SEED, write_after
-from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
 WORD = re.compile(r"\S+")
 # Words of a reference for each token of a continuation: about as long, in English.
 WORDS_PER_TOKEN = 0.75
-FEWEST = 2
+MIN_PROMPTS = 2
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,13 @@ class Prompt:
 
 def cut(id: str, text: str, how: Writing) -> Prompt:
     """Return a text cut after the last word of the prompt and of the reference."""
-    wanted = how.words + how.following
-    words = zip(range(wanted), WORD.finditer(text), strict=False)
-    ends = [found.end() for _, found in words]
-    if len(ends) < wanted:
-        return Prompt(id, text[: ends[: how.words][-1] if ends else 0].strip(), "")
-    middle, end = ends[how.words - 1], ends[-1]
-    return Prompt(id, text[:middle].strip(), text[middle:end].strip())
+    count = how.words + how.following
+    ends = [word.end() for _, word in zip(range(count), WORD.finditer(text), strict=False)]
+    if not ends:
+        return Prompt(id, "", "")
+    middle = ends[min(how.words, len(ends)) - 1]
+    reference = text[middle : ends[-1]].strip() if len(ends) == count else ""
+    return Prompt(id, text[:middle].strip(), reference)
 
 
 def corpus_prompts(corpus: Corpus, count: int, how: Writing) -> list[Prompt]:
@@ -83,7 +81,7 @@ def corpus_prompts(corpus: Corpus, count: int, how: Writing) -> list[Prompt]:
     drawn = np.random.default_rng(how.seed).permutation(corpus.split("heldout"))
     ids = corpus.doc_ids
     cuts = (cut(ids[number], corpus.text(number), how) for number in drawn.tolist())
-    return _enough((one for one in cuts if one.reference), count, f"{corpus.path}, held out,", how)
+    return _first((one for one in cuts if one.reference), count, f"{corpus.path}, held out,", how)
 
 
 def file_prompts(path: Path, count: int, how: Writing) -> list[Prompt]:
@@ -92,65 +90,49 @@ def file_prompts(path: Path, count: int, how: Writing) -> list[Prompt]:
         raise InputError(f"there is no file {path}: expected a text with a prompt on each line.")
     lines = enumerate(read_text(path).splitlines(), 1)
     cuts = (cut(str(number), line, how) for number, line in lines)
-    return _enough((one for one in cuts if one.text), count, str(path), how)
+    return _first((one for one in cuts if one.text), count, str(path), how)
 
 
-def _enough(cuts: Iterable[Prompt], count: int, where: str, how: Writing) -> list[Prompt]:
-    numbers = range(check_whole("the number of prompts", count, FEWEST))
-    found = [one for _, one in zip(numbers, cuts, strict=False)]
-    if len(found) < FEWEST:
+def _first(cuts: Iterable[Prompt], count: int, where: str, how: Writing) -> list[Prompt]:
+    check_whole("the number of prompts", count, MIN_PROMPTS)
+    prompts = [one for _, one in zip(range(count), cuts, strict=False)]
+    if len(prompts) < MIN_PROMPTS:
         raise InputError(
-            f"{where} has {len(found)} texts to continue: expected {FEWEST} or more, of "
+            f"{where} has {len(prompts)} texts to continue: expected {MIN_PROMPTS} or more, of "
             f"{how.words} words and {how.following} that follow. Give other text or shorter "
             "prompts with --prompt-words."
         )
-    return found
+    return prompts
 
 
-class Writer:
-    """A model that continues prompts, whose continuations are kept.
-
-    Attributes:
-        name: for the reader.
-    """
-
-    def __init__(self, name: str, directory: Path, how: Writing, kept: Path) -> None:
-        self.name, self.how = name, how
-        self._model, self._tokenizer = read_checkpoint(directory)
-        settings = self._model.generation_config
-        if settings.eos_token_id is None:
-            settings.eos_token_id = self._tokenizer.eos_token_id
-        identity = fingerprints.of_json([fingerprints.of_model(self._model), asdict(how)])
-        self._answers = Answers(kept, identity)
-
-    def texts(self, prompts: Sequence[Prompt], progress: Reporter = SILENT) -> list[str]:
-        """Return the continuation of each prompt; those that are made are kept one by one."""
-        texts: list[str] = []
-        with progress.task(f"{self.name} writes", len(prompts), "prompts") as task:
-            for number, prompt in enumerate(prompts):
-                question = Question(({"role": "user", "content": prompt.text},), {"text": str})
-                found = self._answers.get(question)
-                if found is None:
-                    found = {"text": self.write(prompt, number)}
-                    self._answers.add(question, found)
-                texts.append(found["text"])
-                task.advance()
-        return texts
-
-    def write(self, prompt: Prompt, number: int = 0) -> str:
-        """Return what the model writes after a prompt, whose number goes into the seed."""
-        ids = torch.tensor([encode_text(self._tokenizer, prompt.text)])
-        longest = getattr(self._model.config, "max_position_embeddings", None)
-        if not ids.shape[1] or (longest and ids.shape[1] + self.how.tokens > longest):
-            raise InputError(
-                f"prompt {prompt.id!r} has {ids.shape[1]} tokens and {self.how.tokens} are to "
-                f"follow: {self.name} reads 1 to {longest}. Give fewer --prompt-words."
-            )
-        seed = (self.how.seed + number) % LARGEST_SEED
-        args = (self._model, self._tokenizer, ids.to(self._model.device))
-        written = write_after(*args, self.how.tokens, self.how.temperature, seed)
-        added = written[0, ids.shape[1] :].tolist()
-        return str(self._tokenizer.decode(added, skip_special_tokens=True)).strip()
+def continue_prompts(
+    name: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    how: Writing,
+    progress: Reporter = SILENT,
+) -> list[str]:
+    """Return what a model writes after each prompt, whose number goes into the seed."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if model.generation_config.eos_token_id is None:  # pyright: ignore
+        model.generation_config.eos_token_id = tokenizer.eos_token_id  # pyright: ignore
+    texts: list[str] = []
+    with progress.task(f"{name} writes", len(prompts), "prompts") as task:
+        for number, prompt in enumerate(prompts):
+            ids = torch.tensor([encode_text(tokenizer, prompt.text)], device=model.device)
+            length = ids.shape[1]
+            if not length or (longest and length + how.tokens > longest):
+                raise InputError(
+                    f"prompt {prompt.id!r} has {length} tokens and {how.tokens} are to follow: "
+                    f"{name} reads 1 to {longest}. Give fewer --prompt-words."
+                )
+            seed = (how.seed + number) % LARGEST_SEED
+            written = write_after(model, tokenizer, ids, how.tokens, how.temperature, seed)
+            added = written[0, length:].tolist()
+            texts.append(str(tokenizer.decode(added, skip_special_tokens=True)).strip())
+            task.advance()
+    return texts
 
 
 def sentence_bleu(text: str, reference: str) -> float:
@@ -173,27 +155,25 @@ def bleu_figures(
     if len(rows) < 2 or not texts:
         return None
     references = [prompts[row].reference for row in rows]
-    models, own = dict[str, Any](), dict[str, list[float]]()
+    models: dict[str, Any] = {}
+    samples: list[dict[str, Any]] = []
     for name, written in texts.items():
-        mine = [written[row] for row in rows]
-        own[name] = list(map(sentence_bleu, mine, references))
-        other = list(map(sentence_bleu, mine, [*references[1:], references[0]]))
-        both = np.array([own[name], other]).T
+        own = [written[row] for row in rows]
+        bleu = list(map(sentence_bleu, own, references))
+        other = list(map(sentence_bleu, own, [*references[1:], references[0]]))
+        both = np.array([bleu, other]).T
         models[name] = {
             "mean": asdict(bootstrap(both[:, 0], seed=seed)),
             "other_prompt": asdict(bootstrap(both[:, 1], seed=seed)),
             "difference": asdict(bootstrap(both, coefficients=(1, -1), seed=seed)),
-            "corpus": sacrebleu.corpus_bleu(mine, [references]).score,
+            "corpus": sacrebleu.corpus_bleu(own, [references]).score,
         }
-    samples: list[dict[str, Any]] = []
-    for name, found in own.items():
-        # A model's best prompt with what all models write after it, the best first.
-        row = rows[int(np.argmax(found))]
-        reference = prompts[row].reference
-        given: list[dict[str, Any]] = [
-            {"model": other, "text": text[row], "bleu": sentence_bleu(text[row], reference)}
-            for other, text in texts.items()
+        # The model's best prompt, with what all models write after it.
+        row = rows[int(np.argmax(bleu))]
+        given = [
+            {"model": model, "text": t[row], "bleu": sentence_bleu(t[row], prompts[row].reference)}
+            for model, t in texts.items()
         ]
-        given.sort(key=lambda one: -one["bleu"])
+        given.sort(key=lambda one: -float(one["bleu"]))
         samples.append({"best": name, **asdict(prompts[row]), "texts": given})
     return {"prompts": len(rows), "models": models, "samples": samples}

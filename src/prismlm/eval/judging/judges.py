@@ -2,8 +2,8 @@
 
 A judge is a language model at an endpoint, or one in this process. Both are asked the same,
 ``better`` of ``labels/prompts.md``: which is better by coherence, relevance, fluency and
-correctness, A, B or Tie (ProtoT, B.1). Each pair is asked about in both orders, and verdicts are
-kept.
+correctness, A, B or Tie (ProtoT, B.1). Each pair is asked about in both orders, and an endpoint's
+verdicts are kept.
 
 The judge is examined first: does it tell text from words shuffled or repeated, whatever the order?
 A judge that does not look at the texts prefers the real one half of the time. Its share is the mean
@@ -12,9 +12,7 @@ score of both orders, so that one who follows positions alone gets exactly a hal
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -26,12 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prismlm import fingerprints
 from prismlm.corpus.chat import asked, encode_chat
 from prismlm.corpus.encode import encode_text
 from prismlm.errors import InputError
 from prismlm.eval.judging.continuations import Prompt
-from prismlm.files import json_text
 from prismlm.lens.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.lens.labels.endpoint import Endpoint, Session
 from prismlm.models.checkpoint import read_checkpoint
@@ -42,9 +38,13 @@ from prismlm.statistics import Interval
 WORTH = {"A": 1.0, "B": 0.0, "Tie": 0.5}
 AS_JSON = 'Answer as {"verdict": "..."}, with "A", "B" or "Tie".'
 AS_TOKEN = "Reply with a single token: A, B or Tie."
-# What is said of a judge that runs here and is not asked.
-SAID_OF = {"likelihood": "by likelihood", "typical": "by typicality"}
 NAME_LENGTH, CHARACTERS_PER_TOKEN = 48, 4
+# What the interval of text against shuffled text must lie above, and the most pairs by position.
+BAR, MAX_BY_POSITION = 0.75, 0.5
+NORMAL_QUANTILE = 1.959963984540054
+CONTROLS = ("shuffled", "elsewhere", "repeated")
+# Words at the end of a prompt that are said again and again.
+WORDS_REPEATED = 6
 
 
 class Pair(NamedTuple):
@@ -80,81 +80,70 @@ class Judged(NamedTuple):
 
 
 class Judge(ABC):
-    """Says which of two responses is better.
-
-    Attributes:
-        source: what it is, for the reader.
-        answers: verdicts that are kept.
-        how: the form of an answer, in words.
-    """
+    """Says which of two responses is better; ``source`` is what it is, for the reader."""
 
     source: str
-    answers: Answers
-    how: str
 
-    def question(self, pair: Pair) -> Question:
-        """Return what is asked about a pair in one order."""
-        data = {name: fenced(text) for name, text in pair._asdict().items()}
-        return _question(prompt("better", **data, answer=self.how))
+    @abstractmethod
+    def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
+        """Return A, B or Tie for each pair in the order given; None: no answer that counts."""
 
     def left(self, pairs: Sequence[Pair]) -> tuple[int, int]:
-        """Return how many questions about pairs in both orders are not answered, and tokens."""
-        questions = [self.question(one) for one in _orders(pairs)]
-        new = [q.messages[0]["content"] for q in questions if self.answers.get(q) is None]
-        return len(new), sum(map(len, new)) // CHARACTERS_PER_TOKEN
+        """Return how many questions about pairs would be asked of an endpoint, and tokens."""
+        return 0, 0
+
+    def asked(self) -> dict[str, Any]:
+        """Return requests to an endpoint, tokens, and what failed how often."""
+        return {}
 
     def judge(
         self, pairs: Sequence[Pair], what: str = "pairs", progress: Reporter = SILENT
     ) -> list[Judged]:
         """Return the verdicts of each pair in both orders; responses that are alike are tied."""
-        questions = [self.question(one) for one in _orders(pairs)]
-        with progress.task(f"Judging {what}", len(questions), "questions") as task:
-            found = iter(self.verdicts(questions, task))
-        return [
-            Judged(next(found), next(found)) if one.a != one.b else Judged("Tie", "Tie")
-            for one in pairs
-        ]
-
-    @abstractmethod
-    def verdicts(self, questions: Sequence[Question], task: Task) -> list[str | None]:
-        """Return what is said to each question; None where there is no answer that counts."""
-
-    @abstractmethod
-    def asked(self) -> dict[str, Any]:
-        """Return what asking came to."""
+        orders = both_orders(pairs)
+        with progress.task(f"Judging {what}", len(orders), "questions") as task:
+            said = iter(self.verdicts(orders, task))
+        tie = Judged("Tie", "Tie")
+        return [tie if one.a == one.b else Judged(next(said), next(said)) for one in pairs]
 
 
-def _question(text: str) -> Question:
-    message = {"role": "user", "content": text}
-    return Question((message,), {"verdict": str}, {"verdict": tuple(WORTH)})
+def both_orders(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return each pair in both orders; of responses that are alike nothing is asked."""
+    different = [pair for pair in pairs if pair.a != pair.b]
+    return [order for one in different for order in (one, Pair(one.text, one.b, one.a))]
 
 
-def _orders(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return both orders of each pair; of responses that are alike nothing is asked."""
-    return [
-        one for pair in pairs if pair.a != pair.b for one in (pair, Pair(pair.text, pair.b, pair.a))
-    ]
+def asked_text(pair: Pair, how: str) -> str:
+    """Return what a judge is asked about a pair; ``how`` is the form of its answer."""
+    data = {name: fenced(text) for name, text in pair._asdict().items()}
+    return prompt("better", **data, answer=how)
 
 
 class EndpointJudge(Judge):
-    """A language model at an endpoint, which answers by a schema.
-
-    Verdicts are kept in the file ``kept``.
-    """
-
-    how = AS_JSON
+    """A language model at an endpoint, which answers by a schema; its verdicts are kept."""
 
     def __init__(self, endpoint: Endpoint, kept: Path) -> None:
         self.answers = Answers(kept, endpoint.model)
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
         self._session = Session(endpoint, self.answers)
 
-    def verdicts(self, questions: Sequence[Question], task: Task) -> list[str | None]:
+    def _questions(self, orders: Sequence[Pair]) -> list[Question]:
+        messages = [{"role": "user", "content": asked_text(one, AS_JSON)} for one in orders]
+        choices = {"verdict": tuple(WORTH)}
+        return [Question((message,), {"verdict": str}, choices) for message in messages]
+
+    def left(self, pairs: Sequence[Pair]) -> tuple[int, int]:
+        """Return how many questions about pairs in both orders are not answered, and tokens."""
+        questions = self._questions(both_orders(pairs))
+        new = [question for question in questions if self.answers.get(question) is None]
+        characters = sum(len(question.messages[0]["content"]) for question in new)
+        return len(new), characters // CHARACTERS_PER_TOKEN
+
+    def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
         """Return what is said to each question, some of which are asked at once."""
-        ask = self._session.ask
-        jobs = range(len(questions))
-        found = dict(self._session.each(jobs, lambda i: ask(questions[i])["verdict"], task))
-        return [found[number] for number in jobs]
+        ask, questions, jobs = self._session.ask, self._questions(orders), range(len(orders))
+        said = dict(self._session.each(jobs, lambda i: ask(questions[i])["verdict"], task))
+        return [said[number] for number in jobs]
 
     def asked(self) -> dict[str, Any]:
         """Return requests, tokens in and out, and what failed how often."""
@@ -162,84 +151,57 @@ class EndpointJudge(Judge):
 
 
 class LocalJudge(Judge):
-    """A model directory, which says the most probable of the three answers and nothing else.
+    """A causal language model, which says the most probable of the three answers.
 
-    log P(answer | question) is the sum over the answer's tokens; one forward pass where A and B
-    are a token each.
-
-    Args:
-        directory: of any causal language model; its chat template is used, where it has one.
-        kept: the file of its verdicts.
+    log P(answer | question) is the sum over the answer's tokens. Its chat template is used, where
+    it has one.
     """
 
-    how = AS_TOKEN
-
-    def __init__(self, directory: Path, kept: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         opened: tuple[Any, Any] = read_checkpoint(directory)
         self._model, self._tokenizer = opened
         self._chat = self._tokenizer.chat_template is not None
         self.source = one_line(directory.resolve().name, NAME_LENGTH)
-        kind = [fingerprints.of_model(self._model), str(self._tokenizer.chat_template)]
-        self.answers = Answers(kept, fingerprints.of_json(kind))
-        self._tally = Counter(passes=0, tokens_in=0)
-        words = {name: name if self._chat else f" {name}" for name in WORTH}
-        self._spelled = {name: self._ids(word) for name, word in words.items()}
 
-    def _ids(self, text: str, *, start: bool = False) -> tuple[int, ...]:
-        return tuple(encode_text(self._tokenizer, text, start=start, end=False))
-
-    def _prompt(self, question: Question) -> tuple[int, ...]:
-        text = question.messages[0]["content"]
-        if self._chat:
-            return tuple(encode_chat(self._tokenizer, asked(text)))
-        return self._ids(f"{text}\n\nAnswer:", start=True)
+    def _ids(self, text: str, *, start: bool = False) -> list[int]:
+        return encode_text(self._tokenizer, text, start=start, end=False)
 
     @torch.no_grad()
-    def _log_probabilities_after(self, start: Sequence[int], more: Sequence[int]) -> Tensor:
-        """Return ln p [len(more) + 1, V] of what comes after ``start`` and after each of more."""
+    def _log_probabilities(self, start: list[int], answer: list[int]) -> Tensor:
+        """Return ln p of each token of an answer after the tokens before it."""
         longest = getattr(self._model.config, "max_position_embeddings", None)
-        count = len(start) + len(more)
-        if longest is not None and count > longest:
+        ids = [*start, *answer[:-1]]
+        if longest is not None and len(ids) > longest:
             raise InputError(
-                f"a question to the judge {self.source} has {count} tokens, and it reads "
+                f"a question to the judge {self.source} has {len(ids)} tokens, and it reads "
                 f"{longest}: give shorter prompts with --prompt-words, or another judge."
             )
-        self._tally.update(passes=1, tokens_in=count)
-        ids = torch.tensor([[*start, *more]], device=self._model.device)
-        return self._model(input_ids=ids).logits[0, len(start) - 1 :].float().log_softmax(-1)
+        logits = self._model(torch.tensor([ids], device=self._model.device)).logits[0]
+        log = logits[len(start) - 1 :].float().log_softmax(-1)
+        return log.gather(1, torch.tensor(answer, device=log.device)[:, None])[:, 0]
 
-    def log_probabilities(self, question: Question) -> dict[str, float]:
-        """Return log P of each answer."""
-        start, found = self._prompt(question), dict[str, float]()
-        # The longest first: what begins as it does is read with it.
-        for path in sorted({ids[:-1] for ids in self._spelled.values()}, key=len, reverse=True):
-            spelled = {n: s for n, s in self._spelled.items() if s[:-1] == path[: len(s) - 1]}
-            if not spelled.keys() <= found.keys():
-                log = self._log_probabilities_after(start, path)
-                for name, answer in spelled.items():
-                    found[name] = sum(float(log[i, token]) for i, token in enumerate(answer))
-        return {name: found[name] for name in WORTH}
+    def scores(self, pair: Pair) -> dict[str, float]:
+        """Return log P of each answer about a pair."""
+        text = asked_text(pair, AS_TOKEN)
+        if self._chat:
+            start = encode_chat(self._tokenizer, asked(text))
+        else:
+            start = self._ids(f"{text}\n\nAnswer:", start=True)
+        answers = {name: self._ids(name if self._chat else f" {name}") for name in WORTH}
+        return {n: float(self._log_probabilities(start, ids).sum()) for n, ids in answers.items()}
 
-    def verdicts(self, questions: Sequence[Question], task: Task) -> list[str | None]:
-        """Return what is most probable after each question."""
-        found: list[str | None] = []
-        for question in questions:
-            answer = self.answers.get(question)
-            if answer is None:
-                log = self.log_probabilities(question)
-                answer = {"verdict": max(log, key=lambda name: log[name])}
-                self.answers.add(question, answer)
-            found.append(answer["verdict"])
+    def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
+        """Return the answer of the highest score for each pair."""
+        said: list[str | None] = []
+        for pair in orders:
+            scores = self.scores(pair)
+            said.append(max(scores, key=lambda name: scores[name]))
             task.advance()
-        return found
-
-    def asked(self) -> dict[str, Any]:
-        """Return how many passes were made, over how many tokens."""
-        return {**self._tally, "failures": {}}
+        return said
 
 
 class LikelihoodJudge(LocalJudge):
-    """A model directory that is asked nothing: it prefers by what it finds probable, a token.
+    """A model that is asked nothing: it prefers by what it finds probable, per token.
 
         l(r | x) = 1/|r| Σ_t ln p(r_t | x, r_<t)
 
@@ -253,50 +215,35 @@ class LikelihoodJudge(LocalJudge):
     least probable (Holtzman et al. 2020). Neither has a position to follow.
     """
 
-    def __init__(self, directory: Path, kept: Path, by: str = "likelihood") -> None:
-        super().__init__(directory, kept)
-        self._by = by
-        self.source = f"{self.source}, {SAID_OF[by]}"
-        self._means: dict[tuple[str, str], float] = {}
+    def __init__(self, directory: Path, by: str = "likelihood") -> None:
+        super().__init__(directory)
+        self._typical = by == "typical"
+        self.source += ", by typicality" if self._typical else ", by likelihood"
 
-    def question(self, pair: Pair) -> Question:
-        """Return what verdicts of a pair in one order are kept by."""
-        return _question(json_text([self._by, *pair]))
-
-    def log_probabilities(self, question: Question) -> dict[str, float]:
+    def scores(self, pair: Pair) -> dict[str, float]:
         """Return what each response is preferred by; a tie is what lies between."""
-        _, text, *responses = json.loads(question.messages[0]["content"])
-        a, b = (self._mean(text, response) for response in responses)
-        if self._by == "typical":
-            usual = self._mean(*_halves(text))
+        a, b = self._mean(pair.text, pair.a), self._mean(pair.text, pair.b)
+        if self._typical:
+            words = pair.text.split()
+            half = len(words) // 2
+            if not half:
+                raise InputError(
+                    f"the text {pair.text!r} has no two words, and --by typical compares what is "
+                    "written after it with its own second half: give longer prompts."
+                )
+            usual = self._mean(" ".join(words[:half]), " ".join(words[half:]))
             a, b = -abs(a - usual), -abs(b - usual)
         return {"Tie": (a + b) / 2, "A": a, "B": b}
 
     def _mean(self, text: str, response: str) -> float:
-        if (text, response) not in self._means:
-            start, own = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
-            log = self._log_probabilities_after(start, own)[:-1]
-            chosen = log.gather(1, torch.tensor(own, device=log.device)[:, None])
-            self._means[text, response] = float(chosen.mean())
-        return self._means[text, response]
-
-
-def _halves(text: str) -> tuple[str, str]:
-    """Return the first half of a text's words and the second."""
-    words = text.split()
-    half = len(words) // 2
-    if not half:
-        raise InputError(
-            f"the text {text!r} has no two words, and --by typical compares what is written after "
-            "it with its own second half: give longer prompts."
-        )
-    return " ".join(words[:half]), " ".join(words[half:])
+        start, own = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
+        return float(self._log_probabilities(start, own).mean())
 
 
 def judge_opener(
     directory: Path | None, url: str | None, name: str | None, *, by: str = "asked"
 ) -> Callable[[Path], Judge] | None:
-    """Return what opens a judge, given the file of its verdicts; None where none is named."""
+    """Return what opens a judge, given the file of an endpoint's verdicts; None: none is named."""
     if by != "asked" and directory is None:
         raise InputError(f"--by {by} is of a model directory: name it by --judge DIR.")
     if (url is None) != (name is None):
@@ -308,26 +255,18 @@ def judge_opener(
     if directory is None:
         return None
     if by == "asked":
-        return partial(LocalJudge, directory)
-    return partial(LikelihoodJudge, directory, by=by)
-
-
-# What the interval of text against shuffled text must lie above, and the most pairs by position.
-BAR, MOST_BY_POSITION = 0.75, 0.5
-DEVIATIONS = 1.959963984540054
-CONTROLS = ("shuffled", "elsewhere", "repeated")
-# Words at the end of a prompt that are said again and again.
-WORDS_REPEATED = 6
+        return lambda kept: LocalJudge(directory)
+    return lambda kept: LikelihoodJudge(directory, by)
 
 
 def wilson(successes: float, count: int) -> Interval:
     """Return a share with Wilson's 95 % interval; halves count as such."""
     if not count:
         return Interval(np.nan, np.nan, np.nan)
-    share, square = successes / count, DEVIATIONS**2
+    share, square = successes / count, NORMAL_QUANTILE**2
     middle = (share + square / (2 * count)) / (1 + square / count)
     inner = share * (1 - share) / count + square / (4 * count**2)
-    half = DEVIATIONS * inner**0.5 / (1 + square / count)
+    half = NORMAL_QUANTILE * inner**0.5 / (1 + square / count)
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
@@ -340,15 +279,15 @@ def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, lis
     """
     whole = [one for one in prompts if one.reference]
     real = [" ".join(one.reference.split()) for one in whole]
-    found: dict[str, list[Pair]] = {name: [] for name in CONTROLS}
+    pairs: dict[str, list[Pair]] = {name: [] for name in CONTROLS}
     for number, one in enumerate(whole):
         words = np.array(real[number].split(), dtype=object)
         mixed = " ".join(np.random.default_rng([seed, number]).permutation(words))
         last = one.text.split()[-WORDS_REPEATED:]
         again = " ".join(islice(cycle(last), len(words)))
         for name, other in zip(CONTROLS, (mixed, real[number - 1], again), strict=True):
-            found[name] += [Pair(one.text, real[number], other)] if other != real[number] else []
-    return found
+            pairs[name] += [Pair(one.text, real[number], other)] if other != real[number] else []
+    return pairs
 
 
 def examine(
@@ -358,27 +297,27 @@ def examine(
     pairs = examination_pairs(prompts, seed)
     judged = {name: judge.judge(pairs[name], f"{name} text", progress) for name in CONTROLS}
     shares: dict[str, dict[str, Any]] = {}
-    for name, found in judged.items():
-        scores = [one.score for one in found if one.score is not None]
+    for name, verdicts in judged.items():
+        scores = [one.score for one in verdicts if one.score is not None]
         shares[name] = {"count": len(scores), **asdict(wilson(sum(scores), len(scores)))}
-    order = order_figures([one for found in judged.values() for one in found])
-    reasons: list[str] = []
-    for name, least, what in (
-        ("shuffled", BAR, f"the same words shuffled in more than {BAR:.0%}"),
-        ("repeated", 0.5, "the prompt's last words again and again more often than not"),
-    ):
-        share = shares[name]
-        if not share["low"] > least:
-            interval = f"its 95 % interval begins at {share['low']:.0%}"
-            found = interval if share["count"] else "nothing was judged"
-            reasons.append(f"it must prefer real text to {what}: {found}")
-    if (followed := order["by_position"]["value"]) > MOST_BY_POSITION:
+    order = order_figures([one for verdicts in judged.values() for one in verdicts])
+    reasons = [
+        f"it must prefer real text to {what}: "
+        + (f"its 95 % interval begins at {shares[name]['low']:.0%}"
+           if shares[name]["count"] else "nothing was judged")
+        for name, bar, what in (
+            ("shuffled", BAR, f"the same words shuffled in more than {BAR:.0%}"),
+            ("repeated", 0.5, "the prompt's last words again and again more often than not"),
+        )
+        if not shares[name]["low"] > bar
+    ]  # fmt: skip
+    if (followed := order["by_position"]["value"]) > MAX_BY_POSITION:
         reasons.append(f"it follows the position, not the text, in {followed:.0%} of the pairs")
     return {
         "preferred": shares,
         "order": order,
         "bar": BAR,
-        "most_by_position": MOST_BY_POSITION,
+        "most_by_position": MAX_BY_POSITION,
         "usable": not reasons,
         "reasons": reasons,
     }
@@ -389,15 +328,11 @@ def order_figures(judged: Sequence[Judged]) -> dict[str, Any]:
     both = [one for one in judged if one.score is not None]
     verdicts = [verdict for one in both for verdict in one]
     ties = verdicts.count("Tie")
-
-    def share(count: int, of: int) -> dict[str, Any]:
-        return asdict(wilson(count, of))
-
     return {
         "pairs": len(both),
         "failed": len(judged) - len(both),
-        "changed": share(sum(one.changed for one in both), len(both)),
-        "by_position": share(sum(one.by_position for one in both), len(both)),
-        "first": share(verdicts.count("A"), len(verdicts) - ties),
+        "changed": asdict(wilson(sum(one.changed for one in both), len(both))),
+        "by_position": asdict(wilson(sum(one.by_position for one in both), len(both))),
+        "first": asdict(wilson(verdicts.count("A"), len(verdicts) - ties)),
         "ties": ties / len(verdicts) if verdicts else np.nan,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,13 @@ import pyarrow.parquet as pq
 from prismlm.errors import FormatError, InputError
 from prismlm.hub import fetching
 
-SHORTEST, LONGEST = 5, 20
+MIN_WORDS, MAX_WORDS = 5, 20
 # Texts of DailyDialog are made of turns.
-COLUMNS = {"dailydialog": ("turns", "dialog", "utterances"), "ag_news": ("text",)}
+COLUMNS = {
+    "wikitext2": ("text",),
+    "dailydialog": ("turns", "dialog", "utterances"),
+    "ag_news": ("text",),
+}
 HUB: dict[str, dict[str, str]] = {
     "wikitext2": {"path": "Salesforce/wikitext", "name": "wikitext-2-v1"},
     "dailydialog": {
@@ -23,7 +27,6 @@ HUB: dict[str, dict[str, str]] = {
     },
     "ag_news": {"path": "fancyzhx/ag_news"},
 }  # fmt: skip
-SOURCES = tuple(HUB)
 WELL_FORMED = re.compile(r"""[A-Z][A-Za-z0-9,.'"?!;:$%&-]*( [A-Za-z0-9,.'"?!;:$%&-]+)+[.?!]""")
 ODD = re.compile(
     r"--| - |\.\.|http|www|&|\w;\w|\d: |[A-Za-z]\.com|[?!,;:]{2}|\b[A-Z]{2,} [A-Z]{2,}"
@@ -49,28 +52,26 @@ def read_sentences(data: Path | None) -> dict[str, list[str]]:
             ``dailydialog`` and ``ag_news`` (Parquet files); None for the hub.
 
     """
-    found: dict[str, list[str]] = {}
-    for source in SOURCES:
+    sentences: dict[str, list[str]] = {}
+    for source in HUB:
         texts = _from_hub(source) if data is None else _from_files(source, data)
-        found[source] = list(dict.fromkeys(sentences_of(source, texts)))
-        if not found[source]:
+        sentences[source] = list(dict.fromkeys(sentences_of(source, texts)))
+        if not sentences[source]:
             raise FormatError(
-                f"there are no sentences of {SHORTEST} to {LONGEST} words in {source} of "
+                f"there are no sentences of {MIN_WORDS} to {MAX_WORDS} words in {source} of "
                 f"{data or 'the hub'}: expected the corpus's own files."
             )
-    return found
+    return sentences
 
 
 def sentences_of(source: str, texts: Iterable[str]) -> Iterator[str]:
     """Yield the sentences of texts that are whole, plain and of the right length."""
-    split: dict[str, Callable[[str], list[str]]] = {
-        "wikitext2": _tokenised, "dailydialog": _tokenised, "ag_news": SENTENCE_END.split,
-    }  # fmt: skip
+    split = SENTENCE_END.split if source == "ag_news" else _tokenised
     for text in texts:
-        for sentence in split[source](text):
+        for sentence in split(text):
             words = sentence.count(" ") + 1
             whole = WELL_FORMED.fullmatch(sentence) and not ODD.search(sentence)
-            if whole and SHORTEST <= words <= LONGEST and sentence.count('"') in (0, 2):
+            if whole and MIN_WORDS <= words <= MAX_WORDS and sentence.count('"') in (0, 2):
                 yield sentence
 
 
@@ -96,8 +97,8 @@ def detokenise(text: str) -> str:
 
 
 def _from_files(source: str, data: Path) -> Iterator[str]:
-    folder, ending = data / source, "txt" if source == "wikitext2" else "parquet"
-    files = sorted(folder.glob(f"*.{ending}"))
+    ending = "txt" if source == "wikitext2" else "parquet"
+    files = sorted((data / source).glob(f"*.{ending}"))
     if not files:
         raise InputError(
             f"{data} has no {source}/*.{ending}, which sentences are taken from. Put it there, or "
@@ -108,7 +109,7 @@ def _from_files(source: str, data: Path) -> Iterator[str]:
             if ending == "txt":
                 yield from path.read_text(encoding="utf-8").splitlines()
             else:
-                yield from _texts(source, pq.read_table(path).to_pydict(), str(path))
+                yield from _texts(source, pq.read_table(path), str(path))
         except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
             raise FormatError(f"{path} cannot be read: {error}.") from error
 
@@ -119,25 +120,18 @@ def _from_hub(source: str) -> Iterator[str]:
     load: Any = datasets.load_dataset
     for split in ("test",) if source == "ag_news" else ("validation", "test"):
         with fetching(source, "a directory that holds it"):
-            rows = load(**HUB[source], split=split)
-        columns = {name: list(rows[name]) for name in rows.column_names}
-        if source == "wikitext2":
-            yield from columns["text"]
-        else:
-            yield from _texts(source, columns, f"{HUB[source]['path']} ({split})")
+            table = load(**HUB[source], split=split).with_format("arrow")[:]
+        yield from _texts(source, table, f"{HUB[source]['path']} ({split})")
 
 
-def _texts(source: str, columns: dict[str, list[Any]], where: str) -> Iterator[str]:
-    name = next((name for name in COLUMNS[source] if name in columns), None)
+def _texts(source: str, table: pa.Table, where: str) -> Iterator[str]:
+    name = next((name for name in COLUMNS[source] if name in table.column_names), None)
     if name is None:
         raise FormatError(
-            f"{where} has the columns {', '.join(columns)}: expected {' or '.join(COLUMNS[source])}"
-            f", the texts of {source}."
+            f"{where} has the columns {', '.join(table.column_names)}: expected "
+            f"{' or '.join(COLUMNS[source])}, the texts of {source}."
         )
-    titles = columns.get("title") or [""] * len(columns[name])
-    for text, title in zip(columns[name], titles, strict=True):
-        if isinstance(text, list):
-            yield from text
-        else:
-            # A headline is no sentence.
-            yield text.removeprefix(f"{title}. ")
+    for row in table.to_pylist():
+        # A headline is no sentence.
+        headline = f"{row.get('title') or ''}. "
+        yield from row[name] if isinstance(row[name], list) else [row[name].removeprefix(headline)]
