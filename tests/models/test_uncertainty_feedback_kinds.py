@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
 from prismlm.models.seam import capture
-from prismlm.models.uncertainty_feedback import load_uncertainty
-from prismlm.models.uncertainty_table import has_uncertainty
 from prismlm.ops.uncertainty_feedback import naive, quantise
 from tests.helpers.feedback_families import IMAGE, V, attach_drawn, build
 
@@ -75,23 +72,6 @@ def test_the_states_that_are_seen_are_those_of_the_last_pass(logits):
     assert found.logits.shape[1] == (4 if logits else 0)
     # Nothing is left behind: the next call begins anew.
     assert torch.equal(model(ids, use_cache=False).logits, expected.logits)
-
-
-def test_it_is_saved_beside_the_checkpoint_and_loaded_with_it(tmp_path):
-    model = build("llama")
-    plain = build("llama").state_dict()
-    feedback = attach_drawn(model, 64, rows=9, passes=2)
-    assert feedback.embedding.weight.std().item() == pytest.approx(0.4, rel=0.2)
-    model.save_pretrained(tmp_path)
-    saved = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(saved[name], plain[name]) for name in saved)
-    assert has_uncertainty(tmp_path)
-    ids = torch.tensor([[3, 4, 5, 6]])
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    loaded = load_uncertainty(tmp_path, again)
-    assert (loaded.passes, loaded.embedding.levels) == (2, 64)
-    with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 def test_a_cache_that_is_written_to_and_not_returned():

@@ -50,9 +50,10 @@ def test_settings_that_no_table_can_have(model, settings, words):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("given", [torch.nn.DataParallel, lambda _: "gpt2"])
-def test_what_is_no_hugging_face_model(model, given):
-    with pytest.raises(InputError, match=r"got a (DataParallel|str): .*its \.module"):
-        attach_drawn(given(model), 8)
+def test_what_is_no_hugging_face_model(model, given, tmp_path):
+    for use in (lambda it: attach_drawn(it, 8), lambda it: load_uncertainty(tmp_path, it)):
+        with pytest.raises(InputError, match=r"got a (DataParallel|str): .*its \.module"):
+            use(given(model))
 
 
 @torch.no_grad()

@@ -538,6 +538,22 @@ def _remade(kind: type[Any]) -> Any:
     return made.__new__(made)
 
 
+def _check_model(model: object) -> None:
+    """Raise InputError for what predicts no next token, as wrappers, encoders and names."""
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(
+            f"expected a Hugging Face model (PreTrainedModel), got a {type(model).__name__}: load "
+            "it first, and of a wrapped model give the one inside, its .module or .model."
+        )
+    if not model.can_generate() or sees_ahead(model):
+        raise InputError(
+            f"a {type(model).__name__} of type {model.config.model_type!r} predicts no next token, "
+            "so there is no prediction whose uncertainty could be fed back: expected a causal "
+            "language model or an encoder-decoder. A model that was trained as a decoder may have "
+            "to be loaded with is_decoder=True."
+        )
+
+
 def uncertainty_of(model: nn.Module) -> UncertaintyFeedback | None:
     """Return the feedback that stands in a model, or None."""
     return getattr(model, ATTACHED, None)
@@ -576,18 +592,7 @@ def attach_uncertainty(
         InputError: what is no Hugging Face model that predicts a next token, parts of it that are
             not found, levels that are no whole number from 2 on, or a deviation below 0.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise InputError(
-            f"expected a Hugging Face model (PreTrainedModel), got a {type(model).__name__}: load "
-            "it first, and of a wrapped model give the one inside, its .module or .model."
-        )
-    if not model.can_generate() or sees_ahead(model):
-        raise InputError(
-            f"a {type(model).__name__} of type {model.config.model_type!r} predicts no next token, "
-            "so there is no prediction whose uncertainty could be fed back: expected a causal "
-            "language model or an encoder-decoder. A model that was trained as a decoder may have "
-            "to be loaded with is_decoder=True."
-        )
+    _check_model(model)
     _, inputs = decoder_and_embeddings(model, decoder=decoder, embeddings=embeddings)
     text: Any = model.config.get_text_config(decoder=True)
     spread = getattr(text, "initializer_range", 0.02) if deviation is None else deviation
@@ -633,6 +638,7 @@ def load_uncertainty(
             or of another model.
         InputError: the model has no decoder to put it beside, or feedback already.
     """
+    _check_model(model)
     if levels is not None:
         levels = check_whole("the number of levels", levels, 2)
     saved, path = read_table(directory), Path(directory) / UNCERTAINTY_FILE
