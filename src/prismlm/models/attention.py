@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
@@ -19,7 +20,7 @@ from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNo
 from prismlm.models.decoders.mixers import chosen_layers
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import run_decoder
-from prismlm.models.watch import Block, Hook, entered, watch
+from prismlm.models.watch import Hook, watch
 from prismlm.ops.signal_noise_attention import attention_weights
 
 Group = Literal["signal", "noise", "attention"]
@@ -28,7 +29,15 @@ Read = Callable[[int, Tensor], None]
 EAGER = "eager"
 # What Hugging Face's decoders call the matrix that merges heads.
 NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
-_changing = threading.Lock()
+# Of each configuration, by its id, the form that passes of this thread or task take.
+_NONE: dict[int, str] = {}
+_forms: ContextVar[dict[int, str]] = ContextVar("prismlm_attention_form", default=_NONE)
+_PLAIN: Any = PreTrainedConfig._attn_implementation
+_BY_ASKER = property(
+    lambda config: _forms.get().get(id(config)) or _PLAIN.fget(config), _PLAIN.fset
+)
+_counting = threading.Lock()
+_open_blocks = 0
 
 
 class HeadGroup(NamedTuple):
@@ -97,47 +106,31 @@ def reading_attention(
 def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
     """Let this thread's or task's passes run a form of attention, those of others what they did.
 
-    A model asks its configurations at each pass which form to take, for its masks and its layers.
-    While blocks are open, a configuration is of a class that answers by who asks. Another form than
-    ``eager``, as transformers has it registered, goes before it however blocks are nested.
+    A model asks its configurations at each pass which form to take, for its masks and its layers:
+    while blocks are open, they answer by who asks. Another form than ``eager``, as transformers has
+    it registered, goes before it however blocks are nested.
     """
-    configs = {
-        id(config): config
-        for module in model.modules()
-        if isinstance(config := getattr(module, "config", None), PreTrainedConfig)
-    }
-    with entered() as block:
-        with _changing:
-            for config in configs.values():
-                if "prismlm_blocks" not in vars(type(config)):
-                    config.__class__ = _answering_by_asker(type(config))
-                type(config).prismlm_blocks.append((block, name))  # pyright: ignore
-        try:
-            yield
-        finally:
-            with _changing:
-                for config in configs.values():
-                    kind: Any = type(config)
-                    kind.prismlm_blocks.remove((block, name))
-                    if not kind.prismlm_blocks:
-                        config.__class__ = kind.__base__
+    forms = dict(_forms.get())
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and forms.get(id(config), EAGER) == EAGER:
+            forms[id(config)] = name
+    token = _forms.set(forms)
+    _answer_by_asker(+1)
+    try:
+        yield
+    finally:
+        _answer_by_asker(-1)
+        _forms.reset(token)
 
 
-def _answering_by_asker(kind: type[PreTrainedConfig]) -> Any:
-    blocks: list[tuple[Block, str]] = []
-    plain: Any = kind._attn_implementation
-
-    def implementation(config: PreTrainedConfig) -> Any:
-        names = [name for block, name in (*blocks,) if block.here()]
-        return max(names, key=EAGER.__ne__) if names else plain.fget(config)
-
-    members = {
-        "_attn_implementation": property(implementation, plain.fset),
-        "prismlm_blocks": blocks,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-    }
-    return type(kind.__name__, (kind,), members)
+def _answer_by_asker(change: int) -> None:
+    """Count the open blocks; while there are any, configurations look up who asks."""
+    global _open_blocks
+    with _counting:
+        _open_blocks += change
+        kind: Any = PreTrainedConfig
+        kind._attn_implementation = _BY_ASKER if _open_blocks else _PLAIN
 
 
 def _weights_of(module: nn.Module, kwargs: dict[str, Any], output: Any, layer: int) -> Tensor:

@@ -40,37 +40,22 @@ class Hook(NamedTuple):
 
 
 @dataclass(eq=False)
-class Block:
+class _Block:
     """One ``with`` block of a thread or task."""
 
-    hooks: tuple[Hook, ...] = ()
+    hooks: tuple[Hook, ...]
     is_open: bool = True
-
-    def here(self) -> bool:
-        """Say whether the block is open, for the thread or task that asks."""
-        return self.is_open and self in _blocks.get()
 
     def acts(self, hook: Hook) -> bool:
         """Say whether a hook is to act now: in this block, and not in one around it already."""
-        around = itertools.takewhile(lambda block: block is not self, _blocks.get())
-        return self.here() and not any(b.is_open and hook in b.hooks for b in around)
+        blocks = _blocks.get()
+        around = itertools.takewhile(lambda block: block is not self, blocks)
+        here = self.is_open and self in blocks
+        return here and not any(b.is_open and hook in b.hooks for b in around)
 
 
-_blocks: ContextVar[tuple[Block, ...]] = ContextVar("prismlm_watching", default=())
+_blocks: ContextVar[tuple[_Block, ...]] = ContextVar("prismlm_watching", default=())
 _unwatched: ContextVar[bool] = ContextVar("prismlm_unwatched", default=False)
-
-
-@contextmanager
-def entered(*hooks: Hook) -> Iterator[Block]:
-    """Open a block for this thread or task."""
-    block = Block(hooks)
-    _blocks.set((*_blocks.get(), block))
-    try:
-        yield block
-    finally:
-        block.is_open = False
-        # Not reset(): a generator may be closed in another context than it was begun in.
-        _blocks.set(tuple(held for held in _blocks.get() if held is not block))
 
 
 @contextmanager
@@ -86,33 +71,36 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
         hooks: what is done where.
         unwatched_too: act in passes of :func:`unwatched` as well, as what changes a model must.
     """
-    handles: list[RemovableHandle] = []
-    with entered(*hooks) as block:
+    block, handles = _Block(tuple(hooks)), list[RemovableHandle]()
 
-        def acting(hook: Hook, act: Before | After) -> Callable[..., Any]:
-            # A hook that another thread removes during a call is still called, without keywords:
-            # it does not act there, so that they are not looked at.
-            def called(*given: Any) -> Any:
-                if block.acts(hook) and (unwatched_too or not _unwatched.get()):
-                    return act(*given)
-                return None
+    def acting(hook: Hook, act: Before | After) -> Callable[..., Any]:
+        # A hook that another thread removes during a call is still called, without keywords: it
+        # does not act there, so that they are not looked at.
+        def called(*given: Any) -> Any:
+            if block.acts(hook) and (unwatched_too or not _unwatched.get()):
+                return act(*given)
+            return None
 
-            return called
+        return called
 
-        try:
-            with _registering:
-                for hook in block.hooks:
-                    for act, register in (
-                        (hook.before, hook.module.register_forward_pre_hook),
-                        (hook.after, hook.module.register_forward_hook),
-                    ):
-                        if act is not None:
-                            handles.append(register(acting(hook, act), with_kwargs=True))
-            yield
-        finally:
-            with _registering:
-                for handle in handles:
-                    handle.remove()
+    _blocks.set((*_blocks.get(), block))
+    try:
+        with _registering:
+            for hook in block.hooks:
+                for act, register in (
+                    (hook.before, hook.module.register_forward_pre_hook),
+                    (hook.after, hook.module.register_forward_hook),
+                ):
+                    if act is not None:
+                        handles.append(register(acting(hook, act), with_kwargs=True))
+        yield
+    finally:
+        block.is_open = False
+        # Not reset(): a generator may be closed in another context than it was begun in.
+        _blocks.set(tuple(held for held in _blocks.get() if held is not block))
+        with _registering:
+            for handle in handles:
+                handle.remove()
 
 
 @contextmanager
