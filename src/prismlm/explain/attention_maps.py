@@ -50,7 +50,7 @@ class Head(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What one token gives to an earlier one, by their positions."""
+    """The weight of one token on an earlier one, by their positions."""
 
     source: int
     target: int
@@ -84,17 +84,11 @@ class AttentionMap:
         The second token can only choose between itself and the first, so it is often among them.
         """
         rows = torch.tensor(self.positions, dtype=torch.int64)
-        others = torch.arange(len(self.tokens)) < rows[:, None]
-        ranked = torch.where(others, self.weights, -1.0).flatten().argsort(descending=True)
-        places = ranked[: min(count, int(others.sum()))].tolist()
-        columns = len(self.tokens)
+        row, column = (torch.arange(len(self.tokens)) < rows[:, None]).nonzero(as_tuple=True)
+        order = self.weights[row, column].argsort(descending=True)[:count].tolist()
         return tuple(
-            Link(
-                self.positions[place // columns],
-                place % columns,
-                float(self.weights.view(-1)[place]),
-            )
-            for place in places
+            Link(self.positions[r], c, float(self.weights[r, c]))
+            for r, c in ((int(row[i]), int(column[i])) for i in order)
         )
 
     def on_itself(self) -> float:
@@ -107,11 +101,9 @@ class AttentionMap:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json --attention``."""
+        layer, head, group, number = self.head
         return {
-            "layer": self.head.layer,
-            "head": self.head.head,
-            "group": self.head.group,
-            "group_head": self.head.number,
+            **{"layer": layer, "head": head, "group": group, "group_head": number},
             "tokens": list(self.tokens),
             "positions": list(self.positions),
             "weights": self.weights.tolist(),
@@ -125,7 +117,7 @@ def heads_of(
     head: int | None = None,
     group: str | None = None,
 ) -> tuple[Head, ...]:
-    """Return the heads of a model that are asked for, by layer and number.
+    """Return the heads of a model, or those of one layer, number or group.
 
     Args:
         model: a decoder with attention.
@@ -137,29 +129,24 @@ def heads_of(
         InputError: the model has no attention, or not that layer, group or head.
     """
     depth, groups = len(attention_layers(model)), head_groups(model)
-    layers = chosen_layers(
-        depth, None if layer is None else (check_whole("the layer", layer, None),)
-    )
+    wanted = None if layer is None else (check_whole("the layer", layer, None),)
+    layers = chosen_layers(depth, wanted)
     if group is not None:
         check_choice("the group of heads", group, [one.name for one in groups])
         groups = tuple(one for one in groups if one.name == group)
-    found = [Head(0, n, g.name, n - g.start) for g in groups for n in range(g.start, g.stop)]
+    heads = [Head(0, n, g.name, n - g.start) for g in groups for n in range(g.start, g.stop)]
     if head is not None:
         of = "" if group is None else f" {group}"
-        if not 0 <= check_whole("the head", head, None) < len(found):
+        if not 0 <= check_whole("the head", head, None) < len(heads):
             raise InputError(
-                f"there is no{of} head {head}: the{of} heads of a layer are 0 to {len(found) - 1}."
+                f"there is no{of} head {head}: the{of} heads of a layer are 0 to {len(heads) - 1}."
             )
-        found = [found[head]]
-    return tuple(one._replace(layer=number) for number in layers for one in found)
+        heads = [heads[head]]
+    return tuple(one._replace(layer=number) for number in layers for one in heads)
 
 
 def heads_at(model: PreTrainedModel, places: Sequence[tuple[int, int]]) -> tuple[Head, ...]:
-    """Return the heads at (layer, head), each once, in the order given.
-
-    Raises:
-        InputError: an entry is not a (layer, head), or as :func:`heads_of`.
-    """
+    """Return the heads at (layer, head), each once, in the order given; or raise InputError."""
     for place in places:
         if not isinstance(place, (tuple, list)) or len(place) != 2:
             raise InputError(
@@ -175,7 +162,7 @@ def read_maps(
     text: str,
     heads: Sequence[Head],
 ) -> tuple[AttentionMap, ...]:
-    """Return what ``heads`` look at along ``text``, in the order given.
+    """Return the attention of ``heads`` along ``text``, in the order given.
 
     A token shows all of each character that it touches; one that holds only more bytes of the
     character before it is ``″``.
@@ -198,16 +185,13 @@ def maps_of(
     heads: Sequence[Head],
     codes: Tensor | None = None,
 ) -> tuple[AttentionMap, ...]:
-    """Return what ``heads`` look at along ``ids`` [1, T], whose text is ``tokens``.
+    """Return the attention of ``heads`` along ``ids`` [1, T], whose text is ``tokens``.
 
     With ``codes`` [1, T] of uncertainty, those that the text was read with before are fed.
     """
-    weights = read_weights(model, ids, heads, codes)
-    positions = tuple(range(ids.shape[1]))
-    return tuple(
-        AttentionMap(head, tuple(tokens), positions, own)
-        for head, own in zip(heads, weights, strict=True)
-    )
+    weights, every = read_weights(model, ids, heads, codes), tuple(range(ids.shape[1]))
+    pairs = zip(heads, weights, strict=True)
+    return tuple(AttentionMap(head, tuple(tokens), every, own) for head, own in pairs)
 
 
 def read_weights(
@@ -215,11 +199,7 @@ def read_weights(
 ) -> Tensor:
     """Return the weights of ``heads`` along ``ids`` [1, T]: float32 [heads, T, T] on the CPU.
 
-    One forward pass, without dropout; only the layers asked for are read, and only their heads are
-    kept.
-
-    Raises:
-        InputError: as :func:`read_maps`, but for the tokenizer.
+    One forward pass, without dropout, that keeps these heads alone.
     """
     count, longest = ids.shape[1], learned_positions(model)
     if count < 2 or (longest is not None and count > longest):

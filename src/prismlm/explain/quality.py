@@ -70,52 +70,48 @@ class QualitySums:
 
     def __init__(self, output: OutputLayer, head: PrototypeHead) -> None:
         self._output, self._head = output, head
+        sizes = head.num_prototypes, head.width, len(output.weight)
         self._usage, self._mean, self._targets = (
-            torch.zeros(size, dtype=torch.float64)
-            for size in (head.num_prototypes, head.width, len(output.weight))
+            torch.zeros(n, dtype=torch.float64) for n in sizes
         )
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._shares: list[Tensor] = []
-        self._tokens = 0
 
     @torch.no_grad()
     def add(self, z: Tensor, logits: Tensor, targets: Tensor) -> None:
         """Add states z [N, d] in float32, the model's logits there [N, V], and what follows [N]."""
         routing, rebuilt = self._head(z)
-        from_prototypes = self._output.logits(rebuilt)
-        top = logits.argmax(-1)
-        parts = self._output.parts(self._head, z, routing, top)
+        from_prototypes, top = self._output.logits(rebuilt), logits.argmax(-1)
         for name, amount in (
             ("ce", F.cross_entropy(logits, targets, reduction="sum")),
             ("prototype_only_ce", F.cross_entropy(from_prototypes, targets, reduction="sum")),
-            ("agreeing", (from_prototypes.argmax(-1) == top).sum()),
+            ("agreement", (from_prototypes.argmax(-1) == top).sum()),
             ("residual", (z - rebuilt).double().square().sum()),
             ("squared_z", z.double().square().sum()),
         ):
             self._sums[name] += amount.item()
-        self._tokens += len(z)
         self._mean += z.double().sum(0).cpu()
         self._targets += torch.bincount(targets, minlength=len(self._targets)).cpu()
         used = routing.indices[routing.activations > 0]
         self._usage += torch.bincount(used, minlength=len(self._usage)).cpu()
-        self._shares.append(parts.explained_share.cpu())
+        shares = self._output.parts(self._head, z, routing, top).explained_share
+        self._shares.append(shares.cpu())
 
     def result(self) -> HeadQuality:
         """Return the figures of all that was added."""
-        sums, count = self._sums, self._tokens
-        if not count:
+        if not self._shares:
             raise InputError(f"the corpus {NONE_HELD_OUT}")
+        shares, sums = torch.cat(self._shares), self._sums
+        count = len(shares)
         mean = (self._mean / count).to(self._output.weight.device, torch.float32)
         of_mean = self._output.logits(mean[None])[0].log_softmax(-1).double().cpu()
         variance = sums["squared_z"] - (self._mean.square().sum() / count).item()
         spread = self._usage[self._usage > 0] / self._usage.sum().clamp_min(1)
         return HeadQuality(
             tokens=count,
-            ce=sums["ce"] / count,
-            prototype_only_ce=sums["prototype_only_ce"] / count,
-            explained_share=torch.cat(self._shares).median().item(),
+            **{name: sums[name] / count for name in ("ce", "prototype_only_ce", "agreement")},
+            explained_share=shares.median().item(),
             fvu=sums["residual"] / max(variance, 1e-30),
-            agreement=sums["agreeing"] / count,
             in_use=(self._usage > 0).double().mean().item(),
             usage_perplexity=torch.exp(-(spread * spread.log()).sum()).item(),
             mean_state_ce=-(self._targets @ of_mean).item() / count,

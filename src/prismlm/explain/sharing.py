@@ -176,63 +176,61 @@ def _upload(name: str, private: bool, files: dict[str, Path], card: str) -> str:
 
 def card_of(lm: OpenedModel, name: str, lens: Lens | None) -> str:
     """Return a model card, in Markdown, of what a model directory says of itself."""
-    about = _without_paths(read_json(lm.path / MODEL_FILE))
-    provenance = about.get("provenance") or {}
-    base, head = about["base"]["name"], lm.head
+    about, head = _without_paths(read_json(lm.path / MODEL_FILE)), lm.head
+    base, quality = about["base"]["name"], (about.get("provenance") or {}).get("quality")
     metadata = ["library_name: prismlm", "tags: [prismlm, interpretability, data-attribution]"]
-    if NAME.fullmatch(base):
-        metadata.append(f"base_model: {base}")
+    metadata += [f"base_model: {base}"] if NAME.fullmatch(base) else []
     parameters = sum(weight.numel() for weight in lm.model.parameters())
     model = f"`{base}`" if base else f"a {lm.model.config.model_type} model"
+    alone = "The head changes no prediction: transformers opens the same model without it."
+    if (lm.path / UNCERTAINTY_FILE).is_file():
+        alone = "Its predictions feed on their own uncertainty, which only prismlm passes on."
     parts = [
         "---\n" + "\n".join(metadata) + "\n---",
         f"# {name.split('/')[1]}",
         f"This is {model} of {parameters:,} parameters with a prototype head: every logit splits "
         f"exactly into the parts of {head.prototypes_per_token} of {head.num_prototypes:,} "
         "prototypes and a residual, and prototypes lead to the text that stands behind them. "
-        + _without_prismlm(lm),
+        + alone,
         "## How to open it",
         f'```python\nimport prismlm\n\nlm = prismlm.load("{name}")\n'
         'trace = lm.explain("Your text", generate=20)\n'
         'trace.documents(10)\ntrace.sources(by="license")\n```',
     ]
-    if quality := provenance.get("quality"):
+    if quality:
         parts += ["## How much the prototypes carry", _quality(quality)]
     if lens is not None:
         parts += ["## The text behind its answers", *_text(lens)]
-    parts += ["## Limits", *_limits(lens)]
+    limits = (
+        "A share says how much of a prediction's evidence lies near a place of this text in the "
+        "model's own states. It does not prove that without it the answer would have been another."
+    )
+    parts += ["## Limits", limits]
+    if lens is None:
+        parts.append("No text comes with it: build a lens with `prismlm index`.")
+    elif lens.meta.trained_on is not True:
+        parts.append("Text that the model was trained on and the lens does not hold is not shown.")
     return "\n\n".join(parts) + "\n"
 
 
-def _without_prismlm(lm: OpenedModel) -> str:
-    if (lm.path / UNCERTAINTY_FILE).is_file():
-        return "Its predictions feed on their own uncertainty, which only prismlm passes on."
-    return "The head changes no prediction: transformers opens the same model without it."
-
-
 def _quality(quality: dict[str, Any]) -> str:
-    rows = {
-        "cross-entropy of the model": f"{quality['ce']:.3f} nats a token",
-        "of its prototypes alone": f"{quality['prototype_only_ce']:.3f} nats a token",
-        "share of the top token's evidence that prototypes carry": (
-            f"{quality['explained_share']:.3f} (median)"
-        ),
-        "same top token": f"{quality['agreement']:.1%}",
-    }
-    lines = "\n".join(f"| {what} | {figure} |" for what, figure in rows.items())
-    return f"On {quality['tokens']:,} tokens of held-out text:\n\n| | |\n|---|---|\n{lines}"
+    rows = [
+        ("cross-entropy of the model", f"{quality['ce']:.3f} nats a token"),
+        ("of its prototypes alone", f"{quality['prototype_only_ce']:.3f} nats a token"),
+        ("explained share of the top token", f"{quality['explained_share']:.3f} (median)"),
+        ("same top token", f"{quality['agreement']:.1%}"),
+    ]
+    return f"On {quality['tokens']:,} tokens of held-out text:\n\n" + _table(("", ""), rows)
 
 
 def _text(lens: Lens) -> list[str]:
-    meta = lens.meta
-    tables = []
+    meta, tables = lens.meta, list[str]()
     for column in ("source", "license"):
         shares = list(_shares(lens, column).items())
-        rows = [f"| {key} | {share:.1%} |" for key, share in shares[:MOST_ROWS]]
-        if len(shares) > MOST_ROWS:
-            rest = sum(share for _, share in shares[MOST_ROWS:])
-            rows.append(f"| {len(shares) - MOST_ROWS} others | {rest:.1%} |")
-        tables.append(f"| {column} | share of the text |\n|---|---|\n" + "\n".join(rows))
+        rows = [(key, f"{share:.1%}") for key, share in shares[:MOST_ROWS]]
+        if rest := shares[MOST_ROWS:]:
+            rows.append((f"{len(rest)} others", f"{sum(share for _, share in rest):.1%}"))
+        tables.append(_table((column, "share of the text"), rows))
     return [
         f"The lens `{lens.name}` holds {meta.tokens:,} tokens of {meta.documents:,} documents "
         f"({meta.corpus_name}). Was the model trained on them: "
@@ -242,13 +240,5 @@ def _text(lens: Lens) -> list[str]:
     ]
 
 
-def _limits(lens: Lens | None) -> list[str]:
-    limits = [
-        "A share says how much of a prediction's evidence lies near a place of this text in the "
-        "model's own states. It does not prove that without it the answer would have been another.",
-    ]
-    if lens is None:
-        limits.append("No text comes with it: build a lens with `prismlm index`.")
-    elif lens.meta.trained_on is not True:
-        limits.append("Text that the model was trained on and the lens does not hold is not shown.")
-    return limits
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    return "\n".join([f"| {a} | {b} |" for a, b in [head, ("---", "---"), *rows]])
