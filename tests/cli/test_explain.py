@@ -21,7 +21,7 @@ from tests.helpers.lens_meta import change_meta
 TEXT = "The proof relies on the theory of groups."
 POSITION = {
     "position", "token", "token_id", "target", "target_id", "target_from", "logit", "model_logit",
-    "probability", "bias", "residual", "residual_evidence", "explained_share", "prototypes",
+    "probability", "bias", "residual", "residual_evidence", "bias_evidence", "explained_share", "prototypes",
     "uncertainty",
 }  # fmt: skip
 PROTOTYPE = {"id", "activation", "cosine", "contribution", "evidence", "name", "category"}
@@ -82,9 +82,9 @@ def test_json_fields(printed):
     assert printed["sources"]["by"] == "domain"
     assert len(printed["documents"]) == 5
     fields = {"doc_id", "share", "source", "license", "text", "position"}
-    assert all(set(document) == fields for document in printed["documents"])
-    more = {"domain", "title", "url", "token", "also", "cosine", "for_or_against"}
-    assert all(set(passage) == fields | more for passage in printed["passages"])
+    fields |= {"domain", "title", "url", "token", "also", "cosine", "for_or_against"}
+    places = printed["documents"] + printed["passages"]
+    assert all(set(place) == fields for place in places)
     items = printed["sources"]["items"]
     assert all(item["lift"] == item["share"] / item["base_rate"] for item in items)
     assert printed["support"]["level"] in ("strong", "weak", "none")
