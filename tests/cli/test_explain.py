@@ -21,8 +21,8 @@ from tests.helpers.lens_meta import change_meta
 TEXT = "The proof relies on the theory of groups."
 POSITION = {
     "position", "token", "token_id", "target", "target_id", "target_from", "logit", "model_logit",
-    "probability", "bias", "residual", "residual_evidence", "bias_evidence", "explained_share", "prototypes",
-    "uncertainty",
+    "probability", "bias", "residual", "residual_evidence", "bias_evidence", "explained_share",
+    "prototypes", "uncertainty",
 }  # fmt: skip
 PROTOTYPE = {"id", "activation", "cosine", "contribution", "evidence", "name", "category"}
 
