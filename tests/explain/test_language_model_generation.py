@@ -127,7 +127,7 @@ def test_states_of_another_text_are_refused(lm, how):
     other[0, -3] = 5
     steps = other.shape[1] - 1
     with pytest.raises(PrismError, match="the states are of another text"):
-        split_predictions(lm.model, lm.head, lm.logit_map, other, steps, recorded)
+        split_predictions(lm.model, lm.head, lm.output_layer, other, steps, recorded)
 
 
 def test_what_is_read_anew_in_each_pass_is_read_once_more(lm, ids_of):
@@ -136,6 +136,17 @@ def test_what_is_read_anew_in_each_pass_is_read_once_more(lm, ids_of):
     with record(lm.model) as recorded:
         ids = lm.model.generate(prompt, max_new_tokens=WRITTEN, do_sample=False, use_cache=False)
     assert torch.equal(ids, ids_of[0.0])
-    given = lm.model, lm.head, lm.logit_map, ids, steps
+    given = lm.model, lm.head, lm.output_layer, ids, steps
     anew, once = split_predictions(*given, recorded), split_predictions(*given)
-    assert torch.equal(anew.model_logits, once.model_logits)
+    assert torch.equal(anew.scores.logits, once.scores.logits)
+
+
+def test_the_output_layer_is_computed_anew_where_weights_have_changed(lm):
+    before = lm.output_layer
+    assert lm.output_layer is before
+    with torch.no_grad():
+        lm.model.get_output_embeddings().weight.mul_(2)
+        try:
+            torch.testing.assert_close(lm.output_layer.mean, 2 * before.mean)
+        finally:
+            lm.model.get_output_embeddings().weight.mul_(0.5)

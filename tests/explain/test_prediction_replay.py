@@ -75,8 +75,8 @@ def test_generate(lm, first):
     assert [step.uncertainty_code for step in trace][1:] == codes[1:]
     # Of a model that kept fewer states than it read, they are read again.
     partial = recorded._replace(states=[], embedded=[])
-    split = split_predictions(lm.model, lm.head, lm.logit_map, ids, count, partial)
-    torch.testing.assert_close(split.model_logits, own, **SAME)
+    split = split_predictions(lm.model, lm.head, lm.output_layer, ids, count, partial)
+    torch.testing.assert_close(split.scores.logits, own, **SAME)
     z, embedded = seen_again(lm, **replay(ids, recorded.codes))
     torch.testing.assert_close(z, torch.cat(recorded.states, 1), **SAME)
     torch.testing.assert_close(embedded[0], logits, **SAME)

@@ -4,7 +4,7 @@ import torch
 
 from prismlm.explain.attribution import attribute
 from prismlm.explain.positions import carriers_of
-from prismlm.explain.prediction import Parts, Predictions
+from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.ops.prototype_head import Nearest
 
 
@@ -15,7 +15,8 @@ def predictions(indices, evidence, residual, bias, states, read, targets, activa
     return Predictions(
         Nearest(indices, activations, activations),
         Parts(evidence, evidence, residual, residual, bias, bias),
-        *(none, none, targets, read, targets, states),
+        lambda: Scores(none, none, targets),
+        *(read, targets, states),
     )
 
 

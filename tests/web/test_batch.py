@@ -51,13 +51,14 @@ def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
         batch.keep(keep)
         rows = [rows[place] for place in keep]
         if rows:
-            states, logits = batch.step([texts[row][begun[row]] for row in rows])
+            states, _, logits = batch.step([texts[row][begun[row]] for row in rows])
             for row, state, after in zip(rows, states, logits, strict=True):
                 begun[row] += 1
                 found[row].append((state[None], after))
         if waiting and draw.random() < 0.4:
             row = waiting.pop()
-            found[row].append(batch.join(torch.tensor([texts[row][: begun[row]]])))
+            z, _, after = batch.join(torch.tensor([texts[row][: begun[row]]]))
+            found[row].append((z, after))
             rows.append(row)
         most = max(most, len(rows))
     assert most > 3

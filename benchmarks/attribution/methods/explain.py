@@ -25,7 +25,7 @@ from prismlm.explain.positions import (
     ContextPrior,
     spread,
 )
-from prismlm.explain.prediction import Parts, Predictions
+from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cells import Cells
 from prismlm.lens.codes import CodeName, quantise
@@ -102,7 +102,8 @@ class Explained:
         return Predictions(
             Nearest(prototypes, evidence, evidence),
             Parts(evidence, evidence, none, none, none, none),
-            *(none, none, targets, read, targets, states),
+            lambda: Scores(none, none, targets),
+            *(read, targets, states),
         )
 
 

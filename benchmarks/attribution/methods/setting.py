@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from prismlm.corpus import Corpus, document_windows, window_batches
-from prismlm.explain.prediction import split_predictions
+from prismlm.explain.prediction import OutputLayer, split_predictions
 from prismlm.files import read_json
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint
@@ -146,13 +146,14 @@ class Setting:
         read = [*last.ids[-self.window :].tolist(), last.target]
         ids = torch.tensor([read], device=self.model.device)
         with capture(self.model) as seen:
-            split = split_predictions(self.model, self.head, self.logit_map, ids, len(read) - 1)
+            output = OutputLayer.of(self.model, self.logit_map)
+            split = split_predictions(self.model, self.head, output, ids, len(read) - 1)
         columns = (
             split.states,
             seen.z[0, : len(read) - 1].float().norm(dim=-1),
             split.targets,
             split.read,
-            split.log_probabilities.exp(),
+            split.scores.log_probabilities.exp(),
             split.routing.indices,
             split.evidence,
         )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -16,7 +18,13 @@ from prismlm.errors import check_kind, check_path
 from prismlm.explain.attention_maps import Head, heads_at, maps_of
 from prismlm.explain.chain import chains_of
 from prismlm.explain.following import Following, OnStep
-from prismlm.explain.prediction import Recorded, record, split_predictions
+from prismlm.explain.prediction import (
+    Kept,
+    OutputLayer,
+    Recorded,
+    record,
+    split_predictions,
+)
 from prismlm.explain.sharing import Pushed, push
 from prismlm.explain.trace import Trace
 from prismlm.hub import model_directory
@@ -27,11 +35,27 @@ from prismlm.lens.layout import find_lens
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import OpenedModel, settings_not_applied
 from prismlm.models.checkpoint import load_checkpoint
+from prismlm.models.seam import output_embedding
 
 
 @dataclass(frozen=True, repr=False)
 class PrismLM(OpenedModel):
     """A Hugging Face model that can be asked what each of its predictions relies on."""
+
+    @property
+    def output_layer(self) -> OutputLayer:
+        """What turns states into logits; the mean row is computed anew where weights changed."""
+        weight = output_embedding(self.model).weight
+        assert isinstance(weight, Tensor)
+        known, now = self._known_layer, (weight.data_ptr(), weight._version)
+        if known.get("weight") is not weight or known["now"] != now:
+            known |= {"weight": weight, "now": now}
+            known["layer"] = OutputLayer.of(self.model, self.logit_map)
+        return known["layer"]
+
+    @cached_property
+    def _known_layer(self) -> dict[str, Any]:
+        return {}
 
     def explain(
         self,
@@ -86,7 +110,7 @@ class PrismLM(OpenedModel):
         text: str | Messages,
         ids: Tensor,
         prompt_length: int,
-        recorded: Recorded,
+        recorded: Recorded | Kept,
         *,
         heads: Sequence[Head] = (),
         settings: str = "",
@@ -104,7 +128,7 @@ class PrismLM(OpenedModel):
         """
         wrote = ids.shape[1] > prompt_length
         count, tokens = ids.shape[1] - wrote, ids[0].tolist()
-        split = split_predictions(self.model, self.head, self.logit_map, ids, count, recorded)
+        split = split_predictions(self.model, self.head, self.output_layer, ids, count, recorded)
         maps = None
         if heads:
             labels = [piece.label for piece in pieces_of(self.tokenizer, tokens[:count])]

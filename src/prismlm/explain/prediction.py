@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -133,6 +134,30 @@ class OutputLayer(NamedTuple):
         return decompose(z, *of_routing, self.weight, targets, **how)
 
 
+class Scores(NamedTuple):
+    """What the model said of N targets.
+
+    Attributes:
+        logits: the model's own of the targets, before any soft-cap, [N].
+        log_probabilities: of the targets, [N].
+        top: the model's top tokens, [N].
+    """
+
+    logits: Tensor
+    log_probabilities: Tensor
+    top: Tensor
+
+    @classmethod
+    def of(cls, logit_map: LogitMap, embedded: Tensor, targets: Tensor) -> Scores:
+        """Return the scores of targets, from W z + b, [N, V]."""
+        embedded = embedded.float()
+        raw, logits = logit_map.before_softcap(embedded), logit_map(embedded)
+        # log_softmax and max take a fraction of the time of logsumexp and argmax on a CPU.
+        columns = raw, logits.log_softmax(-1)
+        own, log_probabilities = (one.gather(1, targets[:, None])[:, 0] for one in columns)
+        return cls(own, log_probabilities, logits.max(-1).indices)
+
+
 @dataclass(frozen=True)
 class Predictions:
     """T predictions of one text, split; k prototypes each.
@@ -140,9 +165,7 @@ class Predictions:
     Attributes:
         routing: the prototypes of each state: indices, cosines and activations, [T, k].
         parts: of the logit of each target.
-        model_logits: the model's own of the targets, before any soft-cap, [T].
-        log_probabilities: the model's, of the targets, [T].
-        top: the model's top tokens, [T].
+        score: returns what the model said of the targets, see :attr:`scores`.
         read, targets: the last token read, and the predicted one, [T] each.
         states: unit hidden states, [T, d].
         rounding: the largest |sum of parts − model's logit| / max(1, |logit|).
@@ -153,15 +176,18 @@ class Predictions:
 
     routing: Nearest
     parts: Parts
-    model_logits: Tensor
-    log_probabilities: Tensor
-    top: Tensor
+    score: Callable[[], Scores]
     read: Tensor
     targets: Tensor
     states: Tensor
     rounding: float = 0.0
     fed_back: FedBack | None = None
     codes: Tensor | None = None
+
+    @cached_property
+    def scores(self) -> Scores:
+        """What the model said of the targets: shares need none of it."""
+        return self.score()
 
     def __len__(self) -> int:
         return len(self.states)
@@ -178,7 +204,9 @@ class Predictions:
         columns: dict[str, Any] = {}
         for one in fields(self):
             value = getattr(self, one.name)
-            if isinstance(value, Tensor):
+            if one.name == "score":
+                columns["score"] = lambda: Scores(*(change(column) for column in self.scores))
+            elif isinstance(value, Tensor):
                 columns[one.name] = change(value)
             elif isinstance(value, (Nearest, Parts)):
                 columns[one.name] = value._make(change(column) for column in value)
@@ -237,23 +265,32 @@ def split_states(
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
-    z, embedded = z.float(), embedded.float()
-    raw, logits = output.logit_map.before_softcap(embedded), output.logit_map(embedded)
+    scores = Scores.of(output.logit_map, embedded, targets)
+    split = _split(output, head, z, read, targets, scores.logits, inverse)
+    return replace(split, score=lambda: scores)
+
+
+def _split(
+    output: OutputLayer,
+    head: PrototypeHead,
+    z: Tensor,
+    read: Tensor,
+    targets: Tensor,
+    own: Tensor,
+    inverse: Tensor | None = None,
+) -> Predictions:
+    """Split as :func:`split_states`, where the model's own logits of the last targets are known."""
+    z = z.float()
     routing = head.nearest(z, inverse)
     parts = output.parts(head, z, routing, targets)
-    # log_softmax and max take a fraction of the time of logsumexp and argmax on a CPU.
-    columns = raw, logits.log_softmax(-1)
-    own, log_probabilities = (one.gather(1, targets[:, None])[:, 0] for one in columns)
     return Predictions(
         routing,
         parts,
-        own,
-        log_probabilities,
-        logits.max(-1).indices,
+        lambda: Scores.of(output.logit_map, F.linear(z, output.weight, output.bias), targets),
         read,
         targets,
         z * inverse_norms(z),
-        check_sums(parts.logit, own, output.dtype),
+        check_sums(parts.logit[-len(own) :], own, output.dtype),
     )
 
 
@@ -316,6 +353,18 @@ class Recorded(NamedTuple):
         return False
 
 
+class Kept(NamedTuple):
+    """What an engine keeps of a text while it writes it, by the token.
+
+    Attributes:
+        states: what entered the output embedding after each token but the last, [T − 1, d].
+        own: the model's own logit of each token that it wrote, before any soft-cap, [n].
+    """
+
+    states: Tensor
+    own: Tensor
+
+
 @contextmanager
 def record(model: PreTrainedModel) -> Iterator[Recorded]:
     """Keep every position that this thread sends through the output embedding in the block."""
@@ -358,22 +407,26 @@ def _states(
 def split_predictions(
     model: PreTrainedModel,
     head: PrototypeHead,
-    logit_map: LogitMap,
+    output: OutputLayer,
     ids: Tensor,
     steps: int,
-    recorded: Recorded | None = None,
+    recorded: Recorded | Kept | None = None,
 ) -> Predictions:
     """Split the first ``steps`` predictions along ``ids`` [1, T].
 
     The target of prediction t is token t + 1; the last token's target is the model's top token.
-    The model runs once, or not at all where its generation of ``ids`` was recorded.
+    The model runs once, or not at all where its generation of ``ids`` was recorded; of what was
+    ``Kept``, sums are checked for the written tokens.
 
     Raises:
         DecompositionError: the parts of a logit do not sum to the model's own.
     """
+    if isinstance(recorded, Kept):
+        z, own = recorded
+        return _split(output, head, z, ids[0, :-1], ids[0, 1:], own).cpu()
     states, embedded, codes = _states(model, ids, steps, recorded)
-    targets = torch.cat([ids[0, 1:], logit_map(embedded[-1:].float()).argmax(-1)])[:steps]
-    output = OutputLayer.of(model, logit_map)
+    top = output.logit_map(embedded[-1:].float()).argmax(-1)
+    targets = torch.cat([ids[0, 1:], top])[:steps]
     split = split_states(output, head, states, embedded, ids[0, :steps], targets).cpu()
     if codes is None:
         return split

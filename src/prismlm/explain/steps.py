@@ -130,10 +130,10 @@ def steps_of(
     With ``pieces``, of all ids and the target beyond, they are the last steps of the text: as many
     as are split.
     """
-    parts, uses = split.parts, list(_uses(split, lens))
+    parts, scores, uses = split.parts, split.scores, list(_uses(split, lens))
     # Whole columns at once: reading single elements of tensors takes longer than the mathematics.
     columns = (
-        *(parts.logit, split.model_logits, split.log_probabilities.exp(), parts.bias),
+        *(parts.logit, scores.logits, scores.log_probabilities.exp(), parts.bias),
         *(parts.residual, parts.residual_evidence, parts.bias_evidence, parts.explained_share),
     )
     figures = zip(*(column.tolist() for column in columns), uses, strict=True)

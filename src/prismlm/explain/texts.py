@@ -16,7 +16,7 @@ from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError
 from prismlm.explain.attribution import Attribution, attribute
 from prismlm.explain.positions import Carriers, ContextPrior, Method, carriers_of
-from prismlm.explain.prediction import OutputLayer, split_states
+from prismlm.explain.prediction import split_states
 from prismlm.explain.summary import fits
 from prismlm.explain.support import Support
 from prismlm.lens.opened_model import check_embedded
@@ -237,14 +237,14 @@ def _read_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
         torch.cat([w.text.ids[w.start + w.skip + by : w.start + w.stop + by] for w in batch])
         for by in (0, 1)
     )
-    output = OutputLayer.of(lm.model, lm.logit_map)
+    output = lm.output_layer
     split = split_states(output, lm.head, z, embedded, read, targets.to(device))
-    explained = output.parts(lm.head, z, split.routing, split.top).explained_share.cpu()
+    explained = output.parts(lm.head, z, split.routing, split.scores.top).explained_share.cpu()
     split, end = split.cpu(), 0
     for window in batch:
         rows = slice(end, end := end + window.stop - window.skip)
         text = window.text
-        text.losses.append(-split.log_probabilities[rows])
+        text.losses.append(-split.scores.log_probabilities[rows])
         text.explained.append(explained[rows])
         if lm.lens is not None:
             text.carriers.append(carriers_of(split[rows], lm.lens, method, text.prior))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from prismlm.corpus.encode import around_text
+from prismlm.corpus.pieces import Piece, pieces_of
 from prismlm.errors import InputError, check_choice, check_whole
 from prismlm.explain.against import Opposition
 from prismlm.explain.attention_maps import AttentionMap
@@ -296,6 +297,10 @@ class Trace:
                     cited.append(Citation(start, end, float(shares[i]), facts))
         return cited
 
+    @cached_property
+    def _pieces(self) -> list[Piece]:
+        return pieces_of(self.lm.tokenizer, self.ids)
+
     @property
     def softcap(self) -> float | None:
         """The cap c of a model whose own logits are c tanh(l / c), as Gemma's: steps have l."""
@@ -325,8 +330,9 @@ class Trace:
                 f"the lens {lens.name} has no suffix array, so no words can be looked up. Install "
                 "prismlm[verbatim] and build it again with `prismlm index`."
             )
-        ids, pieces = self._ids, [piece for step in self.steps[-1:] for piece in step.pieces]
-        shown = [step.pieces[0].shown for step in self.steps[:-1]] + [one.shown for one in pieces]
+        ids, whole = self._ids, self.whole or self
+        own = slice(self.rows.start, self.rows.start + len(ids))
+        shown = [one.shown for one in whole._pieces[own]]
         begins = around_text(self.lm.tokenizer)[0]
         # What was read before the first written token is not of the answer.
         first = self.first + 1 if self.written else len(begins) * (ids[: len(begins)] == begins)

@@ -69,14 +69,15 @@ class Batch:
         self._layers: list[RoomyLayer] = []
         self.lengths: list[int] = []
 
-    def join(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def join(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Read a text [1, T], the last of the batch from now on.
 
         Returns:
-            its states [T, d], and the logits after it, float32 [V].
+            its states [T, d], and what follows it: W z + b and the logits, float32, [V] each.
         """
         cache = DynamicCache(config=self._model.config)
-        z, logits = self._read(ids, torch.ones_like(ids), torch.arange(ids.shape[1])[None], cache)
+        positions = torch.arange(ids.shape[1])[None]
+        z, embedded, logits = self._read(ids, torch.ones_like(ids), positions, cache)
         new: list[Any] = cache.layers
         if any(type(layer) is not DynamicLayer for layer in new):
             raise TypeError("the model keeps something else than keys and values of all tokens")
@@ -91,21 +92,21 @@ class Batch:
                 torch.cat([_padded(layer.keys, size) for layer in rows]),
                 torch.cat([_padded(layer.values, size) for layer in rows]),
             )
-        return z[0], logits[0]
+        return z[0], embedded[0], logits[0]
 
-    def step(self, tokens: list[int]) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Read the next token of every text.
 
         Returns:
-            states [B, d] and logits, float32 [B, V].
+            states [B, d], W z + b and logits, float32, [B, V] each.
         """
         assert self._cache is not None
         size, lengths = max(self.lengths), torch.tensor(self.lengths)
         mask = torch.arange(size + 1) >= (size - lengths)[:, None]
         ids = torch.tensor(tokens)[:, None]
-        z, logits = self._read(ids, mask.long(), lengths[:, None], self._cache)
+        z, embedded, logits = self._read(ids, mask.long(), lengths[:, None], self._cache)
         self.lengths = [length + 1 for length in self.lengths]
-        return z[:, 0], logits
+        return z[:, 0], embedded, logits
 
     def keep(self, rows: list[int]) -> None:
         """Leave out all texts but some, by their numbers, and the padding that nobody needs now."""
@@ -122,16 +123,20 @@ class Batch:
     @torch.no_grad()
     def _read(
         self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache
-    ) -> tuple[Tensor, Tensor]:
-        """Return the states of all positions, and the logits of the last."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the states of all positions, and W z + b and the logits of the last."""
         seen: list[Tensor] = []
+        embedded: list[Tensor] = []
 
         def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             seen.append(args[0])
             return (args[0][:, -1:], *args[1:]), kwargs
 
+        def after(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+            embedded.append(output)
+
         device = self._model.device
-        with watch([Hook(output_embedding(self._model), last)]):
+        with watch([Hook(output_embedding(self._model), last, after)]):
             output = self._model(
                 input_ids=ids.to(device),
                 attention_mask=mask.to(device),
@@ -140,7 +145,7 @@ class Batch:
                 use_cache=True,
                 **_all_positions(self._model),
             )
-        return seen[-1], output.logits[:, -1].float()
+        return seen[-1], embedded[-1][:, -1].float(), output.logits[:, -1].float()
 
 
 def _all_positions(model: PreTrainedModel) -> dict[str, int]:
@@ -183,9 +188,9 @@ def writes_together(model: PreTrainedModel) -> bool:
         batch.join(first[:, :-3])
         batch.step([int(first[0, -3])])
         batch.join(second[:, :-2])
-        _, both = batch.step([int(first[0, -2]), int(second[0, -2])])
+        *_, both = batch.step([int(first[0, -2]), int(second[0, -2])])
         batch.keep([1])
-        _, left = batch.step([int(second[0, -1])])
+        *_, left = batch.step([int(second[0, -1])])
         with torch.no_grad():
             alone = [
                 model(input_ids=ids.to(model.device)).logits[0].float() for ids in (first, second)

@@ -120,9 +120,9 @@ class Engine:
         batch.keep(going_on)
         rows = self._writing = [rows[number] for number in going_on]
         if rows:
-            states, logits = batch.step([one.ids[-1] for one in rows])
-            for one, state, row in zip(rows, states, logits, strict=True):
-                one.next(state[None], row)
+            read = zip(*batch.step([one.ids[-1] for one in rows]), strict=True)
+            for one, (state, embedded, logits) in zip(rows, read, strict=True):
+                one.next(state[None], embedded, logits)
         for one in new:
             one.next(*batch.join(one.prompt))
             rows.append(one)

@@ -13,10 +13,9 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import BROKEN
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.prediction import Recorded
+from prismlm.explain.prediction import Kept, Recorded
 from prismlm.explain.trace import Trace
 from prismlm.lens.opened_model import COLDEST, settings_not_applied
-from prismlm.models.seam import output_embedding
 
 FinishReason = Literal["stop", "length"]
 
@@ -88,6 +87,7 @@ class Writing:
         told: what was told; None at the end.
         recorded: what passed the output embedding, where ``generate`` wrote it.
         states: those that were read, where the engine's batch did.
+        own: the model's own logit of each token, before any soft-cap; likewise.
     """
 
     lm: PrismLM
@@ -101,6 +101,7 @@ class Writing:
     told: asyncio.Queue[Written | None] = field(default_factory=asyncio.Queue)
     recorded: Recorded | None = None
     states: list[Tensor] = field(default_factory=list[Tensor])
+    own: list[Tensor] = field(default_factory=list[Tensor])
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -114,11 +115,13 @@ class Writing:
         """Whether nothing more is to be written."""
         return self.left or self.finish_reason is not None
 
-    def next(self, state: Tensor, logits: Tensor) -> None:
-        """Write the next token, after states [n, d] that were read and logits [V]."""
+    def next(self, state: Tensor, embedded: Tensor, logits: Tensor) -> None:
+        """Write the next token, after states [n, d] that were read; W z + b and logits, [V]."""
+        token = pick(logits, self.wanted, self._generator)
         if self.wanted.traced:
             self.states.append(state)
-        self.accept(pick(logits, self.wanted, self._generator), logits)
+            self.own.append(self.lm.logit_map.before_softcap(embedded[token].clone()))
+        self.accept(token, logits)
 
     def accept(self, token: int, logits: Tensor) -> None:
         """Take a token that was written, with the logits [V] that it was taken from."""
@@ -181,11 +184,10 @@ class Writing:
         if not self.ids:
             return None
         ids = torch.cat([self.prompt, torch.tensor([self.ids]).to(self.prompt)], dim=1)
-        recorded = self.recorded
+        recorded: Recorded | Kept | None = self.recorded
         if recorded is None:
-            # By the model's own output layer: to keep every logit meanwhile would take a lot.
-            z = torch.cat(self.states)[None, : ids.shape[1] - 1]
-            recorded = Recorded([z], [output_embedding(self.lm.model)(z)], [], [ids[:, :-1]])
+            states, own = torch.cat(self.states), torch.stack(self.own)
+            recorded = Kept(states[: ids.shape[1] - 1], own[: len(self.ids)])
         settings = settings_not_applied(self.lm.model, self.wanted.temperature)
         return self.lm.trace_of(self.text, ids, self.prompt.shape[1], recorded, settings=settings)
 
