@@ -71,11 +71,6 @@ class OwnOutput(ModelOutput):
     """What every decoder of this package gives: Hugging Face's usual fields, and evidence.
 
     Attributes:
-        loss: cross-entropy of the next token, with labels.
-        logits: [B, T, V], of the language model.
-        last_hidden_state: [B, T, d], of the model without its output embedding.
-        past_key_values: the cache, if one was asked for.
-        hidden_states: of the embeddings and of every block, if asked for.
         gates: each layer's evidence, of ProtoT and DeltaNet, if asked for.
         aux_loss: load-balancing loss of the routers of experts, if asked for; the loss then holds
             router_aux_loss_coef times it.
@@ -248,21 +243,14 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> OwnOutput:
-        """Predict the next token at each position.
+        """Predict the next token at each position, as Hugging Face's decoders do.
 
         Args:
-            input_ids: int64 [B, T].
             attention_mask: [B, T], or [B, past + T] with a cache; 0 on padding.
             position_ids: int64 [B, T]; without a mask and with nothing in the cache, a sequence
                 starts wherever they do not go up by one, and sees nothing of what is before it.
                 ProtoT and DeltaNet use them for nothing else, and not beside a cache.
-            past_key_values: the cache that an earlier call returned.
-            inputs_embeds: [B, T, d] in place of input ids.
-            labels: int64 [B, T], −100 where nothing is to be predicted; shifted here.
-            use_cache: whether to return a cache.
-            output_hidden_states: whether to return hidden states.
-            logits_to_keep: how many of the last positions, or which positions, get logits; 0 for
-                all.
+            logits_to_keep: how many of the last positions, or which positions; 0 for all.
             **kwargs: of the loss, ``num_items_in_batch``; ``output_gates``, whether to return each
                 layer's evidence, of ProtoT and DeltaNet; ``output_router_logits`` of a mixture of
                 experts, whether to return them and their loss, which the loss then counts, None
