@@ -24,7 +24,7 @@ from prismlm.probes.channels.concepts import (
     rank_channels,
     token_gates,
 )
-from prismlm.probes.channels.effects import INTERVENTIONS, rank_sum_p
+from prismlm.probes.channels.effects import TableOptions, rank_sum_p
 
 TESTED = "mask_write"
 """The intervention by which a concept is judged; said before any is run."""
@@ -95,10 +95,7 @@ def put_to_the_test(
         loaded.model,
         cases,
         [(concept.layer, concept.channel)],
-        controls=settings.controls,
-        interventions=INTERVENTIONS,
-        minimum_probability=settings.minimum_probability,
-        seed=settings.seed,
+        _options(settings),
         progress=ConsoleReporter(),
     )
     return {
@@ -194,16 +191,21 @@ def _word_row(
             loaded.model,
             probes,
             [(best["layer"], best["channel"])],
-            controls=settings.controls,
-            interventions=(TESTED,),
-            minimum_probability=settings.minimum_probability,
-            seed=settings.seed,
+            replace(_options(settings), interventions=(TESTED,)),
         )
     except InputError as error:
         row["said"] = str(error)
         return row
     row["effect"] = _effect(table.summary().rows[0])
     return row
+
+
+def _options(settings: Settings) -> TableOptions:
+    return TableOptions(
+        controls=settings.controls,
+        minimum_probability=settings.minimum_probability,
+        seed=settings.seed,
+    )
 
 
 def _effect(row: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.channels.concepts import token_gates
 from prismlm.probes.channels.metrics import measure_layers
-from prismlm.probes.channels.top_sequences import rank_sequences
 
 
 def main() -> None:
@@ -76,7 +75,6 @@ def study(models: list[Loaded], corpus: Corpus, settings: Settings) -> dict[str,
     heldout = Sequences(corpus, "heldout", max_tokens=settings.heldout_tokens)
     gates = token_gates(first.model, train, progress=ConsoleReporter())
     concepts, passed_over, cases = choose_concepts(first, gates, heldout, settings)
-    best = rank_sequences(first.model, heldout)
     tested = [
         put_to_the_test(first, concept, cases[concept.name], settings) for concept in concepts
     ]
@@ -89,7 +87,7 @@ def study(models: list[Loaded], corpus: Corpus, settings: Settings) -> dict[str,
         "overall": overall(tested, settings.controls),
         "passed_over": passed_over,
         "models": [words_in(loaded, concepts, train, heldout, settings) for loaded in models],
-        "locality": locality(first, best),
+        "locality": locality(first, heldout),
         "measures": {
             kind: list(measure_layers(first.model, heldout, kind)) for kind in ("write", "read")
         },

@@ -17,8 +17,7 @@ from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.probes.channels import ReportOptions, channel_report
 from prismlm.probes.channels.concepts import EMERGES, TokenGates
-from prismlm.probes.channels.metrics import quartiles, repetition
-from prismlm.probes.channels.top_sequences import TopSequences
+from prismlm.probes.channels.metrics import quartiles
 from prismlm.statistics import spearman
 
 CHANNELS_SHOWN = 10
@@ -47,13 +46,15 @@ def unselected(loaded: Loaded, gates: TokenGates, seed: int) -> list[dict[str, A
     ]
 
 
-def locality(loaded: Loaded, best: dict[int, TopSequences]) -> dict[str, Any]:
+def locality(loaded: Loaded, text: Sequences) -> dict[str, Any]:
     """Return whether channels of a short half-life keep to few tokens."""
-    lives = torch.cat(half_lives(loaded.model))
-    scores = torch.cat([repetition(best[layer].tokens) for layer in sorted(best)])
+    layers = channel_report(loaded.model, loaded.tokenizer, text).layers
+    channels = [channel for layer in layers for channel in layer.channels]
+    lives = np.array([channel.half_life for channel in channels], dtype=np.float64)
+    scores = np.array([channel.repetition for channel in channels], dtype=np.float64)
     try:
         return {
-            "spearman": asdict(spearman(lives.double().numpy(), scores.numpy())),
+            "spearman": asdict(spearman(lives, scores)),
             "quartiles": _finite(quartiles(lives, scores)),
             "said": None,
         }

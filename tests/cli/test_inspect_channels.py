@@ -45,7 +45,7 @@ def llama(corpus, place):
 def test_json_is_the_report_of_the_training_corpus(prism, corpus, directory):
     result = prism(*COMMAND, directory, *FEW, "--json")
     assert result.returncode == 0, result.stderr
-    assert "Reading channels: " in result.stderr
+    assert "Reading activations: " in result.stderr
     report = channel_report(
         make_model(len(corpus.tokenizer)),
         corpus.tokenizer,

@@ -17,8 +17,8 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
 from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
+from prismlm.probes.channels.activations import Kind
 from prismlm.probes.channels.curves import WordedCurves
-from prismlm.probes.channels.metrics import Kind
 from prismlm.probes.channels.report import ChannelReport, LayerReport
 from prismlm.probes.results import text_of
 

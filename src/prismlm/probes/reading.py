@@ -12,9 +12,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError, check_finite, check_whole
-from prismlm.layers import MixerEvidence
-from prismlm.models.decoders.mixers import chosen_layers, gates_of, mixers_of
+from prismlm.errors import InputError, check_whole
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
 from prismlm.models.seam import capture, run_decoder
@@ -55,30 +53,6 @@ def collect(
                     mask = batch.attention_mask.to(model.device).long()
                     stack.enter_context(capture(model, logits=False))
                     model(input_ids=ids, attention_mask=mask, use_cache=False)
-            task.advance(int(batch.owned.sum()))
-
-
-def gates_along(
-    model: PreTrainedModel,
-    batches: Iterable[WindowBatch],
-    layers: Iterable[int] | None = None,
-    *,
-    title: str = "Reading gates",
-    total: int | None = None,
-    progress: Reporter = SILENT,
-) -> Iterator[tuple[WindowBatch, dict[int, MixerEvidence]]]:
-    """Yield each batch with the gates of prototype mixers by layer, on the CPU.
-
-    One pass a batch, in evaluation mode, without logits.
-    """
-    chosen = chosen_layers(len(mixers_of(model)), layers)
-    with progress.task(title, total) as task:
-        for batch in batches:
-            with evaluating(model):
-                by_layer = gates_of(model, batch.input_ids, batch.attention_mask)
-            gates = {layer: MixerEvidence(*(x.cpu() for x in by_layer[layer])) for layer in chosen}
-            check_finite("gates", *(gate for evidence in gates.values() for gate in evidence))
-            yield batch, gates
             task.advance(int(batch.owned.sum()))
 
 

@@ -21,9 +21,8 @@ import torch
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.words import worded
 from prismlm.errors import InputError
-from prismlm.models.attention import head_writes
-from prismlm.models.decoders.mixers import chosen_layers
-from prismlm.probes.channels.top_sequences import rank_activations, rank_sequences
+from prismlm.probes.channels.activations import Kind as Activation
+from prismlm.probes.channels.activations import read_activations
 from prismlm.probes.results import Report, Row, Table
 from prismlm.probes.theme_judges import (
     FIGURES,
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from prismlm.corpus.store import Corpus, Split
-    from prismlm.corpus.windows import WindowBatch
     from prismlm.lens.lens import Lens
 
 SIDE = 32
@@ -122,23 +120,19 @@ def channels_or_heads(
     seed: int = 0,
 ) -> tuple[list[Unit], int]:
     """Return channels of prototype mixers, or attention heads, as :func:`prototypes`."""
+    kinds: tuple[Activation, ...] = ("write" if kind == "channel" else "heads",)
     layers = None if layer is None else (layer,)
-
-    def read(batch: WindowBatch) -> dict[int, Tensor]:
-        writes = head_writes(model, batch.input_ids, batch.attention_mask)
-        return {number: writes[number] for number in chosen_layers(len(writes), layers)}
-
-    kept = {"kept": SEQUENCES, "tokens": MARKED}
-    if kind == "channel":
-        best = rank_sequences(model, sequences, layers=layers, **kept)
-    else:
-        best = rank_activations(sequences, read, **kept)
-    every = [(layer, number) for layer, one in best.items() for number in range(len(one))]
+    read = read_activations(model, sequences.batches(), kinds, layers)
+    best = {
+        number: read.top_sequences(kinds[0], number, kept=SEQUENCES, tokens=MARKED)
+        for _, number in read.values
+    }
+    every = [(number, unit) for number, one in best.items() for unit in range(len(one))]
     drawn, units = _draw(every, count, seed), list[Unit]()
     for number, unit in drawn:
         spans = tuple(
             Span(s.document, s.start, s.length, tuple(token.position for token in s.tokens))
-            for s in best[number].sequences(unit, number)
+            for s in best[number][unit]
         )
         if len(spans) == SEQUENCES:
             units.append(Unit(f"layer {number} · {kind} {unit}", spans))

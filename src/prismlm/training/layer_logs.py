@@ -189,16 +189,16 @@ def has_heads(decoder: nn.Module) -> bool:
 def channels_figures(decoder: nn.Module, batches: Iterable[WindowBatch]) -> list[Row]:
     """Return the columns of each layer, gates read on a text.
 
-    ``alpha``; both temperatures, equal with shared gates; the figures of :class:`GateUse`;
+    ``alpha``; both temperatures, equal with shared gates; the figures of :func:`gate_use`;
     quantiles of half-lives, in positions, or NaN with decays by token; ``gate_tokens``.
     """
     with parallel.whole(decoder):
         uses = gate_uses(decoder, batches)
     return [
         _parameters(mixer)
-        | {f"write_{name}": getattr(use.write, name) for name in GATE_FIGURES}
-        | {f"read_{name}": getattr(use.read, name) for name in GATE_FIGURES}
-        | {"gate_tokens": use.tokens}
+        | {f"write_{name}": use["write"][name] for name in GATE_FIGURES}
+        | {f"read_{name}": use["read"][name] for name in GATE_FIGURES}
+        | {"gate_tokens": use["tokens"]}
         for mixer, use in zip(mixers_of(decoder), uses, strict=True)
     ]
 

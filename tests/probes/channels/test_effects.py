@@ -18,7 +18,6 @@ from prismlm.probes.channels.effects import (
     INTERVENTIONS,
     TableOptions,
     draw_controls,
-    median_interval,
     rank_sum_p,
     target_probabilities,
 )
@@ -50,7 +49,8 @@ def model():
 def table(model):
     # Two of the cases are left out.
     least = target_probabilities(model, probes()).sort().values[2].item()
-    return effects_on(model, probes(), [PLACE], controls=3, minimum_probability=least, seed=7)
+    options = TableOptions(controls=3, minimum_probability=least, seed=7)
+    return effects_on(model, probes(), [PLACE], options)
 
 
 def alone(model, probe):
@@ -69,7 +69,7 @@ def test_probabilities_are_those_of_each_context_alone(model, tokens_per_batch, 
 
 
 def test_every_cell_is_one_forward_pass(model, table):
-    assert (len(table.probes), len(table.left_out)) == (len(LENGTHS) - 2, 2)
+    assert (len(table.probes), table.left_out) == (len(LENGTHS) - 2, 2)
     assert len(table.controls[PLACE]) == 3
     rows = table.rows()
     assert len(rows) == len(table.probes) * 4 * len(INTERVENTIONS)
@@ -92,18 +92,12 @@ def test_every_cell_is_one_forward_pass(model, table):
         assert row["probability"] == pytest.approx(mean, rel=1e-4)
         assert row["relative"] == pytest.approx(100 * (mean / base - 1), rel=1e-2, abs=1e-2)
         assert row["points"] == pytest.approx(100 * (mean - base), rel=1e-2, abs=1e-4)
-        if len(after) > 1:
-            assert row["deviation"] == pytest.approx(statistics.stdev(after), rel=1e-2)
-        else:
-            assert row["deviation"] is None
 
 
 def test_summaries_by_hand(table):
     # Two cases, one channel, two controls, all figures made up.
     measured = {
-        (place, "mask_write"): table.measured[PLACE, "mask_write"]._replace(
-            probability=torch.tensor(values, dtype=torch.float64), deviation=None
-        )
+        (place, "mask_write"): torch.tensor(values, dtype=torch.float64)
         for place, values in {
             (1, 2): [0.1, 0.6],
             (1, 0): [0.19, 0.4],
@@ -130,8 +124,6 @@ def test_summaries_by_hand(table):
     assert summary["rank"] == 1
     # The largest of three in both cases: one of the nine ways to rank them.
     assert summary["p_size"] == pytest.approx(1 / 9)
-    # It falls most in the first and least in the second: ranks 2 and 0, and six ways reach 2.
-    assert summary["p_lowered"] == pytest.approx(6 / 9)
     assert not summary["beats_controls"]
 
 
@@ -179,7 +171,7 @@ def test_cases_become_tokens(corpus):
 
 def test_what_cannot_be_measured_is_refused(model):
     with pytest.raises(InputError, match=r"none of 8 cases.*the highest is"):
-        effects_on(model, probes(), [PLACE], minimum_probability=0.9)
+        effects_on(model, probes(), [PLACE], TableOptions(minimum_probability=0.9))
     for settings, message in (
         ({"control_from": "all"}, "control_from is 'all'"),
         ({"minimum_probability": 1.0}, "between 0 and 1"),
@@ -195,10 +187,3 @@ def test_the_rank_sum_is_that_of_every_way_to_rank(ranks, others):
     ways = [sum(way) for way in itertools.product(range(others + 1), repeat=len(ranks))]
     expected = sum(way >= sum(ranks) for way in ways) / len(ways)
     assert rank_sum_p(ranks, others) == pytest.approx(expected)
-
-
-def test_the_median_has_an_interval_from_six_values_on():
-    assert median_interval([3, 1, 2, 5, 4]) is None
-    assert median_interval([6, 1, 2, 5, 4, 3]) == (1, 6)
-    # The textbook's: 20 values, the 6th and the 15th.
-    assert median_interval(range(1, 21)) == (6, 15)

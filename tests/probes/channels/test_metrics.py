@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,26 +11,21 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
 from prismlm.probes.channels import gate_uses
+from prismlm.probes.channels.activations import read_activations, value_norms
 from prismlm.probes.channels.metrics import (
-    GateUse,
-    LagTally,
-    LayerTally,
-    count_bins,
     entropy,
     equal_bins,
     gate_use,
     gini,
     information,
+    lag_correlation,
     measure_layers,
     quartiles,
     repetition,
     sparsity_ratio,
-    value_norms,
 )
-from prismlm.probes.channels.report import Channel, LayerReport, locality_table
-from prismlm.probes.channels.top_sequences import rank_sequences
-from tests.helpers.lags import read_write_lags
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama
+from prismlm.probes.channels.report import Channel, locality_table
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 HAND = torch.tensor([[1.0, 2.0, 3.0, 2.0], [0.0, 0.0, 0.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
 
@@ -55,72 +51,24 @@ def test_positions_without_a_distribution_are_refused(metric):
 
 
 def test_equal_bins_by_hand():
-    sample = torch.tensor([[4.0, 0.0], [1.0, 0.0], [3.0, 0.0], [2.0, 1.0]])
-    assert equal_bins(sample, 2).tolist() == [[2.0], [0.0]]
-    assert equal_bins(sample, 4).tolist() == [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]
+    values = np.array([4.0, 1.0, 3.0, 2.0])
+    assert equal_bins(values, 2).tolist() == [1, 0, 1, 0]
+    assert equal_bins(values, 4).tolist() == [3, 0, 2, 1]
+    # The edge belongs to the bin below it, and so do all that equal it.
+    assert equal_bins(np.array([0.0, 0.0, 0.0, 1.0]), 2).tolist() == [0, 0, 0, 1]
 
 
 def test_information_by_hand():
     # Channel 0 says which token it is, channel 1 nothing, channel 2 something.
-    edges = torch.tensor([[0.5], [0.5], [0.5]]).double()
-    counts = torch.zeros(3, 3, 2, dtype=torch.int64)
-    tokens = torch.tensor([0, 0, 2, 2])
+    tokens = torch.tensor([0, 0, 7, 7])
     values = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.9, 0.1], [0.9, 0.1, 0.1], [0.9, 0.9, 0.9]])
-    count_bins(counts, edges, tokens, values)
+    found, corrected = information(tokens, values, bins=2)
     # ln 2 + H(¾, ¼) − H(½, ¼, ¼).
     ln2, ln3 = math.log(2), math.log(3)
-    third = ln2 + (2 * ln2 - 0.75 * ln3) - 1.5 * ln2
-    expected = torch.tensor([ln2, 0.0, third], dtype=torch.float64)
-    torch.testing.assert_close(information(counts), expected)
+    expected = [ln2, 0, ln2 + (2 * ln2 - 0.75 * ln3) - 1.5 * ln2]
+    assert found == pytest.approx(expected)
     # Pairs seen: 2, 4 and 3; tokens and bins 2 each; n = 4.
-    correction = torch.tensor([1 / 8, -1 / 8, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(information(counts, corrected=True), expected + correction)
-
-
-def test_an_edge_belongs_to_the_bin_below_it():
-    counts = torch.zeros(1, 1, 3, dtype=torch.int64)
-    values = torch.tensor([[0.25], [0.26], [0.5], [0.6]])
-    count_bins(counts, torch.tensor([[0.25, 0.5]]).double(), torch.zeros(4).long(), values)
-    assert counts.tolist() == [[[1, 2, 1]]]
-
-
-def test_figures_of_groups_are_those_of_each_group():
-    generator = torch.Generator().manual_seed(2)
-    tokens = torch.randint(9, (50,), generator=generator)
-    gates = torch.randn(50, 3, 4, generator=generator).softmax(-1)
-    tally = LayerTally(9, groups=3)
-    tally.add(tokens, gates.flatten(1))
-    found = tally.metrics(0)
-    alone = []
-    for group in gates.unbind(1):
-        own = LayerTally(9)
-        own.add(tokens, group)
-        alone.append(torch.tensor(list(own.metrics(0).values())))
-    assert list(found.values()) == pytest.approx(torch.stack(alone).mean(0).tolist(), rel=1e-5)
-    even = LayerTally(9, groups=3)
-    even.add(tokens, torch.full((50, 12), 0.25))
-    assert tuple(even.metrics(0).values())[3:6] == pytest.approx((1, 0, math.log(4)))
-
-
-def test_a_tally_is_the_same_in_any_batches():
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(9, (100,), generator=generator)
-    values = torch.rand(100, 4, generator=generator)
-    found = []
-    for sizes in ([100], [60, 40], [55, 5, 39, 1]):
-        # Bins are laid by the first 60 positions, or by the batches that first reach them.
-        tally = LayerTally(9, bins=3, sample=60 if len(sizes) > 1 else 100)
-        for t, v in zip(tokens.split(sizes), values.split(sizes), strict=True):
-            tally.add(t, v)
-        found.append(tally.metrics(5))
-    assert found[1] == pytest.approx(found[2])
-    assert found[0]["positions"] == found[1]["positions"] == 100
-    assert (found[0]["layer"], found[0]["gini"]) == (5, pytest.approx(gini(values).mean().item()))
-    assert found[0]["entropy"] == pytest.approx(entropy(values).mean().item())
-    assert found[0]["sparsity_ratio"] == pytest.approx(sparsity_ratio(values).mean().item())
-    counts = torch.zeros(9, 4, 3, dtype=torch.int64)
-    count_bins(counts, equal_bins(values, 3), tokens, values)
-    assert found[0]["mutual_information"] == pytest.approx(information(counts).mean().item())
+    assert corrected - found == pytest.approx([1 / 8, -1 / 8, 0.0])
 
 
 # Two tokens that each use one channel alone and together use both; a third that is undecided.
@@ -129,9 +77,7 @@ UNEVEN = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.4, 0.4, 0.1, 0.1]])
 
 
 def close(use, *expected):
-    assert [use.gini, use.use_gini, use.top_share, use.top_channel_share] == pytest.approx(
-        list(expected), abs=1e-7
-    )
+    assert list(use.values()) == pytest.approx(list(expected), abs=1e-7)
 
 
 def test_gate_use_by_hand():
@@ -174,17 +120,17 @@ def test_over_a_corpus_tokens_weigh_alike_and_padding_nothing(tiny_corpus, group
     found = gate_uses(model, sequences.batches())
     assert model.training
     assert gate_uses(model, sequences.batches()) == found, "without dropout"
-    assert found[0].read == found[0].write, "shared gates"
-    assert found[1].read != found[1].write
+    assert found[0]["read"] == found[0]["write"], "shared gates"
+    assert found[1]["read"] != found[1]["write"]
     model.eval()
     for kind in ("write", "read"):
         for layer, metrics in zip(found, measure_layers(model, sequences, kind), strict=True):
-            use: GateUse = getattr(layer, kind)
-            assert layer.tokens == metrics["positions"]
-            assert use.gini == pytest.approx(metrics["gini"], rel=1e-6)
-            assert 1 / size <= use.top_channel_share <= use.top_share <= 1
-            assert use.use_gini <= use.gini
-            assert use.top_share == pytest.approx(metrics["sparsity_ratio"] / size, rel=1e-5)
+            use = layer[kind]
+            assert layer["tokens"] == metrics["positions"]
+            assert use["gini"] == pytest.approx(metrics["gini"], rel=1e-6)
+            assert 1 / size <= use["top_channel_share"] <= use["top_share"] <= 1
+            assert use["use_gini"] <= use["gini"]
+            assert use["top_share"] == pytest.approx(metrics["sparsity_ratio"] / size, rel=1e-5)
 
 
 VOCABULARY = 50
@@ -192,7 +138,7 @@ VOCABULARY = 50
 
 @pytest.mark.parametrize("kind", ["write", "read"])
 def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
-    found = measure_layers(model, sequences, kind, bins=4, sample=200)
+    found = measure_layers(model, sequences, kind)
     assert [m["layer"] for m in found] == list(range(LAYERS))
     for layer, metrics in enumerate(found):
         gates = torch.cat([getattr(routing[layer], kind)[0] for *_, routing in alone])
@@ -200,7 +146,10 @@ def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
         assert metrics["sparsity_ratio"] == pytest.approx(sparsity_ratio(gates).mean().item(), 1e-4)
         assert metrics["gini"] == pytest.approx(gini(gates).mean().item(), 1e-4)
         assert metrics["entropy"] == pytest.approx(entropy(gates).mean().item(), 1e-4)
-        assert 0 < metrics["mutual_information"] <= math.log(4) + 1e-9
+        ids = torch.cat([row for _, _, row, _ in alone])
+        expected = information(ids, gates)[0].mean()
+        assert metrics["mutual_information"] == pytest.approx(expected, rel=0.02)
+        assert 0 < metrics["mutual_information"] <= math.log(8) + 1e-9
     # What layer 0 writes follows from the token alone.
     assert found[0]["mutual_information"] > found[2]["mutual_information"]
     assert found[2]["mutual_information_corrected"] < found[2]["mutual_information"]
@@ -208,7 +157,7 @@ def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
 
 def test_heads_of_llama_are_measured_alike(corpus, sequences):
     llama = make_llama(len(corpus.tokenizer), kv_heads=4)
-    found = measure_layers(llama, sequences, "values", sample=300)
+    found = measure_layers(llama, sequences, "values")
     norms = [
         value_norms(llama, batch.input_ids, batch.attention_mask)[1][batch.owned]
         for batch in sequences.batches()
@@ -237,34 +186,34 @@ def test_value_norms_are_those_of_the_value_heads(kv_heads):
 def test_what_cannot_be_measured_is_refused(corpus, model, sequences):
     llama = make_llama(len(corpus.tokenizer))
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):
-        rank_sequences(llama, sequences)
-    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
         measure_layers(llama, sequences, "write")
     with pytest.raises(InputError, match="no value projections"):
         measure_layers(model, sequences, "values")
     with pytest.raises(InputError, match="Did you mean 'values'"):
         measure_layers(model, sequences, "value")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="no layer 9"):
-        rank_sequences(model, sequences, layers=[9])
-    with pytest.raises(InputError, match="the number of sequences kept is 0"):
-        rank_sequences(model, sequences, kept=0)
+        read_activations(model, sequences.batches(), ("write",), layers=[9])
 
 
-def test_lags_are_read_from_the_models_gates(model, sequences):
-    found = read_write_lags(model, sequences, max_lag=2, shuffles=9, layers=[0, 2])
-    assert sorted(found) == [0, 2]
-    # Layer 0 reads by its write gate.
-    assert found[0].peak.tolist() == [0] * CHANNELS
-    torch.testing.assert_close(found[0].correlation[:, 2], torch.ones(CHANNELS).double())
-    torch.testing.assert_close(found[0].p, torch.full((CHANNELS,), 0.1).double())
-    assert (found[2].correlation[:, 2] < 0.999).all()
+def test_figures_of_groups_are_those_of_each_group(corpus, sequences):
+    model = make_model(len(corpus.tokenizer), num_groups=3)
+    read = read_activations(model, sequences.batches(), ("write",))
+    for layer, found in enumerate(measure_layers(model, sequences)):
+        groups = read.values["write", layer].chunk(3, 1)
+        assert found["width"] == CHANNELS // 3
+        for name, figure in (
+            ("gini", gini),
+            ("entropy", entropy),
+            ("sparsity_ratio", sparsity_ratio),
+        ):
+            means = [figure(group).mean().item() for group in groups]
+            assert found[name] == pytest.approx(sum(means) / 3)
 
 
 def test_cross_correlation_by_hand():
-    tally = LagTally(1, max_lag=2, shuffles=2)
     # Minus their means: read 1 −1 0 0, write 0 1 −1 0.
-    tally.add(torch.tensor([[2.0], [3], [1], [2]]), torch.tensor([[3.0], [1], [2], [2]]))
-    found = tally.result()
+    write, read = torch.tensor([[2.0], [3], [1], [2]]), torch.tensor([[3.0], [1], [2], [2]])
+    found = lag_correlation(write, read, [4], max_lag=2, shuffles=2)
     assert found.lags.tolist() == [-2, -1, 0, 1, 2]
     # ℓ = 1: r_0 w_1 + r_1 w_2 = 2, ℓ = 0: r_1 w_1 = −1, ℓ = 2: r_0 w_2 = −1; both energies are 2.
     torch.testing.assert_close(
@@ -279,13 +228,13 @@ def random_gates(count, length, channels, seed=0):
 
 
 def test_a_read_before_each_write_peaks_at_one_and_unrelated_gates_do_not():
-    tally, noise = LagTally(3, seed=1), random_gates(6, 40, 3, seed=9)
-    for write, other in zip(random_gates(6, 40, 3), noise, strict=True):
+    writes, noise, reads = random_gates(6, 40, 3), random_gates(6, 40, 3, seed=9), []
+    for write, other in zip(writes, noise, strict=True):
         read = torch.cat([write[1:], write[:1]]) + 0.1 * other
         read[:, 2] = other[:, 2]
         write[:, 1] = torch.roll(read[:, 1], -2)
-        tally.add(write, read)
-    found = tally.result()
+        reads.append(read)
+    found = lag_correlation(torch.cat(writes), torch.cat(reads), list(map(len, writes)), seed=1)
     # Channel 1 is written two positions before it is read.
     assert found.peak.tolist()[:2] == [1, -2]
     assert found.p.tolist()[:2] == [0.01, 0.01]
@@ -297,11 +246,9 @@ def test_a_read_before_each_write_peaks_at_one_and_unrelated_gates_do_not():
 
 
 def test_a_gate_that_never_varies_has_no_correlation():
-    tally = LagTally(2)
     (write,) = random_gates(1, 30, 2)
     write[:, 0] = 0.1
-    tally.add(write, random_gates(1, 30, 2, seed=4)[0])
-    found = tally.result()
+    found = lag_correlation(write, random_gates(1, 30, 2, seed=4)[0], [30])
     assert found.correlation.isnan().any(1).tolist() == [True, False]
     assert found.p.isnan().tolist() == [True, False]
 
@@ -311,7 +258,7 @@ def report(lives, repetitions):
         Channel(number, None, life, repetition, (), ())
         for number, (life, repetition) in enumerate(zip(lives, repetitions, strict=True))
     )
-    return [LayerReport(0, False, {}, None, channels)]
+    return channels
 
 
 def test_what_has_no_ranks_says_why():
@@ -325,8 +272,8 @@ def test_what_has_no_ranks_says_why():
 
 
 def test_quartiles_by_hand():
-    lives = torch.tensor([8.0, 1, 2, 3, 4, 5, 6, 7])
-    scores = torch.tensor([0.3, 0.9, 0.7, 0.6, 0.5, 0.5, 0.4, 0.1])
+    lives = np.array([8.0, 1, 2, 3, 4, 5, 6, 7])
+    scores = np.array([0.3, 0.9, 0.7, 0.6, 0.5, 0.5, 0.4, 0.1])
     found = quartiles(lives, scores)
     assert found["bounds"] == [2.75, 4.5, 6.25]
     assert found["counts"] == [2, 2, 2, 2]
@@ -337,16 +284,16 @@ def test_quartiles_by_hand():
 
 def test_quartiles_of_channels_that_decay_alike_are_refused():
     with pytest.raises(InputError, match="decay alike"):
-        quartiles(torch.full((8,), 13.5), torch.rand(8))
+        quartiles(np.full(8, 13.5), np.arange(8.0))
     with pytest.raises(InputError, match="no unit"):
-        quartiles(torch.arange(8.0), torch.full((8,), 0.5))
+        quartiles(np.arange(8.0), np.full(8, 0.5))
     # The mean of three tenths is not .1 in float64.
-    scores = torch.tensor([0.1] * 3 + [0.2] * 6 + [0.0] * 3, dtype=torch.float64)
+    scores = np.array([0.1] * 3 + [0.2] * 6 + [0.0] * 3)
     with pytest.raises(InputError, match="no unit"):
-        quartiles(torch.arange(12.0), scores)
+        quartiles(np.arange(12.0), scores)
 
 
 def test_repetition_by_hand():
-    tokens = torch.tensor([[[5, 5, 6], [5, -1, -1]], [[1, 2, 3], [4, 5, 6]]])
     # Two distinct of four, and six of six.
-    assert repetition(tokens).tolist() == [0.5, 0.0]
+    assert repetition([5, 5, 6, 5]) == 0.5
+    assert repetition([1, 2, 3, 4, 5, 6]) == 0

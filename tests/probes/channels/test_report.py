@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,11 +14,15 @@ from prismlm.files import finite
 from prismlm.lens.training_corpus import training_corpus
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.probes.channels import read_channels
-from prismlm.probes.channels.metrics import measure_layers, quartiles, repetition
+from prismlm.probes.channels.activations import read_activations
+from prismlm.probes.channels.metrics import (
+    lag_correlation,
+    measure_layers,
+    quartiles,
+    repetition,
+)
 from prismlm.probes.channels.report import ReportOptions, channel_report
-from prismlm.probes.channels.top_sequences import rank_sequences
 from prismlm.statistics import spearman
-from tests.helpers.lags import read_write_lags
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, save_model
 
 TEXT = "Old maps — 日本, the river."
@@ -53,26 +58,29 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
     assert metrics["width"] == CHANNELS // groups
     share = metrics["entropy"] / math.log(CHANNELS // groups)
     assert metrics["entropy_share"] == pytest.approx(share)
-    ranked = rank_sequences(model, sequences, kept=4, tokens=7)
-    lags = read_write_lags(model, sequences, max_lag=2, shuffles=9)
+    read = read_activations(model, sequences.batches(), ("write", "read"))
     for layer, lives in zip(report.layers, lives_of, strict=True):
         assert [c.half_life for c in layer.channels] == lives
-        assert [c.repetition for c in layer.channels] == repetition(
-            ranked[layer.layer].tokens
-        ).tolist()
-        for k, channel in enumerate(layer.channels):
-            assert channel.sequences == ranked[layer.layer].sequences(k)
+        ranked = read.top_sequences("write", layer.layer, kept=4, tokens=7)
+        for channel, best in zip(layer.channels, ranked, strict=True):
+            assert channel.sequences == best
+            ids = [token.token_id for sequence in best for token in sequence.tokens]
+            assert channel.repetition == repetition(ids)
+        gates = (read.values[kind, layer.layer] for kind in ("write", "read"))
+        lags = lag_correlation(*gates, read.lengths.tolist(), max_lag=2, shuffles=9)
         assert layer.lags is not None
         for name, column in vars(layer.lags).items():
-            torch.testing.assert_close(column, getattr(lags[layer.layer], name))
+            torch.testing.assert_close(column, getattr(lags, name))
+        if layer.shared_gates:
+            assert layer.lags.peak.tolist() == [0] * CHANNELS
     assert [layer.shared_gates for layer in report.layers] == [True, False, False]
 
 
 def test_locality_is_over_all_channels(report):
     channels = [channel for layer in report.layers for channel in layer.channels]
-    lives = torch.tensor([c.half_life for c in channels], dtype=torch.float64)
-    scores = torch.tensor([c.repetition for c in channels], dtype=torch.float64)
-    expected, groups = spearman(lives.numpy(), scores.numpy()), quartiles(lives, scores)
+    lives = np.array([c.half_life for c in channels])
+    scores = np.array([c.repetition for c in channels])
+    expected, groups = spearman(lives, scores), quartiles(lives, scores)
     facts = (LAYERS * CHANNELS, expected.rho, expected.p, groups["cohens_d"])
     assert tuple(report.locality.facts.values()) == facts
     assert [row["repetition"] for row in report.locality.rows] == groups["means"]

@@ -7,7 +7,7 @@ import torch
 from prismlm.probes.uncertainty_feedback import Signal
 from prismlm.probes.uncertainty_feedback.losses import (
     ablation,
-    excess,
+    excess_loss,
     mistakes,
     plant_mistake,
     recovery_table,
@@ -52,14 +52,10 @@ def test_ablation_is_the_loss_with_other_codes():
     own, *others = found.rows
     for row, given in zip(found.rows, (codes, zero, neutral), strict=False):
         assert row["loss"] == pytest.approx(loss(given), rel=1e-5)
-    shuffled, draws = others[2], others[2]["by_permutation"]
-    assert len(set(draws)) == 3
-    change = shuffled["change"]
-    assert change.value == pytest.approx(sum(draws) / 3)
-    assert draws[0] == pytest.approx(loss(permuted(codes, 5)) - own["loss"], abs=1e-4)
+    change = others[2]["change"]
+    draws = [loss(permuted(codes, seed)) - own["loss"] for seed in (5, 6, 7)]
+    assert change.value == pytest.approx(sum(draws) / 3, abs=1e-4)
     assert change.low < change.value < change.high
-    ratio = shuffled["perplexity_change"].value
-    assert ratio == pytest.approx(shuffled["perplexity"] / own["perplexity"] - 1)
     # Beside what comes of no vector at all, which a model may merely expect.
     (said,) = found.findings
     assert (said["value"], said["control"]) == (change, others[0]["change"].value)
@@ -82,7 +78,6 @@ def test_a_model_that_goes_by_its_codes_is_found_out():
     found = ablation(reading_of(model, texts, codes))
     for row in found.rows[1:]:
         assert row["change"].above_zero
-        assert row["perplexity_change"].low > 1
     assert found.findings[0]["effect"] == "above 0"
     # Fed the wrong way round, shuffled codes are the better ones.
     other = permuted(codes, 9)
@@ -96,8 +91,7 @@ def test_equal_rows_leave_nothing_to_shuffle_and_a_table_of_zeros_nothing_at_all
     codes = own_codes(model, TEXTS, Signal())
     found = ablation(reading_of(model, TEXTS, codes))
     _, zero, neutral, shuffled = found.rows
-    assert set(shuffled["by_permutation"]) == {0.0}
-    assert neutral["change"].value == shuffled["change"].high == 0
+    assert neutral["change"].value == shuffled["change"].value == shuffled["change"].high == 0
     assert zero["change"].value != 0
     assert found.findings[0]["effect"] == "may be chance"
     set_table(feedback, torch.zeros(1, 16))
@@ -143,13 +137,9 @@ def test_a_model_that_collects_itself_when_it_is_told_to_is_found_out():
 def test_the_loss_after_a_mistake_is_that_of_the_tokens_after_it():
     """Tokens 0 to 5, of which 2 is wrong: its own loss, at 1, is no matter."""
     intact = Replay(torch.zeros(5).double(), torch.zeros(6))
-    wrong = Replay(
-        torch.tensor([0.0, 9.0, 1.0, 2.0, 4.0]).double(),
-        torch.tensor([0.0, 0.0, 0.5, 0.25, 0.125, 1.0]),
-    )
-    found = excess([wrong], [intact], [2], 3)
+    wrong = Replay(torch.tensor([0.0, 9.0, 1.0, 2.0, 4.0]).double(), torch.zeros(6))
     # Predictions at 2, 3 and 4, of tokens 3, 4 and 5.
-    assert found.tolist() == [[[0.5, 0.25, 0.125]], [[1.0, 2.0, 4.0]]]
+    assert excess_loss([wrong], [intact], [2], 3).tolist() == [[1.0, 2.0, 4.0]]
     rng = np.random.default_rng(0)
     text = torch.arange(6)
     for _ in range(20):
@@ -170,11 +160,8 @@ def test_mistakes_with_each_signal():
     own, *others = found.rows
     for row in found.rows:
         assert row["summed_loss"].value == pytest.approx(sum(row["loss"]))
-        assert row["mean_entropy"].value == pytest.approx(sum(row["entropy"]) / 8)
     for row in others:
         assert row["own_loss_less"].value == pytest.approx(sum(own["loss"]) - sum(row["loss"]))
-        less = own["mean_entropy"].value - row["mean_entropy"].value
-        assert row["own_entropy_less"].value == pytest.approx(less)
     assert len({tuple(row["loss"]) for row in found.rows}) == 3
     set_table(feedback, torch.zeros(1, 16))
     same = mistakes(reading_of(model, texts, codes, mistakes=2, seed=1))
@@ -201,10 +188,10 @@ def test_mistakes_with_each_signal():
 
 
 def test_recovery_is_the_first_step_back():
-    found = np.zeros((3, 2, 2, 4))
+    found = np.zeros((3, 2, 4))
     # Two texts; means 2, 0.05, 1, 0.
-    found[0, 1] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
-    found[1, 1] = 1
+    found[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
+    found[1] = 1
     result = recovery_table(found, 1, 0, 30)
     assert [row["recovered_after"] for row in result.rows] == [2, None, 1]
     assert result.rows[1]["own_loss_less"].value == pytest.approx(3.05 - 4)
@@ -227,6 +214,5 @@ def test_recovery_is_the_first_step_back():
     ],
 )
 def test_a_mistake_is_compared_with_both_controls(losses, effects):
-    found = np.zeros((3, 2, 9, 2))
-    found[:, 1] = np.array(losses)[:, None, None]
+    found = np.zeros((3, 9, 2)) + np.array(losses)[:, None, None]
     assert [one["effect"] for one in recovery_table(found, 4, 0, 30).findings] == effects

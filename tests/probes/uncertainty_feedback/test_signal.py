@@ -66,7 +66,7 @@ def test_as_many_passes_as_tokens_are_the_recursion():
     assert gap.rows[0]["differing"] > 0.5
     assert [row["passes"] for row in gap.rows] == [1, 2, 3, 4, 5, 6]
     last = gap.rows[-1]
-    assert last["differing"] == last["far"] == last["distance"] == 0
+    assert last["differing"] == last["distance"] == 0
     assert abs(last["loss_change"].value) < 1e-6
     (found,) = gap.findings
     assert found["finding"].startswith("prefill: loss, codes of 6 passes")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,11 +24,11 @@ from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import decode_token
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.errors import InputError, check_whole
-from prismlm.models.decoders.mixers import mixers_of
+from prismlm.errors import InputError, check_finite, check_whole
+from prismlm.models.decoders.mixers import gates_of, mixers_of
+from prismlm.models.evaluating import evaluating
 from prismlm.probes.channels.case_files import Case, probe_of, words_of
 from prismlm.probes.channels.effects import Channel, EffectTable, TableOptions, effects_on
-from prismlm.probes.reading import gates_along
 from prismlm.probes.results import Row, Table, as_json
 from prismlm.progress import SILENT, Reporter
 
@@ -74,11 +74,6 @@ class WordForms:
                 taken.update(own)
         return cls(found, continuing(tokenizer))
 
-    @property
-    def tokens(self) -> frozenset[int]:
-        """Every token of every form."""
-        return frozenset(t for forms in self.forms.values() for form in forms for t in form)
-
     def ends(self, ids: Int64[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> dict[str, Tensor]:
         """Return where each word ends, bool [B, T]; "girl" is not in "girls"."""
         following = torch.zeros_like(mask)
@@ -103,18 +98,15 @@ def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, 
     return alone if alone and decode_token(tokenizer, alone[0])[:1] == " " else after
 
 
-def _texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    return [decode_token(tokenizer, token) for token in range(len(tokenizer))]
-
-
 def continuing(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     """Return which tokens continue a word: those whose text begins with a letter or a digit."""
-    return torch.tensor([text[:1].isalnum() for text in _texts(tokenizer)])
+    texts = (decode_token(tokenizer, token) for token in range(len(tokenizer)))
+    return torch.tensor([text[:1].isalnum() for text in texts])
 
 
 def whole_words(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     """Return which tokens are a space and then letters alone, at least three."""
-    texts = _texts(tokenizer)
+    texts = (decode_token(tokenizer, token) for token in range(len(tokenizer)))
     return torch.tensor([t[:1] == " " and len(t) > 3 and t[1:].isalpha() for t in texts])
 
 
@@ -185,40 +177,41 @@ def token_gates(
         return tuple(torch.zeros(*shape, r, dtype=torch.float64) for r in channels)
 
     by_word = {word: WordSums(0, zeros()) for word in (() if words is None else words.forms)}
-    gates = TokenGates(torch.zeros(size, dtype=torch.int64), zeros(size), zeros(), by_word)
-    reading = {"title": "Reading write gates", "total": sequences.tokens, "progress": progress}
-    for batch, read in gates_along(model, sequences.batches(), **reading):
-        tokens = batch.input_ids[batch.owned]
-        gates.count.index_add_(0, tokens, torch.ones_like(tokens))
-        ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
-        here = {word: hits[batch.owned] for word, hits in ends.items()}
-        for word, hits in here.items():
-            by_word[word].count += int(hits.sum())
-        for layer in range(len(channels)):
-            write = read[layer].write[batch.owned].double()
-            gates.sums[layer].index_add_(0, tokens, write)
-            gates.squares[layer].add_(write.square().sum(0))
+    total = TokenGates(torch.zeros(size, dtype=torch.int64), zeros(size), zeros(), by_word)
+    with progress.task("Reading write gates", sequences.tokens) as task, evaluating(model):
+        for batch in sequences.batches():
+            gates = gates_of(model, batch.input_ids, batch.attention_mask)
+            tokens = batch.input_ids[batch.owned]
+            total.count.index_add_(0, tokens, torch.ones_like(tokens))
+            ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
+            here = {word: hits[batch.owned] for word, hits in ends.items()}
             for word, hits in here.items():
-                by_word[word].sums[layer].add_(write[hits].sum(0))
-    return gates
+                by_word[word].count += int(hits.sum())
+            for layer, evidence in enumerate(gates):
+                write = evidence.write.cpu()[batch.owned].double()
+                check_finite("gates", write)
+                total.sums[layer].index_add_(0, tokens, write)
+                total.squares[layer].add_(write.square().sum(0))
+                for word, hits in here.items():
+                    by_word[word].sums[layer].add_(write[hits].sum(0))
+            task.advance(len(tokens))
+    return total
 
 
 def find_channels(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    words: Iterable[str] | Iterable[Case],
+    words: Iterable[str],
     sequences: Sequences,
     *,
     progress: Reporter = SILENT,
     **settings: int,
 ) -> Table:
-    """Rank all channels by the standardised difference of their write gate at words.
+    """Rank all channels by the standardised difference of their write gate at a concept's words.
 
-    ``words`` are of the concept, or cases whose targets they are; ``settings`` are of
-    :func:`rank_channels`.
+    ``settings`` are of :func:`rank_channels`.
     """
-    listed = [word.target if isinstance(word, Case) else word for word in words]
-    forms = WordForms.of(tokenizer, dict.fromkeys(word.strip() for word in listed))
+    forms = WordForms.of(tokenizer, dict.fromkeys(word.strip() for word in words))
     gates = token_gates(model, sequences, forms, progress=progress)
     return rank_channels(gates, tokenizer, forms, **settings)
 
@@ -263,14 +256,14 @@ def rank_channels(
             rows.append({"layer": layer, "channel": channel, "difference": d,
                          "at_words": at_words, "mean": mean})  # fmt: skip
     rows.sort(key=lambda row: -row["difference"])
-    others = torch.tensor([row["difference"] for row in rows[1:]], dtype=torch.float64)
+    others = np.array([row["difference"] for row in rows[1:]])
     null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
     facts = {
         "words": counts,
         "positions": gates.positions,
         "difference": differences,
         "others_mean": float(others.mean()),
-        "others_deviation": float(others.std()),
+        "others_deviation": float(others.std(ddof=1)),
         "shuffled_mean": float(null.mean()),
         "shuffled_deviation": float(null.std()),
         "p": (1 + int((null >= rows[0]["difference"]).sum())) / (1 + shuffles),
@@ -289,10 +282,9 @@ def _shuffled(
     seed: int,
 ) -> Tensor:
     """Return the best d of sets of random words, each of like frequency with one of the words."""
-    known = whole_words(tokenizer)[: len(gates.count)]
-    free = [
-        i for i in known.nonzero()[:, 0].tolist() if gates.count[i] > 0 and i not in forms.tokens
-    ]
+    own = {token for forms_of in forms.forms.values() for form in forms_of for token in form}
+    known = whole_words(tokenizer)[: len(gates.count)].nonzero()[:, 0].tolist()
+    free = [token for token in known if gates.count[token] > 0 and token not in own]
     if len(free) < 2 * len(counts):
         raise InputError(
             f"{len(free)} other words were read: too few to draw a control from for {len(counts)} "
@@ -336,7 +328,7 @@ class ConceptInModel:
         """Whether the best channel stands out beyond random words of like frequency, p < 0.05."""
         return None if self.found is None else self.found["p"] < EMERGES
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Row:
         """Return everything, for JSON."""
         value = {"model": self.name, "found": self.found and self.found.to_dict()}
         value |= {"emerges": self.emerges, "heldout_difference": self.heldout_difference}
@@ -362,19 +354,20 @@ def concept_in_model(
     read, and checked in the held-out one. Done for several models this asks whether a channel for
     the concept emerges in each. Source: ProtoT, A.3.2.
     """
-    if not channels and corpus is None:
-        raise InputError("give channels, or a corpus to find one in.")
     by = options or TableOptions()
     probes = [probe_of(tokenizer, case, first_token=by.first_token) for case in cases]
     found, difference, count = None, None, 0
-    if not channels and corpus is not None:
+    if not channels:
+        if corpus is None:
+            raise InputError("give channels, or a corpus to find one in.")
         check_tokenizer_of(corpus, tokenizer, name)
+        words = words_of(cases)
         train = Sequences(corpus, "train", max_tokens=max_tokens)
-        found = find_channels(model, tokenizer, cases, train, progress=progress)
+        found = find_channels(model, tokenizer, words, train, progress=progress)
         layer, channel = found.rows[0]["layer"], found.rows[0]["channel"]
         channels = ((layer, channel),)
         heldout = Sequences(corpus, "heldout", max_tokens=max_tokens)
-        gates = token_gates(model, heldout, WordForms.of(tokenizer, words_of(cases)))
+        gates = token_gates(model, heldout, WordForms.of(tokenizer, words))
         sums, count = gates.at_words(layer)
         if count:
             difference = float(gates.difference(layer, sums, count)[channel])

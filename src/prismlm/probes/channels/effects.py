@@ -10,8 +10,9 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import product, repeat
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -42,21 +43,18 @@ if TYPE_CHECKING:
 Channel = tuple[int, int]
 """Layer and channel."""
 By = Literal["relative", "points"]
-ControlFrom = Literal["layer", "model"]
 RANDOM = "reinitialise"
-BUILD: dict[str, Callable[[int, int, int], Intervention]] = {
-    RANDOM: Reinitialise,
-    "mask_write": lambda layer, channel, _: MaskWrite(layer, channel),
-    "mask_read": lambda layer, channel, _: MaskRead(layer, channel),
-    "mask_write_renormalised": lambda layer, channel, _: MaskWrite(layer, channel, True),
-    "mask_read_renormalised": lambda layer, channel, _: MaskRead(layer, channel, True),
+MASKS: dict[str, Callable[[int, int], Intervention]] = {
+    "mask_write": MaskWrite,
+    "mask_read": MaskRead,
+    "mask_write_renormalised": partial(MaskWrite, renormalise=True),
+    "mask_read_renormalised": partial(MaskRead, renormalise=True),
 }
-INTERVENTIONS = tuple(BUILD)
+INTERVENTIONS = (RANDOM, *MASKS)
 SHORT = dict(zip(INTERVENTIONS, ("random", "write", "read", "write −∞", "read −∞"), strict=True))
 SIGNIFICANT = 0.05
 TOKENS_PER_BATCH = 4096
 LOGIT_ROWS = 64
-CASE = ("concept", "context", "target", "measured")
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class TableOptions:
     """
 
     controls: int = 5
-    control_from: ControlFrom = "layer"
+    control_from: Literal["layer", "model"] = "layer"
     interventions: Sequence[str] = INTERVENTIONS
     reinitialisations: int = 3
     minimum_probability: float = 0.01
@@ -91,38 +89,29 @@ class TableOptions:
         check_number("minimum_probability", least, expected, lambda share: 0 < share < 1)
 
 
-class Measured(NamedTuple):
-    """Probabilities [n] with an intervention: mean and, of several, deviation over prototypes."""
-
-    probability: Float64[Tensor, " n"]
-    deviation: Float64[Tensor, " n"] | None
-
-
 @dataclass(frozen=True, eq=False)
 class EffectTable:
     """What interventions did to n cases.
 
     Attributes:
         probes: the cases that were measured.
-        left_out: those whose baseline is below the minimum.
+        left_out: how many there are whose baseline is below the minimum.
         baseline: p of each, float64 on the CPU.
-        channels: those asked for, (layer, channel).
-        controls: drawn for each of them.
-        measured: by channel and intervention.
+        controls: the channels drawn for each of those asked for.
+        measured: p of each case by channel and intervention, of random prototypes the mean.
         options: how it was measured.
     """
 
     probes: tuple[Probe, ...]
-    left_out: tuple[Probe, ...]
+    left_out: int
     baseline: Float64[Tensor, " n"]
-    channels: tuple[Channel, ...]
     controls: Mapping[Channel, tuple[Channel, ...]]
-    measured: Mapping[tuple[Channel, str], Measured]
+    measured: Mapping[tuple[Channel, str], Float64[Tensor, " n"]]
     options: TableOptions
 
     def changes(self, place: Channel, intervention: str, by: By = "relative") -> list[float]:
         """Return the change of every case, in % or in percentage points."""
-        difference = self.measured[place, intervention].probability - self.baseline
+        difference = self.measured[place, intervention] - self.baseline
         return (100 * (difference / self.baseline if by == "relative" else difference)).tolist()
 
     def rows(self) -> list[Row]:
@@ -130,25 +119,25 @@ class EffectTable:
 
         ``measured`` is the text whose probability this is; ``control_of`` the channel that the row
         is a control of, or None; ``baseline`` p, ``probability`` p′, ``relative`` 100 (p′ / p − 1)
-        %, ``points`` 100 (p′ − p), and ``deviation`` of p′ over random prototypes, or None.
+        %, and ``points`` 100 (p′ − p).
         """
         rows: list[Row] = []
-        for chosen in self.channels:
-            places = {chosen: None} | dict.fromkeys(self.controls[chosen], chosen)
+        for chosen, controls in self.controls.items():
+            places = {chosen: None} | dict.fromkeys(controls, chosen)
             for (place, control_of), name in product(places.items(), self.options.interventions):
-                probability, deviation = self.measured[place, name]
-                columns = {
+                figures = {
                     "baseline": self.baseline.tolist(),
-                    "probability": probability.tolist(),
+                    "probability": self.measured[place, name].tolist(),
                     "relative": self.changes(place, name),
                     "points": self.changes(place, name, "points"),
-                    "deviation": repeat(None) if deviation is None else deviation.tolist(),
                 }
-                same = {"layer": place[0], "channel": place[1], "control_of": control_of}
-                same |= {"intervention": name}
-                for probe, *figures in zip(self.probes, *columns.values(), strict=False):
-                    case = {key: getattr(probe, key) for key in CASE}
-                    rows.append(case | same | dict(zip(columns, figures, strict=True)))
+                rows += [
+                    {"concept": probe.concept, "context": probe.context, "target": probe.target}
+                    | {"measured": probe.measured, "layer": place[0], "channel": place[1]}
+                    | {"control_of": control_of, "intervention": name}
+                    | {key: column[number] for key, column in figures.items()}
+                    for number, probe in enumerate(self.probes)
+                ]
         return rows
 
     def summary(self) -> Table:
@@ -158,35 +147,33 @@ class EffectTable:
         if cases are independent; ``median_points``; ``lowered``, the share of cases whose
         probability fell; ``median_size``, of |relative change|; ``control_sizes``, the same of
         every control; the channel's ``rank`` among these, ties against it; ``p_size``, that of
-        :func:`rank_sum_p` by |relative change|, over cases and not over channels; ``p_lowered``,
-        likewise by the fall; and ``beats_controls``: rank 1 and p_size < 0.05.
+        :func:`rank_sum_p` by |relative change|, over cases and not over channels; and
+        ``beats_controls``: rank 1 and p_size < 0.05.
         """
         rows = tuple(
-            self._summary(place, name)
-            for place in self.channels
-            for name in self.options.interventions
+            self._summary(*chosen) for chosen in product(self.controls, self.options.interventions)
         )
-        facts = {"cases": len(self.probes), "left_out": len(self.left_out)} | asdict(self.options)
+        facts = {"cases": len(self.probes), "left_out": self.left_out} | asdict(self.options)
         columns = {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
                    "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",
                    "rank": "", "p_size": ".3g"}  # fmt: skip
         return Table("Relative change of the probability, %", columns, rows, facts)
 
     def _summary(self, place: Channel, name: str) -> Row:
-        changes = np.array([self.changes(p, name) for p in (place, *self.controls[place])])
-        own, others = changes[0], changes[1:]
-        median, *controls = np.median(abs(changes), axis=1).tolist()
-        low, high = median_interval(own.tolist()) or (None, None)
-        rank = 1 + sum(c >= median for c in controls)
-        p_size = rank_sum_p(ranks_among(abs(own), abs(others)), len(others))
+        own, *others = np.array([self.changes(p, name) for p in (place, *self.controls[place])])
+        median, *controls = (float(np.median(abs(changes))) for changes in (own, *others))
+        # Fewer than 6 independent values have no such interval.
+        low, high = stats.quantile_test(own).confidence_interval(0.95)
+        rank = 1 + sum(size >= median for size in controls)
+        p_size = rank_sum_p(ranks_among(abs(own), abs(np.array(others))), len(others))
         return {
             "layer": place[0],
             "channel": place[1],
             "intervention": name,
             "cases": len(own),
             "median_relative": float(np.median(own)),
-            "low": low,
-            "high": high,
+            "low": None if math.isnan(low) else float(low),
+            "high": None if math.isnan(high) else float(high),
             "median_points": float(np.median(self.changes(place, name, "points"))),
             "lowered": float((own < 0).mean()),
             "median_size": median,
@@ -194,7 +181,6 @@ class EffectTable:
             "largest_control": max(controls),
             "rank": rank,
             "p_size": p_size,
-            "p_lowered": rank_sum_p(ranks_among(-own, -others), len(others)),
             "beats_controls": rank == 1 and p_size < SIGNIFICANT,
         }
 
@@ -215,9 +201,8 @@ class EffectTable:
     def to_dict(self) -> Row:
         """Return settings, channels, summaries and every cell, for JSON."""
         summary = self.summary()
-        controls = [self.controls[place] for place in self.channels]
-        value = {"channels": self.channels, "controls": controls, "summaries": summary.rows}
-        return as_json(summary.facts | value | {"rows": self.rows()})
+        value = {"channels": list(self.controls), "summaries": summary.rows, "rows": self.rows()}
+        return as_json(summary.facts | {"controls": list(self.controls.values())} | value)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the cells, one row each; ``control_of`` is two columns, null where it is none."""
@@ -240,17 +225,15 @@ def effects_on(
     options: TableOptions | None = None,
     *,
     progress: Reporter = SILENT,
-    **settings: Any,
 ) -> EffectTable:
     """Measure what interventions on channels, (layer, channel) each, do to the targets of cases.
 
         relative change = 100 (p′ / p − 1) %   (Table 6),   100 (p′ − p) points   (Table 7)
 
     p is the probability of the target after the context, p′ with the intervention, of random
-    prototypes the mean over several. Without ``options``, ``settings`` are of
-    :class:`TableOptions`. The model is in evaluation mode.
+    prototypes the mean over several. The model is in evaluation mode.
     """
-    by = TableOptions(**settings) if options is None else options
+    by = options or TableOptions()
     if not probes or not channels:
         raise InputError(
             f"{len(probes)} cases and {len(channels)} channels: expected at least 1 of both."
@@ -266,26 +249,21 @@ def effects_on(
             "these words, so their change says nothing. Give other cases or a lower minimum."
         )
     used = tuple(probe for probe, kept in zip(probes, enough, strict=True) if kept)
-    left = tuple(probe for probe, kept in zip(probes, enough, strict=True) if not kept)
-    measured: dict[tuple[Channel, str], Measured] = {}
-    places = list(dict.fromkeys([*chosen, *(c for row in controls.values() for c in row)]))
+    measured: dict[tuple[Channel, str], Tensor] = {}
+    places = dict.fromkeys([*chosen, *(c for row in controls.values() for c in row)])
+    seeds = range(by.seed, by.seed + by.reinitialisations)
     with progress.task("Intervening", len(places), unit="channels") as task:
         for place in places:
             for name in by.interventions:
-                measured[place, name] = _measured(model, used, place, name, by)
+                tried = [Reinitialise(*place, seed) for seed in seeds]
+                runs: list[Tensor] = []
+                for intervention in tried if name == RANDOM else [MASKS[name](*place)]:
+                    with intervene(model, intervention):
+                        runs.append(target_probabilities(model, used))
+                measured[place, name] = torch.stack(runs).mean(0)
             task.advance()
-    return EffectTable(used, left, baseline[enough], chosen, controls, measured, by)
-
-
-def _measured(
-    model: PreTrainedModel, probes: Sequence[Probe], place: Channel, name: str, by: TableOptions
-) -> Measured:
-    runs: list[Tensor] = []
-    for seed in range(by.seed, by.seed + (by.reinitialisations if name == RANDOM else 1)):
-        with intervene(model, BUILD[name](*place, seed)):
-            runs.append(target_probabilities(model, probes))
-    stacked = torch.stack(runs)
-    return Measured(stacked.mean(0), stacked.std(0) if len(runs) > 1 else None)
+    left_out = len(probes) - len(used)
+    return EffectTable(used, left_out, baseline[enough], controls, measured, by)
 
 
 def draw_controls(
@@ -357,12 +335,3 @@ def rank_sum_p(ranks: Sequence[float], others: int) -> float:
         total = np.convolve(total, one)
     # Rounding must not push a sum over a half.
     return float(min(1.0, total[round(2 * sum(ranks)) :].sum()))
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return two of the values that hold the median with at least 95 % confidence, or None.
-
-    Fewer than 6 independent values have no such interval.
-    """
-    low, high = stats.quantile_test(values).confidence_interval(0.95)
-    return None if math.isnan(low) else (float(low), float(high))

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from prismlm.corpus.sequences import CorpusPart, Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError
-from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.mixers import chosen_layers, half_life, has_mixers, mixers_of
+from prismlm.probes.channels.activations import (
+    Kind,
+    Passage,
+    TopSequence,
+    read_activations,
+    read_passages,
+)
 from prismlm.probes.channels.curves import WordedCurves, read_text
 from prismlm.probes.channels.metrics import (
-    Kind,
     LagCorrelation,
-    LagTally,
-    LayerTally,
+    lag_correlation,
     measure_layers,
+    metrics,
     quartiles,
     repetition,
 )
-from prismlm.probes.channels.top_sequences import (
-    ChannelSequence,
-    Passage,
-    TopSequences,
-    read_passages,
-)
-from prismlm.probes.reading import gates_along
 from prismlm.probes.results import Row, Table, as_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import spearman
@@ -41,7 +40,7 @@ SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
-class TopToken:
+class WrittenToken:
     """A token among those that write most into a channel, over its kept sequences.
 
     Attributes:
@@ -73,8 +72,8 @@ class Channel:
     decay: float | None
     half_life: float | None
     repetition: float | None
-    tokens: tuple[TopToken, ...]
-    sequences: tuple[ChannelSequence, ...]
+    tokens: tuple[WrittenToken, ...]
+    sequences: tuple[TopSequence, ...]
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,6 @@ class ChannelReport:
         of: whether ``layers`` are of channels or of value heads.
         corpus: what was read, or None.
         layers: those asked for.
-        locality: :func:`locality_table`, or None without a corpus or channels.
         passages: the text of kept sequences, by start.
         text: a text's curves, if one was given.
     """
@@ -114,9 +112,8 @@ class ChannelReport:
     of: Literal["channels", "heads"]
     corpus: CorpusPart | None
     layers: tuple[LayerReport, ...]
-    locality: Table | None
     passages: Mapping[int, Passage]
-    text: WordedCurves | None
+    text: WordedCurves | None = None
 
     @property
     def metrics(self) -> Table:
@@ -128,6 +125,13 @@ class ChannelReport:
                    "entropy": ".3f", "entropy_share": ".0%", "mutual_information": ".3f",
                    "mutual_information_corrected": ".3f"}  # fmt: skip
         return Table(f"Figures of the layers of {self.model}", columns, tuple(rows))
+
+    @property
+    def locality(self) -> Table | None:
+        """Half-life against repetition of all channels; None without a corpus or channels."""
+        if self.of == "heads" or self.corpus is None:
+            return None
+        return locality_table([channel for layer in self.layers for channel in layer.channels])
 
     @property
     def lags(self) -> Table:
@@ -156,27 +160,30 @@ class ChannelReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; non-finite numbers become None."""
-        text = self.text
-        curves = ("layer", "half_life", "write", "read", "mass")
+        locality, text = self.locality, None
+        if self.text is not None:
+            curves = ("layer", "half_life", "write", "read", "mass")
+            text = {
+                "tokens": self.text.text.tokens,
+                "token_ids": self.text.token_ids,
+                "words": self.text.text.words,
+                "tokens_of_words": self.text.text.counts,
+                "layers": [
+                    {name: getattr(one, name) for name in curves} for one in self.text.curves
+                ],
+            }
         value = {
             "model": self.model,
             "of": self.of,
             "corpus": self.corpus,
             "layers": [self._layer_dict(layer) for layer in self.layers],
-            "locality": self.locality and self.locality.to_dict(),
-            "text": text
-            and {
-                "tokens": text.text.tokens,
-                "token_ids": text.token_ids,
-                "words": text.text.words,
-                "tokens_of_words": text.text.counts,
-                "layers": [{name: getattr(one, name) for name in curves} for one in text.curves],
-            },
+            "locality": locality and locality.to_dict(),
+            "text": text,
         }
         return as_json(value)
 
     def _layer_dict(self, layer: LayerReport) -> Row:
-        def sequence(one: ChannelSequence) -> Row:
+        def sequence(one: TopSequence) -> Row:
             passage = self.passages[one.start]
             shown = passage.text.tokens
             return {
@@ -231,8 +238,8 @@ def channel_report(
     """Return all figures of a model's channels over a corpus, and the curves of a text.
 
     Without a corpus there are half-lives and the text's curves. A model without prototype mixers
-    but with value heads, as LLaMA, has the figures of their norms, and no channels. Memory:
-    128·V·R bytes a layer. Source: ProtoT, §5.1, A.8 and A.9.
+    but with value heads, as LLaMA, has the figures of their norms, and no channels. Memory: 8 bytes
+    for each token of the corpus that is read and each channel. Source: ProtoT, §5.1, A.8 and A.9.
 
     Raises:
         InputError: a model with neither channels nor value heads, an unknown layer, a corpus of
@@ -241,28 +248,87 @@ def channel_report(
     if sequences is not None:
         check_tokenizer_of(sequences.corpus, tokenizer, name)
     if not has_mixers(model) and sequences is not None and text is None:
-        metrics = measure_layers(model, sequences, "values", progress=progress)
-        chosen = chosen_layers(len(metrics), options.layers)
-        heads = tuple(LayerReport(i, False, {"values": metrics[i]}, None, ()) for i in chosen)
-        part = sequences.part(metrics[0]["positions"])
-        return ChannelReport(name, "heads", part, heads, None, {}, None)
+        rows = measure_layers(model, sequences, "values", progress=progress)
+        chosen = chosen_layers(len(rows), options.layers)
+        heads = tuple(LayerReport(i, False, {"values": rows[i]}, None, ()) for i in chosen)
+        return ChannelReport(name, "heads", sequences.part(rows[0]["positions"]), heads, {})
     mixers = mixers_of(model)
     chosen = chosen_layers(len(mixers), options.layers)
     curves = None if text is None else read_text(model, tokenizer, text, chosen)
     if sequences is None:
-        layers = tuple(_layer(layer, mixers[layer]) for layer in chosen)
-        return ChannelReport(name, "channels", None, layers, None, {}, curves)
-    surveys = _survey(model, sequences, options, progress)
-    kept = (
-        s for own in surveys.values() for k in range(len(own.best)) for s in own.best.sequences(k)
+        bare = tuple(
+            LayerReport(layer, mixers[layer].shared_gates, {}, None, _channels(model, layer))
+            for layer in chosen
+        )
+        return ChannelReport(name, "channels", None, bare, {}, curves)
+    kinds: tuple[Kind, ...] = ("write", "read")
+    reading = {"total": sequences.tokens, "progress": progress}
+    read = read_activations(model, sequences.batches(), kinds, chosen, **reading)
+    kept = {
+        layer: read.top_sequences("write", layer, kept=options.kept, tokens=options.tokens)
+        for layer in chosen
+    }
+    every = (sequence for layer in kept.values() for own in layer for sequence in own)
+    passages = read_passages(sequences.corpus, every)
+    layers = tuple(
+        LayerReport(
+            layer,
+            mixers[layer].shared_gates,
+            {kind: metrics(model, read, kind, layer) for kind in kinds},
+            lag_correlation(
+                read.values["write", layer],
+                read.values["read", layer],
+                read.lengths.tolist(),
+                max_lag=options.max_lag,
+                shuffles=options.shuffles,
+                seed=options.seed,
+            ),
+            _channels(model, layer, kept[layer], passages),
+        )
+        for layer in chosen
     )
-    passages = read_passages(sequences.corpus, kept)
-    layers = tuple(_layer(layer, mixers[layer], surveys[layer], passages) for layer in chosen)
-    part = sequences.part(surveys[chosen[0]].write.positions if chosen else 0)
-    return ChannelReport(name, "channels", part, layers, locality_table(layers), passages, curves)
+    part = sequences.part(len(read.tokens))
+    return ChannelReport(name, "channels", part, layers, passages, curves)
 
 
-def locality_table(layers: Iterable[LayerReport]) -> Table:
+def _channels(
+    model: PreTrainedModel,
+    layer: int,
+    kept: Sequence[tuple[TopSequence, ...]] | None = None,
+    passages: Mapping[int, Passage] | None = None,
+) -> tuple[Channel, ...]:
+    mixer = mixers_of(model)[layer]
+    decays = lives = [None] * mixer.channels
+    if mixer.decay_map is None:
+        decay = mixer.decay.detach().cpu()
+        decays, lives = decay.tolist(), half_life(decay).tolist()
+    channels: list[Channel] = []
+    for number, pair in enumerate(zip(decays, lives, strict=True)):
+        own = kept[number] if kept else ()
+        ids = [token.token_id for sequence in own for token in sequence.tokens]
+        tokens = written_tokens(own, passages or {})
+        channels.append(Channel(number, *pair, repetition(ids) if ids else None, tokens, own))
+    return tuple(channels)
+
+
+def written_tokens(
+    sequences: Iterable[TopSequence], passages: Mapping[int, Passage]
+) -> tuple[WrittenToken, ...]:
+    """Return the kept tokens of a channel's sequences, those that write most in all first."""
+    uses: dict[int, list[tuple[float, str]]] = {}
+    for sequence in sequences:
+        shown = passages[sequence.start].text.tokens
+        for token in sequence.tokens:
+            use = (token.gate, shown[token.position - sequence.start])
+            uses.setdefault(token.token_id, []).append(use)
+    found = [
+        WrittenToken(token, max(own)[1], len(own), sum(gate for gate, _ in own) / len(own))
+        for token, own in uses.items()
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.gate * one.count, one.token_id)))
+
+
+def locality_table(channels: Iterable[Channel]) -> Table:
     """Return half-life against repetition over all channels that have a half-life.
 
     Rows are quartiles of half-life, the shortest first; facts Spearman's ``rho`` with its ``p``,
@@ -271,19 +337,18 @@ def locality_table(layers: Iterable[LayerReport]) -> Table:
     """
     columns = {"quartile": "", "half_life_to": ".3g", "channels": "", "repetition": ".3f"}
     title = "Do channels of a short half-life keep to few tokens?"
-    channels = [c for layer in layers for c in layer.channels if c.half_life is not None]
-    if not channels:
+    pairs = [(c.half_life, c.repetition) for c in channels if c.half_life is not None]
+    if not pairs:
         reason = "decays depend on the token, so no channel has a half-life of its own."
         return Table(title, columns, (), {"no_rho": reason, "no_quartiles": reason})
-    lives = torch.tensor([channel.half_life for channel in channels], dtype=torch.float64)
-    scores = torch.tensor([channel.repetition for channel in channels], dtype=torch.float64)
+    lives, scores = np.array(pairs, dtype=np.float64).T
     rows: list[Row] = []
-    facts: Row = {"channels": len(channels)}
+    facts: Row = {"channels": len(lives)}
     try:
         for name, values in (("half-life", lives), ("repetition", scores)):
-            if len(values.unique()) < 2:
+            if not np.ptp(values):
                 raise InputError(f"the {name} is one figure {len(values)} times: it has no ranks.")
-        correlation = spearman(lives.numpy(), scores.numpy())
+        correlation = spearman(lives, scores)
         facts |= {"rho": correlation.rho, "p": correlation.p}
     except InputError as error:
         facts["no_rho"] = str(error)
@@ -314,83 +379,3 @@ def _lags(lags: LagCorrelation) -> Row:
         at_one = column[known][:, lags.lags == 1]
         row[name] = torch.median(at_one).item() if len(at_one) else None
     return row
-
-
-class _Survey(NamedTuple):
-    """What is collected of one layer: figures of both gates, sequences, and lags."""
-
-    write: LayerTally
-    read: LayerTally
-    best: TopSequences
-    lags: LagTally
-
-
-def _layer(
-    layer: int,
-    mixer: PrototypeMixer,
-    survey: _Survey | None = None,
-    passages: Mapping[int, Passage] | None = None,
-) -> LayerReport:
-    count = mixer.channels
-    decays = lives = scores = [None] * count
-    if mixer.decay_map is None:
-        decay = mixer.decay.detach().cpu()
-        decays, lives = decay.tolist(), half_life(decay).tolist()
-    kept: list[tuple[ChannelSequence, ...]] = [()] * count
-    metrics: dict[Kind, Row] = {}
-    if survey is not None:
-        kept = [survey.best.sequences(k) for k in range(count)]
-        scores = repetition(survey.best.tokens).tolist()
-        metrics = {"write": survey.write.metrics(layer), "read": survey.read.metrics(layer)}
-    tokens = [top_tokens(own, passages or {}) for own in kept]
-    columns = zip(range(count), decays, lives, scores, tokens, kept, strict=True)
-    channels = tuple(Channel(*row) for row in columns)
-    return LayerReport(
-        layer, mixer.shared_gates, metrics, survey and survey.lags.result(), channels
-    )
-
-
-def top_tokens(
-    sequences: Iterable[ChannelSequence], passages: Mapping[int, Passage]
-) -> tuple[TopToken, ...]:
-    """Return the kept tokens of a channel's sequences, those that write most in all first."""
-    gates: dict[int, list[float]] = {}
-    texts: dict[int, tuple[float, str]] = {}
-    for sequence in sequences:
-        shown = passages[sequence.start].text.tokens
-        for token in sequence.tokens:
-            gates.setdefault(token.token_id, []).append(token.gate)
-            here = (token.gate, shown[token.position - sequence.start])
-            texts[token.token_id] = max(texts.get(token.token_id, here), here)
-    order = sorted(gates, key=lambda token: (-sum(gates[token]), token))
-    return tuple(
-        TopToken(token, texts[token][1], len(gates[token]), sum(gates[token]) / len(gates[token]))
-        for token in order
-    )
-
-
-def _survey(
-    model: PreTrainedModel, sequences: Sequences, options: ReportOptions, progress: Reporter
-) -> dict[int, _Survey]:
-    """Read a corpus once for the figures, sequences and lags of each layer."""
-    mixers, vocabulary = mixers_of(model), model.config.vocab_size
-    surveys = {
-        layer: _Survey(
-            LayerTally(vocabulary, groups=mixers[layer].groups),
-            LayerTally(vocabulary, groups=mixers[layer].groups),
-            TopSequences(options.kept, options.tokens),
-            LagTally(mixers[layer].channels, options.max_lag, options.shuffles, options.seed),
-        )
-        for layer in chosen_layers(len(mixers), options.layers)
-    }
-    reading = {"title": "Reading channels", "total": sequences.tokens, "progress": progress}
-    for batch, gates in gates_along(model, sequences.batches(), surveys, **reading):
-        ids, owned = batch.input_ids[batch.owned], batch.owned
-        for layer, own in surveys.items():
-            write, read = (gate.float() for gate in gates[layer])
-            own.write.add(ids, write[owned])
-            own.read.add(ids, read[owned])
-            own.best.add(write, batch)
-            for row, mask in enumerate(owned):
-                own.lags.add(write[row, mask], read[row, mask])
-    return surveys

@@ -21,14 +21,13 @@ from prismlm.probes.uncertainty_feedback.signal import (
     Codes,
     InspectOptions,
     Reading,
+    batches_of,
     cache_of,
     entropies,
-    evaluating_feedback,
     feedback_of,
     no_codes,
     permuted,
     stacked,
-    text_batches,
 )
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
@@ -224,8 +223,8 @@ def continuations(
     check_window(model, max(map(len, prompts)) + tokens)
     draws = np.random.default_rng(seed).random((len(prompts), tokens))
     found: dict[int, Continuation] = {}
-    with evaluating_feedback(model), progress.task(title, len(prompts) * tokens) as task:
-        for numbers in text_batches(model, prompts):
+    with batches_of(model, prompts, title, progress) as batches:
+        for numbers in batches:
             ids, fed = stacked(prompts, numbers), {CODES: stacked(codes, numbers)}
             given = None if written_codes is None else stacked(written_codes, numbers)
             cached: dict[str, Any] = {}
@@ -241,7 +240,6 @@ def continuations(
                 # The cache has the own.
                 fed = {} if given is None else {CODES: given[:, step : step + 1]}
                 ids = written[-1][:, None]
-                task.advance(len(numbers))
             rows = zip(torch.stack(written, 1), torch.stack(shares, 1), strict=True)
             found |= dict(zip(numbers, (Continuation(*row) for row in rows), strict=True))
     return tuple(found[number] for number in range(len(prompts)))

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prismlm.models.seam import output_embedding
 from prismlm.probes.results import Row, Table, finding
 from prismlm.probes.uncertainty_feedback.signal import (
     Codes,
@@ -29,10 +28,8 @@ from prismlm.probes.uncertainty_feedback.signal import (
     replay,
     summed,
 )
-from prismlm.statistics import Interval, bootstrap
+from prismlm.statistics import bootstrap
 
-FAR = 0.01
-"""A code that is further off, as a share of all levels, and by more than one, is no rounding."""
 TOLERANCE = 0.1
 """The loss has recovered when it is within this of the intact text's, nats."""
 SIGNALS = ("own", "zero", "shuffled")
@@ -48,9 +45,8 @@ def ablation(reading: Reading) -> Table:
     Returns:
         Rows by ``signal``: ``own``, ``zero`` (nothing is added), ``neutral`` (the code
         ⌊levels / 2⌋ everywhere) and ``shuffled`` (the own, permuted among all positions).
-        ``loss`` in nats a token, over permutations the mean; its ``perplexity``; ``change`` of the
-        loss against the own signal, paired by text; ``perplexity_change``, exp(change) − 1; and
-        the change ``by_permutation``.
+        ``loss`` in nats a token, over permutations the mean; its ``perplexity``; and ``change`` of
+        the loss against the own signal, paired by text.
     """
     model, _, texts, codes, options, progress = reading
     counts = predictions_of(texts)
@@ -60,26 +56,20 @@ def ablation(reading: Reading) -> Table:
         "neutral": [neutral_codes(texts, feedback_of(model).embedding.levels)],
         "shuffled": [permuted(codes, options.seed + n) for n in range(options.permutations)],
     }
-    rows: list[Row] = []
-    own = np.zeros(0)
+    sums: dict[str, np.ndarray] = {}
     for signal, given in draws.items():
         title = f"{signal.capitalize()} signal"
-        sums = [summed(replay(model, texts, c, progress=progress, title=title)) for c in given]
-        loss = float(np.mean(sums, 0).sum() / counts.sum())
+        replays = (replay(model, texts, fed, progress=progress, title=title) for fed in given)
+        sums[signal] = np.mean([summed(one) for one in replays], 0)
+    rows: list[Row] = []
+    for signal, own in sums.items():
+        loss = float(own.sum() / counts.sum())
         row: Row = {"signal": signal, "loss": loss, "perplexity": math.exp(loss)}
-        if signal == "own":
-            (own,) = sums
-        else:
-            apart = [one - own for one in sums]
-            change = bootstrap(np.mean(apart, 0), counts, seed=options.seed)
-            ratio = (math.expm1(x) for x in (change.value, change.low, change.high))
-            row |= {"change": change, "perplexity_change": Interval(*ratio)}
-        if signal == "shuffled":
-            row["by_permutation"] = [float((one - own).sum() / counts.sum()) for one in sums]
+        if signal != "own":
+            row["change"] = bootstrap(own - sums["own"], counts, seed=options.seed)
         rows.append(row)
     codes_used = different(codes)
-    columns = {"signal": "", "loss": ".4f", "perplexity": ".2f", "change": "+.4f",
-               "perplexity_change": "+.2%"}  # fmt: skip
+    columns = {"signal": "", "loss": ".4f", "perplexity": ".2f", "change": "+.4f"}
     facts = {"texts": len(texts), "tokens": int(counts.sum()), "codes": codes_used}
     change = rows[3]["change"] if codes_used > 1 else None
     said = finding("ablation: loss, shuffled codes − own", change, rows[1]["change"].value)
@@ -91,11 +81,11 @@ def prefill_gap(reading: Reading) -> Table:
     """Return how far the codes of 1, 2, … ``passes`` passes are from those token by token.
 
     Returns:
-        Rows by ``passes``: shares of positions whose code is ``differing`` from the recursion's,
-        and ``far`` from it, by more than 1 % of the levels and more than one; mean ``distance`` of
-        the codes over levels − 1; ``loss``, nats a token, and ``loss_change`` against the
-        recursion's codes, paired by text. The fact ``rounding`` is the largest difference between
-        a token's loss read at once with the recursion's codes and token by token.
+        Rows by ``passes``: the share of positions whose code is ``differing`` from the recursion's;
+        mean ``distance`` of the codes over levels − 1; ``loss``, nats a token, and ``loss_change``
+        against the recursion's codes, paired by text. The fact ``rounding`` is the largest
+        difference between a token's loss read at once with the recursion's codes and token by
+        token.
     """
     model, _, texts, _, options, progress = reading
     levels = feedback_of(model).embedding.levels
@@ -104,14 +94,12 @@ def prefill_gap(reading: Reading) -> Table:
     counts, expected = predictions_of(texts), summed(at_once)
     rows: list[Row] = []
     for codes, replays in pass_codes(model, texts, options.passes, progress=progress):
-        sums = summed(replays)
-        pairs = zip(codes, true, strict=True)
-        apart = torch.cat([(a[1:] - b[1:]).abs() for a, b in pairs]).double().numpy() / (levels - 1)
+        sums, pairs = summed(replays), zip(codes, true, strict=True)
+        apart = torch.cat([(a[1:] - b[1:]).abs() for a, b in pairs]).double() / (levels - 1)
         rows.append(
             {
                 "passes": len(rows) + 1,
-                "differing": float((apart > 0).mean()),
-                "far": float((apart * (levels - 1) > max(1, FAR * (levels - 1))).mean()),
+                "differing": float((apart > 0).double().mean()),
                 "distance": float(apart.mean()),
                 "loss": float(sums.sum() / counts.sum()),
                 "loss_change": bootstrap(sums - expected, counts, seed=options.seed),
@@ -119,8 +107,7 @@ def prefill_gap(reading: Reading) -> Table:
         )
     both = zip(cached, at_once, strict=True)
     rounding = max(float((a.losses - b.losses).abs().max()) for a, b in both)
-    columns = {"passes": "", "differing": ".1%", "far": ".1%", "distance": ".2%",
-               "loss_change": "+.4f"}  # fmt: skip
+    columns = {"passes": "", "differing": ".1%", "distance": ".2%", "loss_change": "+.4f"}
     facts = {"texts": len(texts), "positions": int(counts.sum()), "levels": levels}
     facts |= {"loss": float(expected.sum() / counts.sum()), "rounding": rounding}
     name = f"prefill: loss, codes of {len(rows)} passes − token by token"
@@ -137,25 +124,22 @@ def mistakes(reading: Reading) -> Table:
     Source: PRISMA, "Does it recover better from mistakes?"; the controls are ours.
 
     Returns:
-        Rows by ``signal``, of :data:`SIGNALS`, fed to both texts: ``entropy`` and ``loss`` at steps
-        1 … k, less those of the intact text, nats; their ``mean_entropy`` and ``summed_loss``;
-        ``recovered_after``, the first step whose mean loss is within ``tolerance``, or None; and
-        how much less loss and entropy the own signal has, ``own_loss_less`` this one's and
-        ``own_entropy_less``, paired by text.
+        Rows by ``signal``, of :data:`SIGNALS`, fed to both texts: ``loss`` at steps 1 … k, less
+        that of the intact text, nats; its sum, ``summed_loss``; ``recovered_after``, the first step
+        whose mean loss is within ``tolerance``, or None; and how much less the own signal has,
+        ``own_loss_less``, paired by text.
     """
     model, tokenizer, texts, codes, options, progress = reading
-    steps, draws, seed = options.steps, options.mistakes, options.seed
+    steps, seed = options.steps, options.seed
     kept = longer_than(texts, steps + 2)
     rows, own = [texts[n] for n in kept], tuple(codes[n] for n in kept)
-    weight = output_embedding(model).weight
-    assert isinstance(weight, Tensor)
     vocabulary = min(len(tokenizer), int(model.config.get_text_config().vocab_size))
     pool = np.setdiff1d(np.arange(vocabulary), tokenizer.all_special_ids)
-    effects = np.zeros((draws, len(SIGNALS), 2, len(rows), steps))
+    losses = np.zeros((options.mistakes, len(SIGNALS), len(rows), steps))
     still = [replay(model, rows, fed) for fed in (own, no_codes(rows))]
     rng, codes_fed = np.random.default_rng(seed), 0
-    with progress.task("Planting mistakes", draws * len(rows), "mistakes") as task:
-        for draw in range(draws):
+    with progress.task("Planting mistakes", options.mistakes * len(rows), "mistakes") as task:
+        for draw in range(options.mistakes):
             places = [int(rng.integers(1, len(row) - steps)) for row in rows]
             pairs = zip(rows, places, strict=True)
             planted = [plant_mistake(row, at, pool, rng) for row, at in pairs]
@@ -165,10 +149,9 @@ def mistakes(reading: Reading) -> Table:
             fed = (theirs, no_codes(rows), permuted(theirs, mixed))
             for number, each in enumerate(fed):
                 wrong = replay(model, planted, each)
-                effects[draw, number] = excess(wrong, intact[number], places, steps)
+                losses[draw, number] = excess_loss(wrong, intact[number], places, steps)
             task.advance(len(rows))
-    effects[:, :, 0] *= math.log(len(weight))
-    return recovery_table(effects.mean(0), draws, seed, codes_fed)
+    return recovery_table(losses.mean(0), options.mistakes, seed, codes_fed)
 
 
 def plant_mistake(text: Tensor, place: int, pool: np.ndarray, rng: np.random.Generator) -> Tensor:
@@ -178,41 +161,29 @@ def plant_mistake(text: Tensor, place: int, pool: np.ndarray, rng: np.random.Gen
     return wrong
 
 
-def excess(
+def excess_loss(
     wrong: Sequence[Replay], intact: Sequence[Replay], places: Sequence[int], steps: int
-) -> Float[np.ndarray, "2 texts k"]:
-    """Return what predictions at p … p + k − 1 have more of: entropy over ln V, and loss.
-
-    The first has just read the token at p; its loss is that of the token at p + 1.
-    """
-    rows = [
-        torch.stack([x[at : at + steps].double() for x in (a.shares, a.losses)])
-        - torch.stack([x[at : at + steps].double() for x in (b.shares, b.losses)])
-        for a, b, at in zip(wrong, intact, places, strict=True)
-    ]
-    return torch.stack(rows, 1).numpy()
+) -> Float[np.ndarray, "texts k"]:
+    """Return what predictions at p … p + k − 1 lose more; that at p is of the token at p + 1."""
+    triples = zip(wrong, intact, places, strict=True)
+    rows = [(a.losses - b.losses)[at : at + steps] for a, b, at in triples]
+    return torch.stack(rows).double().numpy()
 
 
 def recovery_table(
-    effects: Float[np.ndarray, "signals 2 texts k"], draws: int, seed: int, codes: int
+    losses: Float[np.ndarray, "signals texts k"], draws: int, seed: int, codes: int
 ) -> Table:
-    """Return the table of :func:`mistakes`, of entropies and losses after a mistake."""
-    entropies, losses = effects[:, 0].mean(-1), effects[:, 1].sum(-1)
+    """Return the table of :func:`mistakes`, of losses after a mistake."""
+    sums = losses.sum(-1)
     rows: list[Row] = []
     for number, signal in enumerate(SIGNALS):
-        entropy, loss = effects[number].mean(1)
+        loss = losses[number].mean(0)
         back = np.flatnonzero(loss <= TOLERANCE)
-        row = {
-            "signal": signal,
-            "mean_entropy": bootstrap(entropies[number], seed=seed),
-            "summed_loss": bootstrap(losses[number], seed=seed),
-            "recovered_after": int(back[0]) + 1 if len(back) else None,
-            "entropy": entropy.tolist(),
-            "loss": loss.tolist(),
-        }
+        row: Row = {"signal": signal, "summed_loss": bootstrap(sums[number], seed=seed)}
+        row["recovered_after"] = int(back[0]) + 1 if len(back) else None
+        row["loss"] = loss.tolist()
         if number:
-            row["own_entropy_less"] = bootstrap(entropies[0] - entropies[number], seed=seed)
-            row["own_loss_less"] = bootstrap(losses[0] - losses[number], seed=seed)
+            row["own_loss_less"] = bootstrap(sums[0] - sums[number], seed=seed)
         rows.append(row)
     findings = tuple(
         finding(
@@ -222,10 +193,8 @@ def recovery_table(
         )
         for row in rows[1:]
     )
-    columns = {"signal": "", "mean_entropy": "+.3f", "summed_loss": "+.3f", "recovered_after": "",
-               "own_loss_less": "+.3f"}  # fmt: skip
-    facts = {"texts": effects.shape[2], "draws": draws, "tolerance": TOLERANCE, "codes": codes}
-    title = (
-        f"After a planted wrong token: nats over {effects.shape[3]} tokens, less the intact text's"
-    )
+    columns = {"signal": "", "summed_loss": "+.3f", "recovered_after": "", "own_loss_less": "+.3f"}
+    count, steps = losses.shape[1:]
+    facts = {"texts": count, "draws": draws, "tolerance": TOLERANCE, "codes": codes}
+    title = f"After a planted wrong token: nats over {steps} tokens, less the intact text's"
     return Table(title, columns, tuple(rows), facts, findings)

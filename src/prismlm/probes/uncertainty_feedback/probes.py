@@ -17,18 +17,17 @@ from prismlm.probes.results import Row, Table, finding
 from prismlm.probes.uncertainty_feedback.signal import (
     Codes,
     Reading,
+    batches_of,
     different,
-    evaluating_feedback,
     feedback_of,
     longer_than,
     no_codes,
     permuted,
     run,
     stacked,
-    text_batches,
 )
 from prismlm.progress import SILENT, Reporter
-from prismlm.statistics import Interval, bootstrap, spearman
+from prismlm.statistics import Interval, bootstrap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,11 +52,10 @@ def attention_probe(reading: Reading, *, permutations: int = 999) -> Table:
     Source: PRISMA, "Attention probe"; both controls are ours.
 
     Returns:
-        Rows by ``layer``: the rank correlation over all positions, ``unmatched``, which a mere
-        dependence of both on the position makes; the rank ``correlation`` among texts at the same
-        position, with ``p`` of both sides and ``q``, corrected over layers by Benjamini and
-        Hochberg; ``without``, the correlation with the same codes where nothing was fed to the
-        model; and ``added``, the difference, resampled over texts with ranks as they are.
+        Rows by ``layer``: the rank ``correlation`` among texts at the same position, with ``p`` of
+        both sides and ``q``, corrected over layers by Benjamini and Hochberg; ``without``, the
+        correlation with the same codes where nothing was fed to the model; and ``added``, the
+        difference, resampled over texts with ranks as they are.
     """
     model, _, texts, codes, options, progress = reading
     # The median is over texts that are long enough by themselves.
@@ -79,14 +77,12 @@ def attention_probe(reading: Reading, *, permutations: int = 999) -> Table:
             for one in (y, unfed)
         )
         added = bootstrap(fed_ranks.by_text - bare_ranks.by_text, seed=options.seed)
-        row = {"layer": number, "unmatched": spearman(x.ravel(), y.ravel()).rho}
-        row |= {"correlation": fed_ranks.correlation, "p": fed_ranks.p}
+        row = {"layer": number, "correlation": fed_ranks.correlation, "p": fed_ranks.p}
         rows.append(row | {"without": bare_ranks.correlation, "added": added})
     corrected = stats.false_discovery_control([row["p"] for row in rows]).tolist()
     table = tuple(row | {"q": q} for row, q in zip(rows, corrected, strict=True))
     codes_used = different(given)
-    columns = {"layer": "", "unmatched": "+.2f", "correlation": "+.3f", "q": ".2g",
-               "without": "+.3f", "added": "+.2f"}  # fmt: skip
+    columns = {"layer": "", "correlation": "+.3f", "q": ".2g", "without": "+.3f", "added": "+.2f"}
     facts = {"texts": len(kept), "length": length, "positions": x.shape[1]}
     facts |= {"left_out": len(texts) - len(kept), "codes": codes_used}
     title = f"Attention received by code, {len(kept)} texts of {length} tokens"
@@ -120,13 +116,11 @@ def received(
         found[layer, numbers] = (heads.sum(1, dtype=torch.float64).cpu() / later).numpy()
 
     with (
-        evaluating_feedback(model),
         reading_attention(model, read),
-        progress.task("Reading attention", length * len(texts)) as task,
+        batches_of(model, texts, "Reading attention", progress) as batches,
     ):
-        for numbers in text_batches(model, texts):
+        for numbers in batches:
             run(model, stacked(texts, numbers), stacked(codes, numbers))
-            task.advance(length * len(numbers))
     check_finite("attention weights", torch.from_numpy(found))
     return found
 
@@ -278,8 +272,8 @@ def _states(
     model, _, texts, codes, _, progress = reading
     levels = feedback_of(model).embedding.levels
     rows = [texts[number] for number in chosen]
-    with evaluating_feedback(model), progress.task("Reading states", sum(map(len, rows))) as task:
-        for some in text_batches(model, rows):
+    with batches_of(model, rows, "Reading states", progress) as batches:
+        for some in batches:
             numbers = [chosen[row] for row in some]
             ids = stacked(texts, numbers)
             output = run(model, ids, stacked(fed, numbers), output_hidden_states=True)
@@ -288,7 +282,6 @@ def _states(
             states = [x[:, 1:].float().cpu() for x in output["hidden_states"]]
             targets = [stacked(c, numbers)[:, 1:] / (levels - 1) for c in (codes, mixed)]
             yield numbers, states, torch.stack(targets, -1).double()
-            task.advance(ids.numel())
 
 
 class Moments:

@@ -22,7 +22,7 @@ from prismlm.models.uncertainty_feedback import (
 )
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
 from prismlm.probes.reading import of_one_length, target_losses
-from prismlm.progress import SILENT, Reporter
+from prismlm.progress import SILENT, Reporter, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -128,17 +128,21 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
 
 
 @contextmanager
-def evaluating_feedback(model: PreTrainedModel) -> Iterator[None]:
-    """Run the block in evaluation mode without gradients; InputError without feedback."""
+def batches_of(
+    model: PreTrainedModel, texts: Sequence[Tensor], title: str, progress: Reporter = SILENT
+) -> Iterator[Iterator[list[int]]]:
+    """Yield batches, each of the numbers of equally long texts, while the model is evaluated."""
     feedback_of(model)
-    with evaluating(model):
-        yield
-
-
-def text_batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield numbers of equally long texts that one forward pass reads together."""
     vocabulary = int(model.config.get_text_config().vocab_size)
-    return of_one_length(texts, min(PASS_TOKENS, max(1, LOGITS // vocabulary)))
+    at_once = min(PASS_TOKENS, max(1, LOGITS // vocabulary))
+
+    def batches(task: Task) -> Iterator[list[int]]:
+        for numbers in of_one_length(texts, at_once):
+            yield numbers
+            task.advance(sum(len(texts[number]) for number in numbers))
+
+    with evaluating(model), progress.task(title, sum(map(len, texts))) as task:
+        yield batches(task)
 
 
 def stacked(rows: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
@@ -156,15 +160,13 @@ def replay(
 ) -> tuple[Replay, ...]:
     """Return what a model predicts along texts with these codes fed to it."""
     found: dict[int, Replay] = {}
-    with evaluating_feedback(model), progress.task(title, sum(map(len, texts))) as task:
-        for numbers in text_batches(model, texts):
+    with batches_of(model, texts, title, progress) as batches:
+        for numbers in batches:
             ids = stacked(texts, numbers)
             logits = run(model, ids, stacked(codes, numbers)).logits
-            for number, row, text, spread in zip(
-                numbers, logits, ids, entropies(logits), strict=True
-            ):
+            rows = zip(numbers, logits, ids, entropies(logits), strict=True)
+            for number, row, text, spread in rows:
                 found[number] = Replay(target_losses(row[:-1], text[1:]), spread)
-            task.advance(ids.numel())
     return tuple(found[number] for number in range(len(texts)))
 
 
@@ -258,8 +260,8 @@ def recursion(
 ) -> tuple[Codes, tuple[Replay, ...]]:
     """Return codes and predictions along texts token by token, from a cache, as in decoding."""
     found: dict[int, tuple[Tensor, Replay]] = {}
-    with evaluating_feedback(model), progress.task("Token by token", sum(map(len, texts))) as task:
-        for numbers in text_batches(model, texts):
+    with batches_of(model, texts, "Token by token", progress) as batches:
+        for numbers in batches:
             ids = stacked(texts, numbers)
             steps: list[tuple[Tensor, Tensor, Tensor]] = []
             cached: dict[str, Any] = {}
@@ -270,7 +272,6 @@ def recursion(
                 cached, logits = cache_of(output), output.logits[:, -1]
                 used = output[CODES][:, 0].cpu()
                 steps.append((used, target_losses(logits, target), entropies(logits)))
-                task.advance(len(ids))
             columns = (torch.stack(column, 1) for column in zip(*steps, strict=True))
             for number, own, losses, shares in zip(numbers, *columns, strict=True):
                 found[number] = own, Replay(losses[:-1], shares)

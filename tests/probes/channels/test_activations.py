@@ -5,17 +5,16 @@ import math
 import pytest
 import torch
 
-from prismlm.corpus.windows import WindowBatch
 from prismlm.errors import InputError
-from prismlm.probes.channels.metrics import repetition
-from prismlm.probes.channels.top_sequences import TopSequences, rank_sequences
-from tests.helpers.mixer_models import CHANNELS, LAYERS
+from prismlm.probes.channels.activations import Activations, read_activations
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
 
 
 def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
-    found = rank_sequences(model, sequences, kept=5, tokens=3)
-    assert sorted(found) == list(range(LAYERS))
+    read = read_activations(model, sequences.batches(), ("write",))
+    assert list(read.values) == [("write", layer) for layer in range(LAYERS)]
     for layer in range(LAYERS):
+        found = read.top_sequences("write", layer, kept=5, tokens=3)
         for channel in range(CHANNELS):
             totals = {}
             for start, document, ids, routing in alone:
@@ -23,7 +22,7 @@ def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
                 totals[start] = (gate.sum().item(), len(ids), document, ids, gate)
             # Texts come again, so totals do: float32 tells equals apart by their batch.
             floor = sorted((value[0] for value in totals.values()), reverse=True)[4]
-            kept = found[layer].sequences(channel)
+            kept = found[channel]
             assert len(kept) == 5
             assert [s.total for s in kept] == sorted((s.total for s in kept), reverse=True)
             for sequence in kept:
@@ -37,35 +36,27 @@ def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
                     place = token.position - sequence.start
                     assert token.token_id == ids[place]
                     assert token.gate == pytest.approx(gate[place].item(), rel=1e-3)
-    scores = repetition(found[1].tokens)
-    assert scores.shape == (CHANNELS,)
-    assert ((scores >= 0) & (scores < 1)).all()
 
 
-def batch_of(write, first):
-    """Write gates of sequences of four tokens, the second of three, as a batch."""
-    rows = len(write)
-    owned = torch.ones(rows, 4, dtype=torch.bool)
-    owned[1:2, 3] = False
-    positions = torch.arange(first, first + 4 * rows).reshape(rows, 4)
-    return WindowBatch(
-        positions % 10, owned, owned, torch.where(owned, positions, -1), torch.arange(rows)
-    )
-
-
-def test_candidates_by_hand():
-    write = torch.tensor([[[0.1], [0.4], [0.1], [0.3]], [[0.2], [0.2], [0.1], [9.0]]])
-    found = TopSequences(3, 5)
-    found.add(write, batch_of(write, 20))
-    first, second = found.sequences(0)
-    assert (first.start, first.length, first.document) == (20, 4, 0)
-    assert first.total == pytest.approx(0.9)
-    # The earlier of two equal gates comes first; what is beyond the end takes no part.
+def test_sequences_by_hand():
+    write = torch.tensor([0.1, 0.4, 0.1, 0.4, 0.2, 0.2, 0.1])[:, None]
+    columns = (torch.tensor([20, 24]), torch.tensor([4, 3]), torch.tensor([7, 8]))
+    read = Activations(torch.arange(7), *columns, {("write", 0): write})
+    ((first, second),) = read.top_sequences("write", 0, kept=3, tokens=5)
+    assert (first.start, first.length, first.document) == (20, 4, 7)
+    assert first.total == pytest.approx(1.0)
+    # The earlier of two equal gates comes first.
     assert [t.position for t in first.tokens] == [21, 23, 20, 22]
     assert [t.token_id for t in first.tokens] == [1, 3, 0, 2]
     assert second.total == pytest.approx(0.5)
     assert [t.position for t in second.tokens] == [24, 25, 26]
-    with pytest.raises(InputError, match="no channel 1 in layer 7"):
-        found.sequences(1, layer=7)
+    with pytest.raises(InputError, match="the number of sequences kept is 0"):
+        read.top_sequences("write", 0, kept=0)
+
+
+def test_gates_that_are_not_finite_are_refused(corpus, sequences):
+    model = make_model(len(corpus.tokenizer))
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(math.nan)
     with pytest.raises(InputError, match="not finite"):
-        found.add(write * math.nan, batch_of(write, 20))
+        read_activations(model, sequences.batches(), ("write",))
