@@ -456,7 +456,7 @@ def _write_interventions(out: Path, found: list[Any], value: Row, by: Any) -> No
     for place, item in enumerate(found):
         stem = f"{place}-{Path(item.name).resolve().name}"
         item.table.to_parquet(out / f"{stem}.parquet")
-        tables = [item.table.summary(), *(item.table.cases(c, by) for c in item.table.channels)]
+        tables = [item.table.summary(), *(item.table.cases(c, by) for c in item.table.controls)]
         write_text(out / f"{stem}.md", "\n".join(map(markdown_of, tables)))
         output.wrote(out / f"{stem}.md")
 
@@ -472,7 +472,7 @@ def _print_interventions(found: list[Any], by: Any) -> None:
                 f"the same channel on held-out text: {item.heldout_difference:+.2f}, "
                 f"{item.heldout_count:,} occurrences\n"
             )
-        for place in item.table.channels:
+        for place in item.table.controls:
             output.show(item.table.cases(place, by))
         output.show(item.table.summary())
     emerged = [item.emerges for item in found if item.emerges is not None]

@@ -21,7 +21,7 @@ from prismlm.probes.channels.effects import (
     rank_sum_p,
     target_probabilities,
 )
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model, tokens
+from tests.helpers.mixer_models import CHANNELS, make_model, tokens
 
 LENGTHS = (7, 3, 12, 5, 12, 1, 9, 4)
 PLACE = (1, 2)
@@ -145,9 +145,10 @@ def test_controls_are_drawn_by_seed_and_place(model):
     assert drawn == draw_controls(model, PLACE, TableOptions(4, seed=3))
     assert all(layer == 1 and channel != 2 for layer, channel in drawn)
     assert len(set(drawn)) == 4
-    seeds = [TableOptions(5, "model", seed=seed) for seed in range(20)]
-    anywhere = {c for by in seeds for c in draw_controls(model, PLACE, by, [(0, 0)])}
-    assert len(anywhere) == LAYERS * CHANNELS - 2
+    seeds = [TableOptions(3, seed=seed) for seed in range(20)]
+    anywhere = {c for by in seeds for c in draw_controls(model, PLACE, by, [(1, 0)])}
+    assert anywhere == {(1, channel) for channel in (1, 3, 4, 5)}
+    assert CHANNELS == 6
     with pytest.raises(InputError, match=r"6 control channels.*1 to 5"):
         draw_controls(model, PLACE, TableOptions(6))
     with pytest.raises(InputError, match="no channel 6 in layer 1"):
@@ -173,7 +174,6 @@ def test_what_cannot_be_measured_is_refused(model):
     with pytest.raises(InputError, match=r"none of 8 cases.*the highest is"):
         effects_on(model, probes(), [PLACE], TableOptions(minimum_probability=0.9))
     for settings, message in (
-        ({"control_from": "all"}, "control_from is 'all'"),
         ({"minimum_probability": 1.0}, "between 0 and 1"),
         ({"seed": -1}, "the seed is -1"),
         ({"interventions": ("mask_writes",)}, "Did you mean 'mask_write'"),

@@ -53,6 +53,8 @@ MASKS: dict[str, Callable[[int, int], Intervention]] = {
 INTERVENTIONS = (RANDOM, *MASKS)
 SHORT = dict(zip(INTERVENTIONS, ("random", "write", "read", "write −∞", "read −∞"), strict=True))
 SIGNIFICANT = 0.05
+REINITIALISATIONS = 3
+"""Random prototypes drawn for each channel."""
 TOKENS_PER_BATCH = 4096
 LOGIT_ROWS = 64
 
@@ -62,19 +64,15 @@ class TableOptions:
     """How a table is measured.
 
     Attributes:
-        controls: channels drawn for each one, none of them measured itself.
-        control_from: the same ``"layer"``, or the whole ``"model"``.
+        controls: channels of its layer drawn for each one, none of them measured itself.
         interventions: names, of :data:`INTERVENTIONS`.
-        reinitialisations: random prototypes drawn for each channel.
         minimum_probability: cases with less without an intervention are left out, and counted.
         first_token: measure the first token of a target of several.
         seed: of controls and random prototypes.
     """
 
     controls: int = 5
-    control_from: Literal["layer", "model"] = "layer"
     interventions: Sequence[str] = INTERVENTIONS
-    reinitialisations: int = 3
     minimum_probability: float = 0.01
     first_token: bool = False
     seed: int = 0
@@ -82,9 +80,7 @@ class TableOptions:
     def __post_init__(self) -> None:
         for name in self.interventions:
             check_choice("an intervention", name, INTERVENTIONS)
-        check_whole("the number of random prototypes", self.reinitialisations, 1)
         check_whole("the seed", self.seed)
-        check_choice("control_from", self.control_from, ("layer", "model"))
         least, expected = self.minimum_probability, "a number between 0 and 1"
         check_number("minimum_probability", least, expected, lambda share: 0 < share < 1)
 
@@ -251,7 +247,7 @@ def effects_on(
     used = tuple(probe for probe, kept in zip(probes, enough, strict=True) if kept)
     measured: dict[tuple[Channel, str], Tensor] = {}
     places = dict.fromkeys([*chosen, *(c for row in controls.values() for c in row)])
-    seeds = range(by.seed, by.seed + by.reinitialisations)
+    seeds = range(by.seed, by.seed + REINITIALISATIONS)
     with progress.task("Intervening", len(places), unit="channels") as task:
         for place in places:
             for name in by.interventions:
@@ -269,18 +265,17 @@ def effects_on(
 def draw_controls(
     model: PreTrainedModel, place: Channel, by: TableOptions, exclude: Sequence[Channel] = ()
 ) -> tuple[Channel, ...]:
-    """Draw control channels for one, by the seed and the channel's place."""
+    """Draw control channels for one from its layer, by the seed and the channel's place."""
     mixers = mixers_of(model)
     layer, channel = place
     check_layer(len(mixers), layer)
-    check_channel(mixers[layer].channels, layer, channel)
-    layers = (layer,) if by.control_from == "layer" else range(len(mixers))
-    places = [(i, k) for i in layers for k in range(mixers[i].channels)]
-    free = [candidate for candidate in places if candidate not in {place, *exclude}]
+    count = mixers[layer].channels
+    check_channel(count, layer, channel)
+    free = [one for k in range(count) if (one := (layer, k)) not in {place, *exclude}]
     if not 1 <= by.controls <= len(free):
         raise InputError(
             f"{by.controls} control channels for channel {channel} of layer {layer}: expected 1 to "
-            f"{len(free)}, the channels of the {by.control_from} that are not measured themselves."
+            f"{len(free)}, the channels of the layer that are not measured themselves."
         )
     generator = np.random.default_rng([by.seed, layer, channel])
     picked = generator.choice(len(free), by.controls, replace=False)
