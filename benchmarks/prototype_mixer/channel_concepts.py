@@ -9,21 +9,15 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.prototype_mixer.heldout_cases import heldout_cases
-from benchmarks.prototype_mixer.proposed_concepts import Concept, propose_concepts
+from benchmarks.prototype_mixer.proposed_concepts import Concept, TokenGates, propose_concepts
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.probes.channels import effects_on
+from prismlm.probes.channels.activations import Activations, read_activations
 from prismlm.probes.channels.case_files import Probe, case_sets, load_cases, probe_of, words_of
-from prismlm.probes.channels.concepts import (
-    EMERGES,
-    TokenGates,
-    WordForms,
-    continuing,
-    rank_channels,
-    token_gates,
-)
+from prismlm.probes.channels.concepts import EMERGES, rank_channels
 from prismlm.probes.channels.effects import TableOptions, rank_sum_p
 
 TESTED = "mask_write"
@@ -137,13 +131,8 @@ def words_in(
     wanted = {concept.name: concept.words for concept in concepts}
     wanted |= {name: words_of(cases) for name, cases in sets.items()}
     tokenizer = loaded.tokenizer
-    forms = {name: WordForms.of(tokenizer, words) for name, words in wanted.items()}
-    # Two concepts may have a word in common, and each counts its own.
-    together = WordForms(
-        {_word(name, w): form for name, own in forms.items() for w, form in own.forms.items()},
-        continuing(tokenizer),
-    )
-    gates = token_gates(loaded.model, train, together, progress=ConsoleReporter())
+    reading = {"total": train.tokens, "progress": ConsoleReporter()}
+    read = read_activations(loaded.model, train.batches(), ("write",), **reading)
     members = {c.name: [token.token_id for token in c.tokens] for c in concepts}
     probes: dict[str, tuple[Probe, ...]] = {}
     if members:
@@ -159,28 +148,26 @@ def words_in(
         name: tuple(probe_of(tokenizer, case, first_token=True) for case in cases)
         for name, cases in sets.items()
     }
-    rows = [_word_row(loaded, gates, forms[name], name, probes[name], settings) for name in wanted]
+    rows = [
+        _word_row(loaded, read, words, name, probes[name], settings)
+        for name, words in wanted.items()
+    ]
     for row in rows:
         row["bundled"] = row["name"] in sets
     return {"model": loaded.name, "rows": rows}
 
 
-def _word(concept: str, word: str) -> str:
-    return f"{concept}: {word}"
-
-
 def _word_row(
     loaded: Loaded,
-    gates: TokenGates,
-    forms: WordForms,
+    read: Activations,
+    words: Sequence[str],
     name: str,
     probes: tuple[Probe, ...],
     settings: Settings,
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "found": None, "effect": None, "said": None}
-    own = replace(gates, words={word: gates.words[_word(name, word)] for word in forms.forms})
     try:
-        found = rank_channels(own, loaded.tokenizer, forms, seed=settings.seed)
+        found = rank_channels(read, loaded.tokenizer, words, seed=settings.seed)
         best = found.rows[0]
         kept = ("others_mean", "others_deviation", "shuffled_mean", "shuffled_deviation", "p")
         row["found"] = best | {name: found[name] for name in kept} | {

@@ -24,6 +24,7 @@ from benchmarks.prototype_mixer.channel_concepts import (
     put_to_the_test,
     words_in,
 )
+from benchmarks.prototype_mixer.proposed_concepts import token_gates
 from benchmarks.prototype_mixer.unselected_channels import described, lags, locality, unselected
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
@@ -33,7 +34,7 @@ from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.files import write_json
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.probes.channels.concepts import token_gates
+from prismlm.probes.channels.activations import read_activations
 from prismlm.probes.channels.metrics import measure_layers
 
 
@@ -73,7 +74,9 @@ def study(models: list[Loaded], corpus: Corpus, settings: Settings) -> dict[str,
     first = models[0]
     train = Sequences(corpus, "train", max_tokens=settings.train_tokens)
     heldout = Sequences(corpus, "heldout", max_tokens=settings.heldout_tokens)
-    gates = token_gates(first.model, train, progress=ConsoleReporter())
+    reading = {"total": train.tokens, "progress": ConsoleReporter()}
+    read = read_activations(first.model, train.batches(), ("write",), **reading)
+    gates = token_gates(read, first.model.config.vocab_size)
     concepts, passed_over, cases = choose_concepts(first, gates, heldout, settings)
     tested = [
         put_to_the_test(first, concept, cases[concept.name], settings) for concept in concepts

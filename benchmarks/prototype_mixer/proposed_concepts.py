@@ -11,10 +11,54 @@ from torch import Tensor
 from prismlm.errors import InputError
 from prismlm.lens.labels.vocabulary import Vocabulary
 from prismlm.models.decoders.mixers import check_channel, check_layer
-from prismlm.probes.channels.concepts import TokenGates, whole_words
+from prismlm.probes.channels.activations import Activations
+from prismlm.probes.channels.concepts import whole_words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGates:
+    """Write gates by token of V, float64.
+
+    Attributes:
+        count: how often each token was read [V].
+        sums: Σ write over the positions of each token, of each layer [V, R].
+        deviations: of each channel's write gate over positions, of each layer [R].
+    """
+
+    count: Tensor
+    sums: tuple[Tensor, ...]
+    deviations: tuple[Tensor, ...]
+
+    @property
+    def positions(self) -> int:
+        """How many tokens were read."""
+        return int(self.count.sum())
+
+    def mean(self, layer: int) -> Tensor:
+        """Return each channel's mean write gate [R]."""
+        return self.sums[layer].sum(0) / self.positions
+
+    def difference(self, layer: int, sums: Tensor, count: int | Tensor) -> Tensor:
+        """Return d of each channel from Σ write over ``count`` positions; 0 of a constant gate."""
+        deviation = self.deviations[layer]
+        shift = sums / count - self.mean(layer)
+        return torch.where(deviation > 1e-12, shift / deviation.clamp(min=1e-12), 0.0)
+
+
+def token_gates(read: Activations, vocabulary: int) -> TokenGates:
+    """Sum the write gates that were read by token."""
+    sums: list[Tensor] = []
+    deviations: list[Tensor] = []
+    for gates in read.values.values():
+        write = gates.double()
+        own = torch.zeros(vocabulary, write.shape[1], dtype=torch.float64)
+        sums.append(own.index_add_(0, read.tokens, write))
+        deviations.append(write.std(0, correction=0))
+    count = read.tokens.bincount(minlength=vocabulary)
+    return TokenGates(count, tuple(sums), tuple(deviations))
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from benchmarks.prototype_mixer.channel_concepts import Loaded, Settings
-from benchmarks.prototype_mixer.proposed_concepts import concept_tokens
+from benchmarks.prototype_mixer.proposed_concepts import TokenGates, concept_tokens
 from prismlm.corpus import Corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.probes.channels import ReportOptions, channel_report
-from prismlm.probes.channels.concepts import EMERGES, TokenGates
+from prismlm.probes.channels.concepts import EMERGES
 from prismlm.probes.channels.metrics import quartiles
 from prismlm.statistics import spearman
 

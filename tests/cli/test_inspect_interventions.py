@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from prismlm.corpus.sequences import Sequences
-from prismlm.probes.channels.concepts import WordForms, token_gates
+from prismlm.probes.channels.activations import read_activations
 from prismlm.probes.channels.effects import SHORT
 from tests.helpers.mixer_models import make_corpus, make_model
 
@@ -65,11 +65,12 @@ def test_channels_are_found_in_each_model(prism, paths, tmp_path):
     from prismlm.models.checkpoint import read_checkpoint
 
     model, tokenizer = read_checkpoint(models[0])
-    gates = token_gates(model, Sequences(corpus, "heldout"), WordForms.of(tokenizer, ["box"]))
-    word = gates.words["box"]
-    assert item["heldout_count"] == word.count > 0
-    expected = gates.difference(layer, word.sums[layer], word.count)[channel].item()
-    assert item["heldout_difference"] == pytest.approx(expected)
+    read = read_activations(model, Sequences(corpus, "heldout").batches(), ("write",))
+    (box,) = tokenizer(" box", add_special_tokens=False)["input_ids"]
+    write, here = read.values["write", layer].double()[:, channel], read.tokens == box
+    assert item["heldout_count"] == here.sum() > 0
+    expected = (write[here].mean() - write.mean()) / write.std(correction=0)
+    assert item["heldout_difference"] == pytest.approx(expected.item())
 
 
 def test_a_channel_that_is_named(prism, paths):

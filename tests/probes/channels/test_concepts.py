@@ -8,16 +8,21 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.prototype_mixer.heldout_cases import heldout_cases
-from benchmarks.prototype_mixer.proposed_concepts import concept_tokens, propose_concepts
+from benchmarks.prototype_mixer.proposed_concepts import (
+    concept_tokens,
+    propose_concepts,
+    token_gates,
+)
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.probes.channels import find_channels
+from prismlm.probes.channels.activations import Activations, read_activations
 from prismlm.probes.channels.concepts import (
-    WordForms,
     continuing,
     rank_channels,
-    token_gates,
     whole_words,
+    word_ends,
+    word_forms,
 )
 from prismlm.probes.channels.effects import target_probabilities
 from tests.helpers.metaspace import metaspace
@@ -78,10 +83,19 @@ def read_alone(corpus, model):
             yield ids, read[text]
 
 
-def test_gates_by_token_are_those_of_all_positions(corpus, model, sequences, words):
-    forms = WordForms.of(corpus.tokenizer, [words[1][0]])
+def read_of(*rows):
+    """A text of these rows of tokens, of which nothing was read."""
+    lengths = torch.tensor([len(row) for row in rows])
+    return Activations(
+        torch.tensor([token for row in rows for token in row]), lengths, lengths, lengths, {}
+    )
+
+
+def test_gates_by_token_are_those_of_all_positions(corpus, model, sequences):
     alone = list(read_alone(corpus, model))
-    gates = token_gates(model, sequences, forms)
+    gates = token_gates(
+        read_activations(model, sequences.batches(), ("write",)), model.config.vocab_size
+    )
     ids = torch.cat([row for row, _ in alone])
     assert gates.positions == corpus.num_tokens
     token = int(ids[5])
@@ -90,34 +104,38 @@ def test_gates_by_token_are_those_of_all_positions(corpus, model, sequences, wor
         write = torch.cat([layers[layer] for _, layers in alone])
         at_token = write[ids == token].sum(0)
         torch.testing.assert_close(gates.sums[layer][token], at_token, rtol=1e-5, atol=0)
-        torch.testing.assert_close(gates.mean(layer), write.mean(0))
-        torch.testing.assert_close(gates.deviation(layer), write.std(0, correction=0))
-    # The word of several tokens: by text, at the last of its tokens.
-    word, (count, total) = words[1][0], (0, torch.zeros(CHANNELS).double())
-    for row, layers in alone:
-        texts = [corpus.tokenizer.decode([i]) for i in row.tolist()]
-        for i in range(len(row)):
-            for j in range(i + 1, len(row) + 1):
-                follows = texts[j] if j < len(row) else ""
+        torch.testing.assert_close(gates.mean(layer), write.mean(0), rtol=1e-5, atol=1e-8)
+
+
+def test_a_word_of_several_tokens_counts_at_the_last(corpus, model, sequences, words):
+    word, read = words[1][0], read_activations(model, sequences.batches(), ("write",))
+    forms = word_forms(corpus.tokenizer, [word])
+    found = word_ends(forms, continuing(corpus.tokenizer), read)[word].tolist()
+    expected, first = [], 0
+    for length in read.lengths.tolist():
+        texts = [corpus.tokenizer.decode([i]) for i in read.tokens[first : first + length].tolist()]
+        for i in range(length):
+            for j in range(i + 1, length + 1):
+                follows = texts[j] if j < length else ""
                 if "".join(texts[i:j]).lower() == f" {word.lower()}" and not follows[:1].isalnum():
-                    count, total = count + 1, total + layers[2][j - 1]
-    assert gates.words[word].count == count > 0
-    torch.testing.assert_close(gates.words[word].sums[2], total)
+                    expected.append(first + j - 1)
+        first += length
+    assert found == expected != []
 
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_words_are_found_where_a_decoder_drops_the_space_before_them(legacy):
     text = "the girl and the girls saw a girl"
     tokenizer = metaspace([text], legacy=legacy)
-    forms = WordForms.of(tokenizer, ["girl"])
-    ids = torch.tensor([tokenizer(text)["input_ids"]])
-    (ends,) = forms.ends(ids, torch.ones_like(ids, dtype=torch.bool))["girl"].tolist()
-    tokens = tokenizer.convert_ids_to_tokens(ids[0].tolist())
-    assert [i for i, end in enumerate(ends) if end] == [
+    ids = tokenizer(text)["input_ids"]
+    forms, goes_on = word_forms(tokenizer, ["girl"]), continuing(tokenizer)
+    ends = word_ends(forms, goes_on, read_of(ids))["girl"].tolist()
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert ends == [
         i for i, token in enumerate(tokens) if token == "▁girl" and tokens[i + 1 : i + 2] != ["s"]
     ]
-    assert sum(ends) == 2
-    whole, goes_on = whole_words(tokenizer), continuing(tokenizer)
+    assert len(ends) == 2
+    whole = whole_words(tokenizer)
     for token, number in tokenizer.get_vocab().items():
         assert whole[number] == (token[:1] == "▁" and token[1:].isalpha() and len(token) > 3)
         assert goes_on[number] == token[:1].isalnum()
@@ -129,20 +147,19 @@ def test_a_word_ends_where_no_letter_follows():
     backend = Tokenizer(models.BPE(known, [], ignore_merges=True))
     backend.decoder = decoders.Fuse()
     letters = PreTrainedTokenizerFast(tokenizer_object=backend)
-    forms = WordForms.of(letters, ["girl"])
-    assert forms.forms == {"girl": ((0,), (2,))}
+    forms = word_forms(letters, ["girl"])
+    assert forms == {"girl": ((0,), (2,))}
     # What two words have in common is the first one's.
-    assert WordForms.of(letters, ["girl", "Girl"]).forms == forms.forms
-    assert WordForms.of(letters, ["Girl", "girl"]).forms == {"Girl": ((2,),), "girl": ((0,),)}
-    assert continuing(letters).tolist() == [False, True, False, True, False, False]
+    assert word_forms(letters, ["girl", "Girl"]) == forms
+    assert word_forms(letters, ["Girl", "girl"]) == {"Girl": ((2,),), "girl": ((0,),)}
+    goes_on = continuing(letters)
+    assert goes_on.tolist() == [False, True, False, True, False, False]
     assert whole_words(letters).tolist() == [True, False, True, False, False, False]
-    ids = torch.tensor([[0, 1, 0, 4, 2], [0, 5, 2, 1, 0]])
-    mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
-    # After the end comes padding, whatever token that is.
-    expected = [[False, False, True, False, True], [True, False, True, False, False]]
-    assert forms.ends(ids, mask)["girl"].tolist() == expected
+    # After the end of a sequence another begins, whatever token that is.
+    read = read_of([0, 1, 0, 4, 2], [0, 5, 2], [1, 0])
+    assert word_ends(forms, goes_on, read)["girl"].tolist() == [2, 4, 5, 7, 9]
     with pytest.raises(InputError, match="'boy' is no word"):
-        WordForms.of(letters, ["boy"])
+        word_forms(letters, ["boy"])
 
 
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
@@ -176,12 +193,13 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
         find_channels(planted, corpus.tokenizer, [word], sequences, least=100000)
     with pytest.raises(InputError, match="the number of shuffles is 0"):
         find_channels(planted, corpus.tokenizer, [word], sequences, shuffles=0)
-    gates = token_gates(planted, sequences, forms := WordForms.of(corpus.tokenizer, [word]))
-    assert rank_channels(gates, corpus.tokenizer, forms, shuffles=99).rows == found.rows
+    read = read_activations(planted, sequences.batches(), ("write",))
+    assert rank_channels(read, corpus.tokenizer, [word], shuffles=99).rows == found.rows
 
 
 def test_concepts_are_proposed_from_the_gates(corpus, planted, sequences, words):
-    gates = token_gates(planted, sequences)
+    read = read_activations(planted, sequences.batches(), ("write",))
+    gates = token_gates(read, planted.config.vocab_size)
     tokens = concept_tokens(gates, corpus.tokenizer, *PLACE, count=4, least=5)
     assert tokens[0].text == f" {words[0][0]}"
     ratios = [

@@ -24,9 +24,8 @@ from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import decode_token
 from prismlm.corpus.sequences import Sequences
 from prismlm.corpus.tokenizer import check_tokenizer_of
-from prismlm.errors import InputError, check_finite, check_whole
-from prismlm.models.decoders.mixers import gates_of, mixers_of
-from prismlm.models.evaluating import evaluating
+from prismlm.errors import InputError, check_whole
+from prismlm.probes.channels.activations import Activations, read_activations
 from prismlm.probes.channels.case_files import Case, probe_of, words_of
 from prismlm.probes.channels.effects import Channel, EffectTable, TableOptions, effects_on
 from prismlm.probes.results import Row, Table, as_json
@@ -40,54 +39,27 @@ if TYPE_CHECKING:
 NEIGHBOURS = 50
 """A control word is drawn among so many words of like frequency."""
 EMERGES = 0.05
+Forms = Mapping[str, tuple[tuple[int, ...], ...]]
+"""The tokens of each form of a word."""
 
 
-@dataclass(frozen=True, eq=False)
-class WordForms:
-    """The tokens of words after a space, in their own spelling and capitalised.
+def word_forms(tokenizer: PreTrainedTokenizerBase, words: Iterable[str]) -> Forms:
+    """Return the tokens of words after a space, in their own spelling and capitalised.
 
-    Attributes:
-        forms: of each word, token sequences of any length.
-        continues: which tokens continue a word.
+    A form that two words share is the first one's, so it counts once; a word all of whose forms are
+    others', as "Women" after "women", is left out.
     """
-
-    forms: Mapping[str, tuple[tuple[int, ...], ...]]
-    continues: Bool[Tensor, " V"]
-
-    @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, words: Iterable[str]) -> WordForms:
-        """Look up words; a form that two of them share is the first one's, so it counts once.
-
-        A word all of whose forms are others', as "Women" after "women", is left out.
-        """
-        found: dict[str, tuple[tuple[int, ...], ...]] = {}
-        taken: set[tuple[int, ...]] = set()
-        for word in words:
-            bare = word.strip()
-            spellings = dict.fromkeys((bare, bare[:1].upper() + bare[1:]))
-            encoded = [_after_a_space(tokenizer, spelling) for spelling in spellings]
-            forms = tuple(dict.fromkeys(ids for ids in encoded if ids))
-            if not bare or not forms:
-                raise InputError(f"{word!r} is no word: the tokenizer makes no token of it.")
-            if own := tuple(form for form in forms if form not in taken):
-                found[bare] = own
-                taken.update(own)
-        return cls(found, continuing(tokenizer))
-
-    def ends(self, ids: Int64[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> dict[str, Tensor]:
-        """Return where each word ends, bool [B, T]; "girl" is not in "girls"."""
-        following = torch.zeros_like(mask)
-        following[:, :-1] = self.continues[ids[:, 1:]] & mask[:, 1:]
-        ends = {word: torch.zeros_like(mask) for word in self.forms}
-        for word, forms in self.forms.items():
-            for form in forms:
-                last = len(form) - 1
-                match = mask[:, last:].clone()
-                for offset, token in enumerate(form):
-                    match &= ids[:, offset : offset + match.shape[1]] == token
-                ends[word][:, last:] |= match
-            ends[word] &= ~following
-        return ends
+    found: dict[str, tuple[tuple[int, ...], ...]] = {}
+    taken: set[tuple[int, ...]] = set()
+    for word in dict.fromkeys(word.strip() for word in words):
+        spellings = dict.fromkeys((word, word[:1].upper() + word[1:]))
+        forms = [ids for spelling in spellings if (ids := _after_a_space(tokenizer, spelling))]
+        if not word or not forms:
+            raise InputError(f"{word!r} is no word: the tokenizer makes no token of it.")
+        if own := tuple(form for form in dict.fromkeys(forms) if form not in taken):
+            found[word] = own
+            taken.update(own)
+    return found
 
 
 def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, ...]:
@@ -96,6 +68,27 @@ def _after_a_space(tokenizer: PreTrainedTokenizerBase, word: str) -> tuple[int, 
         tuple(encode_text(tokenizer, text, start=False, end=False)) for text in (word, f" {word}")
     )
     return alone if alone and decode_token(tokenizer, alone[0])[:1] == " " else after
+
+
+def word_ends(
+    forms: Forms, continues: Bool[Tensor, " V"], read: Activations
+) -> dict[str, Int64[Tensor, " n"]]:
+    """Return where each word ends in a text, as numbers of its tokens; "girl" is not in "girls"."""
+    ids, ends = read.tokens, read.lengths.cumsum(0)
+    # Of each token, how many of its sequence stand before it.
+    before = torch.arange(len(ids)) - (ends - read.lengths).repeat_interleave(read.lengths)
+    following = torch.zeros(len(ids), dtype=torch.bool)
+    following[:-1] = continues[ids[1:]] & (before[1:] > 0)
+    found: dict[str, Tensor] = {}
+    for word, own in forms.items():
+        hits = torch.zeros(len(ids), dtype=torch.bool)
+        for form in own:
+            match = before >= len(form) - 1
+            for back, token in enumerate(reversed(form)):
+                match &= ids.roll(back) == token
+            hits |= match
+        found[word] = (hits & ~following).nonzero()[:, 0]
+    return found
 
 
 def continuing(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
@@ -110,92 +103,13 @@ def whole_words(tokenizer: PreTrainedTokenizerBase) -> Bool[Tensor, " V"]:
     return torch.tensor([t[:1] == " " and len(t) > 3 and t[1:].isalpha() for t in texts])
 
 
-@dataclass(eq=False)
-class WordSums:
-    """Of one word: its occurrences, and Σ write at their last tokens, of each layer."""
-
-    count: int
-    sums: tuple[Float64[Tensor, " R"], ...]
-
-
-@dataclass(frozen=True, eq=False)
-class TokenGates:
-    """Write gates by token.
-
-    Attributes:
-        count: how often each token was read.
-        sums: Σ write over the positions of each token, of each layer.
-        squares: Σ write² over all positions, of each layer.
-        words: those that were looked for.
-    """
-
-    count: Int64[Tensor, " V"]
-    sums: tuple[Float64[Tensor, "V R"], ...]
-    squares: tuple[Float64[Tensor, " R"], ...]
-    words: dict[str, WordSums]
-
-    @property
-    def positions(self) -> int:
-        """How many tokens were read."""
-        return int(self.count.sum())
-
-    def mean(self, layer: int) -> Float64[Tensor, " R"]:
-        """Return each channel's mean write gate."""
-        return self.sums[layer].sum(0) / self.positions
-
-    def deviation(self, layer: int) -> Float64[Tensor, " R"]:
-        """Return the standard deviation of each channel's write gate over positions."""
-        variance = self.squares[layer] / self.positions - self.mean(layer).square()
-        return variance.clamp(min=0).sqrt()
-
-    def difference(
-        self, layer: int, sums: Float64[Tensor, "... R"], count: int | Tensor
-    ) -> Float64[Tensor, "... R"]:
-        """Return d of each channel from Σ write over ``count`` positions; 0 of a constant gate."""
-        deviation = self.deviation(layer)
-        shift = sums / count - self.mean(layer)
-        return torch.where(deviation > 1e-12, shift / deviation.clamp(min=1e-12), 0.0)
-
-    def at_words(self, layer: int) -> tuple[Float64[Tensor, " R"], int]:
-        """Return Σ write over the occurrences of all words, and their number."""
-        sums = sum((word.sums[layer] for word in self.words.values()), torch.zeros(()))
-        return sums, sum(word.count for word in self.words.values())
-
-
-def token_gates(
-    model: PreTrainedModel,
-    sequences: Sequences,
-    words: WordForms | None = None,
-    *,
-    progress: Reporter = SILENT,
-) -> TokenGates:
-    """Sum write gates over a corpus; memory is 8·V·R bytes a layer, whatever its size."""
-    channels = [mixer.channels for mixer in mixers_of(model)]
-    size: int = model.config.vocab_size
-
-    def zeros(*shape: int) -> tuple[Tensor, ...]:
-        return tuple(torch.zeros(*shape, r, dtype=torch.float64) for r in channels)
-
-    by_word = {word: WordSums(0, zeros()) for word in (() if words is None else words.forms)}
-    total = TokenGates(torch.zeros(size, dtype=torch.int64), zeros(size), zeros(), by_word)
-    with progress.task("Reading write gates", sequences.tokens) as task, evaluating(model):
-        for batch in sequences.batches():
-            gates = gates_of(model, batch.input_ids, batch.attention_mask)
-            tokens = batch.input_ids[batch.owned]
-            total.count.index_add_(0, tokens, torch.ones_like(tokens))
-            ends = {} if words is None else words.ends(batch.input_ids, batch.attention_mask)
-            here = {word: hits[batch.owned] for word, hits in ends.items()}
-            for word, hits in here.items():
-                by_word[word].count += int(hits.sum())
-            for layer, evidence in enumerate(gates):
-                write = evidence.write.cpu()[batch.owned].double()
-                check_finite("gates", write)
-                total.sums[layer].index_add_(0, tokens, write)
-                total.squares[layer].add_(write.square().sum(0))
-                for word, hits in here.items():
-                    by_word[word].sums[layer].add_(write[hits].sum(0))
-            task.advance(len(tokens))
-    return total
+def standardised(
+    write: Float64[Tensor, "N R"], means: Float64[Tensor, "... R"]
+) -> Float64[Tensor, "... R"]:
+    """Return d of each channel from mean write gates at some positions; 0 of a constant gate."""
+    deviation = write.std(0, correction=0)
+    shift = means - write.mean(0)
+    return torch.where(deviation > 1e-12, shift / deviation.clamp(min=1e-12), 0.0)
 
 
 def find_channels(
@@ -211,22 +125,26 @@ def find_channels(
 
     ``settings`` are of :func:`rank_channels`.
     """
-    forms = WordForms.of(tokenizer, dict.fromkeys(word.strip() for word in words))
-    gates = token_gates(model, sequences, forms, progress=progress)
-    return rank_channels(gates, tokenizer, forms, **settings)
+    read = _write_gates(model, sequences, progress)
+    return rank_channels(read, tokenizer, words, **settings)
+
+
+def _write_gates(model: PreTrainedModel, sequences: Sequences, progress: Reporter) -> Activations:
+    reading = {"total": sequences.tokens, "progress": progress}
+    return read_activations(model, sequences.batches(), ("write",), **reading)
 
 
 def rank_channels(
-    gates: TokenGates,
+    read: Activations,
     tokenizer: PreTrainedTokenizerBase,
-    forms: WordForms,
+    words: Iterable[str],
     *,
     least: int = 20,
     kept: int = 10,
     shuffles: int = 999,
     seed: int = 0,
 ) -> Table:
-    """Rank channels as :func:`find_channels`, from gates that were summed with these words.
+    """Rank channels as :func:`find_channels`, from write gates that were read.
 
     ``least`` occurrences of all words together are expected; ``shuffles`` of the control draw words
     from whole-word tokens.
@@ -240,27 +158,37 @@ def rank_channels(
         whose best d is at least as large.
     """
     check_whole("the number of shuffles", shuffles, 1)
-    counts = {word: gates.words[word].count for word in forms.forms}
-    if (count := sum(counts.values())) < least:
+    forms = word_forms(tokenizer, words)
+    ends = word_ends(forms, continuing(tokenizer), read)
+    counts = {word: len(places) for word, places in ends.items()}
+    places = torch.cat(list(ends.values()))
+    if len(places) < least:
         raise InputError(
-            f"{', '.join(counts)} occur {count} times in {gates.positions:,} tokens: expected at "
-            f"least {least}. Read more text, or give other words."
+            f"{', '.join(counts)} occur {len(places)} times in {len(read.tokens):,} tokens: "
+            f"expected at least {least}. Read more text, or give other words."
         )
+    ids, inverse, times = read.tokens.unique(return_inverse=True, return_counts=True)
+    drawn = _drawn_words(tokenizer, forms, ids, times, list(counts.values()), shuffles, seed)
+    null = torch.full((shuffles,), -torch.inf, dtype=torch.float64)
     differences: list[list[float]] = []
     rows: list[Row] = []
-    for layer in range(len(gates.sums)):
-        own = gates.at_words(layer)[0]
-        differences.append(gates.difference(layer, own, count).tolist())
-        columns = differences[-1], (own / count).tolist(), gates.mean(layer).tolist()
-        for channel, (d, at_words, mean) in enumerate(zip(*columns, strict=True)):
+    for (_, layer), gates in read.values.items():
+        write = gates.double()
+        at_words = write[places].mean(0)
+        differences.append(standardised(write, at_words).tolist())
+        sums = torch.zeros(len(ids), write.shape[1], dtype=torch.float64)
+        sums.index_add_(0, inverse, write)
+        means = sums[drawn].sum(1) / times[drawn].sum(1, keepdim=True)
+        null = torch.maximum(null, standardised(write, means).amax(1))
+        columns = differences[-1], at_words.tolist(), write.mean(0).tolist()
+        for channel, (d, own, mean) in enumerate(zip(*columns, strict=True)):
             rows.append({"layer": layer, "channel": channel, "difference": d,
-                         "at_words": at_words, "mean": mean})  # fmt: skip
+                         "at_words": own, "mean": mean})  # fmt: skip
     rows.sort(key=lambda row: -row["difference"])
     others = np.array([row["difference"] for row in rows[1:]])
-    null = _shuffled(gates, tokenizer, forms, [n for n in counts.values() if n], shuffles, seed)
     facts = {
         "words": counts,
-        "positions": gates.positions,
+        "positions": len(read.tokens),
         "difference": differences,
         "others_mean": float(others.mean()),
         "others_deviation": float(others.std(ddof=1)),
@@ -273,35 +201,30 @@ def rank_channels(
     return Table("Channels that are written most at the words", columns, tuple(rows[:kept]), facts)
 
 
-def _shuffled(
-    gates: TokenGates,
+def _drawn_words(
     tokenizer: PreTrainedTokenizerBase,
-    forms: WordForms,
-    counts: list[int],
+    forms: Forms,
+    ids: Int64[Tensor, " U"],
+    times: Int64[Tensor, " U"],
+    counts: Sequence[int],
     shuffles: int,
     seed: int,
-) -> Tensor:
-    """Return the best d of sets of random words, each of like frequency with one of the words."""
-    own = {token for forms_of in forms.forms.values() for form in forms_of for token in form}
-    known = whole_words(tokenizer)[: len(gates.count)].nonzero()[:, 0].tolist()
-    free = [token for token in known if gates.count[token] > 0 and token not in own]
-    if len(free) < 2 * len(counts):
+) -> Int64[Tensor, "shuffles words"]:
+    """Return sets of random words of like frequency with each of the words, as places in ids."""
+    own = torch.tensor([token for of_word in forms.values() for form in of_word for token in form])
+    known = whole_words(tokenizer).nonzero()[:, 0]
+    free = (torch.isin(ids, known) & ~torch.isin(ids, own)).nonzero()[:, 0]
+    wanted = [count for count in counts if count]
+    if len(free) < 2 * len(wanted):
         raise InputError(
-            f"{len(free)} other words were read: too few to draw a control from for {len(counts)} "
+            f"{len(free)} other words were read: too few to draw a control from for {len(wanted)} "
             "words. Read more text."
         )
-    frequency = gates.count[free].double().log()
-    pools = [
-        np.array(free)[(frequency - np.log(n)).abs().argsort(stable=True)[:NEIGHBOURS].numpy()]
-        for n in counts
-    ]
+    frequency = times[free].double().log()
+    apart = (frequency - torch.tensor(wanted).double().log()[:, None]).abs()
+    pools = free[apart.argsort(dim=1, stable=True)[:, :NEIGHBOURS]].numpy()
     generator = np.random.default_rng(seed)
-    drawn = torch.from_numpy(np.stack([generator.choice(pool, shuffles) for pool in pools], axis=1))
-    count = gates.count[drawn].sum(1, keepdim=True)
-    best = [
-        gates.difference(i, sums[drawn].sum(1), count).amax(1) for i, sums in enumerate(gates.sums)
-    ]
-    return torch.stack(best).amax(0)
+    return torch.from_numpy(np.stack([generator.choice(pool, shuffles) for pool in pools], axis=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,10 +289,11 @@ def concept_in_model(
         found = find_channels(model, tokenizer, words, train, progress=progress)
         layer, channel = found.rows[0]["layer"], found.rows[0]["channel"]
         channels = ((layer, channel),)
-        heldout = Sequences(corpus, "heldout", max_tokens=max_tokens)
-        gates = token_gates(model, heldout, WordForms.of(tokenizer, words))
-        sums, count = gates.at_words(layer)
+        read = _write_gates(model, Sequences(corpus, "heldout", max_tokens=max_tokens), SILENT)
+        ends = word_ends(word_forms(tokenizer, words), continuing(tokenizer), read)
+        places = torch.cat(list(ends.values()))
+        count, write = len(places), read.values["write", layer].double()
         if count:
-            difference = float(gates.difference(layer, sums, count)[channel])
+            difference = float(standardised(write, write[places].mean(0))[channel])
     table = effects_on(model, probes, channels, by, progress=progress)
     return ConceptInModel(name, found, difference, count, table)
