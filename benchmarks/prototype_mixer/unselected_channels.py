@@ -50,8 +50,8 @@ def locality(loaded: Loaded, text: Sequences) -> dict[str, Any]:
     """Return whether channels of a short half-life keep to few tokens."""
     layers = channel_report(loaded.model, loaded.tokenizer, text).layers
     channels = [channel for layer in layers for channel in layer.channels]
-    lives = np.array([channel.half_life for channel in channels], dtype=np.float64)
-    scores = np.array([channel.repetition for channel in channels], dtype=np.float64)
+    lives = np.array([channel["half_life"] for channel in channels], dtype=np.float64)
+    scores = np.array([channel["repetition"] for channel in channels], dtype=np.float64)
     try:
         return {
             "spearman": asdict(spearman(lives, scores)),

@@ -74,7 +74,7 @@ def test_every_channel_is_in_the_histogram_of_its_layer(report):
     assert len(panels) == LAYERS
     for axes, layer in zip(panels, report.layers, strict=True):
         assert sum(bar.get_height() for bar in axes.patches) == CHANNELS
-        median = np.median([channel.half_life for channel in layer.channels])
+        median = np.median([channel["half_life"] for channel in layer.channels])
         assert axes.lines[0].get_xdata()[0] == pytest.approx(median)
 
 
@@ -94,7 +94,7 @@ def test_locality_has_a_point_for_each_channel_and_the_quartiles_means(report):
     (axes,) = figure.axes
     points = [collection.get_offsets() for collection in axes.collections[:LAYERS]]
     for layer, found in zip(report.layers, points, strict=True):
-        expected = [[c.half_life, c.repetition] for c in layer.channels]
+        expected = [[c["half_life"], c["repetition"]] for c in layer.channels]
         assert found.tolist() == pytest.approx(np.array(expected))
     means = [c.get_segments()[0][0][1] for c in axes.collections[LAYERS:]]
     expected = [row["repetition"] for row in report.locality.rows]

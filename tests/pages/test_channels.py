@@ -103,12 +103,14 @@ def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report
     for layer in range(LAYERS):
         for k, channel in enumerate(report.layers[layer].channels):
             texts = list(stored(data, layer, k))
-            assert len(texts) == 1 + len(channel.sequences)
+            assert len(texts) == 1 + len(channel["sequences"])
             assert "".join(texts[0][0]["words"]) == TEXT
             ids = [list(report.text.token_ids)]
-            for sequence, (text, _, _) in zip(channel.sequences, texts[1:], strict=True):
-                assert "".join(text["words"]) == corpus.excerpt(sequence.start, sequence.length)
-                ids.append(corpus.read_tokens(sequence.start, sequence.length).tolist())
+            for sequence, (text, _, _) in zip(channel["sequences"], texts[1:], strict=True):
+                assert "".join(text["words"]) == corpus.excerpt(
+                    sequence["position"], sequence["length"]
+                )
+                ids.append(corpus.read_tokens(sequence["position"], sequence["length"]).tolist())
             largest = data["layers"][layer]["channels"][k]["largest"]
             for one, (_, write, read) in zip(ids, texts, strict=True):
                 (curves,) = read_channels(model, torch.tensor(one), [layer])
@@ -129,7 +131,10 @@ def test_decays_by_token_are_stored_for_every_position(corpus):
         for k, channel in enumerate(found.layers[layer].channels):
             assert data["layers"][layer]["channels"][k]["halfLife"] is None
             ids = [list(found.text.token_ids)]
-            ids += [corpus.read_tokens(s.start, s.length).tolist() for s in channel.sequences]
+            ids += [
+                corpus.read_tokens(s["position"], s["length"]).tolist()
+                for s in channel["sequences"]
+            ]
             kept = list(stored_with_decays(data, layer, k))
             for one, (_, write, _, levels) in zip(ids, kept, strict=True):
                 (curves,) = read_channels(by_token, torch.tensor(one), [layer])
@@ -210,9 +215,9 @@ def test_in_a_browser(opened, page, report):
         shown = tab.inner_text(".c-main")
         channel = report.layers[2].channels[4]
         assert "Layer 2, channel 4" in shown
-        assert f"{channel.repetition:.2f}" in shown
+        assert f"{channel['repetition']:.2f}" in shown
         assert tab.evaluate("location.hash") == "#l2c4"
-        assert tab.locator(".c-texts > li").count() == 1 + len(channel.sequences)
+        assert tab.locator(".c-texts > li").count() == 1 + len(channel["sequences"])
         assert "日" in shown
         assert EVIL.split(">")[1] in shown
 

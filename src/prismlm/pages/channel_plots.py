@@ -115,7 +115,7 @@ def locality_figure(report: ChannelReport) -> Figure:
     # From dark to light, which keeps its order in grey and in any eye.
     colours = colormaps["viridis"](np.linspace(0, 0.88, len(layers)))
     for layer, colour in zip(layers, colours, strict=True):
-        repetition = [channel.repetition or 0.0 for channel in layer.channels]
+        repetition = [channel["repetition"] or 0.0 for channel in layer.channels]
         label = f"layer {layer.layer}"
         axes.scatter(_half_lives(layer), repetition, 34, [colour], edgecolors="white", label=label)
     lives = np.concatenate([_half_lives(layer) for layer in layers])
@@ -294,11 +294,11 @@ def _with_half_lives(report: ChannelReport) -> list[LayerReport]:
 
 
 def _has_half_lives(layer: LayerReport) -> bool:
-    return any(channel.half_life is not None for channel in layer.channels)
+    return any(channel["half_life"] is not None for channel in layer.channels)
 
 
 def _half_lives(layer: LayerReport) -> np.ndarray:
-    return np.array([channel.half_life for channel in layer.channels], dtype=float)
+    return np.array([channel["half_life"] for channel in layer.channels], dtype=float)
 
 
 def _half_life_axis(axes: Axes, lives: np.ndarray) -> None:

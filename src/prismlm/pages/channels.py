@@ -24,8 +24,8 @@ from prismlm.files import finite
 from prismlm.models.decoders.mixers import gates_of, mixers_of
 from prismlm.pages.frame import html_page
 from prismlm.probes.channels.curves import decays_seen
-from prismlm.probes.channels.report import Channel, ChannelReport, LayerReport
-from prismlm.probes.results import Table, figure_at, text_of
+from prismlm.probes.channels.report import ChannelReport, LayerReport
+from prismlm.probes.results import Row, Table, figure_at, text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,12 +138,13 @@ def channels_data(
             first = [Gates(own.write, own.read, own.decay if own.decay.ndim == 2 else None)]
         channels: list[dict[str, Any]] = []
         for channel in layer.channels:
-            kept = [gates[layer.layer][one.start] for one in channel.sequences]
+            sequences = channel["sequences"]
+            kept = [gates[layer.layer][one["position"]] for one in sequences]
             # The number of each text, and what it writes in all: None of the text given.
             of_texts = [[0, None]] * len(first)
-            of_texts += [[numbers[one.start], one.total] for one in channel.sequences]
+            of_texts += [[numbers[one["position"]], one["total"]] for one in sequences]
             at = len(stored)
-            largest = _store(layer, channel.channel, first + kept, stored)
+            largest = _store(layer, channel["channel"], first + kept, stored)
             of_channel = {"at": at, "largest": largest, "texts": of_texts}
             channels.append(_channel(layer, channel) | of_channel)
         own_facts = {"layer": layer.layer, "shared": layer.shared_gates}
@@ -165,16 +166,19 @@ def _words(text: WordedText) -> dict[str, Any]:
     return {"words": list(text.words), "many": many}
 
 
-def _channel(layer: LayerReport, channel: Channel) -> dict[str, Any]:
-    number, lags = channel.channel, layer.lags
+def _channel(layer: LayerReport, channel: Row) -> dict[str, Any]:
+    number, lags = channel["channel"], layer.lags
     # The lag of the largest correlation, the correlation, and its p.
     lag = lags and [float(one[number]) for one in (lags.peak, lags.correlation.amax(1), lags.p)]
     return {
         "id": number,
-        "decay": channel.decay,
-        "halfLife": channel.half_life,
-        "repetition": channel.repetition,
-        "tokens": [[visible(t.text), t.count, t.gate] for t in channel.tokens[:TOKENS_SHOWN]],
+        "decay": channel["decay"],
+        "halfLife": channel["half_life"],
+        "repetition": channel["repetition"],
+        "tokens": [
+            [visible(token["text"]), token["count"], token["gate"]]
+            for token in channel["tokens"][:TOKENS_SHOWN]
+        ],
         "lag": lag,
     }
 
@@ -186,8 +190,8 @@ def _gates_of_passages(
     wanted: dict[int, set[int]] = defaultdict(set)
     for layer in report.layers:
         for channel in layer.channels:
-            for sequence in channel.sequences:
-                wanted[sequence.start].add(layer.layer)
+            for sequence in channel["sequences"]:
+                wanted[sequence["position"]].add(layer.layer)
     by_length: dict[int, list[int]] = defaultdict(list)
     for start in sorted(wanted):
         by_length[len(report.passages[start].text.tokens)].append(start)

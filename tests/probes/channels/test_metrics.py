@@ -24,7 +24,7 @@ from prismlm.probes.channels.metrics import (
     repetition,
     sparsity_ratio,
 )
-from prismlm.probes.channels.report import Channel, locality_table
+from prismlm.probes.channels.report import locality_table
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 HAND = torch.tensor([[1.0, 2.0, 3.0, 2.0], [0.0, 0.0, 0.0, 4.0], [1.0, 1.0, 1.0, 1.0]])
@@ -254,11 +254,8 @@ def test_a_gate_that_never_varies_has_no_correlation():
 
 
 def report(lives, repetitions):
-    channels = tuple(
-        Channel(number, None, life, repetition, (), ())
-        for number, (life, repetition) in enumerate(zip(lives, repetitions, strict=True))
-    )
-    return channels
+    pairs = zip(lives, repetitions, strict=True)
+    return [{"half_life": life, "repetition": repetition} for life, repetition in pairs]
 
 
 def test_what_has_no_ranks_says_why():

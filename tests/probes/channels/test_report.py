@@ -60,12 +60,15 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
     assert metrics["entropy_share"] == pytest.approx(share)
     read = read_activations(model, sequences.batches(), ("write", "read"))
     for layer, lives in zip(report.layers, lives_of, strict=True):
-        assert [c.half_life for c in layer.channels] == lives
+        assert [c["half_life"] for c in layer.channels] == lives
         ranked = read.top_sequences("write", layer.layer, kept=4, tokens=7)
         for channel, best in zip(layer.channels, ranked, strict=True):
-            assert channel.sequences == best
+            for row, sequence in zip(channel["sequences"], best, strict=True):
+                assert row["position"] == sequence.start
+                assert row["total"] == sequence.total
+                assert [t["gate"] for t in row["tokens"]] == [t.gate for t in sequence.tokens]
             ids = [token.token_id for sequence in best for token in sequence.tokens]
-            assert channel.repetition == repetition(ids)
+            assert channel["repetition"] == repetition(ids)
         gates = (read.values[kind, layer.layer] for kind in ("write", "read"))
         lags = lag_correlation(*gates, read.lengths.tolist(), max_lag=2, shuffles=9)
         assert layer.lags is not None
@@ -78,8 +81,8 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
 
 def test_locality_is_over_all_channels(report):
     channels = [channel for layer in report.layers for channel in layer.channels]
-    lives = np.array([c.half_life for c in channels])
-    scores = np.array([c.repetition for c in channels])
+    lives = np.array([c["half_life"] for c in channels])
+    scores = np.array([c["repetition"] for c in channels])
     expected, groups = spearman(lives, scores), quartiles(lives, scores)
     facts = (LAYERS * CHANNELS, expected.rho, expected.p, groups["cohens_d"])
     assert tuple(report.locality.facts.values()) == facts
@@ -92,27 +95,27 @@ def test_passages_and_top_tokens_are_the_corpus(corpus, report):
     for layer in report.layers:
         for channel in layer.channels:
             tallied = {}
-            for sequence in channel.sequences:
-                passage = report.passages[sequence.start]
-                text = passage.text
-                assert "".join(text.words) == corpus.excerpt(sequence.start, sequence.length)
-                assert len(text.tokens) == sequence.length
-                assert passage.document.doc_id == corpus.doc_ids[sequence.document]
-                assert passage.offset == sequence.start - corpus.starts[sequence.document]
-                for token in sequence.tokens:
-                    tallied.setdefault(token.token_id, []).append(token.gate)
-            assert {t.token_id: t.count for t in channel.tokens} == {
+            for sequence in channel["sequences"]:
+                start, length = sequence["position"], sequence["length"]
+                passage = report.passages[start]
+                assert "".join(passage.text.words) == sequence["text"]
+                assert sequence["text"] == corpus.excerpt(start, length)
+                assert len(passage.text.tokens) == length
+                number = corpus.document_at(start)
+                assert sequence["doc_id"] == corpus.doc_ids[number] == passage.document.doc_id
+                assert passage.offset == start - corpus.starts[number]
+                for token in sequence["tokens"]:
+                    tallied.setdefault(token["token_id"], []).append(token["gate"])
+            assert {t["token_id"]: t["count"] for t in channel["tokens"]} == {
                 token: len(gates) for token, gates in tallied.items()
             }
-            sums = [t.count * t.gate for t in channel.tokens]
+            sums = [t["count"] * t["gate"] for t in channel["tokens"]]
             assert sums == sorted(sums, reverse=True)
-            for token in channel.tokens:
-                assert token.gate == pytest.approx(
-                    sum(tallied[token.token_id]) / len(tallied[token.token_id])
-                )
-                assert token.text == corpus.tokenizer.decode([token.token_id]) or (
-                    token.token_id == corpus.eos_token_id and token.text == ""
-                )
+            for token in channel["tokens"]:
+                number, text = token["token_id"], token["text"]
+                assert token["gate"] == pytest.approx(sum(tallied[number]) / len(tallied[number]))
+                at_end = number == corpus.eos_token_id and text == ""
+                assert at_end or text == corpus.tokenizer.decode([number])
 
 
 def test_json_holds_everything_and_no_nan(report):
@@ -135,8 +138,8 @@ def test_a_text_needs_no_corpus(corpus, model):
     assert found.locality is None
     assert found.passages == {}
     channel = found.layers[1].channels[0]
-    assert (channel.repetition, channel.tokens, channel.sequences) == (None, (), ())
-    assert channel.half_life == half_lives(model)[1][0].item()
+    assert (channel["repetition"], channel["tokens"], channel["sequences"]) == (None, [], [])
+    assert channel["half_life"] == half_lives(model)[1][0].item()
     assert found.layers[1].metrics == {}
     assert found.tables == ()
     json.dumps(found.to_dict(), allow_nan=False)

@@ -86,8 +86,8 @@ def test_a_case_in_tokens(tokenizer):
     assert text.roles == {"subject": (0,), "object": (6,), "action": (3,)}
     assert tokenizer.decode(text.ids[text.row + 1 :]).strip() == "to"
     # "the" predicts the target, so it cannot be what it looks at.
-    assert list(text.pairs("object")) == list(range(8))
-    assert list(text.pairs("subject")) == list(range(9))
+    assert text.seen("object") == list(range(8))
+    assert text.seen("subject") == list(range(9))
 
 
 @pytest.mark.parametrize(

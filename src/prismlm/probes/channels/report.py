@@ -40,43 +40,6 @@ SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
-class WrittenToken:
-    """A token among those that write most into a channel, over its kept sequences.
-
-    Attributes:
-        token_id: which.
-        text: the characters it touches, where it writes most.
-        count: how often it is among the kept tokens.
-        gate: its mean write gate there.
-    """
-
-    token_id: int
-    text: str
-    count: int
-    gate: float
-
-
-@dataclass(frozen=True)
-class Channel:
-    """One channel.
-
-    Attributes:
-        channel: from 0.
-        decay, half_life: β, and in positions; None where β depends on the token.
-        repetition: 1 − distinct / all over the kept tokens; None without a corpus.
-        tokens: the kept tokens, most written in all first.
-        sequences: those that write most, best first.
-    """
-
-    channel: int
-    decay: float | None
-    half_life: float | None
-    repetition: float | None
-    tokens: tuple[WrittenToken, ...]
-    sequences: tuple[TopSequence, ...]
-
-
-@dataclass(frozen=True)
 class LayerReport:
     """One layer.
 
@@ -85,14 +48,14 @@ class LayerReport:
         shared_gates: whether it reads by its write gate.
         metrics: figures by kind of activation.
         lags: correlation of read and write; None without a corpus or channels.
-        channels: its channels; none of a model without prototype mixers.
+        channels: its channels, as :func:`channel_row`; none of a model without prototype mixers.
     """
 
     layer: int
     shared_gates: bool
     metrics: Mapping[Kind, Row]
     lags: LagCorrelation | None
-    channels: tuple[Channel, ...]
+    channels: tuple[Row, ...]
 
 
 @dataclass(frozen=True)
@@ -172,34 +135,8 @@ class ChannelReport:
                     {name: getattr(one, name) for name in curves} for one in self.text.curves
                 ],
             }
-        value = {
-            "model": self.model,
-            "of": self.of,
-            "corpus": self.corpus,
-            "layers": [self._layer_dict(layer) for layer in self.layers],
-            "locality": locality and locality.to_dict(),
-            "text": text,
-        }
-        return as_json(value)
-
-    def _layer_dict(self, layer: LayerReport) -> Row:
-        def sequence(one: TopSequence) -> Row:
-            passage = self.passages[one.start]
-            shown = passage.text.tokens
-            return {
-                "total": one.total,
-                "position": one.start,
-                "length": one.length,
-                "doc_id": passage.document.doc_id,
-                "text": "".join(passage.text.words),
-                "tokens": [vars(t) | {"text": shown[t.position - one.start]} for t in one.tokens],
-            }
-
-        channels = [
-            vars(channel) | {"sequences": list(map(sequence, channel.sequences))}
-            for channel in layer.channels
-        ]
-        return vars(layer) | {"lags": layer.lags and vars(layer.lags), "channels": channels}
+        value = {"model": self.model, "of": self.of, "corpus": self.corpus, "layers": self.layers}
+        return as_json(value | {"locality": locality and locality.to_dict(), "text": text})
 
 
 class ReportOptions(NamedTuple):
@@ -296,39 +233,55 @@ def _channels(
     layer: int,
     kept: Sequence[tuple[TopSequence, ...]] | None = None,
     passages: Mapping[int, Passage] | None = None,
-) -> tuple[Channel, ...]:
+) -> tuple[Row, ...]:
     mixer = mixers_of(model)[layer]
     decays = lives = [None] * mixer.channels
     if mixer.decay_map is None:
         decay = mixer.decay.detach().cpu()
         decays, lives = decay.tolist(), half_life(decay).tolist()
-    channels: list[Channel] = []
-    for number, pair in enumerate(zip(decays, lives, strict=True)):
-        own = kept[number] if kept else ()
-        ids = [token.token_id for sequence in own for token in sequence.tokens]
-        tokens = written_tokens(own, passages or {})
-        channels.append(Channel(number, *pair, repetition(ids) if ids else None, tokens, own))
-    return tuple(channels)
+    best = kept or [()] * mixer.channels
+    return tuple(
+        {"channel": number, "decay": decays[number], "half_life": lives[number]}
+        | channel_row(own, passages or {})
+        for number, own in enumerate(best)
+    )
 
 
-def written_tokens(
-    sequences: Iterable[TopSequence], passages: Mapping[int, Passage]
-) -> tuple[WrittenToken, ...]:
-    """Return the kept tokens of a channel's sequences, those that write most in all first."""
-    uses: dict[int, list[tuple[float, str]]] = {}
+def channel_row(sequences: Iterable[TopSequence], passages: Mapping[int, Passage]) -> Row:
+    """Return what a channel holds.
+
+    Returns:
+        ``sequences``, those that write most, best first, each with its ``text`` and ``tokens``; the
+        ``tokens`` among all of these, those that write most in all first: ``token_id``; ``text``,
+        the characters it touches, where it writes most; ``count``, how often it is there; and
+        ``gate``, its mean write gate; and ``repetition``, 1 − distinct / all over them, None
+        without a corpus.
+    """
+    rows: list[Row] = []
+    uses: dict[int, list[Row]] = {}
     for sequence in sequences:
-        shown = passages[sequence.start].text.tokens
-        for token in sequence.tokens:
-            use = (token.gate, shown[token.position - sequence.start])
-            uses.setdefault(token.token_id, []).append(use)
-    found = [
-        WrittenToken(token, max(own)[1], len(own), sum(gate for gate, _ in own) / len(own))
-        for token, own in uses.items()
-    ]
-    return tuple(sorted(found, key=lambda one: (-one.gate * one.count, one.token_id)))
+        passage = passages[sequence.start]
+        shown = passage.text.tokens
+        tokens: list[Row] = [
+            vars(token) | {"text": shown[token.position - sequence.start]}
+            for token in sequence.tokens
+        ]
+        for token in tokens:
+            uses.setdefault(token["token_id"], []).append(token)
+        row: Row = {"total": sequence.total, "position": sequence.start, "length": sequence.length}
+        row |= {"doc_id": passage.document.doc_id, "text": "".join(passage.text.words)}
+        rows.append(row | {"tokens": tokens})
+    written: list[Row] = []
+    for number, own in uses.items():
+        text = max(own, key=lambda token: token["gate"])["text"]
+        gate = sum(token["gate"] for token in own) / len(own)
+        written.append({"token_id": number, "text": text, "count": len(own), "gate": gate})
+    written.sort(key=lambda one: (-one["gate"] * one["count"], one["token_id"]))
+    ids = [token["token_id"] for row in rows for token in row["tokens"]]
+    return {"repetition": repetition(ids) if ids else None, "tokens": written, "sequences": rows}
 
 
-def locality_table(channels: Iterable[Channel]) -> Table:
+def locality_table(channels: Iterable[Row]) -> Table:
     """Return half-life against repetition over all channels that have a half-life.
 
     Rows are quartiles of half-life, the shortest first; facts Spearman's ``rho`` with its ``p``,
@@ -337,7 +290,7 @@ def locality_table(channels: Iterable[Channel]) -> Table:
     """
     columns = {"quartile": "", "half_life_to": ".3g", "channels": "", "repetition": ".3f"}
     title = "Do channels of a short half-life keep to few tokens?"
-    pairs = [(c.half_life, c.repetition) for c in channels if c.half_life is not None]
+    pairs = [(c["half_life"], c["repetition"]) for c in channels if c["half_life"] is not None]
     if not pairs:
         reason = "decays depend on the token, so no channel has a half-life of its own."
         return Table(title, columns, (), {"no_rho": reason, "no_quartiles": reason})

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import torch
+from jaxtyping import Bool
 from scipy import stats
 from torch import Tensor
 
@@ -91,20 +92,23 @@ class RoleText(NamedTuple):
     roles: dict[Role, tuple[int, ...]]
     row: int
 
-    def pairs(self, role: Role) -> dict[int, list[tuple[int, int]]]:
-        """Return (row, token) of each word's tokens and the rows after it, less those of one token.
+    def pairs(self, role: Role) -> Bool[Tensor, "W T T"]:
+        """Return which rows i look at which token j of each word.
 
-        Rows are all tokens, or of the object the one that predicts the target alone. Words that no
-        row can look at are left out.
+        Rows are the tokens after the word, or of the object the one that predicts the target alone.
+        Where i and j are the same token the pair does not count: tied heads look for their own
+        likes, "the" at "the".
         """
-        rows = [self.row] if role == "object" else range(len(self.ids))
-        pairs = {
-            number: [
-                (i, j) for i in rows if i > word[-1] for j in word if self.ids[i] != self.ids[j]
-            ]
-            for number, word in enumerate(self.words)
-        }
-        return {number: own for number, own in pairs.items() if own}
+        ids, place = torch.tensor(self.ids), torch.arange(len(self.ids))
+        rows = place == self.row if role == "object" else place >= 0
+        differ = rows[:, None] & (ids[:, None] != ids)
+        inside = torch.stack([torch.isin(place, torch.tensor(word)) for word in self.words])
+        after = place > torch.tensor([word[-1] for word in self.words])[:, None]
+        return differ & inside[:, None] & after[:, :, None]
+
+    def seen(self, role: Role) -> list[int]:
+        """Return the numbers of the words that a row looks at."""
+        return self.pairs(role).any((1, 2)).nonzero()[:, 0].tolist()
 
 
 def load_role_cases(path: str | os.PathLike[str] | None = None) -> tuple[RoleCase, ...]:
@@ -175,7 +179,7 @@ def role_text(tokenizer: PreTrainedTokenizerBase, case: RoleCase) -> RoleText:
     }
     found = RoleText(tuple(ids), words, numbers, groups[target][0] - 1)
     for role, own in numbers.items():
-        seen = found.pairs(role)
+        seen = found.seen(role)
         if not set(own) <= set(seen):
             raise InputError(
                 f"the {role} of {case.text!r} is not before the token that predicts the target: "
@@ -194,17 +198,11 @@ def word_sums(weights: Tensor, text: RoleText, role: Role) -> tuple[Tensor, Tens
 
         M_w = Σ_i Σ_{j∈w} A_ij    U_w = Σ_i Σ_{j∈w} 1 / (i + 1)
 
-    i are the tokens after w; for the object, only the one after which the target is predicted. U
-    is what uniform attention gives w. Where i and j are the same token the pair does not count:
-    tied heads look for their own likes, "the" at "the".
+    over :meth:`RoleText.pairs` i, j; U is what uniform attention gives w.
     """
-    masses: list[Tensor] = []
-    uniform: list[float] = []
-    for pairs in text.pairs(role).values():
-        rows, tokens = (list(side) for side in zip(*pairs, strict=True))
-        masses.append(weights[:, rows, tokens].sum(1))
-        uniform.append(sum(1 / (row + 1) for row in rows))
-    return torch.stack(masses, 1), torch.tensor(uniform, dtype=weights.dtype)
+    pairs = text.pairs(role)[text.seen(role)].to(weights.dtype)
+    uniform = 1 / torch.arange(1, len(text.ids) + 1, dtype=weights.dtype)
+    return torch.einsum("hij,wij->hw", weights, pairs), torch.einsum("i,wij->w", uniform, pairs)
 
 
 def expected(weights: Sequence[Tensor]) -> list[Tensor]:
@@ -359,7 +357,7 @@ class _Sentence(NamedTuple):
 def _sentence(role: Role, text: RoleText, weights: Tensor, habit: Tensor) -> _Sentence:
     mass, uniform = word_sums(weights, text, role)
     beyond = mass - word_sums(habit, text, role)[0]
-    of_role = torch.tensor([number in text.roles[role] for number in text.pairs(role)])
+    of_role = torch.tensor([number in text.roles[role] for number in text.seen(role)])
     return _Sentence(torch.cat([mass, beyond]).float(), uniform.float(), of_role)
 
 

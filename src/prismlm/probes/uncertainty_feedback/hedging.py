@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROMPT = 16
-SIGNALS = {
-    "own": "Writing on",
-    "none": "Writing without",
-    "shuffled": "Writing with other codes",
-}
-"""What is fed, with the title of the writing."""
 Run = tuple[Float[np.ndarray, "texts 4"], Sequence[np.ndarray], int]
 """Counts of hedging words, where they begin in each text, and how many steps there are."""
 HEDGES = (
@@ -68,41 +62,46 @@ def hedging(reading: Reading) -> Table:
     Source: PRISMA, "Behavioral test"; both controls are ours.
 
     Returns:
-        Rows by ``signal``, of :data:`SIGNALS`: ``tokens`` written; ``hedges``, hedging words that
-        begin in them; ``steps`` that k tokens follow; the share of the k tokens ``after_high`` and
-        ``after_low`` steps that begin a hedging word; their ``difference``; and ``own_less``, the
-        own run's difference less this one's, paired by text. The last four are None where
+        Rows by ``signal``, own, none or shuffled: ``tokens`` written; ``hedges``, hedging words
+        that begin in them; ``steps`` that k tokens follow; the share of the k tokens ``after_high``
+        and ``after_low`` steps that begin a hedging word; their ``difference``; and ``own_less``,
+        the own run's difference less this one's, paired by text. The last four are None where
         entropies do not differ.
     """
-    model, tokenizer, texts, codes, options, progress = reading
+    model, _, texts, codes, options, progress = reading
     prompts = [text[: min(PROMPT, max(1, len(text) // 2))] for text in texts]
-    own = tuple(row[: len(prompt)] for row, prompt in zip(codes, prompts, strict=True))
+    lengths = list(map(len, prompts))
+    own = tuple(row[:length] for row, length in zip(codes, lengths, strict=True))
     nothing = tuple(torch.full((options.tokens - 1,), NO_CODE) for _ in prompts)
-    given: dict[str, tuple[Codes, Codes | None]] = {
-        "own": (own, None),
+    how = {"temperature": options.temperature, "seed": options.seed, "progress": progress}
+    written = {"own": continuations(model, prompts, own, options.tokens, **how)}
+    levels = feedback_of(model).embedding.levels
+    pairs = zip(own, written["own"], strict=True)
+    whole = tuple(torch.cat([row, quantise(one.shares[:-1], levels)]) for row, one in pairs)
+    mixed = list(zip(permuted(whole, options.seed + 1), lengths, strict=True))
+    fed = {
         "none": (no_codes(prompts), nothing),
+        "shuffled": (tuple(row[:n] for row, n in mixed), tuple(row[n:] for row, n in mixed)),
     }
-    runs: dict[str, Run] = {}
-    for signal, title in SIGNALS.items():
-        read, after = given[signal]
-        how = {"temperature": options.temperature, "seed": options.seed, "progress": progress}
-        written = continuations(
-            model, prompts, read, options.tokens, written_codes=after, title=title, **how
+    for signal, (read, after) in fed.items():
+        written[signal] = continuations(
+            model, prompts, read, options.tokens, written_codes=after, **how
         )
-        if signal == "own":
-            levels = feedback_of(model).embedding.levels
-            given["shuffled"] = _shuffled(own, written, levels, options.seed + 1)
-        shares: list[np.ndarray] = []
-        starts: list[np.ndarray] = []
-        for prompt, (ids, spread) in zip(prompts, written, strict=True):
-            ends = np.flatnonzero(ids.numpy() == tokenizer.eos_token_id)
-            length = int(ends[0]) if len(ends) else len(ids)
-            shares.append(spread.double().numpy()[:length])
-            begun = hedge_starts(tokenizer, prompt.tolist(), ids[:length].tolist())
-            starts.append(np.array(begun, dtype=bool))
-        column, steps = hedges_after(shares, starts, options.window)
-        runs[signal] = column, starts, steps
+    runs = {signal: _counted(reading, prompts, one) for signal, one in written.items()}
     return hedging_table(runs, options)
+
+
+def _counted(reading: Reading, prompts: Sequence[Tensor], written: Sequence[Continuation]) -> Run:
+    shares: list[np.ndarray] = []
+    starts: list[np.ndarray] = []
+    for prompt, (ids, spread) in zip(prompts, written, strict=True):
+        ends = np.flatnonzero(ids.numpy() == reading.tokenizer.eos_token_id)
+        length = int(ends[0]) if len(ends) else len(ids)
+        shares.append(spread.double().numpy()[:length])
+        begun = hedge_starts(reading.tokenizer, prompt.tolist(), ids[:length].tolist())
+        starts.append(np.array(begun, dtype=bool))
+    column, steps = hedges_after(shares, starts, reading.options.window)
+    return column, starts, steps
 
 
 def hedging_table(runs: Mapping[str, Run], options: InspectOptions) -> Table:
@@ -137,16 +136,6 @@ def hedging_table(runs: Mapping[str, Run], options: InspectOptions) -> Table:
     facts |= {"temperature": options.temperature}
     title = f"Hedging words in the {options.window} tokens after steps of high and low entropy"
     return Table(title, columns, tuple(rows), facts, findings)
-
-
-def _shuffled(
-    own: Codes, written: Sequence[Continuation], levels: int, seed: int
-) -> tuple[Codes, Codes]:
-    """Return the codes of prompts and those of what was written, permuted over all positions."""
-    pairs = list(zip(own, written, strict=True))
-    whole = tuple(torch.cat([row, quantise(one.shares[:-1], levels)]) for row, one in pairs)
-    parts = list(zip(permuted(whole, seed), map(len, own), strict=True))
-    return tuple(row[:n] for row, n in parts), tuple(row[n:] for row, n in parts)
 
 
 def hedges_after(
@@ -213,7 +202,6 @@ def continuations(
     temperature: float = 1.0,
     seed: int = 0,
     progress: Reporter = SILENT,
-    title: str = "Writing on",
 ) -> tuple[Continuation, ...]:
     """Let a model continue prompts by S ``tokens``, with codes [S − 1] fed or with its own.
 
@@ -223,7 +211,7 @@ def continuations(
     check_window(model, max(map(len, prompts)) + tokens)
     draws = np.random.default_rng(seed).random((len(prompts), tokens))
     found: dict[int, Continuation] = {}
-    with batches_of(model, prompts, title, progress) as batches:
+    with batches_of(model, prompts, "Writing on", progress) as batches:
         for numbers in batches:
             ids, fed = stacked(prompts, numbers), {CODES: stacked(codes, numbers)}
             given = None if written_codes is None else stacked(written_codes, numbers)
