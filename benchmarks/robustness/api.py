@@ -147,7 +147,6 @@ def _explaining(trace: Any) -> list[Call]:
         Call("Trace.documents", trace.documents, {"limit": LIMIT, **one}, _shares),
         Call("Trace.passages", trace.passages, limit, _shares),
         Call("Trace.against", trace.against, limit),
-        Call("Trace.places", trace.places, {"limit": LIMIT, **one}),
         Call("Trace.verbatim", trace.verbatim, {"limit": LIMIT}),
         Call("Trace.to_dict", trace.to_dict, entries),
         Call("Trace.to_html", trace.to_html, {"path": page, "against": LIMIT}),

@@ -238,7 +238,7 @@ def _audit(model: Path, texts: Path, to: Path) -> None:
     found = Audit(lm, text_options([lm]))
     with audit_files([to], [], found.identity) as (add, _):
         for row in found.read(DocumentReader(texts)):
-            add(row.to_dict())
+            add(row)
 
 
 def write_texts(root: Path) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -22,34 +22,34 @@ SHOWN = 50
 SHARES = ("share", "base_rate", "explained_share", "probability")
 
 
-class Row(Protocol):
-    """An item of a list."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its columns."""
-        ...
-
-
-T = TypeVar("T", bound=Row)
+T = TypeVar("T")
 
 
 class Rows(list[T]):
-    """A list that a notebook shows as a table, and that pandas, Parquet and JSON take."""
+    """A list that a notebook shows as a table, and that pandas, Parquet and JSON take.
+
+    Each item has ``to_dict()``, which is its row.
+    """
+
+    @property
+    def _rows(self) -> list[dict[str, Any]]:
+        items: list[Any] = list(self)
+        return [item.to_dict() for item in items]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return one row per item; see :func:`frame`."""
-        return frame(item.to_dict() for item in self)
+        return frame(self._rows)
 
     def to_parquet(self, path: Path | str) -> None:
         """Write one row per item."""
-        write_rows((item.to_dict() for item in self), path)
+        write_rows(self._rows, path)
 
     def to_json(self, path: Path | str) -> None:
         """Write a list with one object per item."""
-        write_text(path, json_text([item.to_dict() for item in self], indent=2) + "\n")
+        write_text(path, json_text(self._rows, indent=2) + "\n")
 
     def _repr_html_(self) -> str:
-        return table([item.to_dict() for item in self[:SHOWN]])
+        return table(Rows(self[:SHOWN])._rows)
 
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:

@@ -230,14 +230,6 @@ class Trace:
         lens, rows = self._lens(), self.rows[self.first :]
         return Opposition(self.predictions[list(rows)], self.lm, lens)
 
-    def places(
-        self, limit: int, *, method: Method = "evidence", where: Where | None = None
-    ) -> Sequence[Passage]:
-        """Return the passages behind the answer, or documents by ``source``."""
-        if method == "evidence":
-            return self.passages(limit, where=where)
-        return self.documents(limit, method=method, where=where)
-
     @cached_property
     def support(self) -> Support | None:
         """How well the corpus supports the answer; None without a lens, or a scale in it."""
