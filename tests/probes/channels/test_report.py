@@ -11,7 +11,6 @@ from prismlm.corpus import build_corpus
 from prismlm.corpus.sequences import Sequences
 from prismlm.errors import InputError
 from prismlm.files import finite
-from prismlm.lens.training_corpus import training_corpus
 from prismlm.models.decoders.mixers import half_lives
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.activations import read_activations
@@ -23,7 +22,7 @@ from prismlm.probes.channels.metrics import (
 )
 from prismlm.probes.channels.report import ReportOptions, channel_report
 from prismlm.statistics import spearman
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, save_model
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
 TEXT = "Old maps — 日本, the river."
 OPTIONS = ReportOptions(kept=4, tokens=7, max_lag=2, shuffles=9)
@@ -196,21 +195,3 @@ def test_a_corpus_of_another_tokenizer_is_refused(corpus, model, tmp_path):
     other = build_corpus(source, tmp_path / "other", vocab_size=280)
     with pytest.raises(InputError, match="another tokenizer than that of the model tiny"):
         channel_report(model, corpus.tokenizer, Sequences(other, "all"), name="tiny")
-
-
-def test_a_directory_that_does_not_say_or_says_otherwise(corpus, model, tmp_path):
-    directory = save_model(model, corpus, tmp_path / "model", trained_on=False)
-    with pytest.raises(InputError, match=r"does not say which corpus.*--corpus"):
-        training_corpus(directory)
-    run = {"recipe": {"corpus": str(tmp_path / "gone")}, "corpus": {"fingerprint": "x"}}
-    (directory / "training.json").write_text(json.dumps(run))
-    with pytest.raises(InputError, match=r"gone, which is not there.*--corpus"):
-        training_corpus(directory)
-    run["recipe"]["corpus"] = str(corpus.path)
-    (directory / "training.json").write_text(json.dumps(run))
-    with pytest.raises(InputError, match="is not the one that"):
-        training_corpus(directory)
-    # A head's own file comes before the run's.
-    provenance = {"recipe": {"corpus": str(corpus.path)}, "corpus": {}}
-    (directory / "prismlm.json").write_text(json.dumps({"provenance": provenance}))
-    assert training_corpus(directory).name == corpus.name
