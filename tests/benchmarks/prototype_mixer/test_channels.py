@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from benchmarks.prototype_mixer import channel_concepts, channels
+from benchmarks.prototype_mixer import channels
+from prismlm.probes.channels.effects import INTERVENTIONS
 from tests.helpers.mixer_models import make_corpus, make_model
 
 
@@ -56,9 +57,7 @@ def test_what_is_written(written):
     for concept in value["concepts"]:
         assert len(concept["controls"]) == 2
         assert all(layer == concept["layer"] for layer, _ in concept["controls"])
-        assert [effect["intervention"] for effect in concept["effects"]] == list(
-            channel_concepts.INTERVENTIONS
-        )
+        assert tuple(effect["intervention"] for effect in concept["effects"]) == INTERVENTIONS
     assert len(value["lags"]) == 3
     assert value["lags"][0]["peaks"]["0"] == 6
 
