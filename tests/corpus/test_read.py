@@ -104,12 +104,6 @@ def test_other_columns_numbers_and_missing_ids(tmp_path: Path) -> None:
     assert [(d.doc_id, d.title) for d in found] == [("t.parquet:1", "1999"), ("t.parquet:2", None)]
 
 
-def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_bytes(b"\xef\xbb\xbfhello")
-    (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "there"}\n\n')
-    assert [document.text for document in read_documents(tmp_path)] == ["there", "hello"]
-
-
 def _refused(path: Path, columns: Columns | None = None) -> str:
     with pytest.raises(InputError) as caught:
         list(read_documents(path, columns))
@@ -132,24 +126,6 @@ def test_a_column_that_is_named_must_exist(kind: str, tmp_path: Path) -> None:
     message = _refused(_written(kind, tmp_path), Columns(id="key"))
     assert "'key'" in message
     assert "--id-column" in message
-
-
-@pytest.mark.parametrize("line", ['{"text": "b"', "[1, 2]", '"text"', "nonsense"])
-def test_broken_json_names_the_line(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_text(f'{{"text": "a"}}\n{line}\n', encoding="utf-8")
-    message = _refused(path)
-    assert f"{path}:2" in message
-    assert "one JSON object on each line" in message
-
-
-@pytest.mark.parametrize("value", [3, None, ["a"], {"a": 1}])
-def test_text_that_is_not_a_string(value: Any, tmp_path: Path) -> None:
-    lines = tmp_path / "t.jsonl"
-    lines.write_text(json.dumps({"text": value}), encoding="utf-8")
-    assert f"{lines}:1" in _refused(lines)
-    table = _parquet(tmp_path / "t.parquet", {"text": pa.array([value])})  # pyright: ignore
-    assert f"{table}:1" in _refused(table)
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "parquet"])
@@ -245,6 +221,12 @@ def test_a_file_of_markdown_or_of_one_object_is_a_document(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
+        ("t.jsonl", '{"text": "a"}\n{"text": "b"', "t.jsonl:2 is not valid JSON"),
+        ("t.jsonl", '{"text": "a"}\n[1, 2]', "one JSON object on each line"),
+        ("t.jsonl", '{"text": 3}', "t.jsonl:1: the text is a number"),
+        ("t.jsonl", '{"text": {"a": 1}}', "t.jsonl:1: the text is a record"),
+        ("t.jsonl", '{"text": "a", "id": "\\ud800"}', "t.jsonl:1"),
+        ("t.jsonl", '{"text": "a", "id": ' + "9" * 5000 + "}", "t.jsonl:1"),
         ("t.json", "[1]", "t.json:1 holds a JSON int"),
         ("t.json", '{"text": "a"} {', "is not valid JSON"),
         ("t.json", '[{"words": "a"}]', "there is no column 'text'"),
@@ -254,11 +236,15 @@ def test_a_file_of_markdown_or_of_one_object_is_a_document(tmp_path: Path) -> No
         ("t.csv", "id,text\na\n", "the text is a null"),
     ],
 )
-def test_json_and_csv_that_cannot_be_used(
-    name: str, data: str, message: str, tmp_path: Path
-) -> None:
+def test_rows_that_cannot_be_used(name: str, data: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(data, encoding="utf-8")
     assert message in _refused(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", [3, None, ["a"], {"a": 1}])
+def test_a_column_of_no_text(value: Any, tmp_path: Path) -> None:
+    table = _parquet(tmp_path / "t.parquet", {"text": pa.array([value])})  # pyright: ignore
+    assert f"{table}:1" in _refused(table)
 
 
 def test_a_file_is_read_once(tmp_path: Path) -> None:
@@ -342,12 +328,3 @@ def test_ids_of_binary_numbers_have_the_fewest_digits_that_mean_them(tmp_path):
     found = list(read_documents(tmp_path / "x.parquet"))
     assert [document.doc_id for document in found] == ["0.1", "12", "1503.0099"]
     assert [document.domain for document in found] == ["1e+300", None, "1503.00997"]
-
-
-@pytest.mark.parametrize(
-    "line", ['{"text": "a", "id": "\\ud800"}', '{"text": "a", "id": ' + "9" * 5000 + "}"]
-)
-def test_ids_that_are_no_text(tmp_path, line):
-    (tmp_path / "x.jsonl").write_text(line)
-    with pytest.raises(InputError, match=r"x\.jsonl:1"):
-        list(read_documents(tmp_path / "x.jsonl"))

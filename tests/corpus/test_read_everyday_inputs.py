@@ -172,7 +172,9 @@ def test_a_dataset_saved_to_disk_is_read_with_arrow_alone(tmp_path: Path) -> Non
 def test_odd_but_whole_inputs_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('id,text\n1,NA\n2,"multi\nline ""q"", ok"\n3,\n')
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
-    (tmp_path / "c.jsonl").write_text('{"id": "[/red]<b>", "text": "\\u001b[31m<script>"}\n')
+    (tmp_path / "c.jsonl").write_bytes(
+        b'\xef\xbb\xbf{"id": "[/red]<b>", "text": "\\u001b[31m<script>"}\n\n'
+    )
     (tmp_path / "d.jsonl").write_text("")
     reader = DocumentReader(tmp_path)
     assert [document.text for document in reader] == [

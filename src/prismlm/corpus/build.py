@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 OUTPUT_OF_INPUT = 0.9
 TRAINING_CHARACTERS = 64_000_000
 SHARD_TOKENS = 2**27
-STATE_FILE, STATE_VERSION = "build.json", 3
+STATE_FILE, STATE_VERSION = "build.json", 4
 
 
 def build_corpus(
@@ -105,9 +105,15 @@ def build_corpus(
         if tokenizer is None:
             chosen = _train(reader, vocab_size, progress)
         reader.tokenizer = chosen = chosen or load_tokenizer(str(tokenizer))
-        origin = _origin(inputs, reader, columns)
         how = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
-        _write(reader, origin, target, chosen, progress, overwrite=overwrite, **how)
+        writer = CorpusWriter(partial_of(target), chosen, **how)
+        origin = _origin(inputs, reader, columns)
+        origin |= {
+            "tokenizer": writer.meta["fingerprint"],
+            "heldout_fraction": heldout_fraction,
+        }
+        with room_to_write(f"the corpus {target}", target.parent, WAY_OUT):
+            _write(reader, writer, origin, target, progress, overwrite=overwrite)
     return Corpus.open(target)
 
 
@@ -240,63 +246,57 @@ def training_texts(documents: Iterator[Document], limit: int) -> list[str]:
 
 def _write(
     reader: DocumentReader,
+    writer: CorpusWriter,
     origin: dict[str, Any],
     target: Path,
-    tokenizer: PreTrainedTokenizerFast,
     progress: Reporter,
     *,
-    heldout_fraction: float,
-    shard_tokens: int,
-    overwrite: bool = False,
+    overwrite: bool,
 ) -> None:
     """Write the corpus of what is read, from where an earlier run of the same ended."""
     partial = partial_of(target)
-    how: dict[str, Any] = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
-    with (
-        room_to_write(f"the corpus {target}", target.parent, WAY_OUT),
-        CorpusWriter(partial, tokenizer, **how) as writer,
-        progress.task("Tokenising", reader.total, reader.unit) as task,
-    ):
-        origin |= {
-            "tokenizer": writer.meta["fingerprint"],
-            "heldout_fraction": heldout_fraction,
-        }
-        closed = _begin(partial, origin, overwrite)
-        with _keeping(partial):
-            documents, done = iter(reader), 0
-            if closed:
-                writer.resume(closed, documents)
-                task.note(f"{sum(shard['documents'] for shard in closed):,} documents were kept")
-            for _ in writer.write(documents):
-                if len(writer.shards) > len(closed):
-                    closed = list(writer.shards)
-                    note = {"version": STATE_VERSION, "origin": origin, "shards": closed}
-                    write_json(partial / STATE_FILE, note)
-                task.advance(reader.done - done)
-                done = reader.done
-            more = {"read": reader.manifest()} if reader.files else {"origin": origin}
-            writer.finish(reader.left_out, **more)
-        (partial / STATE_FILE).unlink(missing_ok=True)
-        with atomic_directory(target) as empty:
-            os.replace(partial, empty)
+    begun = _begun(partial, origin, overwrite)
+    with _keeping(partial), writer, progress.task("Tokenising", reader.total, reader.unit) as task:
+        documents, done = iter(reader), 0
+        if begun:
+            writer.resume(begun["shards"], begun["digest"], documents)
+            kept = sum(shard["documents"] for shard in begun["shards"])
+            task.note(f"{kept:,} documents were kept")
+        closed = len(writer.shards)
+        for _ in writer.write(documents):
+            if len(writer.shards) > closed:
+                closed = len(writer.shards)
+                note = {"version": STATE_VERSION, "origin": origin, "shards": writer.shards}
+                write_json(partial / STATE_FILE, note | {"digest": writer.closed_digest})
+            task.advance(reader.done - done)
+            done = reader.done
+        more = {"read": reader.manifest()} if reader.files else {"origin": origin}
+        writer.finish(reader.left_out, **more)
+    (partial / STATE_FILE).unlink(missing_ok=True)
+    with atomic_directory(target) as empty:
+        os.replace(partial, empty)
 
 
-def _begin(partial: Path, origin: dict[str, Any], overwrite: bool) -> list[dict[str, Any]]:
-    """Return the shards that an earlier run closed, and remove what else it left."""
-    state, shards = partial / STATE_FILE, list[dict[str, Any]]()
-    if state.is_file():
-        found = read_note(state, partial, version=STATE_VERSION)
+def _begun(partial: Path, origin: dict[str, Any], overwrite: bool) -> dict[str, Any]:
+    """Return what an earlier run of the same noted, empty if nothing, and remove the rest."""
+    begun: dict[str, Any] = {}
+    if (partial / STATE_FILE).is_file():
+        begun = read_note(partial / STATE_FILE, partial, version=STATE_VERSION)
         if not overwrite:
-            _check_same(f"{partial} holds what was begun", found["origin"], origin)
-        shards = found["shards"] if found["origin"] == origin else []
-    kept = {STATE_FILE, *(name for shard in shards for name in shard["files"])} if shards else ()
+            _check_same(f"{partial} holds what was begun", begun["origin"], origin)
+        begun = begun if begun["origin"] == origin else {}
+    kept = (
+        {STATE_FILE, *(name for shard in begun["shards"] for name in shard["files"])}
+        if begun
+        else ()
+    )
     partial.mkdir(exist_ok=True)
     for path in partial.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name not in kept:
             path.unlink()
-    return shards
+    return begun
 
 
 def _check_same(what: str, before: dict[str, Any], origin: dict[str, Any]) -> None:

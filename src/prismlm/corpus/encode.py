@@ -146,11 +146,14 @@ class Encoder:
             done = mark.end
         return found + self._between(text, done, len(text))[0]
 
-    def chat_spans(self, text: str, ids: Sequence[int]) -> Spans | None:
-        """Return the characters of each token of a chat; None where they are not its tokens.
+    def spans(self, text: str, tokens: np.ndarray) -> Spans | None:
+        """Return the characters of each token of a text or chat; None if they are not its tokens.
 
-        Which marks are the template's follows from the tokens between them.
+        Which marks of a chat are the template's follows from the tokens between them.
         """
+        encoding, ids = self.text.encode(text, add_special_tokens=False), tokens.tolist()
+        if encoding.ids == ids:
+            return np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         candidates, found = self.marks_in(text), list[tuple[int, int]]()
         done = 0
         for part, number in self._split(ids):

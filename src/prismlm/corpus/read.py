@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 # Why a document is left out by whoever reads it.
 NO_TEXT, NO_ANSWER = "no text", "chat without an answer"
 BAD_ROWS_LISTED = 5
-# How long the rest of the input is searched for more bad rows after the first.
-SEARCH_SECONDS = 60.0
 KINDS = {type(None): "null", bytes: "binary value", dict: "record"} | dict.fromkeys(
     (int, float, Decimal), "number"
 )
@@ -203,13 +200,8 @@ class DocumentReader:
 
     def _refusal(self, first: BadRow, placed: Iterator[Placed], seen: set[int]) -> InputError:
         """Return the error that names all bad rows: the first, and others found behind it."""
-        bad, until, partial = [first], time.monotonic() + SEARCH_SECONDS, ""
-        for document, place in placed:
-            problem = self._problem(document, place, seen)
-            bad += [problem] if isinstance(problem, BadRow) else []
-            if time.monotonic() > until:
-                partial = f", in {SEARCH_SECONDS:.0f} s of reading"
-                break
+        problems = (self._problem(document, place, seen) for document, place in placed)
+        bad = [first, *(problem for problem in problems if isinstance(problem, BadRow))]
         way_out = "Fix the row" if len(bad) == 1 else "Fix them"
         if self._skip_bad_rows is not None:
             way_out += ", or leave out such rows with --skip-bad-rows (in Python: skip_bad_rows)"
@@ -217,7 +209,7 @@ class DocumentReader:
             return InputError(f"{first} {way_out}.")
         reasons = counted(Counter(one.reason for one in bad))
         lines = [
-            f"{len(bad):,} rows cannot be used ({reasons}){partial}:",
+            f"{len(bad):,} rows cannot be used ({reasons}):",
             *map(str, bad[:BAD_ROWS_LISTED]),
         ]
         return InputError("\n  ".join(lines) + f"\n{way_out}.")

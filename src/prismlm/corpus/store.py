@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from prismlm import fingerprints
 from prismlm.corpus import layout
-from prismlm.corpus.encode import Encoder, TokenBytes, around_text
+from prismlm.corpus.encode import Encoder, around_text
 from prismlm.errors import (
     FormatError,
     InputError,
@@ -190,11 +190,6 @@ class Corpus:
         position, _ = self._check_range(position, 1)
         return int(np.searchsorted(self.starts, position, side="right")) - 1
 
-    def forget(self) -> None:
-        """Release the rows and texts that are kept for the next question."""
-        self.documents.forget()
-        self._texts.forget()
-
     # -- tokens and text
 
     def tokens(self, start: int, length: int) -> np.ndarray:
@@ -240,27 +235,17 @@ class Corpus:
         text, row = self.text(index), self.documents
         ids = self.read_tokens(row.value(index, "start"), row.value(index, "length"))[:-1]
         around = len(self.prefix), len(self.suffix)
-        for spans_of in (self._spans_of_bytes, self._spans_of_encoding):
-            # A chat begins and ends as its template has it.
-            for before, after in dict.fromkeys((around, (0, 0))):
-                spans = spans_of(ids[before : len(ids) - after], text)
-                if spans is not None:
-                    start = np.zeros((before, 2), np.int64)
-                    end = np.full((after + 1, 2), len(text), np.int64)
-                    return np.concatenate([start, spans, end])
+        # A chat begins and ends as its template has it.
+        for before, after in dict.fromkeys((around, (0, 0))):
+            spans = self._encoder.spans(text, ids[before : len(ids) - after])
+            if spans is not None:
+                start = np.zeros((before, 2), np.int64)
+                end = np.full((after + 1, 2), len(text), np.int64)
+                return np.concatenate([start, spans, end])
         raise FormatError(
             f"{self.path}: the tokenizer gives other tokens for document "
             f"{row.value(index, 'doc_id')!r} than are stored. Build the corpus again."
         )
-
-    def _spans_of_bytes(self, ids: np.ndarray, text: str) -> np.ndarray | None:
-        return None if self._token_bytes is None else self._token_bytes.spans(ids, text)
-
-    def _spans_of_encoding(self, ids: np.ndarray, text: str) -> np.ndarray | None:
-        encoding = self._encoder.text.encode(text, add_special_tokens=False)
-        if np.array_equal(ids, np.array(encoding.ids, dtype=np.int64)):
-            return np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        return self._encoder.chat_spans(text, ids.tolist())
 
     def excerpt(self, start: int, length: int) -> str:
         """Return the characters that ``length`` tokens of one document from a position on touch."""
@@ -284,10 +269,6 @@ class Corpus:
             return Encoder(Tokenizer.from_file(str(path)), self.meta["tokenizer"]["eos_token"])
         except Exception as error:  # tokenizers raises nothing narrower
             raise _damaged(path, error) from error
-
-    @cached_property
-    def _token_bytes(self) -> TokenBytes | None:
-        return TokenBytes.of(self._encoder.text)
 
     def _mapped(self, shard: int) -> np.ndarray:
         path = self.path / layout.TOKENS.format(shard)
@@ -341,10 +322,6 @@ class ShardedTable:
             with self._file(shard) as file:
                 chunks += file.read(columns=[name])[name].chunks
         return pa.chunked_array(chunks, self._schema.field(name).type)
-
-    def forget(self) -> None:
-        """Release the row groups that are kept."""
-        self._group.cache_clear()
 
     def _group_of(self, number: int) -> tuple[pa.Table, int]:
         """Return the row group of a document, and the number of the first document in it."""

@@ -1,13 +1,10 @@
-"""Writing a corpus directory: documents and their tokens as shards, and ``corpus.json``.
-
-Memory does not grow with the corpus.
-"""
+"""Writing a corpus directory: documents and their tokens as shards, and ``corpus.json``."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -32,9 +29,8 @@ if TYPE_CHECKING:
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 1024
 # Of a row group, so that one document reads in milliseconds.
 GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
-ROWS_AT_ONCE = 64
-# What a shard keeps of a document.
-DOCUMENT = ("doc_id", "text", *METADATA)
+# Columns that corpus.json counts by.
+COUNTED = ("doc_id", "domain", "license", "split", "length")
 
 
 class CorpusWriter:
@@ -46,6 +42,7 @@ class CorpusWriter:
     Attributes:
         meta: what ``corpus.json`` says of the tokenizer.
         shards: those that are closed: their documents, tokens and files with sizes.
+        closed_digest: of the documents of these shards.
     """
 
     def __init__(
@@ -75,12 +72,8 @@ class CorpusWriter:
         self._dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
         self._shard: _Shard | None = None
         self.shards: list[dict[str, Any]] = []
-        self._counts = Counter[str]()
-        self._heldout = Counter[str](documents=0, tokens=0)
-        # The key and length of the document that is held out where the fraction holds out none.
-        self._first_to_hold_out = (1.0, 0)
-        self._stated = Counter[str]()
-        self._groups = {"domain": defaultdict(Counter[str]), "license": defaultdict(Counter[str])}
+        self.closed_digest = ""
+        self._counts = Counter[str](documents=0, tokens=0, characters=0)
         self._digests = {"tokens": hashlib.sha256(), "documents": hashlib.sha256()}
 
     def __enter__(self) -> CorpusWriter:
@@ -104,8 +97,8 @@ class CorpusWriter:
         yield
 
     def _write(self, batch: list[Document]) -> None:
-        encoder = encoder_of(self._tokenizer)
-        texts, chats, ids = list[Document](), list[Document](), dict[str, list[int]]()
+        encoder, ids = encoder_of(self._tokenizer), dict[str, list[int]]()
+        texts, chats = list[Document](), list[Document]()
         for document in batch:
             if document.messages is None:
                 texts.append(document)
@@ -114,11 +107,8 @@ class CorpusWriter:
             else:
                 # All special tokens are the template's.
                 chats.append(document)
-        around = self._prefix, self._suffix
-        for some, (before, after) in ((texts, around), (chats, ([], []))):
-            if not some:
-                continue
-            backend = encoder.text if some is texts else encoder.chat
+        ways = (encoder.text, texts, self._prefix, self._suffix), (encoder.chat, chats, [], [])
+        for backend, some, before, after in ways if chats else ways[:1]:
             encoded = backend.encode_batch_fast([d.text for d in some], add_special_tokens=False)
             for document, one in zip(some, encoded, strict=True):
                 ids[document.doc_id] = [*before, *one.ids, *after]
@@ -137,27 +127,33 @@ class CorpusWriter:
         self._shard.add(document, tokens, self._counts["tokens"], length)
         self._count(document, tokens, length)
 
-    def resume(self, shards: list[dict[str, Any]], documents: Iterator[Document]) -> None:
-        """Take shards that an earlier writer closed, and their part of ``documents``."""
+    def resume(
+        self, shards: list[dict[str, Any]], digest: str, documents: Iterator[Document]
+    ) -> None:
+        """Take the shards and ``closed_digest`` of an earlier writer, and their ``documents``."""
         layout.check_files(self._directory, shards)
-        for number, shard in enumerate(shards):
-            tables = (layout.DOCUMENTS.format(number), layout.TEXTS.format(number))
-            rows = zip(*(_rows(self._directory / name) for name in tables), strict=True)
+        for number in range(len(shards)):
+            lengths = self._documents(number, "length")["length"].to_pylist()
             with (self._directory / layout.TOKENS.format(number)).open("rb") as tokens:
-                for row, text in rows:
-                    document = next(documents, None)
-                    if document is not None:
-                        document = replace(document, split=document.part)
-                    kept = {name: (row | text)[name] for name in DOCUMENT}
-                    if document is None or kept != {n: getattr(document, n) for n in DOCUMENT}:
-                        raise InputError(
-                            f"what is read has changed since {self._directory} was begun: the "
-                            f"document {row['doc_id']!r} is missing, elsewhere or another. Remove "
-                            "that directory to start anew."
-                        )
-                    part = tokens.read(row["length"] * self._dtype.itemsize)
-                    self._count(document, part, row["length"])
-            self.shards.append(shard)
+                for length, document in zip(lengths, documents, strict=False):
+                    part = tokens.read(length * self._dtype.itemsize)
+                    self._count(replace(document, split=document.part), part, length)
+        self.shards, self.closed_digest = list(shards), self._digests["documents"].hexdigest()
+        if self.closed_digest != digest:
+            raise InputError(
+                f"the documents that are read have changed since {self._directory} was begun. "
+                "Remove that directory to start anew."
+            )
+
+    def _documents(self, shard: int, *columns: str) -> pa.Table:
+        """Return columns of the documents of a closed shard."""
+        path = self._directory / layout.DOCUMENTS.format(shard)
+        try:
+            return pq.read_table(path, columns=list(columns), page_checksum_verification=True)
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(
+                f"{path} is damaged ({error}). Remove {self._directory} to start anew."
+            ) from error
 
     def _count(self, document: Document, tokens: bytes, length: int) -> None:
         text = document.text.encode()
@@ -167,48 +163,26 @@ class CorpusWriter:
         facts += [document.split] if document.split is not None else []
         self._digests["tokens"].update(tokens)
         self._digests["documents"].update(json_text(facts, ensure_ascii=True).encode() + text)
-        size = Counter(documents=1, tokens=length)
-        self._counts += size + Counter(characters=len(document.text))
-        if document.split is not None:
-            self._stated[document.split] += 1
-        else:
-            key = (layout.split_key(document.doc_id), length)
-            self._first_to_hold_out = min(self._first_to_hold_out, key)
-        if layout.is_held_out(document.doc_id, self._heldout_fraction, document.split):
-            self._heldout.update(size)
-        for name, groups in self._groups.items():
-            groups[getattr(document, name)].update(size)
+        self._counts.update(documents=1, tokens=length, characters=len(document.text))
 
     def _close_shard(self) -> None:
         if self._shard is not None:
             self.shards.append(self._shard.close())
+            self.closed_digest = self._digests["documents"].hexdigest()
             self._shard = None
 
     def finish(self, left_out: Mapping[str, int], **more: Any) -> None:
         """Close the last shard; write the tokenizer and ``corpus.json``.
-
-        Of two or more documents at least one is held out, unless the held-out fraction is 0: where
-        it is too small for that, the fraction becomes the least that holds one out.
 
         Args:
             left_out: how many rows are not in the corpus, by the reason.
             more: what else ``corpus.json`` says, such as the files read.
         """
         self._close_shard()
-        key, length = self._first_to_hold_out
-        none_held_out = self._counts["documents"] > 1 and not self._heldout["documents"]
-        if none_held_out and 0 < self._heldout_fraction <= key < 1:
-            self._heldout_fraction = math.nextafter(key, 1.0)
-            self._heldout = Counter(documents=1, tokens=length)
-        split: dict[str, Any] = {"rule": layout.STATED_RULE if self._stated else layout.SPLIT_RULE}
-        split["heldout_fraction"] = self._heldout_fraction
-        if self._stated:
-            split["stated"] = {part: self._stated[part] for part in ("train", "heldout")}
-        domains, licenses = (
-            [{name: value, **counts} for value, counts in sorted(groups.items(), key=_first)]
-            for name, groups in self._groups.items()
-        )
-        names = ("documents", "tokens", "characters")
+        tables = [self._documents(shard, *COUNTED) for shard in range(len(self.shards))]
+        documents = pa.concat_tables(tables)
+        split, held_out = self._split(documents)
+        tokens = documents["length"].to_numpy()
         meta = {
             "format": layout.FORMAT,
             "version": layout.FORMAT_VERSION,
@@ -216,11 +190,10 @@ class CorpusWriter:
             "tokenizer": self.meta,
             "left_out": dict(sorted(left_out.items())),
             "split": split,
-            "counts": {name: self._counts[name] for name in names}
-            | {"skipped": sum(left_out.values())},
-            "heldout": dict(self._heldout),
-            "domains": domains,
-            "licenses": licenses,
+            "counts": dict(self._counts) | {"skipped": sum(left_out.values())},
+            "heldout": {"documents": int(held_out.sum()), "tokens": int(tokens[held_out].sum())},
+            "domains": _counted_by("domain", documents),
+            "licenses": _counted_by("license", documents),
             "shards": self.shards,
             "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
             **more,
@@ -228,21 +201,34 @@ class CorpusWriter:
         self._tokenizer.save_pretrained(self._directory / layout.TOKENIZER_DIRECTORY)
         write_json(self._directory / layout.META_FILE, meta | {"digest": layout.digest(meta)})
 
+    def _split(self, documents: pa.Table) -> tuple[dict[str, Any], np.ndarray]:
+        """Return the rule of the split, and which documents it holds out.
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table of a closed shard."""
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as table:
-            for batch in table.iter_batches(ROWS_AT_ONCE):
-                yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(
-            f"{path} is damaged ({error}). Remove {path.parent} to start anew."
-        ) from error
+        Of two or more documents at least one is held out, unless the held-out fraction is 0: where
+        it is too small for that, the fraction becomes the least that holds one out.
+        """
+        parts = documents["split"].to_pylist()
+        stated = {part: parts.count(part) for part in ("train", "heldout")}
+        split: dict[str, Any] = {"rule": layout.SPLIT_RULE}
+        split["heldout_fraction"] = self._heldout_fraction
+        if any(stated.values()):
+            split |= {"rule": layout.STATED_RULE, "stated": stated}
+        held_out = layout.held_out(documents, split)
+        if self._heldout_fraction and len(parts) > 1 and not held_out.any():
+            ids = zip(documents["doc_id"].to_pylist(), parts, strict=True)
+            keys = [layout.split_key(doc_id) for doc_id, part in ids if part is None]
+            if keys:
+                split["heldout_fraction"] = math.nextafter(min(keys), 1.0)
+                held_out = layout.held_out(documents, split)
+        return split, held_out
 
 
-def _first(group: tuple[str | None, Any]) -> str:
-    return group[0] or ""
+def _counted_by(column: str, documents: pa.Table) -> list[dict[str, Any]]:
+    """Return documents and tokens of each value of a column."""
+    groups = documents.group_by(column).aggregate([("length", "count"), ("length", "sum")])
+    rows = groups.select([column, "length_count", "length_sum"])
+    named = rows.rename_columns([column, "documents", "tokens"]).to_pylist()
+    return sorted(named, key=lambda row: row[column] or "")
 
 
 class _Shard:
@@ -255,12 +241,13 @@ class _Shard:
         how["write_page_checksum"] = True
         # Dictionaries and statistics of whole texts only cost space and time to read past.
         plain: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
-        self._document_table = self.files.enter_context(
-            pq.ParquetWriter(self._paths[1], layout.STORED_SCHEMA, **how)
-        )
-        self._text_table = self.files.enter_context(
-            pq.ParquetWriter(self._paths[2], layout.TEXT_SCHEMA, **how, **plain)
-        )
+        self._tables = [
+            self.files.enter_context(pq.ParquetWriter(path, schema, **options))
+            for path, schema, options in (
+                (self._paths[1], layout.STORED_SCHEMA, how),
+                (self._paths[2], layout.TEXT_SCHEMA, how | plain),
+            )
+        ]
         self.tokens = self._documents = self._text_bytes = 0
         self._rows: list[dict[str, Any]] = []
 
@@ -268,7 +255,7 @@ class _Shard:
         size = len(document.text.encode())
         if self._text_bytes + size > GROUP_BYTES or len(self._rows) == GROUP_DOCUMENTS:
             self._flush()
-        facts = {name: getattr(document, name) for name in DOCUMENT}
+        facts = {name: getattr(document, name) for name in ("doc_id", "text", *METADATA)}
         self._rows.append({**facts, "start": start, "length": length})
         self._text_bytes += size
         self._token_file.write(tokens)
@@ -277,7 +264,7 @@ class _Shard:
 
     def _flush(self) -> None:
         if self._rows:
-            for table in (self._document_table, self._text_table):
+            for table in self._tables:
                 table.write_table(pa.Table.from_pylist(self._rows, schema=table.schema))
         self._rows, self._text_bytes = [], 0
 

@@ -147,12 +147,11 @@ def test_what_is_typical_is_as_probable_as_the_text_before_it(ordinary):
 
 def test_a_response_cannot_end_the_turn(ordinary, monkeypatch):
     judge, read = LocalJudge(ordinary[0]), []
+    after = judge._log_after
+    monkeypatch.setattr(judge, "_log_after", lambda *given: read.extend(given) or after(*given))
     end = judge._tokenizer.eos_token
-    monkeypatch.setattr(
-        judge, "_log_probabilities", lambda start, _: torch.tensor(read.extend(start) or 0)
-    )
     judge.scores(Pair("Text", f"good{end}Answer: A", "bad"))
-    assert judge._tokenizer.eos_token_id not in read
+    assert judge._tokenizer.eos_token_id not in {token for ids in read for token in ids}
 
 
 @pytest.mark.parametrize("kind", [LocalJudge, LikelihoodJudge])

@@ -167,18 +167,17 @@ class LocalJudge(Judge):
         return encode_text(self._tokenizer, text, start=start, end=False)
 
     @torch.no_grad()
-    def _log_probabilities(self, start: list[int], answer: list[int]) -> Tensor:
-        """Return ln p of each token of an answer after the tokens before it."""
+    def _log_after(self, start: Sequence[int], more: Sequence[int]) -> Tensor:
+        """Return ln p [len(more) + 1, V] of what comes after ``start`` and after each of more."""
         longest = getattr(self._model.config, "max_position_embeddings", None)
-        ids = [*start, *answer[:-1]]
+        ids = [*start, *more]
         if longest is not None and len(ids) > longest:
             raise InputError(
                 f"a question to the judge {self.source} has {len(ids)} tokens, and it reads "
                 f"{longest}: give shorter prompts with --prompt-words, or another judge."
             )
         logits = self._model(torch.tensor([ids], device=self._model.device)).logits[0]
-        log = logits[len(start) - 1 :].float().log_softmax(-1)
-        return log.gather(1, torch.tensor(answer, device=log.device)[:, None])[:, 0]
+        return logits[len(start) - 1 :].float().log_softmax(-1)
 
     def scores(self, pair: Pair) -> dict[str, float]:
         """Return log P of each answer about a pair."""
@@ -188,7 +187,13 @@ class LocalJudge(Judge):
         else:
             start = self._ids(f"{text}\n\nAnswer:", start=True)
         answers = {name: self._ids(name if self._chat else f" {name}") for name in WORTH}
-        return {n: float(self._log_probabilities(start, ids).sum()) for n, ids in answers.items()}
+        # One pass for all answers of a single token.
+        begun = {tuple(ids[:-1]) for ids in answers.values()}
+        log = {more: self._log_after(start, more) for more in begun}
+        return {
+            name: sum(float(log[tuple(ids[:-1])][n, token]) for n, token in enumerate(ids))
+            for name, ids in answers.items()
+        }
 
     def verdicts(self, orders: Sequence[Pair], task: Task) -> list[str | None]:
         """Return the answer of the highest score for each pair."""
@@ -218,6 +223,7 @@ class LikelihoodJudge(LocalJudge):
     def __init__(self, directory: Path, by: str = "likelihood") -> None:
         super().__init__(directory)
         self._typical = by == "typical"
+        self._means: dict[tuple[str, str], float] = {}
         self.source += ", by typicality" if self._typical else ", by likelihood"
 
     def scores(self, pair: Pair) -> dict[str, float]:
@@ -236,8 +242,13 @@ class LikelihoodJudge(LocalJudge):
         return {"Tie": (a + b) / 2, "A": a, "B": b}
 
     def _mean(self, text: str, response: str) -> float:
-        start, own = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
-        return float(self._log_probabilities(start, own).mean())
+        # Both orders of a pair ask for the same.
+        if (text, response) not in self._means:
+            start, own = self._ids(text.rstrip(), start=True), self._ids(f" {response.strip()}")
+            log = self._log_after(start, own[:-1])
+            chosen = log.gather(1, torch.tensor(own, device=log.device)[:, None])
+            self._means[text, response] = float(chosen.mean())
+        return self._means[text, response]
 
 
 def judge_opener(
