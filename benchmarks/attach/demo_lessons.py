@@ -354,13 +354,10 @@ class Teaching(Loop):
         self._steps = [
             rows[at : at + size] for rows in epochs for at in range(0, len(rows) - size + 1, size)
         ]
-        self._adapted, self._lessons, self._options = adapted, lessons, options
+        self._adapted, self._lessons = adapted, lessons
         self.tokens = sum(lessons.read(row) for rows in self._steps for row in rows)
-        super().__init__([{"params": self.learned}], len(self._steps))
-
-    def rates(self) -> list[float]:
-        """Return the rate of all adapters."""
-        return [self._options.learning_rate]
+        rate = options.learning_rate
+        super().__init__([{"params": self.learned, "lr": rate}], len(self._steps))
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Add the gradients of a step; return the answers' cross-entropy in nats a token."""

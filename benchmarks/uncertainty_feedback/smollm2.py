@@ -57,7 +57,6 @@ class Arm(NamedTuple):
     model: PreTrainedModel
     feedback: UncertaintyFeedback | None
     groups: list[dict[str, Any]]
-    rates: list[float]
 
 
 def main() -> None:
@@ -134,20 +133,19 @@ def prepared(given: argparse.Namespace, arm: str, seed: int) -> Arm:
     """Return the model with what an arm trains in it; every arm predicts as the model does."""
     model: Any = AutoModelForCausalLM.from_pretrained(given.model).float().to(given.device)
     model.requires_grad_(False)
-    feedback, groups, rates = None, list[dict[str, Any]](), list[float]()
+    feedback, groups = None, list[dict[str, Any]]()
     table = list[nn.Parameter]()
     if arm != NONE:
         feedback = attach_uncertainty(model, LEVELS, rows=given.table_rows, deviation=0.0, passes=2)
         table = list(feedback.embedding.parameters())
-        groups.append({"params": table})
-        rates.append(given.table_rate)
+        groups.append({"params": table, "lr": given.table_rate})
     if not given.table_alone:
         with_adapters(model, LoraOptions(learning_rate=given.adapter_rate, seed=seed))
         adapters = [one for one in model.parameters() if one.requires_grad]
         held = set(map(id, table))
-        groups.append({"params": [one for one in adapters if id(one) not in held]})
-        rates.append(given.adapter_rate)
-    return Arm(model, feedback, groups, rates)
+        own = [one for one in adapters if id(one) not in held]
+        groups.append({"params": own, "lr": given.adapter_rate})
+    return Arm(model, feedback, groups)
 
 
 def trained(
@@ -184,10 +182,6 @@ class Training(Loop):
         drawn = np.random.SeedSequence([self._settings["seed"], self.step])
         generator = torch.Generator().manual_seed(int(drawn.generate_state(1, np.uint64)[0]))
         return shuffle_codes(codes, generator)
-
-    def rates(self) -> list[float]:
-        """Return the rates of the table and of the adapters, of which there are."""
-        return self._begun.rates
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Add the gradients of the rows' mean cross-entropy; return it in nats per token."""

@@ -190,11 +190,8 @@ class BrokenAtTheEnd(Loop):
         group["params"][0].grad = torch.full((1,), math.nan if self.step == 2 else 0.1)
         return {"loss": 1.0}
 
-    def rates(self):
-        return [0.1]
-
 
 def test_weights_that_the_last_step_broke_are_not_returned():
-    loop = BrokenAtTheEnd([{"params": [torch.nn.Parameter(torch.ones(1))]}], 3)
+    loop = BrokenAtTheEnd([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.1}], 3)
     with pytest.raises(DivergenceError, match="ends with what is not finite: fit with a lower"):
         loop.run([np.arange(1)] * 3, "Fitting", "loss", SILENT)

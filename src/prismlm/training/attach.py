@@ -72,7 +72,6 @@ STATES, BASE = "states", "base"
 OF_THE_MODEL = ("model", "revision")
 # What may differ when a command is run again: it changes no result.
 FREE = ("keep_states", "device", "revision", "skip_bad_rows")
-MAX_DEFAULT_WINDOW = 512
 STEPS_MEASURED = 3
 # Windows overlap by a quarter.
 READ_TWICE = 4 / 3
@@ -120,26 +119,20 @@ class AttachOptions:
         if not self.states_gb > 0:
             raise InputError(f"--states-gb is {self.states_gb:g}: expected more than 0.")
 
-    @property
-    def bf16(self) -> bool:
-        """Whether passes run in bfloat16 here."""
-        return uses_bf16(self.precision, device_named(self.device))
-
-    def window_of(self, model: PreTrainedModel) -> int:
-        """Return how many tokens the model reads at once."""
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        return self.window or min(longest or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
-
-    def index(self, window: int) -> IndexOptions:
-        """Return how the corpus is read, for the states and for the lens alike."""
-        return IndexOptions(
+    def index(self, model: PreTrainedModel) -> IndexOptions:
+        """Return how a model reads the corpus, for the states and for the lens alike."""
+        options = IndexOptions(
             contexts=self.contexts,
-            window=window,
-            stride=max(1, window * 3 // 4),
+            window=self.window or 0,
             positions=self.positions,
             codes=self.codes,
-            bf16=self.bf16,
+            bf16=uses_bf16(self.precision, device_named(self.device)),
         )
+        return options_for(model, options)
+
+    def states(self, tokens: int, width: int) -> int:
+        """Return how many of a corpus's positions the head is fitted to."""
+        return max(1, min(tokens, int(self.states_gb * 1e9 / bytes_per_position(width))))
 
 
 @dataclass(frozen=True)
@@ -215,14 +208,19 @@ def attach(
     kept = keeping(lambda: f"The finished parts are kept in {out}.")
     with writing(out, within=True), kept:
         _begin(out, base, corpus, options)
-        work = _Work(out, base, options, progress)
-        read = work.corpus(corpus)
+        parts = _Parts(out, base, options, progress)
+        read = parts.corpus(corpus)
         lens = out / "lens" / read.name
         if not (has_sidecar(out) and lens.exists()):
-            work.make_parts(read, lens)
+            parts.check(read)
+            parts.tune(read)
+            parts.train_table(read)
+            states = parts.states(read)
+            head = parts.head(read, states)
+            parts.index(read, states, head, lens)
         if read_meta(lens).labels is None:
-            opened = Lens.open(lens, work.model, load_sidecar(out).head)
-            label_lens(opened, work.model, progress=progress)
+            opened = Lens.open(lens, parts.model, load_sidecar(out).head)
+            label_lens(opened, parts.model, progress=progress)
         if not options.keep_states:
             shutil.rmtree(out / WORK, ignore_errors=True)
     made = load_sidecar(out).provenance
@@ -256,8 +254,11 @@ def _begin(
     keep_json(out / ATTACH_FILE, now)
 
 
-class _Work:
-    """A model that is attached to, opened, and the steps that make its parts."""
+class _Parts:
+    """A model that is attached to, opened, and each part of it; those that are there are kept."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
 
     def __init__(
         self, out: Path, base: BaseCheckpoint, options: AttachOptions, progress: Reporter
@@ -267,13 +268,7 @@ class _Work:
         # Fine-tuned weights take the place of those that were given.
         self.tuned = options.lora is None or (out / CONFIG_FILE).is_file()
         self._open(out if self.tuned else out / WORK / BASE)
-        self.window = options.window_of(self.model)
-        self.index = options.index(self.window)
-        self.reading: dict[str, Any] = {
-            "window": self.window,
-            "bf16": options.bf16,
-            "progress": progress,
-        }
+        self.reading = options.index(self.model)
 
     def _open(self, source: Path) -> None:
         if self.base.is_gguf:
@@ -282,11 +277,16 @@ class _Work:
         copied = (source / CONFIG_FILE).is_file()
         opened = read_checkpoint(source if copied else self.base.path, device=self.device)
         put_base(self.base, source)
-        self.source = source
-        self.model: PreTrainedModel = opened[0]
-        self.tokenizer: PreTrainedTokenizerBase = opened[1]
+        self.source, self.model, self.tokenizer = source, *opened
         self.logit_map = LogitMap.of(self.model)
         verify_logit_map(self.model, self.logit_map)
+
+    def _windows(self) -> dict[str, Any]:
+        reading = self.reading
+        return {"window": reading.window, "bf16": reading.bf16, "progress": self.progress}
+
+    def _heldout(self, corpus: Corpus) -> HeldOut:
+        return HeldOut(corpus, self.reading.window, 0)
 
     def corpus(self, given: Sequence[Path | str]) -> Corpus:
         """Return the corpus that was given, or one of the files that were."""
@@ -306,80 +306,67 @@ class _Work:
 
     def check(self, corpus: Corpus) -> None:
         """Check what can be checked before hours of work."""
-        options_for(self.model, self.index)
-        check_index(self.model, corpus, self.index, tokenizer_fingerprint(self.tokenizer))
-        HeldOut(corpus, self.window, 0).batches(1)
+        check_index(self.model, corpus, self.reading, tokenizer_fingerprint(self.tokenizer))
+        self._heldout(corpus).batches(1)
         documents, tokens = split_counts(corpus, "train")
-        per_position = bytes_per_position(weight_of(self.model).shape[1])
-        available = min(tokens - documents, int(self.options.states_gb * 1e9 / per_position))
+        # A document's last token predicts nothing.
+        tokens -= documents
+        width = weight_of(self.model).shape[1]
+        available = self.options.states(tokens, width)
         wanted = self.options.fit.of_states(available).prototypes
         if wanted is not None and available < wanted:
             raise InputError(
-                f"{available:,} positions to fit to, of {tokens - documents:,} that the corpus "
+                f"{available:,} positions to fit to, of {tokens:,} that the corpus "
                 f"{corpus.name} trains on, are fewer than the {wanted:,} "
                 "prototypes: use more text, more --states-gb, or --prototypes with a lower number."
             )
-        needed = available * per_position
+        needed = available * bytes_per_position(width)
         check_room(f"the hidden states in {self.out}", self.out, needed, self.out / WORK)
 
-    def make_parts(self, corpus: Corpus, lens: Path) -> None:
-        """Make what is not there yet: adapter, table, states, head and lens."""
-        options = self.options
-        self.check(corpus)
-        if options.lora and not self.tuned:
-            self.tune(corpus, options.lora)
-        if options.uncertainty and not (self.out / EFFECT_FILE).is_file():
-            self.table(corpus, options.uncertainty)
-        states = read_states(
-            self.model,
-            corpus,
-            self.out / WORK / STATES,
-            stride=self.index.stride,
-            limit_bytes=options.states_gb * 1e9,
-            **self.reading,
-        )
-        head = self.head(corpus, states)
-        if not lens.exists():
-            build_index(
-                self.model,
-                head.to(self.device),
-                corpus,
-                lens,
-                self.index,
-                trained_on="fine-tuned" if options.lora else False,
-                states=states,
-                progress=self.progress,
-            )
-
-    def tune(self, corpus: Corpus, options: LoraOptions) -> None:
+    def tune(self, corpus: Corpus) -> None:
         """Fine-tune the model on the corpus, and open what came of it."""
         adapter, tokens = self.out / ADAPTER, self.options.heldout_tokens
+        if self.options.lora is None or self.tuned:
+            return
         if not adapter.exists():
             with self.progress.task("Measuring the model", tokens, "tokens") as task:
-                text = HeldOut(corpus, self.window, 0).counted(tokens, task)
+                text = self._heldout(corpus).counted(tokens, task)
                 ce_before = cross_entropy(self.model, text)
             history = adapt(
                 self.model,
                 corpus,
-                options,
+                self.options.lora,
                 adapter,
                 base=self.base.name,
                 note={"ce_before": ce_before},
-                **self.reading,
+                **self._windows(),
             )
             write_history(self.out / WORK, history)
         put_adapted(self.source, adapter, self.out)
         self._open(self.out)
 
-    def table(self, corpus: Corpus, options: TableOptions) -> None:
+    def train_table(self, corpus: Corpus) -> None:
         """Train a table of uncertainty codes, and note what it changes."""
-        train_table(self.model, corpus, options, **self.reading)
+        options = self.options
+        if options.uncertainty is None or (self.out / EFFECT_FILE).is_file():
+            return
+        train_table(self.model, corpus, options.uncertainty, **self._windows())
         feedback = uncertainty_of(self.model)
         assert feedback is not None
-        heldout = HeldOut(corpus, self.window, 0)
-        effect = effect_of_table(self.model, heldout, self.options.heldout_tokens)
+        effect = effect_of_table(self.model, self._heldout(corpus), options.heldout_tokens)
         save_uncertainty(self.out, feedback)
         keep_json(self.out / EFFECT_FILE, effect)
+
+    def states(self, corpus: Corpus) -> HiddenStates:
+        """Return the hidden states of the corpus, kept on disk."""
+        return read_states(
+            self.model,
+            corpus,
+            self.out / WORK / STATES,
+            stride=self.reading.stride,
+            limit_bytes=self.options.states_gb * 1e9,
+            **self._windows(),
+        )
 
     def head(self, corpus: Corpus, states: HiddenStates) -> PrototypeHead:
         """Return the head, fitted and measured."""
@@ -388,14 +375,13 @@ class _Work:
         options, tokens = self.options.fit, self.options.heldout_tokens
         head, history = fit(self.model, states, options, device=self.device, progress=self.progress)
         with self.progress.task("Measuring the head", tokens, "tokens") as task:
-            text = HeldOut(corpus, self.window, 0).counted(tokens, task)
+            text = self._heldout(corpus).counted(tokens, task)
             quality = measure_quality(self.model, head.to(self.device), self.logit_map, text)
-        base = base_of(self.model)
-        named = replace(base, name=self.base.name, revision=self.base.revision)
+        base = replace(base_of(self.model), name=self.base.name, revision=self.base.revision)
         provenance = self._provenance(corpus, states, quality)
         with room_to_write("the head", self.out, "Make room, and give the same command again."):
             write_history(self.out, history)
-            save_sidecar(self.out, Sidecar(head.cpu(), self.logit_map, named, provenance))
+            save_sidecar(self.out, Sidecar(head.cpu(), self.logit_map, base, provenance))
         return head
 
     def _provenance(
@@ -410,7 +396,7 @@ class _Work:
         return {
             "attached": {
                 **flat(asdict(options)),
-                "window": self.window,
+                "window": self.reading.window,
                 "states": len(states),
                 "steps": options.fit.steps(len(states)),
                 # Not what the model was trained on, which a "corpus" would be.
@@ -420,6 +406,20 @@ class _Work:
             "quality": quality.to_dict(),
             "versions": versions("torch", "transformers"),
         }
+
+    def index(self, corpus: Corpus, states: HiddenStates, head: PrototypeHead, lens: Path) -> None:
+        """Write the lens, from the states on disk."""
+        if not lens.exists():
+            build_index(
+                self.model,
+                head.to(self.device),
+                corpus,
+                lens,
+                self.reading,
+                trained_on="fine-tuned" if self.options.lora else False,
+                states=states,
+                progress=self.progress,
+            )
 
 
 def _is_corpus(given: Sequence[Path | str]) -> bool:
@@ -444,11 +444,10 @@ def estimate_attach(
     device = device_named(options.device)
     with tempfile.TemporaryDirectory() as name:
         base = find_base(model, options.revision)
-        if base.is_gguf:
-            put_base(base, Path(name) / "model")
         path = Path(name) / "model" if base.is_gguf else base.path
+        if base.is_gguf:
+            put_base(base, path)
         opened, tokenizer = read_checkpoint(path, device=device)
-        window = options.window_of(opened)
         if _is_corpus(corpus):
             documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
         else:
@@ -460,17 +459,17 @@ def estimate_attach(
                 skip_bad_rows=options.skip_bad_rows,
             )
             documents, tokens = built.documents, built.tokens
-        # A document's last token predicts nothing.
-        tokens -= documents
-        per_token, kept = _time_reading(opened, window, options.bf16)
-        row = bytes_per_position(kept.width)
-        states = max(1, min(tokens, int(options.states_gb * 1e9 / row)))
-        fitted = options.fit.of_states(states)
-        head = fitted.head(kept.width)
-        head.reset_parameters(torch.Generator().manual_seed(0))
-        fitting = Fitting(opened, kept, fitted, head.to(device))
-        rows = torch.arange(min(fitted.batch, len(kept))).numpy()
-        per_step = seconds_of(lambda: fitting.take(rows), STEPS_MEASURED)
+    # A document's last token predicts nothing.
+    tokens -= documents
+    reading = options.index(opened)
+    per_token, sample = _time_reading(opened, reading)
+    states = options.states(tokens, sample.width)
+    fitted = options.fit.of_states(states)
+    head = fitted.head(sample.width)
+    head.reset_parameters(torch.Generator().manual_seed(0))
+    fitting = Fitting(opened, sample, fitted, head.to(device))
+    rows = torch.arange(min(fitted.batch, len(sample))).numpy()
+    per_step = seconds_of(lambda: fitting.take(rows), STEPS_MEASURED)
     steps, tuned = fitted.steps(states), [options.lora, options.uncertainty]
     # With a table a model reads everything twice.
     per_token *= 2 if options.uncertainty is not None else 1
@@ -483,8 +482,8 @@ def estimate_attach(
         + tokens * per_step / len(rows),
     }
     disk = {
-        "states_bytes": states * row,
-        "lens_bytes": lens_bytes(head, options.index(window), documents, tokens),
+        "states_bytes": states * bytes_per_position(sample.width),
+        "lens_bytes": lens_bytes(head, reading, documents, tokens),
     }
     return Cost(
         sum(seconds.values()),
@@ -495,12 +494,12 @@ def estimate_attach(
     )
 
 
-def _time_reading(model: Any, window: int, bf16: bool) -> tuple[float, HiddenStates]:
+def _time_reading(model: Any, reading: IndexOptions) -> tuple[float, HiddenStates]:
     """Return the seconds of a position in a forward pass, and the states of one."""
     vocabulary, device = model.get_input_embeddings().weight.shape[0], model.device
-    shape = (max(1, pass_tokens(device) // window), window)
+    shape = (max(1, pass_tokens(device) // reading.window), reading.window)
     ids = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0)).to(device)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=reading.bf16)
     with evaluating(model), autocast, capture(model, logits=False) as seen:
         seconds = seconds_of(lambda: model(input_ids=ids, use_cache=False), 1)
     z = seen.z.flatten(0, 1).bfloat16().cpu()

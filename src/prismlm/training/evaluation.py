@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.corpus.store import Corpus, Split
@@ -44,17 +45,16 @@ class HeldOut:
 
     def batches(self, tokens: int) -> Iterator[WindowBatch]:
         """Yield windows that own about ``tokens`` tokens together, or all that there are."""
-        documents = self.corpus.split("heldout")
+        corpus = self.corpus
+        documents = corpus.split("heldout")
         if not len(documents):
-            raise InputError(f"the corpus {self.corpus.name!r} {NONE_HELD_OUT}")
+            raise InputError(f"the corpus {corpus.name!r} {NONE_HELD_OUT}")
         order = np.random.default_rng(self.seed).permutation(documents)
         stride = max(1, self.window // 2)
-        corpus = self.corpus
         grid = document_windows(
             order, corpus.starts, corpus.lengths, self.window, stride, corpus.prefix
         )
-        owned = np.cumsum(grid.length - grid.skip)
-        count = int(np.searchsorted(owned, tokens)) + 1
+        count = int(np.searchsorted(np.cumsum(grid.length - grid.skip), tokens)) + 1
         names = ("document", "start", "length", "skip")
         chosen = replace(grid, **{name: getattr(grid, name)[:count] for name in names})
         return window_batches(chosen, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
@@ -77,10 +77,15 @@ def cross_entropy(model: Any, batches: Iterable[WindowBatch]) -> float:
         for batch in batches:
             ids, attended, scored = batch.scored_on(model.device)
             logits = model(input_ids=ids, attention_mask=attended, use_cache=False).logits
-            chosen, targets = logits[:, :-1][scored].float(), ids[:, 1:][scored]
-            total += F.cross_entropy(chosen, targets, reduction="sum").item()
-            number += len(targets)
+            total += summed_cross_entropy(logits, ids, scored)
+            number += int(scored.sum())
     return total / max(1, number)
+
+
+def summed_cross_entropy(logits: Tensor, ids: Tensor, scored: Tensor) -> float:
+    """Return the cross-entropy summed over a batch's predictions that are ``scored``, in nats."""
+    chosen, targets = logits[:, :-1][scored].float(), ids[:, 1:][scored]
+    return F.cross_entropy(chosen, targets, reduction="sum").item()
 
 
 def perplexity(ce: float) -> float:
@@ -105,12 +110,11 @@ def unigram_ce(corpus: Corpus) -> float:
 
 def token_counts(corpus: Corpus, split: Split) -> np.ndarray:
     """Return how often each token occurs in a split, in documents drawn at random if it is long."""
-    counts, read = np.zeros(len(corpus.tokenizer), dtype=np.int64), 0
+    counts = np.zeros(len(corpus.tokenizer), dtype=np.int64)
     for number in np.random.default_rng(0).permutation(corpus.split(split)).tolist():
         tokens = corpus.tokens(int(corpus.starts[number]), int(corpus.lengths[number]))
         counts += np.bincount(tokens, minlength=len(counts))
-        read += len(tokens)
-        if read >= COUNTED:
+        if counts.sum() >= COUNTED:
             break
     return counts
 

@@ -193,19 +193,19 @@ class Fitting(Loop):
     def __init__(
         self, model: nn.Module, states: HiddenStates, options: FitOptions, head: PrototypeHead
     ) -> None:
-        groups = [{"params": [head.prototypes]}, {"params": [head.log_scale]}]
+        rate = options.learning_rate
+        # In units of the prototypes' elements.
+        size = head.prototypes.detach().square().mean().sqrt().item()
+        groups = [
+            {"params": [head.prototypes], "lr": rate * size},
+            {"params": [head.log_scale], "lr": rate},
+        ]
         super().__init__(groups, options.steps(len(states)))
         self.states, self.options, self.head = states, options, head
         self._device = head.prototypes.device
         self._vocabulary = Vocabulary(
             model.to(self._device), states.tokens(), options.frequent, options.drawn
         )
-        # How large the prototypes are, which the rate is in units of.
-        self._size = head.prototypes.detach().square().mean().sqrt().item()
-
-    def rates(self) -> list[float]:
-        """Return the rate of the prototypes, in units of their elements, and of the scale."""
-        return [self.options.learning_rate * self._size, self.options.learning_rate]
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Add the gradients of a step; return its losses."""

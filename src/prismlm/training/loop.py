@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.progress import Reporter
@@ -22,19 +23,19 @@ BETAS = (0.9, 0.95)
 def check_options(options: Any, name: str = "", may_be_zero: Collection[str] = ()) -> None:
     """Check the numbers of a dataclass: whole where their types say so, and positive."""
     for field in fields(options):
-        value, zero = getattr(options, field.name), field.name in may_be_zero
+        value, zero, what = (
+            getattr(options, field.name),
+            field.name in may_be_zero,
+            name + field.name,
+        )
         if value is None or isinstance(value, str):
             continue
         if str(field.type).startswith("int"):
-            check_whole(f"{name}{field.name}", value, 0 if zero else 1)
+            check_whole(what, value, 0 if zero else 1)
+        elif zero:
+            check_number(what, value, "0 or more", lambda x: x >= 0)
         else:
-            wanted = "0 or more" if zero else "a positive number"
-            check_number(
-                f"{name}{field.name}",
-                value,
-                wanted,
-                lambda x, zero=zero: x > 0 or (zero and x == 0),
-            )
+            check_number(what, value, "a positive number", lambda x: x > 0)
 
 
 def batches(count: int, size: int, steps: int, seed: int) -> Iterator[np.ndarray]:
@@ -60,44 +61,44 @@ class Loop(ABC):
         steps: in all.
         step: those taken.
         history: a row of means every fifty steps.
+
+    Args:
+        groups: of parameters, each with its peak rate ``lr``.
+        steps: see there.
     """
 
     what: str
     remedy: str
 
-    def __init__(self, groups: list[Any], steps: int) -> None:
+    def __init__(self, groups: list[dict[str, Any]], steps: int) -> None:
         self.steps, self.step = steps, 0
         self.history: list[dict[str, float]] = []
-        self._sums: dict[str, float] = {}
-        self._optimizer = torch.optim.Adam(groups, lr=0.0, betas=BETAS)
+        self._since_row: list[dict[str, float]] = []
+        self._optimizer = torch.optim.Adam(groups, betas=BETAS)
+        self._schedule = LambdaLR(self._optimizer, self._share)
 
     @abstractmethod
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Add the gradients of a step over some rows; return its losses, "loss" among them."""
 
-    @abstractmethod
-    def rates(self) -> list[float]:
-        """Return the peak rate of each group of parameters."""
-
     def take(self, rows: np.ndarray) -> dict[str, float]:
         """Take one step; return its losses."""
-        share = self._share(self.step)
-        for group, rate in zip(self._optimizer.param_groups, self.rates(), strict=True):
-            group["lr"] = share * rate
         self._optimizer.zero_grad()
         losses = self.losses(rows)
         self._optimizer.step()
+        self._schedule.step()
         self.step += 1
         if not math.isfinite(losses["loss"]):
             raise DivergenceError(
                 f"the loss of {self.what} is {losses['loss']} in step {self.step}: {self.remedy}."
             )
-        for name, value in losses.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._since_row.append(losses)
         if self.step % HISTORY_EVERY == 0:
-            means = {name: value / HISTORY_EVERY for name, value in self._sums.items()}
+            means = {
+                name: sum(row[name] for row in self._since_row) / HISTORY_EVERY for name in losses
+            }
             self.history.append({"step": self.step, **means})
-            self._sums = {}
+            self._since_row = []
         return losses
 
     def _share(self, step: int) -> float:

@@ -28,7 +28,7 @@ from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncer
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
 from prismlm.training.backbone import supports_packed_documents
-from prismlm.training.evaluation import HeldOut
+from prismlm.training.evaluation import HeldOut, summed_cross_entropy
 from prismlm.training.loop import Loop, batches, check_options
 from prismlm.training.parallel import blocks
 
@@ -107,15 +107,15 @@ def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
     every = blocks(model)
     chosen = every[len(every) - max(1, round(options.blocks * len(every))) :]
     within = {module for block in chosen for module in block.modules()}
+    linear = {
+        name
+        for name, module in model.named_modules()
+        if module in within and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
+    }
     config = LoraConfig(
         r=options.rank,
         lora_alpha=ALPHA_OVER_RANK * options.rank,
-        target_modules=[
-            name
-            for name, module in model.named_modules()
-            if module in within
-            and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-        ],
+        target_modules=sorted(linear),
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
@@ -210,7 +210,7 @@ class Adapting(Loop):
     ) -> None:
         self.learned = [one for one in model.parameters() if one.requires_grad]
         steps = max(1, round(options.epochs * (len(rows) // min(options.batch, len(rows)))))
-        super().__init__([{"params": self.learned}], steps)
+        super().__init__([{"params": self.learned, "lr": options.learning_rate}], steps)
         self._model, self._rows, self._options, self._bf16 = model, rows, options, bf16
 
     def run_all(self, title: str, progress: Reporter) -> None:
@@ -218,10 +218,6 @@ class Adapting(Loop):
         options = self._options
         rows = batches(len(self._rows), options.batch, self.steps, options.seed)
         self.run(rows, title, "ce", progress)
-
-    def rates(self) -> list[float]:
-        """Return the rate of all that is trained."""
-        return [self._options.learning_rate]
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Add the gradients of the rows' mean cross-entropy; return it in nats per token."""
@@ -265,6 +261,5 @@ def effect_of_table(model: PreTrainedModel, text: HeldOut, tokens: int) -> dict[
             each = [output.logits, *(model(**given, **{CODES: codes}).logits for codes in others)]
             count += int(scored.sum())
             for name, logits in zip(sums, each, strict=True):
-                chosen = logits[:, :-1][scored].float()
-                sums[name] += float(F.cross_entropy(chosen, ids[:, 1:][scored], reduction="sum"))
+                sums[name] += summed_cross_entropy(logits, ids, scored)
     return {name: total / count for name, total in sums.items()} | {"tokens": count}
