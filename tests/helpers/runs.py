@@ -60,7 +60,7 @@ def weights(directory):
 
 def curve(history):
     """Return a history without means since the last log, which start anew when a run is resumed."""
-    free = {"tokens_per_second", "loss", "ce", *(field.name for field in fields(LossWeights))}
+    free = {"loss", "ce", *(field.name for field in fields(LossWeights))}
     return [{k: v for k, v in row.items() if k not in free} for row in history]
 
 

@@ -120,14 +120,24 @@ def rates(settings, tmp_path, **optimizer):
     return found
 
 
-def test_a_cosine_ends_at_its_floor(settings, tmp_path):
-    # Two steps up; then 0.1 + 0.9 (1 + cos(π n / 8)) / 2: cos(π/4) = 0.70710678 at n = 2.
-    found = rates(settings, tmp_path, final_learning_rate_share=0.1)
-    assert found[:3] == [0, 0.5, 1]
-    assert found[4] == pytest.approx(0.1 + 0.45 * 1.70710678)
-    assert found[6] == pytest.approx(0.55)
-    assert found[8] == pytest.approx(0.1 + 0.45 * 0.29289322)
-    assert found[10] == pytest.approx(0.1)
+# Two steps up; then with n of 8: a cosine (1 + cos(π n / 8)) / 2, where cos(π/4) = 0.70710678.
+COSINE = {2: 1, 4: 0.5 * 1.70710678, 6: 0.5, 8: 0.5 * 0.29289322, 10: 0}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ({}, COSINE),
+        ({"final_learning_rate_share": 0.1}, {n: 0.1 + 0.9 * x for n, x in COSINE.items()}),
+        ({"schedule": "linear"}, {2: 1, 4: 0.75, 6: 0.5, 8: 0.25, 10: 0}),
+        ({"schedule": "constant"}, dict.fromkeys(COSINE, 1)),
+    ],
+    ids=["cosine", "floor", "linear", "constant"],
+)
+def test_the_rate_rises_and_falls_as_the_recipe_says(settings, tmp_path, optimizer, expected):
+    found = rates(settings, tmp_path, **optimizer)
+    assert found[:2] == [0, 0.5]
+    assert {n: found[n] for n in expected} == pytest.approx(expected)
 
 
 def test_the_history_is_reported_where_the_recipe_says(settings, tmp_path, monkeypatch):

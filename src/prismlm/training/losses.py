@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError, check_number
+from prismlm.errors import check_number
 from prismlm.models.seam import LogitMap
 from prismlm.ops.tiles import at_once
 
@@ -179,15 +179,7 @@ def divergence(
         target: logits of the prediction to come close to.
         logits: of the prediction that is measured.
         log_counts: added to both, the logarithm of how many tokens each stands for.
-
-    Raises:
-        InputError: shapes that differ.
     """
-    if target.shape != logits.shape or logits.ndim != 2:
-        raise InputError(
-            "divergence expects two tensors [N, V], got "
-            f"{list(target.shape)} and {list(logits.shape)}."
-        )
     return cast(
         "Tensor",
         _Divergence.apply(target.detach(), logits, log_counts),  # pyright: ignore[reportUnknownMemberType]

@@ -7,7 +7,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Strict,
+    Tag,
+    model_validator,
+)
 
 from prismlm.training.losses import LossWeights
 
@@ -265,30 +274,20 @@ class Range(Section):
         return self
 
 
-# Choices are at least two, all different.
-Dimension: TypeAlias = tuple[Scalar, ...] | Range
+def _all_different(choices: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    if len(set(map(repr, choices))) < len(choices):
+        raise ValueError(f"the choices {list(choices)} are to be all different")
+    return choices
 
 
-def dimension_of(key: str, entry: Any) -> Dimension:
-    """Read an entry of ``search.space``: choices, or ``{low: 1e-4, high: 1e-2, log: true}``."""
-    if isinstance(entry, dict):
-        try:
-            return Range.model_validate(entry)
-        except ValidationError as error:
-            first = error.errors()[-1]
-            part = ".".join([key, *map(str, first["loc"])])
-            raise ValueError(
-                f"{part}: {first['msg']}. A range is such as "
-                "{low: 1.0e-4, high: 1.0e-2, log: true}"
-            ) from None
-    choices: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else []
-    scalar = all(isinstance(value, (bool, int, float, str)) for value in choices)
-    if not scalar or len(set(map(repr, choices))) < max(2, len(choices)):
-        raise ValueError(
-            f"{key} is {entry!r}; expected a list of at least two choices, all different, or a "
-            "range {low, high}"
-        )
-    return tuple(choices)
+Choices = Annotated[
+    tuple[Scalar, ...], Field(strict=False, min_length=2), AfterValidator(_all_different)
+]
+# What an entry of search.space is: {low: 1e-4, high: 1e-2, log: true}, or a list of choices.
+Dimension = Annotated[
+    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")],
+    Discriminator(lambda entry: "range" if isinstance(entry, (dict, Range)) else "choices"),
+]
 
 
 class SearchRecipe(Section):
@@ -305,23 +304,14 @@ class SearchRecipe(Section):
     """runs averaged over: the recipe's seed and the next"""
     sampler: Literal["botorch", "tpe", "random"] = "botorch"
     """what chooses: Gaussian processes, Parzen trees or chance"""
-    space: dict[str, Any] = Field(
+    space: dict[str, Dimension] = Field(
         default={
-            "batch_size": [32, 64, 128],
-            "optimizer.learning_rate": {"low": 3e-05, "high": 0.03, "log": True},
+            "batch_size": (32, 64, 128),
+            "optimizer.learning_rate": Range(low=3e-05, high=0.03, log=True),
         },
         min_length=1,
     )
     """recipe keys: a list of choices, or a range: low, high and log"""
-
-    @model_validator(mode="after")
-    def _has_dimensions(self) -> SearchRecipe:
-        self.dimensions()
-        return self
-
-    def dimensions(self) -> dict[str, Dimension]:
-        """Return what is searched over, by dotted recipe key."""
-        return {key: dimension_of(key, entry) for key, entry in self.space.items()}
 
 
 class Recipe(Section):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from prismlm.errors import InputError, suggest
 from prismlm.files import read_text
-from prismlm.training.recipe import Recipe
+from prismlm.training.recipe import Range, Recipe
 
 # The tokenizer decides these.
 FROM_CORPUS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -66,8 +66,11 @@ def _explain(item: Any) -> str:
         )
     if item["type"] == "value_error":
         return f"{key + ': ' if key else ''}{item['ctx']['error']}."
-    field = section_of(location[:-1]).model_fields.get(location[-1]) if location else None
-    described = " ".join(((field and field.description) or "").split())
+    described = ""
+    for depth, name in enumerate(location):
+        # Of the innermost part that says what it is for.
+        field = section_of(location[:depth]).model_fields.get(name)
+        described = " ".join(((field and field.description) or described).split())
     meaning = f" ({described})" if described else ""
     if item["type"] == "missing":
         return f"{key} is missing{meaning}. Add it."
@@ -82,7 +85,8 @@ def section_of(path: Sequence[str]) -> type[BaseModel]:
         field = section.model_fields.get(name)
         kinds = () if field is None else (field.annotation, *get_args(field.annotation))
         inner = (k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel))
-        section = next(inner, section)
+        # Pydantic names which form an entry of search.space has.
+        section = Range if name == "range" else next(inner, section)
     return section
 
 

@@ -251,7 +251,7 @@ def check_search(recipe: Recipe, *, resume: bool) -> None:
 def check_space(recipe: Recipe) -> None:
     """Check that every key of a recipe's search space is one, and takes every choice and end."""
     known = [key for key in flat(recipe.to_dict()) if not {key, key.split(".")[0]} & FIXED]
-    for key, dimension in recipe.search.dimensions().items():
+    for key, dimension in recipe.search.space.items():
         # Those of the model are its own, which building it checks.
         if key not in known and not (key.startswith("model.") and key.count(".") == 1):
             raise InputError(
@@ -389,7 +389,7 @@ def _try(trial: Any, number: int, recipe: Recipe, progress: Reporter) -> float:
 def _drawn(trial: Any, recipe: Recipe) -> dict[str, Scalar]:
     """Return the values of a trial; a range holds whole numbers if its ends and its key do."""
     values, before = dict[str, Scalar](), flat(recipe.to_dict())
-    for key, dimension in recipe.search.dimensions().items():
+    for key, dimension in recipe.search.space.items():
         if not isinstance(dimension, Range):
             values[key] = trial.suggest_categorical(key, dimension)
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -95,7 +94,6 @@ class PrismTrainer(Trainer):
         self._shares: list[Tensor] = []
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._head_norm: Tensor | None = None
-        self._last_log: tuple[float, int] | None = None
         args = training_arguments(recipe, self._checkpoints)
         # Trainer would otherwise wrap the model in nn.DataParallel, which no hook survives.
         args._n_gpu = min(args.n_gpu, 1)
@@ -229,7 +227,6 @@ class PrismTrainer(Trainer):
         names = quality if self.model.placed else ("tokens", "ce")
         figures = {f"eval_{name}": quality[name] for name in names} | self.layer_log.figures()
         self.log(dict(figures))
-        self._last_log = None
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, figures
         )
@@ -249,7 +246,7 @@ class PrismTrainer(Trainer):
         return int(parallel.over_processes(self._tokens))
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the parts of the loss, the head's gradient norm, λ, codes and the pace to a log."""
+        """Add the parts of the loss, the head's gradient norm, λ, codes and tokens to a log."""
         if "train_runtime" in logs:
             return
         if "loss" in logs:
@@ -262,12 +259,7 @@ class PrismTrainer(Trainer):
                 logs["noise_weight"] = noise_weight
             if self.model.uncertainty is not None:
                 logs["uncertainty_codes_seen"] = self._codes_seen()
-            now, tokens = time.monotonic(), self.tokens_seen()
-            logs["tokens"] = tokens
-            if self._last_log is not None:
-                since, before = self._last_log
-                logs["tokens_per_second"] = (tokens - before) / max(now - since, 1e-9)
-            self._last_log = (now, tokens)
+            logs["tokens"] = self.tokens_seen()
         super().log(logs, start_time)
 
     def _codes_seen(self) -> int:
