@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from prismlm.training import LossWeights
-from prismlm.training.checkpoints import latest_checkpoint
+from prismlm.training.trainer import latest_checkpoint
 from tests.helpers import forked
 
 

@@ -27,9 +27,9 @@ from prismlm.training import (
     estimate,
     train,
 )
-from prismlm.training.checkpoints import latest_checkpoint, list_checkpoints, step_of
 from prismlm.training.run import settings_of
 from prismlm.training.setup import described, prepare
+from prismlm.training.trainer import latest_checkpoint, list_checkpoints, step_of
 from tests.helpers import forked
 from tests.helpers.runs import InterruptAfter, Recorded, assert_same_run, curve, start
 

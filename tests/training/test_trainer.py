@@ -9,9 +9,8 @@ from transformers import Trainer, TrainerCallback
 from prismlm.errors import PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe
-from prismlm.training.checkpoints import list_checkpoints
 from prismlm.training.setup import prepare
-from prismlm.training.trainer import PrismTrainer, training_arguments
+from prismlm.training.trainer import PrismTrainer, list_checkpoints, training_arguments
 
 # Losses of the first steps of the recipe below, seed 0, float32 on one core.
 GOLDEN = [

@@ -32,13 +32,20 @@ from prismlm.models.checkpoint import quiet_transformers
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, writing
-from prismlm.training import checkpoints, parallel
-from prismlm.training.checkpoints import CHECKPOINTS
+from prismlm.training import parallel
 from prismlm.training.evaluation import perplexity, unigram_ce, verdict
 from prismlm.training.recipe import Recipe
 from prismlm.training.recipe_file import flat
 from prismlm.training.setup import Prepared, described, device_of, prepare, resolved, with_steps
-from prismlm.training.trainer import PrismTrainer
+from prismlm.training.trainer import (
+    BYTES_PER_PARAMETER,
+    CHECKPOINTS,
+    PrismTrainer,
+    check_weights_finite,
+    guard_writing,
+    latest_checkpoint,
+    step_of,
+)
 
 RUN_FILE, HISTORY_FILE, TENSORBOARD = "training.json", "training.jsonl", "tensorboard"
 # Where a search for hyper-parameters keeps what it does, and the recipe it ends with.
@@ -223,7 +230,7 @@ def _begin(prepared: Prepared, resume: bool) -> None:
     # Another process may have begun it while the corpus was read.
     check_new(out, resume=resume)
     parameters = sum(p.numel() for p in prepared.model.parameters())
-    check_room(f"a checkpoint in {out}", out, checkpoints.BYTES_PER_PARAMETER * parameters)
+    check_room(f"a checkpoint in {out}", out, BYTES_PER_PARAMETER * parameters)
     if not (out / RUN_FILE).is_file():
         keep_json(out / RUN_FILE, now)
         return
@@ -235,8 +242,8 @@ def _begin(prepared: Prepared, resume: bool) -> None:
 def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
     """Train from the newest checkpoint, or from the start, to the end."""
     recipe, out = trainer.prepared.recipe, trainer.prepared.recipe.out
-    checkpoint = parallel.on_main(lambda: checkpoints.latest_checkpoint(out / CHECKPOINTS))
-    done = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
+    checkpoint = parallel.on_main(lambda: latest_checkpoint(out / CHECKPOINTS))
+    done = 0 if checkpoint is None else step_of(checkpoint)
     if checkpoint is not None and done >= recipe.steps:
         # Trainer would run one more step before it noticed that it is finished.
         trainer.load_finished(checkpoint)
@@ -253,7 +260,7 @@ def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
         trainer.add_callback(stop)
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if stop.interrupted:
-            newest = checkpoints.latest_checkpoint(out / CHECKPOINTS)
+            newest = latest_checkpoint(out / CHECKPOINTS)
             assert newest is not None
             code = EXIT_CODES[stop.interrupts.received or signal.SIGINT]
             raise TrainingInterrupted(newest, code)
@@ -274,10 +281,10 @@ def _write(trainer: PrismTrainer, quality: HeadQuality, evaluations: list[dict[s
     recipe, out = prepared.recipe, prepared.recipe.out
     provenance = prepared.provenance(steps=state.global_step, tokens=trainer.tokens_seen())
     provenance["quality"] = quality.to_dict() if recipe.head.enabled else {"ce": quality.ce}
-    checkpoints.check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
+    check_weights_finite(prepared.model, state.global_step, out / CHECKPOINTS)
     needed = 4 * sum(p.numel() for p in prepared.model.parameters())
     hidden = temporary_sibling(out / "model")
-    with checkpoints.guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
+    with guard_writing(f"the model in {out}", out / CHECKPOINTS, needed):
         trainer.layer_log.write_report(out)
         try:
             trainer.write_model(hidden, provenance)
@@ -347,7 +354,7 @@ class ReportProgress(TrainerCallback):
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Write the history, for whoever watches."""
-        with checkpoints.guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
+        with guard_writing(f"the history in {self._out}", self._out / CHECKPOINTS):
             write_history(self._out, state.log_history)
             self._trainer.layer_log.write(self._out, state.log_history)
 

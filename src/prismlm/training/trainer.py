@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.windows import WindowBatch
-from prismlm.errors import DivergenceError, NotFiniteError
+from prismlm.errors import DivergenceError, FormatError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import share
+from prismlm.files import room_to_write, share
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import TABLE
-from prismlm.training import checkpoints, parallel
-from prismlm.training.backbone import decayed_names
-from prismlm.training.checkpoints import CHECKPOINTS
+from prismlm.training import parallel
 from prismlm.training.layer_logs import LayerLog
 from prismlm.training.losses import NO_LABEL
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.noise_weight import NoiseWeightSchedule, noise_weight_of
 from prismlm.training.prototypes import HeadSchedule, ReviveUnused
 from prismlm.training.recipe import NoiseWeightRecipe, Recipe
-from prismlm.training.setup import Prepared, device_of
+from prismlm.training.setup import Prepared, decayed_names, device_of
 from prismlm.training.training_signal import set_training_signal
 
+CHECKPOINTS = "checkpoints"
+STATE_FILE = "prismlm_training_state.pt"
+# Trainer writes it last: a directory that has it is complete.
+TRAINER_STATE_FILE = "trainer_state.json"
+# Bytes per parameter: its float32 weight and AdamW's two moments.
+BYTES_PER_PARAMETER = 12
 # The share that a cosine may end at is of each group's own peak: the model's and the head's.
 SCHEDULES = {
     "cosine": "cosine_with_min_lr",
@@ -285,12 +290,12 @@ class PrismTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         step, main = self.state.global_step, parallel.is_main()
-        checkpoints.check_weights_finite(self.model, step, self._checkpoints)
+        check_weights_finite(self.model, step, self._checkpoints)
         if self.model.uncertainty is not None:
             self._codes_seen()
-        needed = checkpoints.BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
+        needed = BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
         what = f"a checkpoint in {self._checkpoints}"
-        with checkpoints.guard_writing(what, self._checkpoints, needed):
+        with guard_writing(what, self._checkpoints, needed):
             try:
                 super()._save_checkpoint(model, trial)
             except BaseException:
@@ -306,7 +311,7 @@ class PrismTrainer(Trainer):
         tokens = self.tokens_seen()
         provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
         self.write_model(directory, provenance)
-        checkpoints.save_state(directory, self.model, tokens)
+        save_state(directory, self.model, tokens)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
@@ -334,19 +339,19 @@ class PrismTrainer(Trainer):
     def load_finished(self, checkpoint: Path) -> None:
         """Take over model and state of a run's last checkpoint."""
         self._load_from_checkpoint(str(checkpoint))
-        self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_FILE))
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        tokens = checkpoints.load_state(Path(resume_from_checkpoint), self.model)
+        tokens = load_state(Path(resume_from_checkpoint), self.model)
         self._tokens = torch.tensor(tokens if parallel.is_main() else 0)
 
     def diverged(self, cause: str) -> DivergenceError:
         """Return what ends a run where a figure is not finite, with what is left of it."""
         return DivergenceError(
             f"training diverged by step {self.state.global_step}: {cause} "
-            f"{checkpoints.last_good(self._checkpoints)} {REMEDY}"
+            f"{last_good(self._checkpoints)} {REMEDY}"
         )
 
 
@@ -417,3 +422,78 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         # The saved configuration keeps its cache; the forward pass in training asks for none.
         use_cache=True,
     )
+
+
+def save_state(directory: Path, model: PrismForCausalLM, tokens: int) -> None:
+    """Write what a model directory lacks to resume training from it; every process has to call."""
+    usage = None if model.usage is None else model.usage.state()
+    state = {
+        "uses": usage,
+        "head": model.prototype_head.state_dict(),
+        "head_placed": model.placed,
+        "tokens": tokens,
+    }
+    if parallel.is_main():
+        torch.save(state, directory / STATE_FILE)
+
+
+def load_state(directory: Path, model: PrismForCausalLM) -> int:
+    """Put a checkpoint's weights into ``model``; return the tokens it was trained on."""
+    try:
+        state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+        decoder: PreTrainedModel = type(model.model).from_pretrained(
+            directory, dtype=model.model.dtype, local_files_only=True
+        )
+        model.model.load_state_dict(decoder.state_dict())
+        model.prototype_head.load_state_dict(state["head"])
+        model.placed = state["head_placed"]
+        if model.usage is not None and state["uses"] is not None:
+            model.usage.load(state["uses"])
+        return state["tokens"]
+    except Exception as error:  # torch, safetensors and transformers raise what they like
+        raise FormatError(
+            f"the checkpoint {directory} cannot be resumed from "
+            f"({str(error) or type(error).__name__}). Delete it, and training resumes from the one "
+            "before."
+        ) from error
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the optimizer step that a checkpoint was written after; −1 for another name."""
+    match = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name)
+    return int(match.group(1)) if match else -1
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
+    complete = [path.parent for path in directory.glob(f"checkpoint-*/{TRAINER_STATE_FILE}")]
+    return sorted((path for path in complete if step_of(path) >= 0), key=step_of)
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """Return the newest complete checkpoint of a run, or None."""
+    return next(reversed(list_checkpoints(directory)), None)
+
+
+def last_good(directory: Path) -> str:
+    """Say in a sentence which checkpoint of a run is the newest that is whole."""
+    newest = latest_checkpoint(directory)
+    if newest is None:
+        return "No checkpoint was written before."
+    return f"The last good checkpoint is {newest} (step {step_of(newest)})."
+
+
+def guard_writing(what: str, directory: Path, needed: float = 0) -> AbstractContextManager[None]:
+    """Turn a disk that is full, or fails, into an error that says what is left to resume from."""
+    way_out = "Make room, then resume with --resume."
+    return room_to_write(what, directory, lambda: f"{last_good(directory)} {way_out}", needed)
+
+
+def check_weights_finite(model: nn.Module, step: int, directory: Path) -> None:
+    """Check every weight, so that no checkpoint holds what training cannot resume from."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parallel.local(parameter)).all():
+            raise DivergenceError(
+                f"the weight {name} is not finite after step {step}, so nothing is written of it. "
+                f"{last_good(directory)}"
+            )

@@ -27,10 +27,10 @@ from prismlm.models.evaluating import evaluating
 from prismlm.models.uncertainty_feedback import CODES, attach_uncertainty, uncertainty_of
 from prismlm.ops.uncertainty_feedback import NO_CODE, shuffle_codes
 from prismlm.progress import SILENT, Reporter
-from prismlm.training.backbone import supports_packed_documents
 from prismlm.training.evaluation import HeldOut, summed_cross_entropy
 from prismlm.training.loop import Loop, batches, check_options
 from prismlm.training.parallel import blocks
+from prismlm.training.setup import supports_packed_documents
 
 # Tokens of a forward pass; more are no faster, and their logits take memory.
 TOKENS_AT_ONCE = 1024

@@ -8,8 +8,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCac
 
 from prismlm.errors import InputError
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
-from prismlm.training.backbone import supports_packed_documents
 from prismlm.training.parallel import recompute_activations
+from prismlm.training.setup import supports_packed_documents
 from tests.helpers import forked
 from tests.helpers.own_models import FAMILIES, own_model, tokens
 

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from prismlm.errors import InputError
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe
-from prismlm.training.backbone import add_dropout, supports_packed_documents
-from prismlm.training.setup import prepare
+from prismlm.training.setup import add_dropout, prepare, supports_packed_documents
 from prismlm.training.trainer import PrismTrainer
 from tests.helpers.tiny_head import VOCABULARY
 from tests.training.test_run_decoders import DELTANET, PROTOT, SIGNAL_NOISE
