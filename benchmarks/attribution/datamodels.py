@@ -150,7 +150,7 @@ def base_setting(folder: Path) -> Setting:
     states = torch.from_numpy(first.state.astype(np.float32))
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(0))
     states = states[order[: 64 * PROTOTYPES]]
-    centres = spherical_kmeans(states, states[:PROTOTYPES], ITERATIONS).centres
+    centres = spherical_kmeans(states, states[:PROTOTYPES], ITERATIONS)
     head.place_on(centres * float(first.size.mean()))
     return Setting(model, tokenizer, head, logit_map, bank, read(), PASSAGE_TOKENS)
 

@@ -6,11 +6,11 @@ on states that the model already forms they cost next to nothing.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 from transformers import TrainerCallback, TrainerState
 
@@ -34,25 +34,11 @@ KMEANS_ITERATIONS = 10
 TILE_ELEMENTS = 2**21
 
 
-class Clusters(NamedTuple):
-    """Centres and who belongs to them, for N vectors and K centres.
-
-    Attributes:
-        centres: unit vectors.
-        assignment: the nearest centre of each vector.
-        objective: mean cosine of the vectors to their centres after each iteration.
-    """
-
-    centres: Float[Tensor, "K d"]
-    assignment: Int64[Tensor, " N"]
-    objective: Float[Tensor, " iterations"]
-
-
 @torch.no_grad()
 def spherical_kmeans(
     vectors: Float[Tensor, "N d"], centres: Float[Tensor, "K d"], iterations: int
-) -> Clusters:
-    """Move centres to the mean directions of the vectors nearest to them.
+) -> Float[Tensor, "K d"]:
+    """Move centres to the mean directions of the vectors nearest to them; return unit vectors.
 
         a_n = argmax_i cos(x_n, m_i)        m_i = Σ_{n: a_n = i} x̂_n / ‖Σ …‖
 
@@ -67,29 +53,20 @@ def spherical_kmeans(
             f"there are {len(vectors)} vectors for {len(centres)} centres: give at least as many."
         )
     unit, centres = F.normalize(vectors.float(), dim=-1), F.normalize(centres.float(), dim=-1)
-    objective = unit.new_empty(iterations)
-    best, assignment = _nearest(unit, centres)
-    for iteration in range(iterations):
+    tiles = torch.split(unit, max(16, TILE_ELEMENTS // len(centres)))
+    for _ in range(iterations):
+        nearest = [(tile @ centres.T).max(1) for tile in tiles]
+        cosines, assignment = (torch.cat(parts) for parts in zip(*nearest, strict=True))
         sums = torch.zeros_like(centres).index_add_(0, assignment, unit)
         empty = (torch.bincount(assignment, minlength=len(centres)) == 0).nonzero().squeeze(1)
-        sums[empty] = unit[best.argsort(stable=True)[: len(empty)]]
+        sums[empty] = unit[cosines.argsort(stable=True)[: len(empty)]]
         centres = F.normalize(sums, dim=-1)
-        best, assignment = _nearest(unit, centres)
-        objective[iteration] = best.mean()
-    return Clusters(centres, assignment, objective)
-
-
-def _nearest(unit: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cosine of each vector to its nearest centre and which one that is, by tiles."""
-    tiles = torch.split(unit, max(16, TILE_ELEMENTS // len(centres)))
-    best, index = zip(*((tile @ centres.T).max(1) for tile in tiles), strict=True)
-    return torch.cat(best), torch.cat(index)
+    return centres
 
 
 def cluster_centres(states: Float[Tensor, "N d"], count: int, iterations: int) -> Tensor:
     """Return K centres of clusters of states in random order, with the states' mean norm."""
-    centres = spherical_kmeans(states, states[:count], iterations).centres
-    return centres * states.norm(dim=-1).mean()
+    return spherical_kmeans(states, states[:count], iterations) * states.norm(dim=-1).mean()
 
 
 def place_prototypes(

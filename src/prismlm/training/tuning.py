@@ -107,15 +107,15 @@ def with_adapters(model: PreTrainedModel, options: LoraOptions) -> Any:
     every = blocks(model)
     chosen = every[len(every) - max(1, round(options.blocks * len(every))) :]
     within = {module for block in chosen for module in block.modules()}
-    linear = {
+    linear = [
         name
         for name, module in model.named_modules()
         if module in within and (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
-    }
+    ]
     config = LoraConfig(
         r=options.rank,
         lora_alpha=ALPHA_OVER_RANK * options.rank,
-        target_modules=sorted(linear),
+        target_modules=linear,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
