@@ -85,6 +85,12 @@ class Served:
         return [(n.removeprefix("event: "), json.loads(d.removeprefix("data: "))) for n, d in pairs]
 
 
+def texts_of(rows):
+    """Return rows of texts or chats as the file that an audit is asked of."""
+    content = "\n".join(json.dumps(row) for row in rows)
+    return {"files": [{"name": "texts.jsonl", "content": content}]}
+
+
 class Stream:
     """A request that is read event by event, from a connection of its own."""
 

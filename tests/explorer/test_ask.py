@@ -1,6 +1,5 @@
 """Asking over real HTTP, against explain itself."""
 
-import re
 import shutil
 import threading
 import time
@@ -175,32 +174,6 @@ def test_plain_words_come_first(page, lm):
     # The next answer is unfolded as this one was.
     page.press(".x-prompt", "Enter")
     page.wait_for_selector(".x-column")
-
-
-def test_where_nothing_is_about_the_answer_passages_are_behind_a_switch(page):
-    page.route(
-        "**/api/ask",
-        lambda route: route.fulfill(
-            response=(found := route.fetch()),
-            body=re.sub(r'"level": ?"\w+"', '"level": "none"', found.text()),
-        ),
-    )
-    page.fill(".x-prompt", TEXT)
-    page.press(".x-prompt", "Enter")
-    page.wait_for_selector(".x-exports")
-    tops = [page.locator(part).bounding_box()["y"] for part in (".p-support", ".p-answer")]
-    assert tops[0] < tops[1]
-    passage = page.locator(".p-grouped .p-passage").first
-    assert not passage.is_visible()
-    page.click("text=Show the nearest passages anyway")
-    assert passage.is_visible()
-
-
-def test_names_are_copied_as_one_line(page):
-    page.wait_for_selector(".x-held")
-    names = page.locator(".x-held .p-key-name").all_inner_texts()
-    assert len(names) > 1
-    assert not any("\n" in name for name in names)
 
 
 def test_a_person_asks_looks_and_reads_on(page):

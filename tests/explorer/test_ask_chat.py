@@ -8,7 +8,7 @@ import prismlm
 from prismlm.corpus.chat import asked
 from prismlm.corpus.pieces import visible
 from prismlm.corpus.read import DocumentReader
-from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, unfold, visited
+from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, texts_of, unfold, visited
 from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
 
 
@@ -102,20 +102,17 @@ def test_an_answer_is_steered(chats):
 
 
 def test_answers_of_chats_are_audited(chats, lm):
-    texts = [{"id": "chat", "text": "", "messages": CHAT}, {"id": "text", "text": QUESTION}]
-    events = chats.events("/api/audits", {"texts": texts})
+    events = chats.events("/api/audits", texts_of([{"id": "chat", "messages": CHAT}]))
     rows = [data for name, data in events if name == "row"]
     trace = lm.explain(CHAT)
-    assert [row["text_id"] for row in rows] == ["chat", "text"]
+    assert [row["text_id"] for row in rows] == ["chat"]
     assert rows[0]["predictions"] == len(trace) - trace.first - 1
     assert rows[0]["opening"] == QUESTION
-    bad = {"texts": [{"id": "chat", "text": "", "messages": [{"role": "user"}]}]}
-    assert "texts.jsonl:1: number 0 is" in chats.refused("POST", "/api/audits", bad)
 
 
 def test_a_chat_that_ends_with_a_question_is_left_out_of_an_audit_and_said(chats):
     texts = [{"id": "answered", "messages": CHAT}, {"id": "asked", "messages": CHAT[:-1]}]
-    events = chats.events("/api/audits", {"texts": [one | {"text": ""} for one in texts]})
+    events = chats.events("/api/audits", texts_of(texts))
     (start,) = (data for name, data in events if name == "start")
     assert start["texts"] == 1
     assert events[-1][1]["summary"]["left_out"] == {"chat without an answer": 1}

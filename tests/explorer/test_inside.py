@@ -93,9 +93,9 @@ def test_channels_and_feedback_are_those_of_the_instruments(served, mixer):
 def test_attention_is_that_of_explain(of_heads, heads):
     parts = of_heads.json("GET", "/api/inside")
     assert (parts["channels"], parts["feedback"]) == (False, None)
-    groups = [head["group"] for head in parts["attention"]["heads"]]
-    assert groups == ["signal"] * (len(groups) // 2) + ["noise"] * (len(groups) // 2)
     told = of_heads.json("POST", "/api/inside/attention", {"text": TEXT, "layer": 1})
+    groups = [one["group"] for one in told["maps"]]
+    assert groups == ["signal"] * (len(groups) // 2) + ["noise"] * (len(groups) // 2)
     places = [(1, one["head"]) for one in told["maps"]]
     trace = heads.explain(TEXT, attention=places)
     for one, own in zip(told["maps"], trace.attention, strict=True):

@@ -7,7 +7,7 @@ from http.cookies import SimpleCookie
 import pytest
 from tokenizers import pre_tokenizers
 
-from tests.explorer.conftest import TOKEN
+from tests.explorer.conftest import TOKEN, texts_of
 
 TEXT = "The patient was given a dose"
 ASKED = {"text": TEXT, "generate": 1}
@@ -145,7 +145,7 @@ def test_fifteen_megabytes_are_refused_by_their_characters(served, path, body, m
 def test_a_tokenizer_that_panics_is_told_and_the_server_goes_on(served):
     backend = served.lm.tokenizer.backend_tokenizer
     own, backend.pre_tokenizer = backend.pre_tokenizer, pre_tokenizers.FixedLength(length=0)
-    audited = {"texts": [{"id": "a", "text": TEXT}]}
+    audited = texts_of([{"id": "a", "text": TEXT}])
     try:
         status, _, data = served.ask("POST", "/api/ask", ASKED)
         told = served.events("/api/audits", audited)

@@ -43,13 +43,10 @@ def routes(session: Session) -> APIRouter:
     async def ask(question: Question) -> StreamingResponse:
         session.line.check()
         answer = Answer(messages=_messages(session, question))
-        text = answer.messages or question.text
-
-        def read() -> list[Piece]:
-            ids = session.tokens(text, question.generate, "explain")
-            return pieces_of(session.lm.tokenizer, ids)
-
-        pieces = await run_in_threadpool(read)
+        text, tokenizer = answer.messages or question.text, session.lm.tokenizer
+        pieces = await run_in_threadpool(
+            lambda: pieces_of(tokenizer, session.tokens(text, question.generate, "explain"))
+        )
         session.keep(answer)
         return session.streamed(
             answer, lambda tell: _write(session, answer, text, question.how, pieces, tell)

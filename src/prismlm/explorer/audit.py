@@ -12,7 +12,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from prismlm.corpus.documents import MESSAGES, Document
+from prismlm.corpus.documents import Document
 from prismlm.corpus.formats import extension
 from prismlm.corpus.read import DocumentReader, InputFile
 from prismlm.errors import InputError, check_text
@@ -20,12 +20,10 @@ from prismlm.explain.audit import Audit, audit_files
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import document_ids, text_options
 from prismlm.explorer.session import Answer, Session, Tell, attachment
-from prismlm.files import json_text
 from prismlm.pages.audit import audit_data, audit_page
 from prismlm.pages.frame import rounded
 
 MOST_TEXTS = 1_000
-LONGEST_ID = 400
 KINDS = {
     "parquet": "application/vnd.apache.parquet",
     "jsonl": "application/jsonl; charset=utf-8",
@@ -34,27 +32,17 @@ KINDS = {
 }
 
 
-class Text(BaseModel):
-    """One text and what it is called; of a chat the messages count."""
-
-    id: str = Field(min_length=1, max_length=LONGEST_ID)
-    text: str
-    messages: list[dict[str, str]] | None = None
-
-
 class File(BaseModel):
     """A file as `prismlm audit` reads it; the ending of its name says how."""
 
-    name: str = Field(min_length=1, max_length=LONGEST_ID)
+    name: str = Field(min_length=1, max_length=400)
     content: str
 
 
-class Texts(BaseModel):
+class Files(BaseModel):
     """What is to be audited."""
 
-    files: list[File] = Field(default=[], max_length=MOST_TEXTS)
-    texts: list[Text] = Field(default=[], max_length=MOST_TEXTS)
-    least_share: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+    files: list[File] = Field(min_length=1, max_length=MOST_TEXTS)
 
 
 def routes(session: Session) -> APIRouter:
@@ -66,9 +54,9 @@ def routes(session: Session) -> APIRouter:
         summary="Audit texts; server-sent events: start, progress, row, done or error",
         response_class=StreamingResponse,
     )
-    def audit(texts: Texts) -> StreamingResponse:
-        documents, left_out = _documents(session, texts)
-        found = Audit(session.lm, text_options([session.lm]), None, texts.least_share)
+    def audit(sent: Files) -> StreamingResponse:
+        documents, left_out = _documents(session.lm, sent.files, session.limits.audited)
+        found = Audit(session.lm, text_options([session.lm]))
         answer = session.keep(Answer(audit=found))
         return session.streamed(
             answer, lambda tell: _read(session.lm, answer, found, documents, left_out, tell)
@@ -87,38 +75,8 @@ def routes(session: Session) -> APIRouter:
     return router
 
 
-def _documents(session: Session, texts: Texts) -> tuple[list[Document], dict[str, int]]:
-    """Return the texts that can be audited, and how many were left out, by why."""
-    files, most = list(texts.files), session.limits.audited
-    if texts.texts:
-        rows = [
-            {"id": one.id, "text": one.text}
-            if one.messages is None
-            else {"id": one.id, MESSAGES: one.messages}
-            for one in texts.texts
-        ]
-        content = "\n".join(json_text(row, ensure_ascii=True) for row in rows)
-        files.append(File(name="texts.jsonl", content=content))
-    found, left_out = _read_files(session.lm, files)
-    fewer = "Give fewer, or use `prismlm audit`, which has no such limit."
-    if len(found) > MOST_TEXTS:
-        raise InputError(f"more than {MOST_TEXTS:,} texts. {fewer}")
-    characters = sum(len(one.text) for one in found)
-    if characters > most:
-        raise InputError(
-            f"the texts have {characters:,} characters: the explorer reads {most:,} at once. "
-            f"{fewer}"
-        )
-    long = next((one.doc_id for one in found if len(one.doc_id) > LONGEST_ID), None)
-    if long is not None:
-        raise InputError(f"the id {long[:40]!r}… is longer than {LONGEST_ID} characters.")
-    return found, left_out
-
-
-def _read_files(lm: PrismLM, files: list[File]) -> tuple[list[Document], dict[str, int]]:
-    """Return what the command reads of files, and one beyond what the explorer takes at most."""
-    if not files:
-        raise InputError("no text: what was given is empty.")
+def _documents(lm: PrismLM, files: list[File], most: int) -> tuple[list[Document], dict[str, int]]:
+    """Return the texts that the command reads of files, and how many were left out, by why."""
     with TemporaryDirectory() as directory:
         named: list[InputFile] = []
         for number, file in enumerate(files):
@@ -131,12 +89,22 @@ def _read_files(lm: PrismLM, files: list[File]) -> tuple[list[Document], dict[st
             paths = [file.path for file in named]
             reader = DocumentReader(paths, tokenizer=lm.tokenizer, answered_chats="last")
             reader.files = named
-            return list(islice(reader, MOST_TEXTS + 1)), dict(reader.left_out)
+            found = list(islice(reader, MOST_TEXTS + 1))
         except InputError as error:
             words = str(error)
             for file in named:
                 words = words.replace(str(file.path), file.name)
             raise InputError(words.replace(directory, "their folder")) from error
+    fewer = "Give fewer, or use `prismlm audit`, which has no such limit."
+    if len(found) > MOST_TEXTS:
+        raise InputError(f"more than {MOST_TEXTS:,} texts. {fewer}")
+    characters = sum(len(one.text) for one in found)
+    if characters > most:
+        raise InputError(
+            f"the texts have {characters:,} characters: the explorer reads {most:,} at once. "
+            f"{fewer}"
+        )
+    return found, dict(reader.left_out)
 
 
 def _read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any
 
 import torch
@@ -10,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from prismlm.corpus.pieces import pieces_of, visible
 from prismlm.errors import InputError
-from prismlm.explain.attention_maps import Head, heads_of, read_maps
+from prismlm.explain.attention_maps import heads_of, read_maps
 from prismlm.explain.prediction import fed_back
 from prismlm.explorer.session import Session
 from prismlm.models.attention import attention_layers
@@ -64,23 +65,16 @@ def routes(session: Session) -> APIRouter:
 
 
 def _parts(model: Any) -> dict[str, Any]:
-    feedback, attention = uncertainty_of(model), None
-    try:
-        heads = [_head(one) for one in heads_of(model, layer=0)]
-        attention = {"layers": len(attention_layers(model)), "heads": heads}
-    except InputError:
-        # A model of prototype mixers alone.
-        pass
+    attention = None
+    # A model of prototype mixers alone has none.
+    with suppress(InputError):
+        attention = {"layers": len(attention_layers(model))}
+    feedback = uncertainty_of(model)
     return {
         "channels": has_mixers(model),
         "attention": attention,
         "feedback": None if feedback is None else {"levels": feedback.embedding.levels},
-        "tokens": MOST_TOKENS,
     }
-
-
-def _head(head: Head) -> dict[str, Any]:
-    return {"head": head.head, "group": head.group, "number": head.number}
 
 
 def _channels(session: Session, text: str) -> dict[str, Any]:
@@ -96,8 +90,10 @@ def _attention(session: Session, read: ReadLayer) -> dict[str, Any]:
     heads = heads_of(model, layer=read.layer)
     found = read_maps(model, session.lm.tokenizer, read.text, heads)
     maps = [
-        _head(one.head)
-        | {
+        {
+            "head": one.head.head,
+            "group": one.head.group,
+            "number": one.head.number,
             "title": one.head.title,
             "weights": [
                 row[: t + 1]

@@ -53,16 +53,14 @@ def routes(session: Session) -> APIRouter:
 
 
 def _overview(session: Session) -> dict[str, Any]:
-    lm, lens, limits = session.lm, session.lm.lens, session.limits
+    lm, lens = session.lm, session.lm.lens
     seen = Counter(filter(None, [] if lens is None else lens.categories))
     return {
         "name": lm.path.resolve().name,
         "base": load_sidecar(lm.path).base.name.removesuffix(".gguf"),
         "path": str(lm.path),
-        "kind": type(lm.model).__name__,
         "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),
         "prototypes": lm.head.num_prototypes,
-        "prototypes_per_token": lm.head.prototypes_per_token,
         "lens": None if lens is None else _lens(lens),
         "missing": _missing(str(lm.path), lens),
         "categories": [
@@ -70,7 +68,7 @@ def _overview(session: Session) -> dict[str, Any]:
             for name, count in seen.most_common()
         ],
         "chat": bool(lm.tokenizer.chat_template),
-        "limits": {"tokens": limits.tokens, "audited": limits.audited},
+        "limits": {"audited": session.limits.audited},
     }
 
 
@@ -78,13 +76,10 @@ def _lens(lens: Lens) -> dict[str, Any]:
     meta = lens.meta
     trained = meta.trained_on
     return {
-        "name": lens.name,
         "tokens": meta.tokens,
         "documents": meta.documents,
         "trained_on": None if trained is None else trained_on_words(trained, meta.split),
-        "verbatim": lens.suffixes is not None,
         "map": meta.map is not None,
-        "labels": meta.labels is not None,
         "corpus": lens.corpus is not None,
         "readable": lens.readable is not None,
         "opening": worth_seeing(lens),

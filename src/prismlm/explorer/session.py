@@ -99,15 +99,14 @@ class Line:
 
 @dataclass
 class Answer:
-    """A text that was read or written, to be asked about.
+    """A text that was read or written, or an audit, to be asked about.
 
     Attributes:
         id: unguessable.
         stop: set where it is to end.
-        trace: once it has ended; None before, and of an audit.
+        trace: of a text, once it has ended.
         messages: of a chat, once it has ended the answer last; none of a text.
-        audit: of an audit, once it has ended.
-        rows, summary: of an audit, one for each text, and the whole.
+        audit, rows, summary: of an audit; one row for each text, the summary once it has ended.
     """
 
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))

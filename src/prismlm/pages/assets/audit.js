@@ -5,7 +5,7 @@ import { api, events } from "./server.js";
 import { change, count, draw, examples } from "./controls.js";
 import { NONE, report, reported } from "./report.js";
 
-const PASTED = "pasted text", KINDS = [".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv"];
+const PASTED = "pasted text.txt", KINDS = [".txt", ".md", ".json", ".jsonl", ".ndjson", ".csv"];
 
 /** What is to be audited, whether files are held over the page, and what is being audited or was.
  * @typedef {{ files: File[], text: string, over: boolean, abort: AbortController | null, stopping: boolean, begun: boolean }} State */
@@ -94,11 +94,11 @@ const audited = async (most) => {
   const abort = new AbortController(), { files, text } = state.value, own = () => state.value.abort === abort;
   report.value = NONE;
   change(state, { abort, stopping: false, begun: true });
-  const texts = text.trim() ? [{ id: PASTED, text }] : [];
+  const pasted = text.trim() ? [{ name: PASTED, content: text }] : [];
   try {
     const sent = await contentsOf(files, most);
     if (!own()) return;
-    await events("/audits", { files: sent, texts }, abort.signal, {
+    await events("/audits", { files: [...sent, ...pasted] }, abort.signal, {
       waiting: ({ before }) => change(report, { note: `Waiting: ${before} before you.` }),
       start: ({ id, predictions, texts }) => change(report, { id, predictions, texts, began: performance.now() }),
       progress: ({ predictions }) => change(report, { read: predictions }),
