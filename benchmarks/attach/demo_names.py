@@ -29,11 +29,8 @@ from prismlm.files import json_text
 from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.lens.labels.embedded import Label
 from prismlm.lens.labels.places import marked
-from prismlm.lens.labels.scores import words_of
-from prismlm.lens.labels.vocabulary import FUNCTION
-from prismlm.lens.labels.write import MIN_PLACES, Made, label_lens, make_labels
-from prismlm.lens.lens import Lens
-from prismlm.progress import SILENT, Reporter
+from prismlm.lens.labels.scores import content_words
+from prismlm.lens.labels.write import MIN_PLACES, Named, label_lens, make_labels
 
 PASSAGES, BEFORE, AFTER, RAISED = 8, 20, 6, 10
 DRAWN, DRAWN_SEED = 40, 57
@@ -41,30 +38,14 @@ PER_FILE = 120
 KEPT = Path("docs/results/labels/demo_names.jsonl")
 
 
-class ReadNames:
-    """Labels that a reader gave, as :func:`label_lens` takes a labeller."""
-
-    def __init__(self, answers: dict[int, dict[str, Any]], reader: str) -> None:
-        self.answers, self.source = answers, f"language model: {reader}"
-
-    def labels(self, lens: Lens, made: Made, progress: Reporter = SILENT) -> dict[int, Label]:
-        """Return the label of each prototype that was answered for."""
-        return {number: _label(answer) for number, answer in self.answers.items()}
-
-    def report(self) -> dict[str, Any]:
-        """Return how many were answered for."""
-        return {"answers": len(self.answers)}
-
-
 def _label(answer: dict[str, Any]) -> Label:
-    words = dict.fromkeys(words_of(answer["description"]))
     return Label(
         name=answer["name"],
         description=answer["description"],
         category=answer["category"],
         role=answer["role"],
         tags=tuple(answer["tags"]),
-        topic=tuple(word for word in words if word.isalnum() and word not in FUNCTION),
+        topic=content_words(answer["description"]),
     )
 
 
@@ -162,8 +143,9 @@ def main() -> None:
     lines = (json_text(answers[number]) + "\n" for number in sorted(answers))
     KEPT.write_text("".join(lines), encoding="utf-8")
     assert lm.lens is not None
-    names = ReadNames(answers, given.reader)
-    print(label_lens(lm.lens, lm.model, overwrite=True, labeller=names))
+    labels = {number: _label(answer) for number, answer in answers.items()}
+    named = Named(labels, f"language model: {given.reader}", {"answers": len(answers)})
+    print(label_lens(lm.lens, lm.model, overwrite=True, labeller=lambda *_: named))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from prismlm.files import read_json, write_json
 from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.lens.labels.embedded import Label, shares
 from prismlm.lens.labels.scores import Scores, score_labels
-from prismlm.lens.labels.write import SEED, Made, accuracies, make_labels
+from prismlm.lens.labels.write import SEED, Made, described, make_labels
 from prismlm.lens.signatures import signatures_of
 
 DRAWN = 24
@@ -100,12 +99,6 @@ def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Made) -> list[Label 
         None if label is None else Label(name, "", "", "", ())
         for name, label in zip(names, made.labels, strict=True)
     ]
-
-
-def described(scores: Scores) -> dict[str, Any]:
-    """Return mean scores beside shuffled ones."""
-    found = {kind: one and asdict(one) for kind, one in accuracies(scores).items()}
-    return {"scored": int(np.isfinite(scores.detection).sum()), **found}
 
 
 def by_category(labels: Sequence[Label | None], scores: Scores) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from prismlm.cli import options as opt
@@ -37,11 +38,11 @@ def label(
     labeller = None
     if check_endpoint(endpoint, endpoint_model):
         needs("openai")
-        from prismlm.lens.labels.by_endpoint import EndpointLabeller
+        from prismlm.lens.labels.by_endpoint import ask_for_names
         from prismlm.lens.labels.endpoint import Endpoint
 
         server = Endpoint(endpoint or "", endpoint_model or "", concurrency, timeout)
-        labeller = EndpointLabeller(server, prototypes)
+        labeller = partial(ask_for_names, endpoint=server, prototypes=prototypes)
     elif prototypes is not None:
         raise InputError("--prototypes goes with --endpoint URL.")
     from prismlm.cli.progress import ConsoleReporter
@@ -51,15 +52,15 @@ def label(
     made = label_lens(
         opened, lm.model, overwrite=overwrite, labeller=labeller, progress=ConsoleReporter()
     )
-    value = {"model": str(model), "lens": str(opened.path), **made.to_dict()}
+    value = {"model": str(model), "lens": str(opened.path), **made}
     if as_json:
         print_json(value)
         return
-    say(f"{made.named:,} of {made.prototypes:,} prototypes named\n")
+    say(f"{made['named']:,} of {made['prototypes']:,} prototypes named\n")
     print_facts(value)
     say("\nDetection and fuzzing: balanced accuracy by words alone; 50 % says nothing.\n")
-    if made.asked is not None:
-        scores = made.asked["scores"]["own"].values()
+    if made["asked"] is not None:
+        scores = made["asked"]["scores"]["own"].values()
         means = [score["mean"] for score in scores if score is not None]
         if means and max(means) < SAYS_NOTHING:
             say(

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import prismlm
 from prismlm.errors import InputError
 from prismlm.files import json_text
 from prismlm.lens.labels.answers import PROMPTS, fenced, prompt
-from prismlm.lens.labels.by_endpoint import AFTER, BEFORE, EndpointLabeller
+from prismlm.lens.labels.by_endpoint import AFTER, BEFORE, ask_for_names
 from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.lens.labels.embedded import NAME_LENGTH
 from prismlm.lens.labels.endpoint import Endpoint
@@ -44,7 +45,7 @@ def answers_of(lm):
 
 def labelled(lm, server, prototypes=MOST):
     endpoint = Endpoint(server.url, "m", retries=0, timeout=5.0)
-    labeller = EndpointLabeller(endpoint, prototypes)
+    labeller = partial(ask_for_names, endpoint=endpoint, prototypes=prototypes)
     return label_lens(lm.lens, lm.model, overwrite=True, labeller=labeller)
 
 
@@ -58,7 +59,7 @@ def test_those_with_most_text_get_names_and_the_others_keep_theirs(lm, made):
     with ChatServer() as server:
         found = labelled(lm, server)
     rows = lm.lens.prototypes.to_pylist()
-    assert len(by(lm)) == MOST == found.asked["named"]
+    assert len(by(lm)) == MOST == found["asked"]["named"]
     # All positions count, not the sample of each cell that names are made of.
     sizes = lm.lens.cell_sizes
     assert min(sizes[list(by(lm))]) >= max(np.delete(sizes, list(by(lm))))
@@ -76,13 +77,13 @@ def test_those_with_most_text_get_names_and_the_others_keep_theirs(lm, made):
             assert (row["name"], row["label_source"]) == ("", "signature")
         elif label is not None:
             assert (row["name"], row["label_source"]) == (label.name, "embedded")
-    assert found.source == "endpoint:m"
-    assert lm.lens.meta.labels == json.loads(json.dumps(found.to_dict()))
+    assert found["source"] == "endpoint:m"
+    assert lm.lens.meta.labels == json.loads(json.dumps(found))
     # The same passages, by the same words, with the names that these prototypes had.
-    scores = found.asked["scores"]
+    scores = found["asked"]["scores"]
     assert scores["own"]["fuzzing"]["mean"] != scores["embedded"]["fuzzing"]["mean"]
-    assert found.asked["requests"] == 2 * MOST == len(server.requests)
-    assert (found.asked["tokens_in"], found.asked["tokens_out"]) == (200 * MOST, 20 * MOST)
+    assert found["asked"]["requests"] == 2 * MOST == len(server.requests)
+    assert (found["asked"]["tokens_in"], found["asked"]["tokens_out"]) == (200 * MOST, 20 * MOST)
 
 
 def test_documents_that_score_are_never_shown(lm, made):
@@ -141,8 +142,8 @@ def test_what_gets_no_answer_keeps_its_name_and_is_counted(lm, made):
 
         with ChatServer(behave) as server:
             found = labelled(lm, server)
-        assert found.asked["named"] == len(by(lm)) == MOST - 3
-        assert sum(found.asked["failures"].values()) == 3
+        assert found["asked"]["named"] == len(by(lm)) == MOST - 3
+        assert sum(found["asked"]["failures"].values()) == 3
         kept = [row for row in lm.lens.prototypes.to_pylist() if row["label_source"] == "embedded"]
         assert all(row["name"] == made.labels[row["prototype"]].name for row in kept)
         answers_of(lm).unlink()

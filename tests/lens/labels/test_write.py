@@ -35,7 +35,7 @@ def test_columns_that_were_empty_are_filled_and_the_others_stay(labelled):
             assert table[name].null_count < table.num_rows
         elif name not in ("name", "label_source"):
             assert table[name].equals(old[name]), name
-    assert table["label_source"].to_pylist().count("embedded") == found.named
+    assert table["label_source"].to_pylist().count("embedded") == found["named"]
     changed = {p.name for p in lens.path.iterdir() if before.get(p.name) != p.read_bytes()}
     assert changed == {layout.PROTOTYPES_FILE, layout.META_FILE}
     layout.check_files(lens.path, lens.meta)
@@ -43,9 +43,9 @@ def test_columns_that_were_empty_are_filled_and_the_others_stay(labelled):
 
 def test_the_names_tell_more_than_shuffled_ones(labelled):
     directory, _, _, found = labelled
-    assert found.fuzzing.mean > found.fuzzing.shuffled + 0.05
-    assert found.fuzzing.low > 0
-    assert prismlm.load(directory).lens.meta.labels == json.loads(json.dumps(found.to_dict()))
+    assert found["fuzzing"]["mean"] > found["fuzzing"]["shuffled"] + 0.05
+    assert found["fuzzing"]["low"] > 0
+    assert prismlm.load(directory).lens.meta.labels == json.loads(json.dumps(found))
 
 
 @pytest.mark.parametrize(

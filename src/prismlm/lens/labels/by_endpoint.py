@@ -11,67 +11,62 @@ from typing import Any
 
 import numpy as np
 
-from prismlm.errors import check_whole
 from prismlm.files import json_text
 from prismlm.lens.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.lens.labels.embedded import NAME_LENGTH, Label
 from prismlm.lens.labels.endpoint import Endpoint, Session
 from prismlm.lens.labels.places import marked
-from prismlm.lens.labels.scores import words_of
-from prismlm.lens.labels.vocabulary import FUNCTION
-from prismlm.lens.labels.write import Made
+from prismlm.lens.labels.scores import content_words
+from prismlm.lens.labels.write import Made, Named
 from prismlm.lens.lens import MIN_PLACES, Lens
 from prismlm.progress import SILENT, Reporter
 
 # Passages on a card, and tokens of each before and after the place.
 SHOWN, BEFORE, AFTER = 12, 32, 8
-DESCRIPTION_LENGTH, SHORT, MOST_TAGS = 240, 32, 3
+DESCRIPTION_LENGTH, SHORT, MAX_TAGS = 240, 32, 3
 
 
-class EndpointLabeller:
-    """Names prototypes by a language model; the embedded labeller has named all of them before.
+def ask_for_names(
+    lens: Lens,
+    made: Made,
+    progress: Reporter = SILENT,
+    *,
+    endpoint: Endpoint,
+    prototypes: int | None = None,
+) -> Named:
+    """Ask a language model for names, as :func:`~prismlm.lens.labels.write.label_lens` wants them.
 
     Every answer is kept beside the lens, in ``.NAME.answers.jsonl``, and not asked for again.
 
     Args:
+        lens, made: the lens, with what the embedded labels are made of.
+        progress: shows prototypes done.
         endpoint: where the language model is.
         prototypes: how many are named, those with the most text; None: all.
+
+    Raises:
+        InputError: the endpoint cannot be used, or more than half of its answers cannot.
+        ModuleNotFoundError: openai is not installed, of the extra ``label``.
     """
+    path = lens.path.with_name(f".{lens.path.name}.answers.jsonl")
+    session = Session(endpoint, Answers(path, endpoint.model))
+    nameable = made.places.size >= MIN_PLACES
+    nameable &= np.bincount(made.places.cell, minlength=len(made.labels)) > 0
+    cells = lens.leading[nameable[lens.leading]][:prototypes].tolist()
+    first = np.searchsorted(made.places.cell, np.arange(len(made.labels) + 1))
+    rows = lens.prototypes.select(["top_tokens", "top_values"]).to_pylist()
 
-    def __init__(self, endpoint: Endpoint, prototypes: int | None = None) -> None:
-        self.most = None if prototypes is None else check_whole("the prototypes", prototypes)
-        self.endpoint = endpoint
-        self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
+    def label(cell: int) -> Label:
+        raised = dict(zip(*(row or [] for row in rows[cell].values()), strict=True))
+        question = name_question(made, raised, *first[cell : cell + 2].tolist())
+        named = _cleaned(session.ask(question))
+        return _label(named, session.ask(category_question(question, named)))
 
-    def labels(self, lens: Lens, made: Made, progress: Reporter = SILENT) -> dict[int, Label]:
-        """Return the labels of those prototypes that it has good answers for.
-
-        Raises:
-            InputError: the endpoint cannot be used, or more than half of its answers cannot.
-            ModuleNotFoundError: openai is not installed, of the extra ``label``.
-        """
-        path = lens.path.with_name(f".{lens.path.name}.answers.jsonl")
-        self._session = session = Session(self.endpoint, Answers(path, self.endpoint.model))
-        there = made.places.size >= MIN_PLACES
-        there &= np.bincount(made.places.cell, minlength=len(made.labels)) > 0
-        cells = lens.leading[there[lens.leading]][: self.most].tolist()
-        first = np.searchsorted(made.places.cell, np.arange(len(made.labels) + 1))
-        rows = lens.prototypes.select(["top_tokens", "top_values"]).to_pylist()
-
-        def label(cell: int) -> Label:
-            raised = dict(zip(*(row or [] for row in rows[cell].values()), strict=True))
-            question = name_question(made, raised, *first[cell : cell + 2].tolist())
-            named = _cleaned(session.ask(question))
-            return _label(named, session.ask(category_question(question, named)))
-
-        with progress.task("Asking for names", len(cells), "prototypes") as task:
-            found = dict(session.each(cells, label, task))
-        return {cell: one for cell, one in found.items() if one is not None}
-
-    def report(self) -> dict[str, Any]:
-        """Return what asking came to."""
-        return self._session.asked()
+    with progress.task("Asking for names", len(cells), "prototypes") as task:
+        found = dict(session.each(cells, label, task))
+    labels = {cell: one for cell, one in found.items() if one is not None}
+    return Named(labels, f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}", session.asked())
 
 
 def name_question(made: Made, raised: Mapping[str, float], first: int, end: int) -> Question:
@@ -83,10 +78,10 @@ def name_question(made: Made, raised: Mapping[str, float], first: int, end: int)
         text, following = marked(made.text, made.places, row, BEFORE, AFTER)
         lines.append(json_text({"passage": text, "next": following}))
     data = fenced("\n".join(lines))
-    asked = f"{prompt('system')}\n\n{prompt('name', data=data)}"
     # No message of role "system": some models' templates refuse one.
+    content = f"{prompt('system')}\n\n{prompt('name', data=data)}"
     return Question(
-        ({"role": "user", "content": asked},),
+        ({"role": "user", "content": content},),
         {"name": str, "description": str},
         holds=lambda answer: all(_cleaned(answer).values()),
     )
@@ -103,15 +98,12 @@ def category_question(first: Question, named: Mapping[str, str]) -> Question:
 
 
 def _cleaned(answer: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "name": one_line(answer["name"], NAME_LENGTH),
-        "description": one_line(answer["description"], DESCRIPTION_LENGTH),
-    }
+    lengths = {"name": NAME_LENGTH, "description": DESCRIPTION_LENGTH}
+    return {field: one_line(answer[field], most) for field, most in lengths.items()}
 
 
 def _label(named: Mapping[str, str], sorted_as: Mapping[str, Any]) -> Label:
-    tags = filter(None, (one_line(tag, SHORT) for tag in sorted_as["tags"][:MOST_TAGS]))
-    words = dict.fromkeys(words_of(named["description"]))
+    tags = filter(None, (one_line(tag, SHORT) for tag in sorted_as["tags"][:MAX_TAGS]))
     return Label(
         name=named["name"],
         description=named["description"],
@@ -119,5 +111,5 @@ def _label(named: Mapping[str, str], sorted_as: Mapping[str, Any]) -> Label:
         role=one_line(sorted_as["role"], SHORT),
         tags=tuple(dict.fromkeys(tags)),
         # What scores an embedded name looks for: words of the description that have content.
-        topic=tuple(word for word in words if word.isalnum() and word not in FUNCTION),
+        topic=content_words(named["description"]),
     )

@@ -34,16 +34,12 @@ class Catalogue:
         index, first = self.lens.index, self.lens.first_rows.tolist()
         columns = (index[name].fill_null("").to_pylist() for name in ("before", "token", "after"))
         contexts = list(map("".join, zip(*columns, strict=True)))
-        return [
-            " ".join(
-                (
-                    f"#{n} {row['name']} {row['description'] or ''}",
-                    *row["top_tokens"],
-                    *contexts[first[n] : min(first[n] + CONTEXTS, first[n + 1])],
-                )
-            ).lower()
-            for n, row in enumerate(self.rows)
-        ]
+        texts: list[str] = []
+        for n, row in enumerate(self.rows):
+            said = f"#{n} {row['name']} {row['description'] or ''}"
+            shown = contexts[first[n] : min(first[n] + CONTEXTS, first[n + 1])]
+            texts.append(" ".join((said, *row["top_tokens"], *shown)).lower())
+        return texts
 
     @property
     def read(self) -> bool:
@@ -107,16 +103,15 @@ class Catalogue:
 
     def card(self, number: int) -> dict[str, Any]:
         """Return all that is known of a prototype."""
-        places = self.lens.rows_of(number)
-        count = min(CONTEXTS, places.stop - places.start)
-        row = self.rows[number]
+        row, contexts = self.rows[number], self.lens.rows_of(number)
+        count = min(CONTEXTS, contexts.stop - contexts.start)
         return self.row(number) | {
             "role": row["role"],
             "tags": row["tags"] or [],
             "label_source": row["label_source"],
             "nearest_cosine": row["nearest_cosine"],
             "tokens": list(zip(row["top_tokens"], row["top_values"], strict=True)),
-            "contexts": self.lens.index.slice(places.start, count).to_pylist(),
+            "contexts": self.lens.index.slice(contexts.start, count).to_pylist(),
         }
 
 

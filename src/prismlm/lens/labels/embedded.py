@@ -4,13 +4,13 @@ A prototype is nearest to some positions of a corpus. Its name has the words tha
 
     read last → comes next
 
-each by how much it tells this cell from all places, p(w | cell) ln(p(w | cell) / p(w)), one term of
-a Kullback–Leibler divergence. Where what was read varies, words of the text around stand for it, in
-brackets, chosen by the same measure over the places that they are near; they come last where both
-sides have only words of grammar and signs. Where mostly a word goes on, it is shown whole, parted
-where the prototype is: Li-ouville, Ha-usdorff. Where a cell has less than ten places, what came
-next there is chance, and the tokens that tell the prototype stand for it; where what came next
-varies, they follow it.
+each by how much it distinguishes this cell from all places, p(w | cell) ln(p(w | cell) / p(w)), one
+term of a Kullback–Leibler divergence. Where what was read varies, words of the text around stand
+for it, in brackets, chosen by the same measure over the places that they are near; they come last
+where both sides have only words of grammar and signs. Where mostly a word goes on, it is shown
+whole, parted where the prototype is: Li-ouville, Ha-usdorff. Where a cell has less than ten places,
+what came next there is chance, and the tokens that the prototype raises stand for it; where what
+came next varies, they follow it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -40,14 +39,14 @@ from prismlm.lens.labels.vocabulary import FUNCTION, kind_rates, role
 from prismlm.lens.signatures import MOST_WORDS, different_words, shown_word
 from prismlm.progress import SILENT, Reporter
 
-# A side of a name tells something from this share of the places on.
-LEAST_SHARE, LEAST_SIDE = 0.05, 0.15
+# A word is shown, and a side of a name stands for a cell, from this share of the places on.
+MIN_SHARE, MIN_SIDE = 0.05, 0.15
 NAME_LENGTH = 48
 TOPIC_WORDS = 5
 TAG_LIFT, TAG_SHARE = 2.0, 0.3
 # A cell with fewer places has words of its own by accident.
 FEW = 5
-# And what comes next in so few tells less of what a prototype predicts than what it raises.
+# And what comes next in so few says less of what a prototype predicts than what it raises.
 FEW_NEXT = 10
 SUBJECT_LIFT = 3.0
 # Letters enough to be a word or a piece of one that says something.
@@ -55,6 +54,8 @@ CONTENT = re.compile(r"[^\W\d_]{3,}")
 
 # What each word of each cell weighs, of how often it is there and how many places each cell has.
 Weigh = Callable[[sparse.csr_matrix, np.ndarray], sparse.csr_matrix]
+# Words of one side of a cell as they are written, each with its share of the places.
+Side = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,6 @@ class Label:
     topic: tuple[str, ...] = ()
 
 
-class Side(NamedTuple):
-    """Words of one side of a cell: as they are written, and their share of the places."""
-
-    words: list[str]
-    shares: list[float]
-
-
 def embedded_labels(
     text: Text,
     places: Places,
@@ -91,11 +85,11 @@ def embedded_labels(
     progress: Reporter = SILENT,
 ) -> list[Label | None]:
     """Name every cell from its places; None for one without any."""
-    found = _Statistics(text, places, cells, subject_words, raised, weigh or telling)
+    statistics = _Statistics(text, places, cells, subject_words, raised, weigh or telling)
     labels: list[Label | None] = []
     with progress.task("Naming prototypes", len(places.size), "prototypes") as task:
         for cell in range(len(places.size)):
-            labels.append(found.label(cell) if found.count[cell] else None)
+            labels.append(statistics.label(cell) if statistics.count[cell] else None)
             task.advance()
     return labels
 
@@ -118,13 +112,14 @@ class _Statistics:
         self.count = np.diff(self.first)
         self.read, self.next = text.read(places), text.next(places)
         near = around(text, places, num_cells)
+        tokens = {"read": self.read, "next": self.next}
+        counted = {
+            side: counts(places.cell, kinds.word[own], num_cells, len(kinds.words))
+            for side, own in tokens.items()
+        }
         self.sides = {
-            name: _weighed(side, self.count, weigh)
-            for name, side in (
-                ("read", counts(places.cell, kinds.word[self.read], num_cells, len(kinds.words))),
-                ("next", counts(places.cell, kinds.word[self.next], num_cells, len(kinds.words))),
-                ("about", near),
-            )
+            side: _weighed(count, self.count, weigh)
+            for side, count in (counted | {"about": near}).items()
         }
         self.kinds = kind_rates(text, places, self.read, self.next, num_cells)
         self.subjects = _subject_rates(near @ subject_words, self.count)
@@ -140,15 +135,14 @@ class _Statistics:
         topic, tags = self._topic(cell, own), self._tags(cell)
         rates = {name: float(rate[cell]) for name, rate in self.kinds.items()}
         parts = self._parts(own) if rates["piece"] >= 0.5 else []
-        right, raised = self._right(cell, following, parts)
-        about = (topic or list(tags))[:2]
-        name = ""
+        shown, raised = self._right(cell, following, whole=bool(parts))
+        about, name = (topic or list(tags))[:2], ""
         for most in range(MOST_WORDS, 0, -1):
             if parts:
-                whole = ", ".join("-".join(one) for one in parts[:most])
+                whole = ", ".join("-".join(pair) for pair in parts[:most])
                 name = " → ".join(filter(None, (whole, ", ".join(raised[:most]))))
             else:
-                name = _sides(read, right[:most], about[:most], most)
+                name = _sides(read, shown[:most], about[:most], most)
             if len(name) <= NAME_LENGTH:
                 break
         else:  # even with the fewest words
@@ -159,53 +153,50 @@ class _Statistics:
             category=self._category(cell, rates),
             role=role(rates),
             tags=tuple(tags),
-            topic=tuple(dict.fromkeys([*("".join(one).lower() for one in parts), *topic])),
+            topic=tuple(dict.fromkeys([*("".join(pair).lower() for pair in parts), *topic])),
         )
 
-    def _right(
-        self, cell: int, following: Side, parts: list[tuple[str, str]]
-    ) -> tuple[list[str], list[str]]:
-        """Return the words on the right of a name, and those of them that are of the prototype."""
-        kept = following.words
+    def _right(self, cell: int, following: Side, *, whole: bool) -> tuple[list[str], list[str]]:
+        """Return the words on the right of a name, and those of them that the prototype raises."""
+        kept = list(following)
         if self.count[cell] < FEW_NEXT:
             kept = []
-        elif not parts and sum(following.shares) < LEAST_SIDE:
+        elif not whole and sum(following.values()) < MIN_SIDE:
             kept = kept[: MOST_WORDS - 1]
         else:
             return kept, []
-        there = {word.lower() for word in kept}
-        told = [word for word in different_words(self.raised[cell]) if word.lower() not in there]
-        told = sorted(told, key=lambda word: not _says(word))[: MOST_WORDS - len(kept)]
-        return [*kept, *told], told
+        seen = {word.lower() for word in kept}
+        raised = [word for word in different_words(self.raised[cell]) if word.lower() not in seen]
+        raised = sorted(raised, key=_is_grammar)[: MOST_WORDS - len(kept)]
+        return [*kept, *raised], raised
 
-    def _side(self, name: str, cell: int) -> Side:
-        found: dict[str, tuple[str, float]] = {}
-        for word, part in self._leading(name, cell, 2 * MOST_WORDS):
-            if (part < LEAST_SHARE and found) or len(found) == MOST_WORDS:
+    def _side(self, side: str, cell: int) -> Side:
+        words: dict[str, tuple[str, float]] = {}
+        for word, share in self._leading(side, cell, 2 * MOST_WORDS):
+            if (share < MIN_SHARE and words) or len(words) == MOST_WORDS:
                 break
-            shown = self._written(name, cell, word)
-            found.setdefault(shown.lower(), (shown, part))
+            written = self._written(side, cell, word)
+            words.setdefault(written.lower(), (written, share))
         # A word says more to a reader than a comma that stands there more often.
-        pairs = sorted(found.values(), key=lambda pair: not _says(pair[0]))
-        return Side([word for word, _ in pairs], [share for _, share in pairs])
+        return dict(sorted(words.values(), key=lambda pair: _is_grammar(pair[0])))
 
-    def _leading(self, name: str, cell: int, most: int) -> list[tuple[int, float]]:
-        """Return the words of one side that tell most of a cell, and their shares of the places."""
-        score, share = self.sides[name]
+    def _leading(self, side: str, cell: int, most: int) -> list[tuple[int, float]]:
+        """Return the words of one side that weigh most in a cell, with their shares of places."""
+        score, share = self.sides[side]
         row = slice(score.indptr[cell], score.indptr[cell + 1])
-        told: np.ndarray = np.asarray(score.data)[row]
-        order = np.argsort(-told, kind="stable")[:most]
-        order = order[told[order] > 0]
-        words, parts = score.indices[row][order], share.data[row][order]
-        return list(zip(words.tolist(), parts.tolist(), strict=True))
+        weight: np.ndarray = np.asarray(score.data)[row]
+        order = np.argsort(-weight, kind="stable")[:most]
+        order = order[weight[order] > 0]
+        words, shares = score.indices[row][order], share.data[row][order]
+        return list(zip(words.tolist(), shares.tolist(), strict=True))
 
-    def _written(self, name: str, cell: int, word: int) -> str:
+    def _written(self, side: str, cell: int, word: int) -> str:
         """Return the most frequent whole word that a token begins or is part of in a cell."""
         rows = np.arange(self.first[cell], self.first[cell + 1])
-        token = (self.read if name == "read" else self.next)[rows]
+        token = (self.read if side == "read" else self.next)[rows]
         rows = rows[self.text.vocabulary.word[token] == word][:SOME]
-        written = self.text.beginning if name == "read" else self.text.end
-        at = self.places.position[rows] + (name == "next")
+        written = self.text.beginning if side == "read" else self.text.end
+        at = self.places.position[rows] + (side == "next")
         return shown_word(most_common(written(position) for position in at.tolist()))
 
     def _parts(self, own: Places) -> list[tuple[str, str]]:
@@ -216,7 +207,7 @@ class _Statistics:
         return [pair for pair, _ in pairs.most_common(MOST_WORDS)]
 
     def _topic(self, cell: int, own: Places) -> list[str]:
-        """Return the words around that tell most, whole: their first token may be half of one."""
+        """Return the leading words around, whole: their first token may be half of one."""
         near, topic = words_near(self.text, own), dict[str, None]()
         for word, _ in self._leading("about", cell, TOPIC_WORDS):
             row, column = (found[:SOME] for found in np.nonzero(near == word))
@@ -305,20 +296,18 @@ def _subject_rates(hits: sparse.csr_matrix, count: np.ndarray) -> np.ndarray:
 
 def _sides(read: Side, following: list[str], about: list[str], most: int) -> str:
     """Return a name of two sides, with what the text is about where these alone say little."""
-    around = f"({', '.join(about)})" if about else "…"
-    left = ", ".join(read.words[:most]) if sum(read.shares) >= LEAST_SIDE else around
+    topic = f"({', '.join(about)})" if about else "…"
+    left = ", ".join(list(read)[:most]) if sum(read.values()) >= MIN_SIDE else topic
     right = ", ".join(following) or "…"
     name = f"{left} → {right}"
-    enough = right != "…" and _says(name)
-    return name if enough or around in ("…", left) else f"{name} {around}"
+    enough = right != "…" and not _is_grammar(name)
+    return name if enough or topic in ("…", left) else f"{name} {topic}"
 
 
-def _says(name: str) -> bool:
-    """Say whether there is a word with content in it, or a piece of one."""
-    return any(word.lower() not in FUNCTION for word in CONTENT.findall(name))
+def _is_grammar(name: str) -> bool:
+    """Say whether there is no word with content in it, nor a piece of one."""
+    return all(word.lower() in FUNCTION for word in CONTENT.findall(name))
 
 
 def _listed(side: Side) -> str:
-    if not side.words:
-        return "many things"
-    return ", ".join(f"{w} {s:.0%}" for w, s in zip(side.words, side.shares, strict=True))
+    return ", ".join(f"{word} {share:.0%}" for word, share in side.items()) or "many things"

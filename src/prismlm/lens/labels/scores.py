@@ -21,6 +21,7 @@ import numpy as np
 
 from prismlm.lens.labels.embedded import Label
 from prismlm.lens.labels.places import Places, Text
+from prismlm.lens.labels.vocabulary import FUNCTION
 from prismlm.lens.signatures import LINE
 from prismlm.progress import SILENT, Reporter
 
@@ -103,6 +104,12 @@ def draw_passages(
 def bare(name: str) -> str:
     """Return a name without the signs that part its words: “(”, the → a (fur) says ( the a fur."""
     return NAME_SIGNS.sub(lambda found: f" {found[1] or ''} ", name)
+
+
+def content_words(text: str) -> tuple[str, ...]:
+    """Return the words of a text that say what it is about, each once."""
+    words = dict.fromkeys(words_of(text))
+    return tuple(word for word in words if word.isalnum() and word not in FUNCTION)
 
 
 def words_of(text: str) -> list[str]:

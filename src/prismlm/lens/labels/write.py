@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,52 +30,6 @@ EMBEDDED, SIGNATURE = "embedded", "signature"
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """A mean balanced accuracy over prototypes, beside that of each with the name of another.
-
-    ½ says nothing; ``low`` and ``high`` are 95 % of a bootstrap of the difference over prototypes.
-    """
-
-    mean: float
-    shuffled: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Labelling:
-    """What labelling a lens came to.
-
-    Attributes:
-        source: who named them.
-        prototypes: K.
-        named: prototypes that got a name; the others keep their signature's.
-        scored: names with enough places that named nothing.
-        detection: whether passages of the prototype can be told from others by its name.
-        fuzzing: whether marked places can.
-        categories: prototypes of each category.
-        documents, held_out: that named prototypes, and that scored the names.
-        asked: what a labeller did, and how its names score beside the embedded ones of the same
-            prototypes; None where there was none.
-    """
-
-    source: str
-    prototypes: int
-    named: int
-    scored: int
-    detection: Accuracy | None
-    fuzzing: Accuracy | None
-    categories: dict[str, int]
-    documents: int
-    held_out: int
-    asked: dict[str, Any] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
-
 class Made(NamedTuple):
     """Labels, None for a prototype without any place, and what they are to be scored on.
 
@@ -90,18 +44,16 @@ class Made(NamedTuple):
     documents: tuple[int, int]
 
 
-class Labeller(Protocol):
-    """What names prototypes: an endpoint, or answers that were read from a file."""
+class Named(NamedTuple):
+    """The labels of those prototypes that a labeller could name, who that is, what it took."""
 
+    labels: dict[int, Label]
     source: str
+    report: dict[str, Any]
 
-    def labels(self, lens: Lens, made: Made, progress: Reporter = ...) -> dict[int, Label]:
-        """Return the labels of those that it can name."""
-        ...
 
-    def report(self) -> dict[str, Any]:
-        """Return what is noted of it."""
-        ...
+# Names prototypes better than the embedded labels: an endpoint, or answers read from a file.
+Labeller = Callable[[Lens, Made, Reporter], Named]
 
 
 def label_lens(
@@ -111,7 +63,7 @@ def label_lens(
     overwrite: bool = False,
     labeller: Labeller | None = None,
     progress: Reporter = SILENT,
-) -> Labelling:
+) -> dict[str, Any]:
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
 
     A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
@@ -120,9 +72,18 @@ def label_lens(
         lens: whose corpus is there.
         model: the lens is of.
         overwrite: replace labels that are there already.
-        labeller: names better than the embedded one what it can. Prototypes with fewer than ten
+        labeller: names what it can in place of the embedded labels. Prototypes with fewer than ten
             places then have no name.
         progress: shows the steps.
+
+    Returns:
+        What ``meta.json`` keeps of it: ``source``, who named them; ``prototypes``, K, and how many
+        are ``named`` and ``scored``, those with enough places that named nothing; ``detection``,
+        whether passages of the prototype can be told from others by its name, and ``fuzzing``,
+        whether marked places can, both as :func:`accuracy`; ``categories``, the prototypes of each;
+        ``documents`` that named prototypes, and ``held_out`` ones that scored the names; ``asked``,
+        what a labeller did, and how its names score beside the embedded ones of the same
+        prototypes, None without one.
 
     Raises:
         InputError: the lens has no corpus, or labels already; or by the labeller.
@@ -140,34 +101,29 @@ def label_lens(
     room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path):
         made = make_labels(lens, model, progress)
-        better = {} if labeller is None else labeller.labels(lens, made, progress)
-        labels = [better.get(cell, label) for cell, label in enumerate(made.labels)]
-        if better:
+        named = Named({}, "", {}) if labeller is None else labeller(lens, made, progress)
+        labels = [named.labels.get(cell, label) for cell, label in enumerate(made.labels)]
+        if named.labels:
             few = (made.places.size < MIN_PLACES).tolist()
             labels = [None if small else one for one, small in zip(labels, few, strict=True)]
         scores = score_labels(labels, made.text, made.held_out, SEED, progress)
         seen = Counter(label.category for label in labels if label is not None)
-        found = Labelling(
-            source=labeller.source if labeller and better else EMBEDDED,
-            prototypes=len(labels),
-            named=seen.total(),
-            scored=int(np.isfinite(scores.detection).sum()),
-            **accuracies(scores),
-            categories={name: seen[name] for name in CATEGORIES},
-            documents=made.documents[0],
-            held_out=made.documents[1],
-            asked=None if labeller is None else _asked(labeller, made, better),
-        )
-        _write(lens, labels, dict.fromkeys(better, found.source), scores, found)
-    return found
+        record = {
+            "source": named.source if named.labels else EMBEDDED,
+            "prototypes": len(labels),
+            "named": seen.total(),
+            **described(scores),
+            "categories": {name: seen[name] for name in CATEGORIES},
+            "documents": made.documents[0],
+            "held_out": made.documents[1],
+            "asked": None if labeller is None else _asked(named, made),
+        }
+        _write(lens, labels, scores, named, record)
+    return record
 
 
 def make_labels(
-    lens: Lens,
-    model: nn.Module,
-    progress: Reporter = SILENT,
-    *,
-    weigh: Weigh | None = None,
+    lens: Lens, model: nn.Module, progress: Reporter = SILENT, *, weigh: Weigh | None = None
 ) -> Made:
     """Name every prototype from four fifths of the documents; the lens has its corpus."""
     cells, corpus, count = lens.cells, lens.corpus, lens.num_prototypes
@@ -189,47 +145,47 @@ def make_labels(
     return Made(labels, text, shown, places.of(held), documents)
 
 
-def accuracies(scores: Scores) -> dict[str, Accuracy | None]:
-    """Return those of detection and of fuzzing; None where nothing is scored."""
+def described(scores: Scores) -> dict[str, Any]:
+    """Return how many labels are scored, and :func:`accuracy` of detection and fuzzing."""
     return {
+        "scored": int(np.isfinite(scores.detection).sum()),
         "detection": accuracy(scores.detection, scores.shuffled_detection),
         "fuzzing": accuracy(scores.fuzzing, scores.shuffled_fuzzing),
     }
 
 
-def accuracy(own: np.ndarray, shuffled: np.ndarray) -> Accuracy | None:
-    """Return the mean of scores beside that of the control, pair by pair; nan is not scored."""
+def accuracy(own: np.ndarray, shuffled: np.ndarray) -> dict[str, float] | None:
+    """Return the ``mean`` balanced accuracy over prototypes; None where nothing is scored.
+
+    Beside it that of each with the name of another, ``shuffled``, and of the difference ``low`` and
+    ``high``, 95 % of a bootstrap over prototypes. ½ says nothing; nan is not scored.
+    """
     scored = np.isfinite(own)
     own, shuffled = own[scored], shuffled[scored]
     if not len(own):
         return None
     (difference,) = mean_intervals((own - shuffled)[:, None], seed=SEED)
-    return Accuracy(float(own.mean()), float(shuffled.mean()), difference.low, difference.high)
+    means = {"mean": float(own.mean()), "shuffled": float(shuffled.mean())}
+    return means | {"low": difference.low, "high": difference.high}
 
 
-def _asked(labeller: Labeller, made: Made, better: Mapping[int, Label]) -> dict[str, Any]:
+def _asked(named: Named, made: Made) -> dict[str, Any]:
     """Return what a labeller did, and its scores beside the embedded ones of the same."""
-    found: dict[str, Any] = {}
-    own = [better.get(cell) for cell in range(len(made.labels))]
-    embedded = [label if cell in better else None for cell, label in enumerate(made.labels)]
+    own = [named.labels.get(cell) for cell in range(len(made.labels))]
+    embedded = [label if cell in named.labels else None for cell, label in enumerate(made.labels)]
+    scores: dict[str, Any] = {}
     for name, labels in (("own", own), ("embedded", embedded)):
-        scores = score_labels(labels, made.text, made.held_out, SEED)
-        kinds = accuracies(scores).items()
-        found[name] = {kind: None if one is None else asdict(one) for kind, one in kinds}
-        found["scored"] = int(np.isfinite(scores.detection).sum())
-    return {"named": len(better), **labeller.report(), "scores": found}
+        scores[name] = described(score_labels(labels, made.text, made.held_out, SEED))
+        scores["scored"] = scores[name].pop("scored")
+    return {"named": len(named.labels), **named.report, "scores": scores}
 
 
 def _write(
-    lens: Lens,
-    labels: list[Label | None],
-    sources: Mapping[int, str],
-    scores: Scores,
-    found: Labelling,
+    lens: Lens, labels: list[Label | None], scores: Scores, named: Named, record: dict[str, Any]
 ) -> None:
     """Replace the labels of ``prototypes.parquet``, then say so in ``meta.json``."""
     # Beside the names of a labeller, those of signatures would look like more of them.
-    names = [""] * len(labels) if sources else lens.names
+    names = [""] * len(labels) if named.labels else lens.names
     columns: dict[str, Any] = {
         column: [None if label is None else getattr(label, column) for label in labels]
         for column in ("description", "category", "role", "tags")
@@ -238,11 +194,11 @@ def _write(
         old if label is None else label.name for label, old in zip(labels, names, strict=True)
     ]
     columns["label_source"] = [
-        SIGNATURE if label is None else sources.get(cell, EMBEDDED)
+        SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
         for cell, label in enumerate(labels)
     ]
     columns["label_score"] = [None if np.isnan(one) else float(one) for one in scores.detection]
-    write_columns(lens, columns, labels=found.to_dict())
+    write_columns(lens, columns, labels=record)
 
 
 def write_columns(
@@ -251,8 +207,8 @@ def write_columns(
     """Replace columns of ``prototypes.parquet``, then note in ``meta.json`` what made them."""
     table, schema = lens.prototypes, layout.PROTOTYPES_SCHEMA
     for name, values in columns.items():
-        place = schema.get_field_index(name)
-        table = table.set_column(place, schema.field(place), pa.array(values, schema.types[place]))
+        i = schema.get_field_index(name)
+        table = table.set_column(i, schema.field(i), pa.array(values, schema.types[i]))
     with atomic_file(lens.path / layout.PROTOTYPES_FILE) as temporary:
         layout.write_prototypes(table, temporary, lens.meta.files)
     layout.write_meta(lens.path, replace(lens.meta, **noted))
