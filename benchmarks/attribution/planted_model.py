@@ -39,11 +39,9 @@ from prismlm.corpus import Corpus, build_corpus, pack, sample_path
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
 from prismlm.corpus.read import read_documents
-from prismlm.files import atomic_file, read_json, write_json
-from prismlm.lens.build import IndexOptions, build_index
-from prismlm.models.checkpoint import load_checkpoint
+from prismlm.files import atomic_file, write_json
+from prismlm.lens.build import index
 from prismlm.models.sidecar import has_sidecar
-from prismlm.progress import Reporter
 from prismlm.training import Recipe, load_recipe, train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "laptop.yaml"
@@ -82,7 +80,7 @@ def main() -> None:
         recipe = planted_recipe(out, arguments.epochs, arguments.seed)
         train(recipe, resume=(out / "model").exists(), progress=progress)
     if not (out / "model" / "lens" / "planted").exists():
-        index(out, progress)
+        index(out / "model", out / "corpus", "planted", progress=progress)
 
 
 def thin_out(source: Path, target: Path, every: int) -> None:
@@ -172,21 +170,6 @@ def planted_recipe(out: Path, epochs: int, seed: int) -> Recipe:
     corpus = Corpus.open(out / "corpus")
     rows = len(pack(corpus, corpus.split("train"), recipe.data.length, seed))
     return load_recipe(RECIPE, [*base, f"steps={-(-rows // recipe.batch_size) * epochs}"])
-
-
-def index(out: Path, progress: Reporter) -> None:
-    """Index the training text, with as many contexts for a prototype as by default."""
-    checkpoint = load_checkpoint(out / "model")
-    window = int(read_json(out / "model" / "training.json")["recipe"]["data"]["length"])
-    build_index(
-        checkpoint.model,
-        checkpoint.sidecar.head,
-        Corpus.open(out / "corpus"),
-        out / "model" / "lens" / "planted",
-        IndexOptions(window=window, stride=window * 3 // 4),
-        trained_on=True,
-        progress=progress,
-    )
 
 
 if __name__ == "__main__":

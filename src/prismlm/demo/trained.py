@@ -68,7 +68,10 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
 
         train(recipe(corpus, model, size), resume=model.exists(), progress=progress)
     if not there["lens"]:
-        _index(corpus, model, model / "lens" / "sample", size, progress)
+        from prismlm.lens.build import IndexOptions, index
+
+        options = IndexOptions(contexts=size.contexts)
+        index(model, corpus, "sample", options, device="cpu", progress=progress)
     return explain_prompts(out, cached=all(there.values()), progress=progress)
 
 
@@ -90,15 +93,3 @@ def recipe(corpus: Path, model: Path, size: DemoSize) -> Recipe:
     # Quoted as JSON, which is YAML, so that no path is taken for a number or a comment.
     places = [f"corpus={json_text(str(corpus))}", f"out={json_text(str(model))}"]
     return load_recipe(str(path), [*places, *size.overrides])
-
-
-def _index(corpus: Path, model: Path, lens: Path, size: DemoSize, progress: Reporter) -> None:
-    from prismlm.corpus import Corpus
-    from prismlm.lens.build import IndexOptions, build_index
-
-    lm = prismlm.load(model)
-    window = recipe(corpus, model, size).data.length
-    options = IndexOptions(contexts=size.contexts, window=window, stride=window * 3 // 4)
-    build_index(
-        lm.model, lm.head, Corpus.open(corpus), lens, options, trained_on=True, progress=progress
-    )
