@@ -158,16 +158,6 @@ def test_another_input_is_refused_and_named(corpus, model, straight, tmp_path):
     assert_same_lens(straight, build_index(*model, corpus, out, part_of(1, 2)))
 
 
-def test_a_part_that_does_not_say_what_it_is_of_is_not_used(tmp_path):
-    parts = Parts(tmp_path / "lens", 2)
-    parts.part(0).mkdir(parents=True)
-    with pytest.raises(InputError, match=r"model: not set → a.*--overwrite"):
-        parts.check({"model": "a"})
-    assert parts.complete() == [0]
-    parts.check({"model": "a"}, overwrite=True)
-    assert parts.complete() == []
-
-
 def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
     out = tmp_path / "lens"
 
@@ -189,18 +179,6 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
         os.waitpid(child, 0)
     assert_same_lens(straight, build_index(*model, corpus, out, OPTIONS))
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
-
-
-def test_parts_that_begin_together_discard_another_run_once(corpus, model, straight, tmp_path):
-    out = tmp_path / "lens"
-    build_index(*model, corpus, out, part_of(0, 4, contexts=5))
-
-    def part(number):
-        build_index(*model, corpus, out, part_of(number, 4), overwrite=True)
-
-    children = [index_in_child(lambda n=n: part(n)) for n in range(4)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
-    assert_same_lens(straight, out)
 
 
 def test_a_state_that_is_not_finite_leaves_nothing(corpus, model, tmp_path):

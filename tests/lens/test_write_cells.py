@@ -15,7 +15,7 @@ from prismlm.lens import layout
 from prismlm.lens import write_cells as module
 from prismlm.lens.cells import Cells
 from prismlm.lens.codes import quantise
-from prismlm.lens.write_cells import Spool, in_order, record_type, write_cells, write_documents
+from prismlm.lens.write_cells import Spool, record_type, write_cells, write_documents
 from prismlm.progress import SILENT
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
@@ -154,15 +154,3 @@ def test_a_truncated_file_is_refused(opened, name):
     (directory / name).write_bytes(data[:-5])
     with pytest.raises(FormatError, match=name):
         Cells(directory, meta)
-
-
-def test_records_are_written_as_sorted_runs_when_there_are_many(tmp_path, monkeypatch):
-    records = random_records(30)
-    monkeypatch.setattr(module, "SORT_BYTES", 12 * records.itemsize)
-    spool = Spool(tmp_path / "spool", WIDTH)
-    for part in np.split(records, 6):
-        spool.add(part)
-    assert spool.runs == [15, 15]
-    again = Spool(tmp_path / "spool", WIDTH, spool.runs)
-    for run, expected in zip(again.opened(), np.split(records, 2), strict=True):
-        np.testing.assert_array_equal(run, in_order([expected], expected.dtype))
