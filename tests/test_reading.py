@@ -103,8 +103,8 @@ def test_a_text_is_read_alike_in_corpus_index_and_attach(
         build_index(model, sidecar.head, corpus, tmp_path / "lens", options)
     assert all(row in rows for row in whole)
     with reading(model) as rows:
-        how = {"window": 128, "stride": 96, "limit_bytes": 1e9, "split": "all"}
-        read_states(model, corpus, tmp_path / "states", **how)
+        options = IndexOptions(window=128, stride=96, split="all")
+        read_states(model, corpus, tmp_path / "states", options, limit_bytes=1e9)
     assert all(row in rows for row in whole), "attach"
 
 

@@ -33,6 +33,7 @@ from prismlm.explain.quality import HeadQuality
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
+from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import HiddenStates, read_states
 from prismlm.models.device import uses_bf16
 from prismlm.training.fit import FitOptions, Fitting, place
@@ -110,11 +111,13 @@ def _read(given: argparse.Namespace, model: Any) -> None:
             model,
             corpus,
             given.work / split,
-            window=given.window,
-            stride=given.window * 7 // 8,
+            IndexOptions(
+                window=given.window,
+                stride=given.window * 7 // 8,
+                split=split,
+                bf16=uses_bf16("auto", given.device),
+            ),
             limit_bytes=limit * 1e9,
-            split=split,
-            bf16=uses_bf16("auto", given.device),
             progress=ConsoleReporter(),
         )
 

@@ -11,6 +11,7 @@ from benchmarks.shared.stored_states import measure_states
 from prismlm.corpus import Corpus
 from prismlm.explain.quality import measure_quality
 from prismlm.layers import PrototypeHead
+from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import read_states
 from prismlm.models.seam import LogitMap
 from prismlm.training.evaluation import HeldOut
@@ -50,8 +51,8 @@ def test_figures_by_hand():
 
 def test_stored_states_give_the_figures_of_the_passes(tiny_model, tiny_corpus, tmp_path):
     lm, corpus = prismlm.load(tiny_model), Corpus.open(tiny_corpus)
-    whole = {"window": 64, "stride": 32, "split": "heldout", "limit_bytes": 1e9}
-    kept = read_states(lm.model, corpus, tmp_path, **whole)
+    options = IndexOptions(window=64, stride=32, split="heldout")
+    kept = read_states(lm.model, corpus, tmp_path, options, limit_bytes=1e9)
     passes = HeldOut(corpus, 64, 0).batches(10**9)
     rows = np.array_split(np.arange(len(kept)), 7)
     stored = measure_states(lm.model, lm.head, ((kept.states(r), kept.tokens(r)) for r in rows))

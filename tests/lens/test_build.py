@@ -15,7 +15,7 @@ from prismlm.errors import InputError, StaleLensError
 from prismlm.lens import layout
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
-from prismlm.lens.scan import Shard
+from prismlm.lens.options import Shard
 from prismlm.models.sidecar import load_sidecar, save_sidecar
 from prismlm.ops import prototype_head
 from tests.helpers.next_tokens import next_tokens

@@ -13,7 +13,7 @@ import torch
 
 from prismlm.errors import InputError, Interrupted, PrismError
 from prismlm.lens.build import Parts, build_index, check_index
-from prismlm.lens.scan import Shard
+from prismlm.lens.options import Shard
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.kills import (
     OPTIONS,

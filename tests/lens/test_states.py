@@ -13,8 +13,7 @@ from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
 from prismlm.lens.states import read_states
 
-WINDOWS = {"window": 64, "stride": 48}
-OPTIONS = IndexOptions(contexts=4, **WINDOWS)
+OPTIONS = IndexOptions(contexts=4, window=64, stride=48)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +29,7 @@ def corpus(short_corpus):
 @pytest.fixture(scope="module")
 def kept(lm, corpus, tmp_path_factory):
     directory = tmp_path_factory.mktemp("kept") / "states"
-    return read_states(lm.model, corpus, directory, **WINDOWS, limit_bytes=1e9)
+    return read_states(lm.model, corpus, directory, OPTIONS, limit_bytes=1e9)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def test_every_position_that_predicts_is_kept_once(kept, corpus):
 
 
 def test_a_limit_keeps_whole_blocks_and_the_same_ones(kept, lm, corpus, tmp_path):
-    some = read_states(lm.model, corpus, tmp_path, **WINDOWS, limit_bytes=1e5)
+    some = read_states(lm.model, corpus, tmp_path, OPTIONS, limit_bytes=1e5)
     assert 0 < some.blocks < kept.blocks
     for slot in range(some.blocks):
         assert torch.equal(some.of_block(slot), kept.of_block(slot))
@@ -74,7 +73,7 @@ def test_an_index_from_states_is_the_index_of_the_model(read, kept, lm, corpus, 
 
 
 def test_where_states_end_the_model_reads_on(lm, corpus, tmp_path):
-    some = read_states(lm.model, corpus, tmp_path / "s", **WINDOWS, limit_bytes=1e5)
+    some = read_states(lm.model, corpus, tmp_path / "s", OPTIONS, limit_bytes=1e5)
     lens = indexed(lm, corpus, tmp_path / "lens", some)
     assert lens.meta.tokens > len(some)
     assert len(lens.cells) == lens.meta.tokens
@@ -82,8 +81,8 @@ def test_where_states_end_the_model_reads_on(lm, corpus, tmp_path):
 
 def test_states_of_something_else_are_refused(kept, lm, corpus, tmp_path):
     shutil.copytree(kept.directory, tmp_path / "states")
-    with pytest.raises(InputError, match="another model, corpus or setting"):
-        read_states(lm.model, corpus, tmp_path / "states", window=32, stride=32, limit_bytes=1e9)
     options = IndexOptions(contexts=4, window=32, stride=32)
+    with pytest.raises(InputError, match="another model, corpus or setting"):
+        read_states(lm.model, corpus, tmp_path / "states", options, limit_bytes=1e9)
     with pytest.raises(InputError, match="are of another window and stride"):
         build_index(lm.model, lm.head, corpus, tmp_path / "lens", options, states=kept)

@@ -12,6 +12,7 @@ import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import DivergenceError, InputError
 from prismlm.layers import PrototypeHead
+from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import read_states
 from prismlm.progress import SILENT
 from prismlm.training import fit as module
@@ -35,8 +36,7 @@ def states(lm, short_corpus, tmp_path_factory):
         lm.model,
         Corpus.open(short_corpus),
         tmp_path_factory.mktemp("states"),
-        window=64,
-        stride=48,
+        IndexOptions(window=64, stride=48),
         limit_bytes=1e6,
     )
 

@@ -67,8 +67,8 @@ def attach(
     resume.
     """
     from prismlm.cli.progress import ConsoleReporter
-    from prismlm.lens.build import check_share
     from prismlm.lens.codes import check_codes
+    from prismlm.lens.options import check_share
     from prismlm.training import (
         AttachOptions,
         FitOptions,

@@ -20,7 +20,7 @@ from prismlm.errors import InputError, check_choice
 if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus, HubDataset
     from prismlm.cost import Cost
-    from prismlm.lens.scan import IndexOptions, Shard
+    from prismlm.lens.options import IndexOptions, Shard
     from prismlm.models.checkpoint import Checkpoint
     from prismlm.progress import Reporter
 
@@ -231,7 +231,7 @@ def _cost(
 
 def _shard(shard: str | None) -> Shard:
     """Return which part to read: one that is named, one of torchrun's, or all."""
-    from prismlm.lens.scan import Shard
+    from prismlm.lens.options import Shard
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if shard is None:

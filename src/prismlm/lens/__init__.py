@@ -3,10 +3,11 @@
 Making one, each module using those below it:
 
     build        index, build_index: the parts of a pass, and the lens that is written of all
-    scan         IndexOptions; what a pass finds: contexts, uses, positions
+    scan         what a pass finds: contexts, uses, positions
     support, probe, signatures, suffixes   what else is written
     write_cells  positions in sorted runs, merged to cells
     states       hidden states, read once and kept, for heads that are fitted to them
+    options      IndexOptions: how a corpus is read
 
 Asking one:
 

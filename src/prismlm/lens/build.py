@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -26,15 +26,15 @@ from prismlm.files import atomic_directory, check_room, discard, room_to_write, 
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.cells import Cells
-from prismlm.lens.codes import check_codes, parts_of
+from prismlm.lens.codes import parts_of
 from prismlm.lens.opened_model import check_embedded
+from prismlm.lens.options import IndexOptions, options_for
 from prismlm.lens.probe import Probe
-from prismlm.lens.scan import ABSENT, IndexOptions, Scan, ScanInput, mass_table, scan_blocks
+from prismlm.lens.scan import ABSENT, Scan, ScanInput, mass_table, scan_blocks
 from prismlm.lens.signatures import signatures_of
 from prismlm.lens.states import HiddenStates
 from prismlm.lens.suffixes import write_suffixes
 from prismlm.lens.support import measure_support
-from prismlm.lens.training_corpus import trained_length
 from prismlm.lens.write_cells import write_cells, write_documents
 from prismlm.models.checkpoint import Checkpoint, load_checkpoint
 from prismlm.models.device import device_named
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 RUN_FILE = "run.json"
 # Of what parts must agree on, the keys that the record of a lens has elsewhere, or not.
 NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
-MAX_DEFAULT_WINDOW = 1024
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 # Bytes of a kept context on disk: its compressed text and columns, and those columns alone.
@@ -413,37 +412,6 @@ def trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
     trained = checkpoint.sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
     return None if fingerprint is None else fingerprint == corpus.fingerprint
-
-
-def options_for(
-    model: PreTrainedModel, options: IndexOptions, path: Path | None = None
-) -> IndexOptions:
-    """Return options with window and stride filled in for a model, of a directory if one is given.
-
-    Raises:
-        InputError: one that no corpus is needed for cannot be used.
-    """
-    reads = getattr(model.config, "max_position_embeddings", None)
-    longest = min(reads or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
-    window = options.window or (path and trained_length(path)) or longest
-    check_share(options.positions)
-    check_codes(options.codes)
-    if reads is not None and window > reads:
-        raise InputError(
-            f"a window of {window} tokens does not fit a model that reads {reads}: "
-            f"pass --window {reads} or less."
-        )
-    return replace(options, window=window, stride=options.stride or max(1, window * 3 // 4))
-
-
-def check_share(share: float) -> float:
-    """Return a share of positions; InputError unless it is above 0 and up to 1."""
-    if not 0 < share <= 1:  # NaN is refused too
-        raise InputError(
-            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
-            "to 1."
-        )
-    return share
 
 
 def check_lens(out: Path, *, overwrite: bool) -> None:

@@ -22,8 +22,9 @@ from transformers import PreTrainedModel
 from prismlm.corpus.windows import BlockOrder
 from prismlm.files import json_text
 from prismlm.layers import PrototypeHead
-from prismlm.lens.codes import CodeName, quantise
+from prismlm.lens.codes import quantise
 from prismlm.lens.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
+from prismlm.lens.options import IndexOptions
 from prismlm.lens.states import (
     HiddenStates,
     next_tokens,
@@ -52,44 +53,6 @@ TILE_ELEMENTS = 2**24
 ABSENT = -2.0
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 Key = tuple[str | None, ...]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One part of an index that several processes make: which, from 0, and of how many."""
-
-    number: int = 0
-    count: int = 1
-
-
-@dataclass(frozen=True)
-class IndexOptions:
-    """How a corpus is read.
-
-    Attributes:
-        contexts: L, the places kept per prototype; one per document.
-        window: tokens of a window, at most what the model can read; 0: as in training if that is
-            known, otherwise what the model can read, up to 1,024.
-        stride: tokens between windows; 0: three quarters of a window. A token sees at least
-            window − stride tokens before it, or its document's start.
-        split: which documents to read.
-        with_text: keep the text around each context and what finds spans word for word, or offsets
-            only.
-        positions: the share of all positions that goes to the cells.
-        codes: of their hidden states: int8, or pq for a quarter of the size.
-        bf16: run the forward passes in bfloat16 (autocast).
-        shard: the part of the corpus to read.
-    """
-
-    contexts: int = 64
-    window: int = 0
-    stride: int = 0
-    split: Split = "train"
-    with_text: bool = True
-    positions: float = 1.0
-    codes: CodeName = "int8"
-    bf16: bool = False
-    shard: Shard = Shard()
 
 
 @dataclass(frozen=True)
@@ -270,10 +233,9 @@ def scan_blocks(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
     Memory is set by K × L and one pass, not by the corpus.
     """
     points, model, how = given.curve_slots, given.model, given.options
-    grid = how.split, how.window, how.stride
     for slot in slots:
         kept = None if given.states is None else given.states.of_block(slot)
-        for batch, owned in passes(model, given.corpus, given.order, slot, *grid):
+        for batch, owned in passes(model, given.corpus, given.order, slot, how):
             with torch.inference_mode():
                 if kept is None:
                     z = states_of(model, batch, owned, bf16=how.bf16)

@@ -24,6 +24,7 @@ from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, block_passes, read_b
 from prismlm.errors import InputError
 from prismlm.files import room_to_write, write_json
 from prismlm.lens.layout import array_file, open_array
+from prismlm.lens.options import IndexOptions
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
@@ -31,7 +32,7 @@ from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import read_note
 
 if TYPE_CHECKING:
-    from prismlm.corpus.store import Corpus, Split
+    from prismlm.corpus.store import Corpus
     from prismlm.corpus.windows import WindowBatch
 
 STATES_FILE, TOKENS_FILE, META_FILE = "states.npy", "next-tokens.npy", "states.json"
@@ -45,13 +46,14 @@ LOGITS_AT_ONCE, MIN_ROWS = 2**19, 192
 
 
 def passes(
-    model: PreTrainedModel, corpus: Corpus, order: BlockOrder, slot: int, *how: Any
+    model: PreTrainedModel, corpus: Corpus, order: BlockOrder, slot: int, options: IndexOptions
 ) -> Iterator[tuple[WindowBatch, Tensor]]:
-    """Yield the forward passes of the ``slot``-th block; ``how`` is split, window and stride.
+    """Yield the forward passes of the ``slot``-th block.
 
     With each comes which of its positions give a state, bool [B, T]: those that it owns and that
     predict a token of their document.
     """
+    how = options.split, options.window, options.stride
     block = read_block(corpus, order, order.block(slot), *how)
     for batch, _ in block_passes(block, corpus, corpus.eos_token_id, pass_tokens(model.device)):
         yield batch, predicting(batch, corpus)
@@ -201,12 +203,9 @@ def read_states(
     model: PreTrainedModel,
     corpus: Corpus,
     directory: Path,
+    options: IndexOptions,
     *,
-    window: int,
-    stride: int,
     limit_bytes: float,
-    split: Split = "train",
-    bf16: bool = False,
     progress: Reporter = SILENT,
 ) -> HiddenStates:
     """Read a corpus with a model and keep its hidden states, unless they are there already.
@@ -214,10 +213,8 @@ def read_states(
     Args:
         model, corpus: the causal language model, and the text.
         directory: where the files are written.
-        window, stride: tokens of a window, and between the starts of two.
+        options: how an index reads the corpus.
         limit_bytes: whole blocks are read until the files are this large.
-        split: which documents.
-        bf16: compute in bfloat16 (autocast).
         progress: shows positions done.
 
     Raises:
@@ -225,8 +222,9 @@ def read_states(
         FormatError: what is there is damaged.
         PrismError: the disk is full.
     """
-    run = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint, "split": split}
-    run |= {"window": window, "stride": stride, "bf16": bf16, "limit_bytes": limit_bytes}
+    run = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
+    run |= {name: getattr(options, name) for name in ("split", "window", "stride", "bf16")}
+    run |= {"limit_bytes": limit_bytes}
     if (directory / META_FILE).is_file():
         kept = HiddenStates.open(directory)
         if kept.run != run:
@@ -238,30 +236,40 @@ def read_states(
     directory.mkdir(parents=True, exist_ok=True)
     width = weight_of(model).shape[1]
     most = int(limit_bytes / bytes_per_position(width))
-    order, (documents, tokens) = BlockOrder.of(corpus.num_tokens), split_counts(corpus, split)
-    task_of = progress.task("Reading hidden states", min(tokens - documents, most), "tokens")
-    room = room_to_write("hidden states", directory, "Make room or lower --states-gb.")
-    ends: list[int] = []
+    documents, tokens = split_counts(corpus, options.split)
+    ends = [0]
     with (
-        room,
+        room_to_write("hidden states", directory, "Make room or lower --states-gb."),
         array_file(directory / STATES_FILE, np.dtype("<i2")) as add_states,
         array_file(directory / TOKENS_FILE, np.dtype("<u4")) as add_tokens,
         evaluating(model),
-        torch.inference_mode(),
-        task_of as task,
+        progress.task("Reading hidden states", min(tokens - documents, most), "tokens") as task,
     ):
-        for slot in range(order.count):
-            rows = ends[-1] if ends else 0
-            if slot and rows >= most:
-                break
-            for batch, owned in passes(model, corpus, order, slot, split, window, stride):
-                z = states_of(model, batch, owned, bf16=bf16)
-                states = z[owned.to(z.device)].bfloat16().cpu()
+        for block in _blocks(model, corpus, options):
+            rows = ends[-1]
+            for states, following in block:
                 add_states(states.view(torch.int16).numpy().reshape(-1))
-                add_tokens(next_tokens(batch, corpus)[owned].numpy())
+                add_tokens(following.numpy())
                 rows += len(states)
                 task.advance(len(states))
             ends.append(rows)
-    note = {"format_version": FORMAT_VERSION, "run": run, "width": width, "ends": ends}
+            if rows >= most:
+                break
+    note = {"format_version": FORMAT_VERSION, "run": run, "width": width, "ends": ends[1:]}
     write_json(directory / META_FILE, note)
     return HiddenStates.open(directory)
+
+
+def _blocks(
+    model: PreTrainedModel, corpus: Corpus, options: IndexOptions
+) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
+    """Yield for every block its passes: states, bfloat16 [n, d], and the tokens that follow."""
+    order = BlockOrder.of(corpus.num_tokens)
+
+    def read(slot: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch, owned in passes(model, corpus, order, slot, options):
+            with torch.inference_mode():
+                z = states_of(model, batch, owned, bf16=options.bf16)
+            yield z[owned.to(z.device)].bfloat16().cpu(), next_tokens(batch, corpus)[owned]
+
+    return map(read, range(order.count))

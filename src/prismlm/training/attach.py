@@ -363,9 +363,9 @@ class _Parts:
             self.model,
             corpus,
             self.out / WORK / STATES,
-            stride=self.reading.stride,
+            self.reading,
             limit_bytes=self.options.states_gb * 1e9,
-            **self._windows(),
+            progress=self.progress,
         )
 
     def head(self, corpus: Corpus, states: HiddenStates) -> PrototypeHead:

@@ -68,22 +68,16 @@ def label_lens(
 
     A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
 
-    Args:
-        lens: whose corpus is there.
-        model: the lens is of.
-        overwrite: replace labels that are there already.
-        labeller: names what it can in place of the embedded labels. Prototypes with fewer than ten
-            places then have no name.
-        progress: shows the steps.
+    A ``labeller`` names what it can in place of the embedded labels; prototypes with fewer than ten
+    places then have no name.
 
-    Returns:
-        What ``meta.json`` keeps of it: ``source``, who named them; ``prototypes``, K, and how many
-        are ``named`` and ``scored``, those with enough places that named nothing; ``detection``,
-        whether passages of the prototype can be told from others by its name, and ``fuzzing``,
-        whether marked places can, both as :func:`accuracy`; ``categories``, the prototypes of each;
-        ``documents`` that named prototypes, and ``held_out`` ones that scored the names; ``asked``,
-        what a labeller did, and how its names score beside the embedded ones of the same
-        prototypes, None without one.
+    Returned is what ``meta.json`` keeps of it: ``source``, who named them; ``prototypes``, K, and
+    how many are ``named`` and ``scored``, those with enough places that named nothing;
+    ``detection``, whether passages of the prototype can be told from others by its name, and
+    ``fuzzing``, whether marked places can, both as :func:`accuracy`; ``categories``, the prototypes
+    of each; ``documents`` that named prototypes, and ``held_out`` ones that scored the names;
+    ``asked``, what a labeller did, and how its names score beside the embedded ones of the same
+    prototypes, None without one.
 
     Raises:
         InputError: the lens has no corpus, or labels already; or by the labeller.
