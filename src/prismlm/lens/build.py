@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 # Of what parts must agree on, the keys that the record of a lens has elsewhere, or not.
-NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
+NOT_OF_A_LENS = ("model", "shards", "positions", "codes")
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 # Bytes of a kept context on disk: its compressed text and columns, and those columns alone.
@@ -229,7 +229,7 @@ class Parts:
 def _run(given: ScanInput) -> dict[str, Any]:
     """Return everything that the parts of a lens must agree on."""
     corpus, options = given.corpus, given.options
-    run = {
+    return {
         "model": fingerprints.of_model(given.model),
         "prototypes": layout.prototypes_fingerprint(given.head),
         "tokenizer": corpus.meta["tokenizer"]["fingerprint"],
@@ -243,10 +243,6 @@ def _run(given: ScanInput) -> dict[str, Any]:
         "precision": "bf16" if options.bf16 else "float32",
         "shards": options.shard.count,
     }
-    if given.states is not None:
-        given.states.check(run)
-        run["states"] = given.states.fingerprint
-    return run
 
 
 def _counts(given: ScanInput) -> tuple[int, int]:

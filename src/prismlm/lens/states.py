@@ -135,14 +135,12 @@ class HiddenStates:
         ends: where each block ends, after a 0.
         bits: of bfloat16 numbers, int16 [n, d].
         following: the token that follows each, [n].
-        directory: where the files are.
     """
 
     run: dict[str, Any]
     ends: list[int]
     bits: np.ndarray
     following: np.ndarray
-    directory: Path | None = None
 
     @classmethod
     def open(cls, directory: Path) -> HiddenStates:
@@ -150,7 +148,7 @@ class HiddenStates:
         meta = read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
         bits = open_array(directory / STATES_FILE, WAY_OUT).reshape(-1, meta["width"])
         following = open_array(directory / TOKENS_FILE, WAY_OUT)
-        return cls(meta["run"], [0, *meta["ends"]], bits, following, directory)
+        return cls(meta["run"], [0, *meta["ends"]], bits, following)
 
     @property
     def width(self) -> int:
@@ -165,21 +163,6 @@ class HiddenStates:
     def blocks(self) -> int:
         """How many blocks of the corpus were read."""
         return len(self.ends) - 1
-
-    @property
-    def fingerprint(self) -> str:
-        """Of what they are of, and how much of it."""
-        return fingerprints.of_json([self.run, len(self)])
-
-    def check(self, run: dict[str, Any]) -> None:
-        """Raise InputError unless these are the states of what an index is to read."""
-        names = ("model", "corpus", "split", "window", "stride")
-        other = [name for name in names if self.run[name] != run[name]]
-        if other:
-            raise InputError(
-                f"the hidden states in {self.directory} are of another {' and '.join(other)}: "
-                "index without them, or with those settings."
-            )
 
     def states(self, rows: np.ndarray | slice) -> Tensor:
         """Return the states of some rows, float32 [n, d]."""
