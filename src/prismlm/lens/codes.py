@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prismlm.errors import FormatError, InputError, check_choice
+from prismlm.errors import InputError, check_choice
 from prismlm.lens import layout
 
 CodeName = Literal["int8", "pq", "pq12"]
@@ -153,17 +153,7 @@ def open_codes(directory: Path, name: str, width: int) -> Codes:
     """Return the code that the cells of a lens have."""
     if name == "int8":
         return Int8Codes(width)
-    if name not in PARTS:
-        raise FormatError(
-            f"the cells of {directory} are coded as {name!r}, which this version cannot read. "
-            f"{layout.REBUILD}"
-        )
-    path = directory / layout.CELL_CENTRES_FILE
-    centres = np.array(layout.open_array(path))
-    shape = (parts_of(width, name), CENTRES, PARTS[name])
-    if centres.dtype != np.float32 or centres.shape != shape:
-        raise FormatError(f"{path} is damaged (not float32 {list(shape)}). {layout.REBUILD}")
-    return ProductCodes(width, centres)
+    return ProductCodes(width, np.array(layout.open_array(directory / layout.CELL_CENTRES_FILE)))
 
 
 def _padded(states: np.ndarray, part: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.corpus.layout import FACTS, strings
 from prismlm.errors import FormatError, InputError, StaleLensError, check_path
-from prismlm.files import check_json, from_json, read_json, write_json
+from prismlm.files import from_json, read_json, write_json
 from prismlm.layers import PrototypeHead
 
 FORMAT_VERSION = 4
@@ -175,7 +175,6 @@ def read_meta(directory: Path) -> LensMeta:
         raise FormatError(f"{path} was changed since it was written. {REBUILD}")
     del value["format_version"], value["prismlm"]
     meta = from_json(LensMeta, value, str(path))
-    check_json(list(meta.files.values()), [{"bytes": int, "digest": str}], f"{path}: files")
     sizes = {name: file["bytes"] for name, file in meta.files.items()}
     for name in (*sizes, PROTOTYPES_FILE):
         size = (directory / name).stat().st_size if (directory / name).is_file() else 0

@@ -163,13 +163,7 @@ class Lens:
     @read_once
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
-        table = layout.read_prototypes(self.path, self.meta)
-        if table.num_rows != self.num_prototypes:
-            raise FormatError(
-                f"{self.path / layout.PROTOTYPES_FILE} describes {table.num_rows} prototypes and "
-                f"the model has {self.num_prototypes}. {layout.REBUILD}"
-            )
-        return table
+        return layout.read_prototypes(self.path, self.meta)
 
     @read_once
     def names(self) -> list[str]:

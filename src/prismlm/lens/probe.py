@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from prismlm.errors import FormatError, StaleLensError
+from prismlm.errors import StaleLensError
 from prismlm.models.evaluating import evaluating
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.models.sidecar import weight_of
@@ -85,14 +85,10 @@ class Probe:
     @classmethod
     def open(cls, directory: Path) -> Probe:
         """Read ``probe.safetensors``."""
-        path = directory / PROBE_FILE
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                rows = list(tensors["tokens"].split(tensors["lengths"].tolist()))
-                return cls(rows, file.metadata()["kind"], tensors["states"], tensors["logits"])
-        except (SafetensorError, OSError, KeyError, TypeError, RuntimeError) as error:
-            raise FormatError(f"{path} cannot be read ({error}). Build the lens again.") from error
+        with safe_open(str(directory / PROBE_FILE), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            rows = list(tensors["tokens"].split(tensors["lengths"].tolist()))
+            return cls(rows, file.metadata()["kind"], tensors["states"], tensors["logits"])
 
     def check(self, model: nn.Module, directory: Path) -> None:
         """Read the rows with a model and compare: is it still the one that the lens is of?
