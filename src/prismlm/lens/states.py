@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from prismlm import fingerprints
 from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, block_passes, read_block, split_counts
 from prismlm.errors import InputError
-from prismlm.files import room_to_write, write_json
+from prismlm.files import atomic_file, room_to_write, write_json
 from prismlm.lens.layout import array_file, open_array
 from prismlm.lens.options import IndexOptions
 from prismlm.models.evaluating import evaluating
@@ -223,8 +223,10 @@ def read_states(
     ends = [0]
     with (
         room_to_write("hidden states", directory, "Make room or lower --states-gb."),
-        array_file(directory / STATES_FILE, np.dtype("<i2")) as add_states,
-        array_file(directory / TOKENS_FILE, np.dtype("<u4")) as add_tokens,
+        atomic_file(directory / STATES_FILE) as states_file,
+        atomic_file(directory / TOKENS_FILE) as tokens_file,
+        array_file(states_file, np.dtype("<i2")) as add_states,
+        array_file(tokens_file, np.dtype("<u4")) as add_tokens,
         evaluating(model),
         progress.task("Reading hidden states", min(tokens - documents, most), "tokens") as task,
     ):
