@@ -118,7 +118,7 @@ const step = ({ state, node, began }, one) => {
 
 const columns = (node) => /** @type {HTMLElement} */ (node.querySelector(".x-columns"));
 
-/** The whole trace has come. @param {Answer} answer */
+/** The whole trace has come. @param {Answer} answer @param {any} whole */
 const finish = (answer, { id = "", shared: pool, ...trace }) => {
   const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps, prototypes } = data;
   shared.answer = { id, data };
