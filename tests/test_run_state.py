@@ -8,7 +8,7 @@ import time
 import pytest
 
 from prismlm.errors import InputError, Interrupted
-from prismlm.run_state import Held, Interrupts, answering, check_same, locked, writing
+from prismlm.run_state import Interrupts, answering, check_same, writing
 
 
 @pytest.fixture(autouse=True)
@@ -126,16 +126,3 @@ def test_what_a_call_returns_or_raises_comes_through(monkeypatch):
     assert answering(lambda: time.sleep(0.05), -1) is None
     with pytest.raises(ZeroDivisionError):
         answering(lambda: 1 / 0)
-
-
-def test_locks_are_shared_by_those_who_ask_so(tmp_path):
-    lock = tmp_path / "lock"
-    with (
-        locked(lock, shared=True),
-        locked(lock, shared=True),
-        pytest.raises(Held),
-        locked(lock),
-    ):
-        pytest.fail("nobody is alone beside those who share")
-    with locked(lock), pytest.raises(Held), locked(lock, shared=True):
-        pytest.fail("who is alone shares with nobody")

@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each names the input, what was expected and how to mend it.
+"""Errors that a user can act on: each names the input, what was expected and how to fix it.
 
 The checks of a single value stand here too: what a parameter takes is said in one line where it is
 used, and every value of another kind is refused in the same words.
@@ -6,6 +6,7 @@ used, and every value of another kind is refused in the same words.
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 import os
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 LONGEST_SHOWN = 80
-# Bytes: of a path and of each name in it, on the file systems in use.
-LONGEST_PATH, LONGEST_NAME = 4095, 255
 
 
 class PrismError(Exception):
@@ -30,8 +29,7 @@ class InputError(PrismError, ValueError):
 class BadRow(InputError):
     """A row of a file that cannot be used, while the others can.
 
-    Attributes:
-        reason: what is wrong in a few words, the same for all rows of a kind.
+    ``reason`` says what is wrong in a few words, the same for all rows of a kind.
     """
 
     def __init__(self, message: str, reason: str) -> None:
@@ -52,10 +50,9 @@ class DivergenceError(PrismError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended something that can go on; the message says from where.
+    """A signal ended something that can be resumed; the message says from where.
 
-    Attributes:
-        exit_code: of a command that it ends, 128 plus the signal.
+    ``exit_code`` is that of a command that it ends, 128 plus the signal.
     """
 
     def __init__(self, message: str, exit_code: int = 130) -> None:
@@ -106,10 +103,7 @@ def check_kind(name: str, value: object, kind: type | tuple[type, ...], expected
 
 
 def check_text(name: str, value: object) -> str:
-    """Return a text; raise InputError for anything else, several texts among it.
-
-    Half of a surrogate pair is no text: neither a tokenizer nor a file takes it.
-    """
+    """Return a text; raise InputError for anything else, or half of a surrogate pair in it."""
     text = check_kind(name, value, str, "one text; give several one after another")
     try:
         text.encode()
@@ -122,17 +116,16 @@ def check_text(name: str, value: object) -> str:
 
 
 def check_path(name: str, value: object) -> Path:
-    """Return a path; raise InputError for what is none, or empty."""
+    """Return a path; raise InputError for what is none, empty, or too long for a file system."""
     check_kind(name, value, (str, os.PathLike), "a path, as text or as pathlib.Path")
     given: object = os.fspath(cast("str | os.PathLike[str]", value))
     if not isinstance(given, str) or not given or "\0" in given:
         raise InputError(f"{name} is {shown(value)}: expected the path of a file or directory.")
-    if len(given.encode(errors="surrogatepass")) > LONGEST_PATH or any(
-        len(part.encode(errors="surrogatepass")) > LONGEST_NAME for part in Path(given).parts
-    ):
+    longest = max(len(os.fsencode(part)) for part in (*Path(given).parts, ""))
+    if longest > 255 or len(os.fsencode(given)) > 4095:
         raise InputError(
             f"{name} is {shown(value)}, which is longer than a path can be: expected names of at "
-            f"most {LONGEST_NAME} bytes, {LONGEST_PATH:,} in all."
+            "most 255 bytes, 4,095 in all."
         )
     return Path(given)
 
@@ -141,13 +134,11 @@ def check_whole(name: str, value: object, least: int | None = 0, most: int | Non
     """Return a whole number of any kind as an int; neither True nor 1.0 is one.
 
     Raises:
-        InputError: another kind of value, or a number outside of least … most. Without ``least``
-            every number is inside.
+        InputError: another kind of value, or a number below ``least`` or above ``most``.
     """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        number = None
+    number = None
+    with suppress(TypeError):
+        number = None if isinstance(value, bool) else operator.index(cast("int", value))
     low = least is not None and number is not None and number < least
     if number is None or low or (most is not None and number > most):
         span = "" if least is None else f" from {least} on"
@@ -174,7 +165,7 @@ def check_number(
     # Text and flags turn into numbers, which nobody means; whole numbers may be too large.
     if not isinstance(value, (str, bytes, bool)):
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-            number = float(value)  # pyright: ignore[reportArgumentType]
+            number = float(cast("float", value))
     if not math.isfinite(number) or not holds(number):
         raise InputError(f"{name} is {shown(value)}: expected {expected}.")
     return number
@@ -215,7 +206,5 @@ def changes(before: dict[str, object], now: dict[str, object]) -> list[str]:
 
 def suggest(word: object, known: Sequence[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known word, or an empty string."""
-    import difflib
-
     close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -27,68 +27,14 @@ WAIT_SECONDS = 0.2
 T = TypeVar("T")
 
 
-class Held(Exception):
-    """Another process has the lock.
-
-    Attributes:
-        process: its id; empty where the lock is shared.
-    """
-
-    def __init__(self, process: str) -> None:
-        super().__init__(f"held by process {process}")
-        self.process = process
-
-
-@contextmanager
-def locked(path: Path, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
-    """Hold a lock on the file ``path``, which is made if it is not there.
-
-    The kernel gives it back however the process ends.
-
-    Args:
-        path: the lock file; its directory must exist. It is left behind.
-        shared: several processes may hold it at once, if all of them ask so.
-        wait: until it is free, instead of raising.
-
-    Raises:
-        Held: another process has it.
-        FileNotFoundError: there is no such directory, or no longer.
-    """
-    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, kind)
-            # Whoever held the lock before may have removed the file in between.
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                if not shared:
-                    os.truncate(descriptor, 0)
-                    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-                break
-        except FileNotFoundError:  # removed: there is a new one to be opened
-            pass
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            raise Held(holder) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def writing(
     path: str | os.PathLike[str], *, within: bool = False, wait: bool = False
 ) -> Iterator[None]:
     """Keep other processes that ask for it from writing to ``path`` during the block.
 
-    What one that was killed left half-written is removed. Directories that were made for the lock
-    are removed at the end, unless something was put into them.
+    The kernel gives the lock back however the process ends. What one that was killed left
+    half-written is removed, and at the end so are directories that were made for the lock alone.
 
     Args:
         path: a file or directory; it need not be there.
@@ -99,9 +45,7 @@ def writing(
     Raises:
         InputError: another process writes to it, or its place cannot be written to.
     """
-    target = Path(path)
-    if not target.name:
-        target = target.absolute()
+    target = Path(path) if Path(path).name else Path(path).absolute()
     if not target.name:
         raise InputError(f"{path} is no place for what is written: name a file or directory.")
     lock = target / LOCK_FILE if within else target.with_name(f".{target.name}.lock")
@@ -110,11 +54,15 @@ def writing(
         try:
             made = [one for one in (place, *place.parents) if not one.exists()]
             place.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(lock, wait=wait))
-        except Held as holder:
-            raise busy(target, holder.process) from None
+            descriptor = _locked(lock, wait)
+        except BlockingIOError as error:
+            raise InputError(
+                f"{target} is being written to by another process, {error}. Wait until it has "
+                "ended, or choose another place."
+            ) from None
         except OSError as error:
             raise InputError(f"cannot write to {place} ({error}). Choose another.") from error
+        held.callback(os.close, descriptor)
         for one in reversed(made):
             held.callback(_remove_empty, one)
         held.callback(lock.unlink, missing_ok=True)
@@ -122,21 +70,39 @@ def writing(
         yield
 
 
-def busy(target: Path, process: str) -> InputError:
-    """Return the error of a place that another process is writing to."""
-    return InputError(
-        f"{target} is being written to by another process, {process}. Wait until it has ended, or "
-        "choose another place."
-    )
+def _locked(path: Path, wait: bool) -> int:
+    """Return the descriptor of a lock file that is ours; BlockingIOError names who has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            # Whoever held the lock before may have removed the file in between.
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                return descriptor
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise BlockingIOError(holder) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _remove_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any], way_out: str) -> None:
-    """Check that work goes on with what it was begun with.
+    """Check that work is resumed with what it was begun with.
 
     Args:
         what: the beginning of the error: "DIR was begun with another corpus".
         before: what it was begun with.
-        now: what it is to go on with.
+        now: what it is to be resumed with.
         way_out: what else to do than to put things back, as sentences.
 
     Raises:
@@ -167,7 +133,7 @@ def begin(directory: Path, run: Mapping[str, Any], *, made: bool) -> None:
     Args:
         directory: that everything is kept in.
         run: JSON values, ``format_version`` among them.
-        made: whether anything is there; what ended before binds nobody.
+        made: whether anything is there; a finished run does not constrain a new one.
 
     Raises:
         InputError: runs of something else are there; it names every difference.
@@ -178,8 +144,9 @@ def begin(directory: Path, run: Mapping[str, Any], *, made: bool) -> None:
         keep_json(path, run)
         return
     way_out = "Resume that one, write elsewhere with --out, or remove it."
-    before = read_note(path, directory)
-    check_same(f"{directory} holds runs of something else", before, run, way_out)
+    check_same(
+        f"{directory} holds runs of something else", read_note(path, directory), run, way_out
+    )
 
 
 class Interrupts:
@@ -190,7 +157,7 @@ class Interrupts:
     outside of the main thread.
 
     Args:
-        rest: says in sentences what is kept and how to go on.
+        rest: says in sentences what is kept and how to resume.
         numbers: the signals.
 
     Attributes:
@@ -231,18 +198,14 @@ class Interrupts:
         os.write(2, b"\nstopping after this step, to save it; a second time stops at once\n")
 
     def stop(self) -> None:
-        """Raise what ends the work, saying what is left of it.
-
-        Raises:
-            Interrupted: always.
-        """
+        """Raise Interrupted, which ends the work and says what is kept."""
         assert self.received is not None
         raise Interrupted(self._rest(), EXIT_CODES[self.received])
 
 
 @contextmanager
 def keeping(kept: Callable[[], str]) -> Iterator[None]:
-    """Say of Ctrl-C during the block what is kept: the same command goes on from there."""
+    """Say of Ctrl-C during the block what is kept, and how to resume."""
     try:
         yield
     except Interrupted:
@@ -291,14 +254,8 @@ def answering(call: Callable[[], T], seconds: float = math.inf) -> T:
     until = time.monotonic() + seconds
     while thread.is_alive():
         thread.join(WAIT_SECONDS)
-        # Else its answer is there, even if it came after the limit.
         if thread.is_alive() and time.monotonic() > until:
             raise TimeoutError
     if failed:
         raise failed[0]
     return found[0]
-
-
-def _remove_empty(directory: Path) -> None:
-    with suppress(OSError):
-        directory.rmdir()

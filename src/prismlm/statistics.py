@@ -1,13 +1,8 @@
-"""Intervals and rank correlations over SciPy, as figures that the package prints.
-
-Nothing here depends on how many threads run or on what else is installed: ranks and their products
-are exact in float64, and what is drawn comes from the seed alone.
-"""
+"""Bootstrap intervals and rank correlations; what is drawn comes from the seed alone."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +18,9 @@ CHUNK = 1000
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its 95 % interval, of a bootstrap over texts or what else it is a mean of.
+    """A figure with its 95 % percentile interval over resampled texts, or other rows.
 
-    Attributes:
-        value: of the texts as they are; NaN where there was nothing to take it of.
-        low: the 2.5th percentile over resampled texts.
-        high: the 97.5th.
+    ``value`` is of the rows as they are; NaN where there was nothing to take it of.
     """
 
     value: float
@@ -48,13 +40,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class RankCorrelation:
-    """Spearman's rank correlation.
-
-    Attributes:
-        rho: −1 to 1.
-        p: two-sided, from Student's distribution with n − 2 degrees of freedom.
-        count: n.
-    """
+    """Spearman's ρ of n pairs, with its two-sided p by Student's distribution."""
 
     rho: float
     p: float
@@ -62,12 +48,7 @@ class RankCorrelation:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> RankCorrelation:
-    """Return Spearman's ρ, Pearson's correlation of ranks, ties sharing their mean rank.
-
-    Where all of x or all of y are alike, ρ is 0 and p is 1.
-
-    Args:
-        x, y: n ≥ 3 pairs.
+    """Return Spearman's ρ of n ≥ 3 pairs; 0, with p = 1, where all of x or all of y are alike.
 
     Raises:
         InputError: fewer than 3 pairs, or figures that are not finite.
@@ -105,39 +86,38 @@ def bootstrap(
         InputError: no text, or shapes that do not go together.
     """
     parts = [sums, np.ones_like(sums) if weights is None else weights]
-    own, whole = (np.asarray(a, dtype=np.float64).T for a in parts)
-    own, whole = (a[None] if a.ndim == 1 else a for a in (own, whole))
+    s, w = (np.asarray(a, dtype=np.float64).reshape(len(a), -1) for a in parts)
     signs = np.asarray(coefficients, dtype=np.float64)
-    if not own.size or own.shape != whole.shape or own.shape[:1] != signs.shape:
+    if not s.size or s.shape != w.shape or s.shape[1:] != signs.shape:
         raise InputError(
-            f"sums {list(own.T.shape)}, weights {list(whole.T.shape)} and {len(signs)} "
-            "coefficients: expected [texts, C] twice, at least one text, and C of them."
+            f"sums {list(s.shape)}, weights {list(w.shape)} and {len(signs)} coefficients: "
+            "expected [texts, C] twice, at least one text, and C of them."
         )
 
     def of(texts: np.ndarray) -> np.ndarray:
         found = np.zeros(texts.shape[:-1])
-        for sign, s, w in zip(signs, own, whole, strict=True):
-            weight = w[texts].sum(-1)
+        for sign, own, whole in zip(signs, s.T, w.T, strict=True):
+            weight = whole[texts].sum(-1)
             none = np.full_like(weight, np.nan)
-            found = found + sign * np.divide(s[texts].sum(-1), weight, out=none, where=weight != 0)
+            found = found + sign * np.divide(
+                own[texts].sum(-1), weight, out=none, where=weight != 0
+            )
         return found
 
-    return interval_of(of, own.shape[1], seed=seed)
+    return interval_of(of, len(s), seed=seed)
 
 
 def mean_intervals(columns: np.ndarray, *, seed: int = 0) -> list[Interval]:
     """Return the mean of each column [n, C] with its percentile interval over resampled rows.
 
-    All columns are of the same 10,000 resamples, so that one of differences is paired by row. Many
-    columns take little longer than one.
+    All columns are of the same resamples, so that one of differences is paired by row. Many columns
+    take little longer than one.
     """
-    own = np.ascontiguousarray(columns.T, dtype=np.float64)
-    count, random = len(columns), np.random.default_rng(seed)
+    own, count = np.ascontiguousarray(columns.T, dtype=np.float64), len(columns)
     found: list[np.ndarray] = []
-    for first in range(0, RESAMPLES, CHUNK):
-        some = min(CHUNK, RESAMPLES - first)
-        drawn = random.integers(count, size=(some, count)) + count * np.arange(some)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=some * count).reshape(some, count)
+    for drawn in _resamples(count, seed):
+        places = drawn + count * np.arange(len(drawn))[:, None]
+        times = np.bincount(places.ravel(), minlength=drawn.size).reshape(drawn.shape)
         # Not a product of matrices, whose sums depend on threads.
         found.append(np.einsum("rn,cn->rc", times.astype(np.float64), own) / count)
     low, high = np.percentile(np.concatenate(found), [2.5, 97.5], axis=0)
@@ -154,21 +134,16 @@ def interval_of(
         count: n, at least 1.
         seed: of the resamples.
     """
-    rows = np.arange(count)
-    value = float(figure(rows))
+    value = float(figure(np.arange(count)))
     if count == 1 or not np.isfinite(value):
         return Interval(value, value, value)
-    with warnings.catch_warnings():
-        # A NaN counts for nothing here, so that SciPy need not warn of it.
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        drawn = stats.bootstrap(
-            (rows,),
-            lambda drawn, axis: figure(drawn),
-            n_resamples=RESAMPLES,
-            batch=CHUNK,
-            vectorized=True,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        ).bootstrap_distribution
+    drawn = np.concatenate([figure(rows) for rows in _resamples(count, seed)])
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
     return Interval(value, float(low), float(high))
+
+
+def _resamples(count: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield the row numbers of all resamples [up to CHUNK, n]."""
+    random = np.random.default_rng(seed)
+    for first in range(0, RESAMPLES, CHUNK):
+        yield random.integers(count, size=(min(CHUNK, RESAMPLES - first), count))

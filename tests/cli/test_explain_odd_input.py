@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.cli.answer import repeats
 from prismlm.cli.explain import explain_and_print
-from prismlm.cli.trace import Shown
+from prismlm.cli.trace import Shown, repeats
 from prismlm.corpus import build_corpus
 from prismlm.corpus.chat import asked
 from prismlm.lens.build import IndexOptions, build_index

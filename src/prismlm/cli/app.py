@@ -20,20 +20,17 @@ from prismlm.cli import (
     demo,
     eval,
     explain,
-    explore,
     export,
     generate,
     index,
     inspect,
     label,
-    map,
     push,
     serve,
     sources,
     steer,
     train,
 )
-from prismlm.cli.eval import PASSED_ON, lm_eval
 from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, Interrupted, PrismError, no_panics, shown
@@ -140,40 +137,20 @@ app = typer.Typer(
 app.add_typer(corpus.app, name="corpus")
 for command in (demo.demo, train.train, attach.attach, index.index, label.label):
     app.command()(command)
-app.command("map")(map.map_prototypes)
+app.command("map")(label.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
-for command in (explain.explain, explore.explore, serve.serve, audit.audit, sources.sources):
+for command in (explain.explain, serve.explore, serve.serve, audit.audit, sources.sources):
     app.command()(command)
 for command in (compare.compare, steer.steer, generate.generate, push.push, export.export):
     app.command()(command)
 app.add_typer(eval.app, name="eval")
-app.command("lm-eval", context_settings=PASSED_ON)(lm_eval)
+app.command("lm-eval", context_settings=eval.PASSED_ON)(eval.lm_eval)
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"prismlm {__version__}")
         raise typer.Exit
-
-
-def _check_processes(command: str, arguments: list[str]) -> None:
-    """Refuse several processes where each would do all of the work in the same place."""
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    # On a CPU, accelerate leaves starting the others to mpirun, and tells none its number.
-    untold = os.environ.keys() >= {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} and started == 1
-    if command == ELSEWHERE or not (untold or started > 1):
-        return
-    alone = sorted(ALONE.intersection(arguments))
-    if command not in IN_PARTS or alone:
-        raise InputError(
-            f"prismlm {' '.join([command, *alone])} runs in one process; each of several would "
-            "do all of it, in the same place: start it without torchrun or accelerate launch."
-        )
-    if untold:
-        raise InputError(
-            "accelerate launch was asked for several processes, but on a CPU it starts only this "
-            f"one: start them with `torchrun --nproc-per-node N -m prismlm {command} …`."
-        )
 
 
 @app.callback()
@@ -184,7 +161,14 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    _check_processes(context.invoked_subcommand or "", context.obj)
+    """Refuse several processes where each would do all of the work in the same place."""
+    command, alone = context.invoked_subcommand or "", sorted(ALONE.intersection(context.obj))
+    together = command in IN_PARTS and not alone
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and command != ELSEWHERE and not together:
+        raise InputError(
+            f"prismlm {' '.join([command, *alone])} runs in one process; each of several would "
+            "do all of it, in the same place: start it without torchrun or accelerate launch."
+        )
 
 
 def main() -> None:

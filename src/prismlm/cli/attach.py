@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import flag, needs, option
-from prismlm.cli.output import print_cost, print_facts, print_json, quality_facts
+from prismlm.cli import output
+from prismlm.cli.options import flag, option
+from prismlm.cli.progress import ConsoleReporter
+
+if TYPE_CHECKING:
+    from prismlm.training import AttachResult
 
 Base = Annotated[
     str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
@@ -60,52 +64,38 @@ def attach(
 
     The model's weights stay as they are: DIR holds them beside the head, and opens as any
     checkpoint does. With --lora they are fine-tuned on the text first. With --uncertainty a table
-    of 64 rows, which codes are interpolated between, is trained to feed the entropy of each
-    prediction back to the next input, by two passes over each text. The source's own form, 65,536
-    independent rows and one pass, is left to Python (prismlm.attach_uncertainty): rounding alone
-    changes its vector by 130 %, and one pass trains a single row. Run the same command again to
-    resume.
+    of 64 rows is trained to feed the entropy of each prediction back to the next input, by two
+    passes over each text; prismlm.attach_uncertainty has the source's own form. To resume, run the
+    same command again.
     """
-    from prismlm.cli.progress import ConsoleReporter
+    given = locals()
+    from prismlm import training
     from prismlm.lens.codes import check_codes
     from prismlm.lens.options import check_share
-    from prismlm.training import (
-        AttachOptions,
-        FitOptions,
-        LoraOptions,
-        TableOptions,
-        estimate_attach,
-    )
-    from prismlm.training import attach as run
 
-    if lora:
-        needs("peft")
+    opt.needs(*(["peft"] if lora else []))
+    check_share(positions)
+    check_codes(codes)
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
-    options = AttachOptions(
-        fit=FitOptions(*sizes, weights=weights, seed=seed),
-        window=window,
-        states_gb=states_gb,
-        keep_states=keep_states,
-        contexts=contexts,
-        positions=check_share(positions),
-        codes=check_codes(codes),
-        device=device,
-        precision=precision,
-        revision=revision,
-        skip_bad_rows=skip_bad_rows,
-        lora=LoraOptions(lora_epochs, seed=seed) if lora else None,
-        uncertainty=TableOptions(uncertainty_epochs, seed=seed) if uncertainty else None,
+    table = training.TableOptions(uncertainty_epochs, seed=seed)
+    options = opt.fill(
+        training.AttachOptions,
+        given,
+        fit=training.FitOptions(*sizes, weights=weights, seed=seed),
+        lora=training.LoraOptions(lora_epochs, seed=seed) if lora else None,
+        uncertainty=table if uncertainty else None,
     )
     if dry_run:
-        print_cost(estimate_attach(model, corpus, options), as_json=as_json)
+        output.print_cost(training.estimate_attach(model, corpus, options), as_json=as_json)
         return
     began = time.monotonic()
-    result = run(model, corpus, out, options, progress=ConsoleReporter())
-    if as_json:
-        print_json(result.to_dict())
-        return
+    result = training.attach(model, corpus, out, options, progress=ConsoleReporter())
+    output.print_json(result.to_dict()) if as_json else _print(result, time.monotonic() - began)
+
+
+def _print(result: AttachResult, seconds: float) -> None:
     effect = result.uncertainty or {}
-    facts = {"states": result.states, **quality_facts(result.quality)}
+    facts = {"states": result.states, **output.quality_facts(result.quality)}
     facts |= {title: effect[name] for name, title in EFFECTS.items() if name in effect}
-    facts |= {"lens": str(result.lens), "seconds": time.monotonic() - began}
-    print_facts(facts, str(result.directory))
+    facts |= {"lens": str(result.lens), "seconds": seconds}
+    output.print_facts(facts, str(result.directory))

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import TEXT_KINDS, option
-from prismlm.cli.output import console_for_reading, print_cost, print_json, say, wrote
-from prismlm.outputs import check_ending, check_outputs
+from prismlm.cli import output
+from prismlm.cli.options import option
+from prismlm.cli.progress import ConsoleReporter
+from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
 
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {opt.TEXT_KINDS}.")]
 LeastShare = Annotated[
     float, option("S", "A row names every document with at least this share.", least=0, most=1)
 ]
@@ -24,7 +26,7 @@ Output = Annotated[Path | None, option("FILE", "Write one row per text.")]
 
 def audit(
     model: opt.Model,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {TEXT_KINDS}.")],
+    files: Files,
     lens: opt.Lens = None,
     corpus: opt.MovedCorpus = None,
     where: opt.Where = None,
@@ -52,12 +54,9 @@ def audit(
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
     from prismlm.lens.where import parse_where
-    from prismlm.run_state import orderly_end
 
-    written = {".parquet": parquet, ".jsonl": jsonl, ".csv": csv, ".html": html}
-    check_outputs(*written.values(), inputs=(model, lens, *files), overwrite=overwrite)
-    for ending, path in written.items():
-        check_ending(path, ending)
+    written = {"parquet": parquet, "jsonl": jsonl, "csv": csv, "html": html}
+    opt.check_results(model, lens, *files, overwrite=overwrite, **written)
     conditions = parse_where(where or [])
     columns = Columns(text=text_column, id=id_column)
     how: dict[str, Any] = {"skip_bad_rows": skip_bad_rows, "answered_chats": "last"}
@@ -67,13 +66,13 @@ def audit(
     audited = Audit(lm, text_options([lm], window, stride, method), conditions, least_share)
     with orderly_end():
         if dry_run:
-            print_cost(estimate_audit(audited, reader), as_json=as_json)
+            output.print_cost(estimate_audit(audited, reader), as_json=as_json)
             return
         rows = [path for path in (parquet, jsonl, csv) if path is not None]
         summary = _run(audited, reader, rows, html)
-    wrote(*rows, html)
+    output.wrote(*rows, html)
     if as_json:
-        print_json(summary)
+        output.print_json(summary)
     else:
         _print(audited, summary, by or audited.lens.telling, documents)
 
@@ -81,7 +80,6 @@ def audit(
 def _run(
     audit: Audit, reader: DocumentReader, paths: list[Path], html: Path | None
 ) -> dict[str, Any]:
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.explain.audit import audit_files
     from prismlm.pages.audit import audit_page
 
@@ -116,13 +114,13 @@ def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> No
     facts += [] if ce is None else [f"cross-entropy {ce:.3f}"]
     facts += [] if explained is None else [f"explained share {explained:.2f}"]
     facts += [f"left out: {counted(summary['left_out'])}"] if summary["left_out"] else []
-    say(" · ".join(facts))
-    say(*summary["notes"], style="bold")
+    output.say(" · ".join(facts))
+    output.say(*summary["notes"], style="bold")
     if summary["support"] is not None:
-        say(f"Support: {levels_in_words(summary['support']['levels'])}")
-    say("")
+        output.say(f"Support: {levels_in_words(summary['support']['levels'])}")
+    output.say("")
     whole, where = audit.attribution(), dict(audit.where)
     print_shares(whole.sources(by, where))
     if documents:
-        print_documents(console_for_reading(), whole.documents(documents, where))
-    say(CAVEAT, style="dim")
+        print_documents(output.console_for_reading(), whole.documents(documents, where))
+    output.say(CAVEAT, style="dim")

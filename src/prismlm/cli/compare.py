@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from prismlm.cli import options as opt
+from prismlm.cli import output
 from prismlm.cli.options import option
-from prismlm.cli.output import fit_ends, print_facts, print_json, say, show_rows, wrote
-from prismlm.outputs import check_ending, check_outputs
 
 NAME_WIDTH = 28
 SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "What shares are by.")]
@@ -36,16 +35,15 @@ def compare(
     from prismlm.explain.rows import write_rows
     from prismlm.explain.texts import text_options
 
-    check_ending(parquet, ".parquet")
     read = (model_a, model_b, lens_a, lens_b, *(file or ()))
-    check_outputs(parquet, inputs=read, overwrite=overwrite)
+    opt.check_results(*read, overwrite=overwrite, parquet=parquet)
     a, b = load(model_a, lens=lens_a), load(model_b, lens=lens_b)
     check_comparable(a, b)
     value: dict[str, Any] = {
-        "a": {"model": str(model_a), "lens": None if a.lens is None else str(a.lens.path)},
-        "b": {"model": str(model_b), "lens": None if b.lens is None else str(b.lens.path)},
-        "texts": None,
+        name: {"model": str(path), "lens": None if lm.lens is None else str(lm.lens.path)}
+        for name, path, lm in (("a", model_a, a), ("b", model_b, b))
     }
+    value["texts"] = None
     if file:
         from prismlm.corpus.read import DocumentReader
 
@@ -57,36 +55,30 @@ def compare(
     pairs = value["prototypes"]["pairs"]
     if parquet is not None:
         write_rows(pairs, parquet)
-        wrote(parquet)
+        output.wrote(parquet)
     value["prototypes"]["pairs"] = pairs[:top]
-    if as_json:
-        print_json(value)
-    else:
-        _print(value, by, top)
+    output.print_json(value) if as_json else _print(value, by, top)
 
 
 def _print(value: dict[str, Any], by: str, top: int) -> None:
     """Print what ``--json`` holds; ``top`` of the shares."""
-    say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
+    output.say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
     if value["texts"] is not None:
         shares = value["texts"].pop("shares")
-        print_facts(value["texts"])
-        say("")
+        output.print_facts(value["texts"])
+        output.say("")
         if shares is not None:
             rest = shares[by]["unattributed"]
             rest = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
             columns = {"key": "", "a": ".1%", "b": ".1%", "difference": "+.1%"}
-            show_rows(f"Shares by {by}", columns, [*shares[by]["items"][:top], rest])
-    print_facts({name: one for name, one in value["prototypes"].items() if name != "pairs"})
-    say("")
+            output.show_rows(f"Shares by {by}", columns, [*shares[by]["items"][:top], rest])
+    pairs = value["prototypes"].pop("pairs")
+    output.print_facts(value["prototypes"])
+    output.say("")
+    for pair in pairs:
+        pair["mutual"] = "yes" if pair["mutual"] else "no"
+        pair["in_common"] = pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None
+        for name in ("a_name", "b_name"):
+            pair[name] = output.fit_ends(pair[name] or "", NAME_WIDTH)
     columns = {"a": "", "b": "", "cosine": ".3f", "mutual": "", "in_common": ".0%"}
-    rows = [
-        {
-            **{name: pair[name] for name in ("a", "b", "cosine")},
-            "mutual": "yes" if pair["mutual"] else "no",
-            "in_common": pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None,
-            **{name: fit_ends(pair[name] or "", NAME_WIDTH) for name in ("a_name", "b_name")},
-        }
-        for pair in value["prototypes"]["pairs"]
-    ]
-    show_rows("Pairs", columns | {"a_name": "", "b_name": ""}, rows)
+    output.show_rows("Pairs", columns | {"a_name": "", "b_name": ""}, pairs)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import flag, needs, option
-from prismlm.cli.output import print_cost, print_json, show_value
+from prismlm.cli import output
+from prismlm.cli.options import flag, option
+from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.corpus import Corpus, HubDataset
-
-KEYS = {"domains": "domain", "licenses": "license"}
 
 Dataset = Annotated[
     str | None,
@@ -38,7 +37,6 @@ Inputs = Annotated[
 Column = Annotated[str | None, option("NAME", "Name of the column (default: its role's).")]
 Heldout = Annotated[float, option("SHARE", "Share to hold out of documents without a split.")]
 SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
-OwnTokenizer = Annotated[str | None, option("DIR|NAME", "Instead of training one.")]
 app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_help=True)
 
 
@@ -58,7 +56,7 @@ def build(
     title_column: Column = None,
     url_column: Column = None,
     split_column: SplitColumn = None,
-    tokenizer: OwnTokenizer = None,
+    tokenizer: Annotated[str | None, option("DIR|NAME", "Instead of training one.")] = None,
     vocab_size: Annotated[int, option("N", "Tokens of a tokenizer that is trained.")] = 8192,
     heldout: Heldout = 0.05,
     shard_tokens: Annotated[int, option("N", "Most tokens in one file.")] = 2**27,
@@ -68,7 +66,6 @@ def build(
     as_json: opt.Json = False,
 ) -> None:
     """Read texts, tokenise them and write a corpus directory."""
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.corpus import Columns, build_corpus, estimate_build, sample_path
 
     named = (source_column, domain_column, license_column, title_column, url_column, split_column)
@@ -90,9 +87,9 @@ def build(
         "skip_bad_rows": skip_bad_rows,
     }
     if dry_run:
-        print_cost(estimate_build(**arguments), as_json=as_json)
-        return
-    _show(build_corpus(**arguments, progress=ConsoleReporter()), as_json=as_json)
+        output.print_cost(estimate_build(**arguments), as_json=as_json)
+    else:
+        _show(build_corpus(**arguments, progress=ConsoleReporter()), as_json=as_json)
 
 
 def dataset_of(
@@ -103,7 +100,7 @@ def dataset_of(
         if config is not None or data_files:
             raise InputError("--dataset-config and --data-files are of a --dataset: name it.")
         return None
-    needs("datasets")
+    opt.needs("datasets")
     from prismlm.corpus import HubDataset
 
     return HubDataset.parse(name, split, config, tuple(data_files or ()))
@@ -123,13 +120,13 @@ def info(
 def _show(corpus: Corpus, *, as_json: bool) -> None:
     meta = corpus.meta
     if as_json:
-        print_json({"path": str(corpus.path), "fingerprint": corpus.fingerprint, **meta})
+        output.print_json({"path": str(corpus.path), "fingerprint": corpus.fingerprint, **meta})
         return
-    read = meta.get("read") or {}
+    read, tokens = meta.get("read") or {}, max(1, meta["counts"]["tokens"])
     facts = {
         "corpus": str(corpus.path),
         **meta["counts"],
-        "characters per token": meta["counts"]["characters"] / max(1, meta["counts"]["tokens"]),
+        "characters per token": meta["counts"]["characters"] / tokens,
         "vocabulary": meta["tokenizer"]["vocab_size"],
         "held out": meta["heldout"],
         "by their own split": meta["split"].get("stated"),
@@ -139,12 +136,11 @@ def _show(corpus: Corpus, *, as_json: bool) -> None:
         "not read": read.get("not_read"),
         "fingerprint": corpus.fingerprint,
     }
-    whole = max(1, meta["counts"]["tokens"])
     groups = {
         name: [
-            {**row, KEYS[name]: row[KEYS[name]] or "unknown", "share": row["tokens"] / whole}
+            {**row, key: row[key] or "unknown", "share": row["tokens"] / tokens}
             for row in sorted(meta[name], key=lambda row: -row["tokens"])
         ]
-        for name in KEYS
+        for name, key in {"domains": "domain", "licenses": "license"}.items()
     }
-    show_value({name: one for name, one in facts.items() if one} | groups)
+    output.show_value({name: one for name, one in facts.items() if one} | groups)

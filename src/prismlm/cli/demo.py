@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from prismlm.cli import options as opt
+from prismlm.cli import output
 from prismlm.cli.options import flag, option
-from prismlm.cli.output import console_for_reading, print_cost, say
+from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def demo(
     if as_json and not dry_run:
         raise InputError("--json is of --dry-run: a demo ends with the model directory on stdout.")
     if dry_run:
-        print_cost(_estimate(out, train=train, quick=quick), as_json=as_json)
+        output.print_cost(_estimate(out, train=train, quick=quick), as_json=as_json)
         return
     result = _trained(out, quick=quick) if train or quick else _fetched(out)
     _print_summary(result)
@@ -57,7 +58,6 @@ def demo(
 
 def _fetched(out: Path | None) -> DemoResult:
     """Run the demo with the model that is fetched, or the other where it cannot be."""
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.demo.fetch import Unreachable
     from prismlm.demo.fetched import run_fetched
 
@@ -69,7 +69,6 @@ def _fetched(out: Path | None) -> DemoResult:
 
 
 def _trained(out: Path | None, *, quick: bool) -> DemoResult:
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.demo.trained import FULL, QUICK, run_demo
 
     directory = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
@@ -95,22 +94,22 @@ def _print_summary(result: DemoResult) -> None:
 
     for answer in result.answers:
         _print_answer(answer)
-    say("")
+    output.say("")
     provenance = load_sidecar(result.model).provenance
     if "fine_tuned" in provenance:
-        say(
+        output.say(
             "The model is SmolLM2-135M-Instruct, fine-tuned on the texts that its lens holds; its "
             "pre-training data is not indexed."
         )
     agreement = percent(provenance["quality"]["agreement"])
-    say(
+    output.say(
         f"Its prototypes alone choose the same next token as the whole model {agreement} of the "
         "time on held-out text."
     )
-    say(CAVEAT, style="dim")
+    output.say(CAVEAT, style="dim")
     model = shlex.quote(str(result.model))
     more = '"What causes asthma?" --chat' if result.chat else '"The court held that" --generate 20'
-    say("\nAsk it yourself", style="bold")
+    output.say("\nAsk it yourself", style="bold")
     typer.echo(
         f"  prismlm explain {model} {more}\n  prismlm explore {model}\n"
         f"All of this as a page: {result.report}\nThe model directory:"
@@ -124,31 +123,31 @@ def _print_answer(answer: Answer) -> None:
     from prismlm.explain.support import Level, sentence
     from prismlm.lens.text import Around
 
-    say(f"\n{answer.prompt}", style="dim")
-    say(answer.words.strip(), style="bold")
+    output.say(f"\n{answer.prompt}", style="dim")
+    output.say(answer.words.strip(), style="bold")
     if answer.support is not None:
-        say(sentence(cast("Level", answer.support)))
+        output.say(sentence(cast("Level", answer.support)))
     if answer.support == "none":
         return
     if answer.shares:
         key, share = answer.shares[0]
-        say(f"The largest part of its evidence, {percent(share)}, is from “{key}”.")
+        output.say(f"The largest part of its evidence, {percent(share)}, is from “{key}”.")
     if answer.passage is not None:
         source, before, token, after = answer.passage
-        print_place(console_for_reading(), Around(before, token, after))
-        say(f"       {source}", style="dim")
+        print_place(output.console_for_reading(), Around(before, token, after))
+        output.say(f"       {source}", style="dim")
 
 
 def _explore(model: Path) -> None:
     """Open the explorer on this machine only, until Ctrl-C."""
-    from prismlm.cli.explore import HOST, PORT, listening, serve
+    from prismlm.cli.serve import EXPLORER_PORT, HOST, listening, serve_explorer
 
     if find_spec("fastapi") is None:
         typer.echo("To look around in it: pip install 'prismlm[explore]'", err=True)
         return
     try:
-        listener = listening(HOST, PORT)
+        listener = listening(HOST, EXPLORER_PORT)
     except InputError:
         listener = listening(HOST, 0)
     with closing(listener):
-        serve(model, None, listener, HOST, browser=True)
+        serve_explorer(model, None, listener, HOST, browser=True)

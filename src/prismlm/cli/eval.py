@@ -412,11 +412,12 @@ def pairs(
 
     The pairs are of the corpora's licences, AG News for research only: they do not ship.
     """
+    given = locals()
     from prismlm.eval.perturbations.generate import FILES, PairOptions, write_pairs
 
     files = [out / name for name in FILES]
     check_outputs(*files, inputs=(data,), overwrite=overwrite)
-    options = PairOptions(per_slice=per_slice, seed=seed, similarity=similarity)
+    options = opt.fill(PairOptions, given)
     with orderly_end():
         result = write_pairs(out, data, options, ConsoleReporter())
     output.wrote(*files)

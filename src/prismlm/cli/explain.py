@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import flag, option, parse_places, prompt_of
-from prismlm.cli.output import console_for_reading, print_json, say, wrote
+from prismlm.cli import output
+from prismlm.cli.options import flag, option
 from prismlm.cli.progress import waiting
 from prismlm.errors import InputError
 from prismlm.files import read_text
-from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
     from prismlm.cli.trace import Shown
@@ -65,60 +64,54 @@ def explain(
     overwrite: opt.Overwrite = False,
 ) -> None:
     """Show what an answer, or each prediction along a text, relies on, and where it comes from."""
-    read = (model, lens, None if file == STDIN else file)
-    check_outputs(html, parquet, inputs=read, overwrite=overwrite)
-    check_ending(html, ".html")
-    check_ending(parquet, ".parquet")
+    read = None if file == STDIN else file
+    opt.check_results(model, lens, read, overwrite=overwrite, html=html, parquet=parquet)
     given = _texts(model, text, file, lines)
-    texts = [prompt_of(one, chat, system) if isinstance(one, str) else one for one in given]
-    span = _span(tokens)
-    heads = parse_places("--attention", "HEAD", attention)
+    texts = [opt.prompt_of(one, chat, system) if isinstance(one, str) else one for one in given]
+    span, heads = _span(tokens), opt.parse_places("--attention", "HEAD", attention)
     if heads and not as_json:
         raise InputError("--attention is a part of the JSON document: add --json.")
-    from prismlm.explain.language_model import load
+    from prismlm.cli.trace import Shown
     from prismlm.lens.where import parse_where
 
     conditions = parse_where(where or [])
-    with waiting("Opening the model"):
-        lm = load(model, lens=lens, corpus=corpus)
-    if by or conditions or against or method != "evidence":
-        lm.lens_for("training text to point to")
-    from prismlm.cli.trace import Shown
-
-    column = by or ("domain" if lm.lens is None else lm.lens.telling)
-    table = tokens is not None
-    shown = Shown(column, documents, passages, against, table, top, method, conditions)
+    needs_lens = bool(by or conditions or against or method != "evidence")
+    lm = _open(model, lens, corpus, needs_lens=needs_lens)
+    by = by or ("domain" if lm.lens is None else lm.lens.telling)
+    shown = Shown(by, documents, passages, against, tokens is not None, top, method, conditions)
     how: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
     traces: list[Trace] = []
     for one in texts:
-        length = _tokens_to_write(one) if generate is None else generate
+        how["generate"] = _tokens_to_write(one) if generate is None else generate
         if as_json:
-            traces.append(_select(lm.explain(one, generate=length, **how), span))
+            traces.append(_select(lm.explain(one, **how), span))
         else:
-            traces.append(explain_and_print(lm, one, shown, span, generate=length, **how))
+            traces.append(explain_and_print(lm, one, shown, span, **how))
     _write(traces, html, parquet, against)
     if as_json:
-        where_from: dict[str, Any] = {"method": method, "where": conditions, "against": against}
-        values = [trace.to_dict(column, documents, **where_from) for trace in traces]
-        print_json(values[0] if len(values) == 1 else {"texts": values})
+        kind: dict[str, Any] = {"method": method, "where": conditions, "against": against}
+        values = [trace.to_dict(by, documents, **kind) for trace in traces]
+        output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
-def _tokens_to_write(text: str | Messages) -> int:
-    """Return how many tokens are written by default: some to answer a chat, none after a text."""
-    from prismlm.corpus.chat import ASSISTANT
+def _open(model: Path, lens: str | None, corpus: Path | None, *, needs_lens: bool) -> PrismLM:
+    from prismlm.explain.language_model import load
 
-    return 0 if isinstance(text, str) or text[-1]["role"] == ASSISTANT else WRITTEN_IN_CHAT
+    with waiting("Opening the model"):
+        lm = load(model, lens=lens, corpus=corpus)
+    if needs_lens:
+        lm.lens_for("training text to point to")
+    return lm
 
 
 def explain_and_print(
     lm: PrismLM, text: str | Messages, shown: Shown, span: slice | None = None, **how: Any
 ) -> Trace:
     """Return what an answer relies on, and print both, on a terminal while it is written."""
-    from prismlm.cli.answer import AnswerPrinter
-    from prismlm.cli.trace import find_sources, print_trace
+    from prismlm.cli.trace import AnswerPrinter, find_sources, print_trace
     from prismlm.corpus.chat import question_of
 
-    console = console_for_reading()
+    console = output.console_for_reading()
     answer, special = AnswerPrinter(console, question_of(text)), set(lm.tokenizer.all_special_ids)
     if console.is_terminal:
         how["on_step"] = lambda step: None if step.target_id in special else answer.follow(step)
@@ -130,10 +123,17 @@ def explain_and_print(
     answer.finish(whole, isinstance(text, str))
     if trace is not whole:
         first, last = trace.steps[0].position, trace.steps[-1].position
-        say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
+        output.say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
     print_trace(trace, found, shown)
     console.print()
     return trace
+
+
+def _tokens_to_write(text: str | Messages) -> int:
+    """Return how many tokens are written by default: some to answer a chat, none after a text."""
+    from prismlm.corpus.chat import ASSISTANT
+
+    return 0 if isinstance(text, str) or text[-1]["role"] == ASSISTANT else WRITTEN_IN_CHAT
 
 
 def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against: int) -> None:
@@ -145,7 +145,7 @@ def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against
         write_page(page(traces, against=against), html)
     if parquet is not None:
         write_parquet(traces, parquet)
-    wrote(html, parquet)
+    output.wrote(html, parquet)
 
 
 def _texts(
@@ -157,42 +157,33 @@ def _texts(
     if (text is None) == (file is None):
         had = "neither" if text is None else "both"
         raise InputError(f"expected a TEXT or --file FILE (- reads stdin), got {had}.")
-    if file is None:
-        words = text or ""
-    elif file == STDIN:
-        words = read_text("stdin", sys.stdin.buffer)
-    elif extension(Path(file)) not in (None, *WHOLE_FILES):
-        return _records(model, Path(file), lines)
-    else:
-        words = read_text(file)
+    if file not in (None, STDIN) and extension(Path(file)) not in (None, *WHOLE_FILES):
+        if lines:
+            raise InputError(f"{file} holds records, not lines of text: leave out --lines.")
+        from prismlm.corpus.read import DocumentReader
+        from prismlm.corpus.tokenizer import load_tokenizer
+
+        reader = DocumentReader(Path(file), tokenizer=load_tokenizer(model))
+        return [document.messages or document.text for document in reader]
+    source = "stdin" if file == STDIN else file or "the text"
+    stream = sys.stdin.buffer if file == STDIN else None
+    words = read_text(source, stream) if file is not None else text or ""
     if (file is not None or lines) and not words.strip():
-        source = {None: "the text", STDIN: "stdin"}.get(file, file)
         raise InputError(f"{source} is empty: expected at least one token of text.")
     return [line for line in words.splitlines() if line.strip()] if lines else [words]
 
 
-def _records(model: Path, file: Path, lines: bool) -> list[str | Messages]:
-    if lines:
-        raise InputError(f"{file} holds records, not lines of text: leave out --lines.")
-    from prismlm.corpus.read import DocumentReader
-    from prismlm.corpus.tokenizer import load_tokenizer
-
-    reader = DocumentReader(file, tokenizer=load_tokenizer(model))
-    return [document.messages or document.text for document in reader]
-
-
 def _span(tokens: str | None) -> slice | None:
     """Return the predictions that were asked for; None for all."""
-    if tokens is None or tokens == "all":
+    if tokens in (None, "all"):
         return None
     if tokens == "last":
         return slice(-1, None)
     first, colon, last = tokens.partition(":")
     try:
-        begin = int(first) if first else None
-        if not colon:
-            return slice(int(first), int(first) + 1 or None)
-        return slice(begin, int(last) if last else None)
+        if colon:
+            return slice(int(first) if first else None, int(last) if last else None)
+        return slice(int(first), int(first) + 1 or None)
     except ValueError:
         raise InputError(
             f"--tokens {tokens} cannot be read: expected all, last, A:B, such as 0:20 or -5:, or "

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import option, prompt_of
-from prismlm.cli.output import console_for_reading, print_json
+from prismlm.cli import output
 from prismlm.cli.progress import waiting
 
 
@@ -17,7 +16,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")],
     chat: opt.Chat = False,
     system: opt.System = None,
-    tokens: Annotated[int, option("N", "Tokens to write, at most.", least=0)] = 50,
+    tokens: Annotated[int, opt.option("N", "Tokens to write, at most.", least=0)] = 50,
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
@@ -26,8 +25,7 @@ def generate(
 
     With --chat it is the answer alone. On a terminal, words appear as they are written.
     """
-    asked = prompt_of(prompt, chat, system)
-    from prismlm.cli.answer import Writer
+    asked = opt.prompt_of(prompt, chat, system)
     from prismlm.hub import model_directory
     from prismlm.lens.opened_model import OpenedModel, settings_not_applied
     from prismlm.models.checkpoint import load_checkpoint
@@ -39,18 +37,18 @@ def generate(
     lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
     how: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "seed": seed}
     left_out = settings_not_applied(loaded, temperature)
-    console = console_for_reading()
     if as_json:
         notes = {"notes": [left_out]} if left_out else {}
         text = lm.generate(asked, **how)
-        print_json({"model": str(model), "prompt": prompt, "text": text, **notes})
+        output.print_json({"model": str(model), "prompt": prompt, "text": text, **notes})
         return
     if left_out:
         typer.echo(left_out, err=True)
+    console = output.console_for_reading()
     if not console.is_terminal:
         typer.echo(lm.generate(asked, **how))
         return
-    writer = Writer(console)
+    writer = output.Writer(console)
     if isinstance(asked, str):
         writer.write(asked)
     lm.generate(asked, **how, on_text=writer.write)

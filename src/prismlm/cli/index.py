@@ -7,24 +7,24 @@ import re
 import time
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prismlm.cli import options as opt
+from prismlm.cli import output
 from prismlm.cli.corpus import DataFiles, Dataset, dataset_of
-from prismlm.cli.options import flag, is_first_process, option
-from prismlm.cli.output import print_cost, print_facts, print_json
+from prismlm.cli.options import flag, option
+from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError, check_choice
+from prismlm.progress import SILENT
+from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
-    from prismlm.corpus import Columns, Corpus, HubDataset
+    from prismlm.corpus import Columns, Corpus
     from prismlm.cost import Cost
     from prismlm.lens.options import IndexOptions, Shard
-    from prismlm.models.checkpoint import Checkpoint
-    from prismlm.progress import Reporter
 
-CORPORA = "corpora"
 # Of a corpus that is streamed: the most that an interruption loses.
 SHARD_TOKENS = 2**24
 
@@ -65,71 +65,89 @@ def index(
     Finished parts are kept: run the same command again to resume an index in parts (--shard), or
     one that streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    from prismlm.lens.build import IndexOptions, check_lens, lens_directory, options_for
+    from prismlm.corpus import Corpus
+    from prismlm.lens.build import IndexOptions, check_lens, check_share, lens_directory
+    from prismlm.lens.build import index as run
     from prismlm.lens.codes import check_codes
-    from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
 
     streamed = dataset_of(dataset, None, dataset_split, data_files)
-    source = _source(model, corpus, streamed, column or [], skip_bad_rows)
-    out = lens_directory(model, lens or source.name)
-    part = _shard(shard)
+    if streamed is not None:
+        source = _Streamed(model, streamed, _columns(column or []), corpus, skip_bad_rows)
+    elif corpus is None:
+        raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
+    else:
+        source = Corpus.open(corpus)
     where = _own_device(device_named(device))
+    read: dict[str, Any] = {"contexts": contexts, "window": window or 0, "stride": stride or 0}
+    read |= {"positions": check_share(positions), "codes": check_codes(codes), "split": split}
     options = IndexOptions(
-        contexts=contexts,
-        window=window or 0,
-        stride=stride or 0,
-        split=split,
-        with_text=text,
-        positions=positions,
-        codes=check_codes(codes),
-        bf16=uses_bf16(precision, where),
-        shard=part,
+        **read, with_text=text, bf16=uses_bf16(precision, where), shard=_shard(shard)
     )
+    out = lens_directory(model, lens or source.name)
     check_lens(out, overwrite=overwrite)
-    checkpoint = load_checkpoint(model, device=where)
-    options = options_for(checkpoint.model, options, model)
     if dry_run:
-        print_cost(_cost(model, source, checkpoint, options), as_json=as_json)
+        output.print_cost(_cost(model, source, options, where), as_json=as_json)
         return
-    _run(model, source, checkpoint, out, options, overwrite=overwrite, as_json=as_json)
+    reporter = ConsoleReporter() if opt.is_first_process() else SILENT
+    if isinstance(source, _Streamed):
+        source = source.build(wait=options.shard.count > 1, progress=reporter)
+    began, how = time.monotonic(), {"device": where, "overwrite": overwrite}
+    if run(model, source, out, options, **how, progress=reporter):
+        _report(out, time.monotonic() - began, as_json=as_json)
+    elif "WORLD_SIZE" not in os.environ:
+        _report_part(out, options.shard, as_json=as_json)
 
 
-class _Dataset(NamedTuple):
+class _Streamed:
     """A dataset, which becomes a corpus with the model's tokenizer before it is read."""
 
-    dataset: HubDataset
-    columns: Columns
-    out: Path
-    skip_bad_rows: bool
+    def __init__(
+        self, model: Path, dataset: Any, columns: Columns, out: Path | None, skip_bad_rows: bool
+    ) -> None:
+        self.model, self.dataset, self.columns = model, dataset, columns
+        parts = filter(None, (dataset.label, dataset.config, dataset.split))
+        self.out = out or model / "corpora" / "-".join(parts)
+        self.skip_bad_rows = skip_bad_rows
+        self.name = self.out.resolve().name
 
-    @property
-    def name(self) -> str:
-        return self.out.resolve().name
+    def build(self, **how: Any) -> Corpus:
+        """Return the corpus, building it where it is not there, or not whole."""
+        from prismlm.corpus import build_corpus
+
+        how |= {"shard_tokens": SHARD_TOKENS, "skip_bad_rows": self.skip_bad_rows, "reuse": True}
+        given: dict[str, Any] = {"tokenizer": self.model, "columns": self.columns}
+        with orderly_end():
+            return build_corpus(self.dataset, self.out, **given, **how)
+
+
+def _cost(model: Path, source: Corpus | _Streamed, options: IndexOptions, device: str) -> Cost:
+    """Return what an index would cost, and the building of its corpus if that is not there."""
+    from prismlm.corpus.build import existing_corpus, open_reader
+    from prismlm.corpus.estimate import built, cost_of, draw
+    from prismlm.lens.build import estimate_index, options_for
+    from prismlm.models.checkpoint import load_checkpoint
+
+    opened, tokenizer, sidecar = load_checkpoint(model, device=device)
+    options = options_for(opened, options, model)
+    if isinstance(source, _Streamed):
+        dataset, columns = source.dataset, source.columns
+        there = existing_corpus(dataset, source.out, tokenizer, columns)
+        if there is None:
+            sample = draw(open_reader(dataset, columns, source.skip_bad_rows, tokenizer))
+            before = replace(cost_of(sample, tokenizer), name="corpus")
+            with built(sample, tokenizer) as corpus:
+                cost = estimate_index(opened, sidecar.head, corpus, options, sample.scale)
+            return replace(cost, parts=(before,), unknown=before.unknown)
+    else:
+        there = source
+    return estimate_index(opened, sidecar.head, there, options)
 
 
 def _own_device(name: str) -> str:
     """Return the GPU of this process, where several read one part each."""
     rank = os.environ.get("LOCAL_RANK")
     return f"cuda:{rank}" if name == "cuda" and rank else name
-
-
-def _source(
-    model: Path,
-    corpus: Path | None,
-    dataset: HubDataset | None,
-    columns: list[str],
-    skip_bad_rows: bool,
-) -> Corpus | _Dataset:
-    from prismlm.corpus import Corpus
-
-    if dataset is not None:
-        parts = (dataset.label, dataset.config, dataset.split)
-        out = corpus or model / CORPORA / "-".join(filter(None, parts))
-        return _Dataset(dataset, _columns(columns), out, skip_bad_rows)
-    if corpus is None:
-        raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
-    return Corpus.open(corpus)
 
 
 def _columns(named: list[str]) -> Columns:
@@ -143,90 +161,6 @@ def _columns(named: list[str]) -> Columns:
         check_choice("--column", role, [field.name for field in fields(Columns)])
         given[role] = name
     return Columns(**given)
-
-
-def _run(
-    model: Path,
-    source: Corpus | _Dataset,
-    checkpoint: Checkpoint,
-    out: Path,
-    options: IndexOptions,
-    *,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
-    from prismlm.cli.progress import ConsoleReporter
-    from prismlm.corpus.tokenizer import tokenizer_fingerprint
-    from prismlm.lens.build import build_index, check_index, trained_on
-    from prismlm.lens.convergence import lens_summary
-    from prismlm.progress import SILENT
-
-    reporter = ConsoleReporter() if is_first_process() else SILENT
-    corpus = source
-    if isinstance(corpus, _Dataset):
-        corpus = _streamed(model, corpus, wait=options.shard.count > 1, reporter=reporter)
-    fingerprint = tokenizer_fingerprint(checkpoint.tokenizer)
-    check_index(checkpoint.model, corpus, options, fingerprint)
-    began = time.monotonic()
-    written = build_index(
-        checkpoint.model,
-        checkpoint.sidecar.head,
-        corpus,
-        out,
-        options,
-        trained_on=trained_on(checkpoint, corpus),
-        overwrite=overwrite,
-        progress=reporter,
-    )
-    if written:
-        seconds = round(time.monotonic() - began, 1)
-        summary = {"lens": str(out), **lens_summary(out), "seconds": seconds}
-        print_json(summary) if as_json else print_facts(summary)
-    elif "WORLD_SIZE" not in os.environ:
-        _report_part(out, options.shard, as_json=as_json)
-
-
-def _streamed(model: Path, source: _Dataset, *, wait: bool, reporter: Reporter) -> Corpus:
-    """Return the corpus of a dataset, building it where it is not there, or not whole."""
-    from prismlm.corpus import build_corpus
-    from prismlm.run_state import orderly_end
-
-    with orderly_end():
-        return build_corpus(
-            source.dataset,
-            source.out,
-            tokenizer=model,
-            columns=source.columns,
-            shard_tokens=SHARD_TOKENS,
-            skip_bad_rows=source.skip_bad_rows,
-            reuse=True,
-            wait=wait,
-            progress=reporter,
-        )
-
-
-def _cost(
-    path: Path, source: Corpus | _Dataset, checkpoint: Checkpoint, options: IndexOptions
-) -> Cost:
-    """Return what an index would cost, and the building of its corpus if that is not there."""
-    from prismlm.corpus.build import existing_corpus, open_reader
-    from prismlm.corpus.estimate import built, cost_of, draw
-    from prismlm.corpus.tokenizer import load_tokenizer
-    from prismlm.lens.build import estimate_index
-
-    model, head = checkpoint.model, checkpoint.sidecar.head
-    if not isinstance(source, _Dataset):
-        return estimate_index(model, head, source, options)
-    dataset, columns, out, skip_bad_rows = source
-    tokenizer = load_tokenizer(path)
-    there = existing_corpus(dataset, out, tokenizer, columns)
-    if there is not None:
-        return estimate_index(model, head, there, options)
-    sample = draw(open_reader(dataset, columns, skip_bad_rows, tokenizer))
-    before = replace(cost_of(sample, tokenizer), name="corpus")
-    with built(sample, tokenizer) as corpus:
-        cost = estimate_index(model, head, corpus, options, sample.scale)
-    return replace(cost, parts=(before,), unknown=before.unknown)
 
 
 def _shard(shard: str | None) -> Shard:
@@ -244,6 +178,13 @@ def _shard(shard: str | None) -> Shard:
     return Shard(int(part[1]) - 1, int(part[2]))
 
 
+def _report(lens: Path, seconds: float, *, as_json: bool) -> None:
+    from prismlm.lens.convergence import lens_summary
+
+    summary = {"lens": str(lens), **lens_summary(lens), "seconds": round(seconds, 1)}
+    output.print_json(summary) if as_json else output.print_facts(summary)
+
+
 def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
     from prismlm.lens.build import Parts
 
@@ -252,7 +193,7 @@ def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
     done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else list(every)
     left = sorted(set(every) - set(done))
     if as_json:
-        print_json({"lens": None, "shards": part.count, "done": done, "left": left})
+        output.print_json({"lens": None, "shards": part.count, "done": done, "left": left})
     else:
         numbers = ", ".join(map(str, left)) or "none"
         typer.echo(f"Part {part.number + 1} of {part.count} is done; left: {numbers}.")

@@ -13,7 +13,7 @@ from prismlm.cli import output
 from prismlm.cli.options import flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError, suggest
-from prismlm.outputs import check_ending, check_outputs, output_file, write_text
+from prismlm.outputs import output_file, write_text
 from prismlm.probes.results import Report, Row, Table, markdown_of
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ def attention(
         raise InputError("--out is a picture of one text: give a text in place of --roles.")
     if not roles and (cases is not None or draws is not None):
         raise InputError("--cases and --draws are for --roles: add it, in place of a text.")
-    check_ending(out, ".png")
-    check_outputs(out, inputs=(model, cases), overwrite=overwrite)
+    opt.check_results(model, cases, overwrite=overwrite, png=out)
     if out is not None:
         opt.needs("matplotlib")
     from prismlm.explain.attention_maps import heads_of, read_maps
@@ -253,8 +252,7 @@ def channels(
     """
     if channel is not None and layer is None:
         raise InputError("--channel needs the --layer that it is in.")
-    check_outputs(html, directory=out, inputs=(model, corpus, beside), overwrite=overwrite)
-    check_ending(html, ".html")
+    opt.check_results(model, corpus, beside, overwrite=overwrite, directory=out, html=html)
     if out is not None:
         opt.needs("matplotlib")
     from prismlm.corpus.sequences import Sequences
@@ -423,24 +421,20 @@ def interventions(
     as_json: opt.Json = False,
 ) -> None:
     """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
+    given = locals()
     chosen = opt.parse_places("--channel", "CHANNEL", channel)
     if bool(chosen) == find:
         raise InputError("expected either channels (--channel L:K) or --find.")
     if find and corpus is None:
         raise InputError("--find needs the text to find channels in: --corpus DIR.")
-    check_outputs(directory=out, inputs=(*models, corpus, cases), overwrite=overwrite)
+    opt.check_results(*models, corpus, cases, overwrite=overwrite, directory=out)
     from prismlm.corpus import Corpus
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.probes.channels.case_files import load_cases
     from prismlm.probes.channels.concepts import concept_in_model
     from prismlm.probes.channels.effects import TableOptions
 
-    options = TableOptions(
-        controls=controls,
-        minimum_probability=minimum,
-        first_token=first_token,
-        seed=seed,
-    )
+    options = opt.fill(TableOptions, given, minimum_probability=minimum)
     read = load_cases(cases)
     asked: dict[str, Any] = {"channels": chosen, "options": options, "progress": ConsoleReporter()}
     asked |= {"corpus": Corpus.open(corpus) if corpus else None, "max_tokens": max_tokens or None}
@@ -497,8 +491,7 @@ def heads(
 
     Of several models, such as seeds, it shows each one's comparison and whether they agree.
     """
-    check_ending(out, ".csv")
-    check_outputs(out, inputs=(*models, corpus), overwrite=overwrite)
+    opt.check_results(*models, corpus, overwrite=overwrite, csv=out)
     from prismlm.probes.heads import across_models, head_report, write_heads
 
     options: dict[str, Any] = {"layers": None if layer is None else (layer,)}
@@ -647,6 +640,7 @@ def uncertainty_feedback(
     Each check stands beside a control. Reads held-out documents of the corpus that the model was
     trained on, or of another, or files, or single texts.
     """
+    given = locals()
     from prismlm.lens.training_corpus import trained_length
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.positions import learned_positions
@@ -657,14 +651,9 @@ def uncertainty_feedback(
     opened, tokenizer = read_checkpoint(model)
     # With one pass every position has the same code, which carries no information.
     own = max(2, probe.feedback_of(opened).passes)
-    options = probe.InspectOptions(
-        signal=probe.Signal(signal, own if passes is None else passes),
-        tokens=write,
-        window=steps,
-        steps=steps,
-        temperature=temperature,
-        seed=seed,
-    )
+    chosen = probe.Signal(signal, own if passes is None else passes)
+    more: dict[str, Any] = {"tokens": write, "window": steps}
+    options = opt.fill(probe.InspectOptions, given, signal=chosen, **more)
     row = trained_length(model) or DEFAULT_LENGTH
     if tokens is None:
         tokens = min(row, learned_positions(opened) or row)

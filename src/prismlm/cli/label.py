@@ -1,21 +1,24 @@
-"""prismlm label: names for the prototypes of a lens."""
+"""prismlm label and map: names for the prototypes of a lens, and all of them on one page."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import check_endpoint, flag, load_with_lens, needs, option
-from prismlm.cli.output import print_facts, print_json, say, show_rows
+from prismlm.cli import output
+from prismlm.cli.options import flag, option
+from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
-
-if TYPE_CHECKING:
-    from prismlm.lens.lens import Lens
 
 EXAMPLES = 12
 # Balanced accuracy; names that say nothing have a half by chance.
 SAYS_NOTHING = 0.55
+FOREIGN = (
+    "By their words alone these names do not tell where a prototype fires: they may be in another "
+    "language than the corpus. To go back, run `prismlm label --overwrite` without an endpoint.\n"
+)
 MostUsed = Annotated[int | None, option("N", "Ask for the N with most text.", least=0)]
 
 
@@ -36,8 +39,8 @@ def label(
     same command resumes a run that was interrupted or killed.
     """
     labeller = None
-    if check_endpoint(endpoint, endpoint_model):
-        needs("openai")
+    if opt.check_endpoint(endpoint, endpoint_model):
+        opt.needs("openai")
         from prismlm.lens.labels.by_endpoint import ask_for_names
         from prismlm.lens.labels.endpoint import Endpoint
 
@@ -45,34 +48,26 @@ def label(
         labeller = partial(ask_for_names, endpoint=server, prototypes=prototypes)
     elif prototypes is not None:
         raise InputError("--prototypes goes with --endpoint URL.")
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.lens.labels.write import label_lens
 
-    lm, opened = load_with_lens(model, lens)
-    made = label_lens(
-        opened, lm.model, overwrite=overwrite, labeller=labeller, progress=ConsoleReporter()
-    )
+    lm, opened = opt.load_with_lens(model, lens)
+    how: dict[str, Any] = {"overwrite": overwrite, "labeller": labeller}
+    made = label_lens(opened, lm.model, **how, progress=ConsoleReporter())
     value = {"model": str(model), "lens": str(opened.path), **made}
     if as_json:
-        print_json(value)
+        output.print_json(value)
         return
-    say(f"{made['named']:,} of {made['prototypes']:,} prototypes named\n")
-    print_facts(value)
-    say("\nDetection and fuzzing: balanced accuracy by words alone; 50 % says nothing.\n")
-    if made["asked"] is not None:
-        scores = made["asked"]["scores"]["own"].values()
-        means = [score["mean"] for score in scores if score is not None]
-        if means and max(means) < SAYS_NOTHING:
-            say(
-                "By their words alone these names do not tell where a prototype fires: they may be "
-                "in another language than the corpus. To go back, run `prismlm label --overwrite` "
-                "without an endpoint.\n",
-                style="yellow",
-            )
+    output.say(f"{made['named']:,} of {made['prototypes']:,} prototypes named\n")
+    output.print_facts(value)
+    output.say("\nDetection and fuzzing: balanced accuracy by words alone; 50 % says nothing.\n")
+    scores = made["asked"]["scores"]["own"].values() if made["asked"] is not None else ()
+    means = [score["mean"] for score in scores if score is not None]
+    if means and max(means) < SAYS_NOTHING:
+        output.say(FOREIGN, style="yellow")
     _print_examples(opened)
 
 
-def _print_examples(lens: Lens) -> None:
+def _print_examples(lens: Any) -> None:
     """Print some prototypes, evenly through the order of their text: common and rare ones."""
     import numpy as np
 
@@ -80,4 +75,32 @@ def _print_examples(lens: Lens) -> None:
     used = order[table["usage"].to_numpy()[order] > 0]
     chosen = used[np.linspace(0, len(used) - 1, min(EXAMPLES, len(used))).astype(int)]
     columns = {"prototype": "", "name": "", "category": "", "label_score": ".0%"}
-    show_rows("Examples", columns, table.take(chosen).to_pylist())
+    output.show_rows("Examples", columns, table.take(chosen).to_pylist())
+
+
+def map_prototypes(
+    model: opt.Model,
+    lens: opt.Lens = None,
+    html: Annotated[Path | None, option("FILE", "Write a page to look around in.")] = None,
+    overwrite: Annotated[bool, flag("--overwrite", "Replace the map and the page.")] = False,
+    as_json: opt.Json = False,
+) -> None:
+    """Lay out the prototypes of a lens in two dimensions, and show them with their names."""
+    from prismlm.lens.labels.map import map_lens, regions
+    from prismlm.lens.layout import find_lens, read_meta
+    from prismlm.pages.frame import write_page
+    from prismlm.pages.prototype_map import prototype_map_page
+
+    opt.check_results(model, overwrite=overwrite, html=html)
+    place = find_lens(Path(model), lens)
+    if overwrite or place is None or read_meta(place).map is None:
+        opt.needs("umap")
+    lm, opened = opt.load_with_lens(model, lens)
+    if opened.meta.map is None or overwrite:
+        map_lens(opened, lm.head, progress=ConsoleReporter())
+    if html is not None:
+        write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
+        output.wrote(html)
+    made, named = opened.meta.map or {}, [region._asdict() for region in regions(opened)]
+    value = {"model": str(model), "lens": str(opened.path), **made, "regions": named}
+    output.print_json(value) if as_json else output.show_value(value)

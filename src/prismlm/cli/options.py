@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from prismlm.errors import InputError, shown
+from prismlm.outputs import check_ending, check_outputs
 
 if TYPE_CHECKING:
     from prismlm.corpus.chat import Messages
@@ -43,6 +46,7 @@ def _check_finite(parameter: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
+T = TypeVar("T")
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
@@ -125,6 +129,21 @@ def prompt_of(text: str, chat: bool, system: str | None) -> str | Messages:
     from prismlm.corpus.chat import asked
 
     return asked(text, system) if chat else text
+
+
+def check_results(
+    *inputs: Path | str | None, overwrite: bool, directory: Path | None = None, **files: Path | None
+) -> None:
+    """Check files to write, whose keywords are their endings, as :func:`check_outputs`."""
+    check_outputs(*files.values(), directory=directory, inputs=inputs, overwrite=overwrite)
+    for ending, path in files.items():
+        check_ending(path, f".{ending}")
+
+
+def fill(kind: type[T], given: Mapping[str, Any], **others: Any) -> T:
+    """Return a dataclass whose fields are the parameters of their names, and ``others``."""
+    named = {field.name: given[field.name] for field in fields(kind) if field.name in given}  # pyright: ignore[reportArgumentType]
+    return kind(**named | others)
 
 
 def model_first(default: str, help: str) -> typer.Typer:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 100
 TOKEN_WIDTH, CELL_WIDTH = 14, 32
+# Columns of what is written before its word ends: some scripts have no spaces.
+LONGEST_WORD = 24
 # Numbers that say which one, not how many; ``a`` and ``b`` are prototypes of two models.
 IDS = ("prototype", "position", "a", "b", "b_by_contexts", "trial", "layer", "seed")
 # Line ends and tabs, and what joins the parts of one sign, as in emoji and Persian.
@@ -101,6 +104,42 @@ def bar(share: float, width: int) -> str:
     """Return a bar of ``share`` of so many columns."""
     full, rest = divmod(round(min(max(share, 0.0), 1.0) * width * 8), 8)
     return "█" * full + (EIGHTHS[rest] if rest else "")
+
+
+class Writer:
+    """Writes words as they come and breaks lines between them."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._column, self._waiting = console, 0, ""
+
+    def write(self, text: str) -> None:
+        """Write what is whole words by now."""
+        self._waiting += plain(text).replace("\t", "    ")
+        *words, self._waiting = re.split(r"(?<=\s)(?=\S)", self._waiting)
+        if cell_len(self._waiting) > LONGEST_WORD:
+            words, self._waiting = [*words, self._waiting], ""
+        for word in words:
+            self._put(word)
+
+    def end(self) -> None:
+        """Write the last word, and end its line."""
+        self._put(self._waiting.rstrip())
+        self._waiting = ""
+        if self._column:
+            self._out("\n")
+
+    def _put(self, word: str) -> None:
+        body, width = word.rstrip(), self._console.width
+        if self._column and self._column + cell_len(body) > width:
+            self._out("\n")
+        for part in chop_cells(body, width):
+            self._out(part)
+        blank = word[len(body) :]
+        self._out("\n" * blank.count("\n") or blank[: max(0, width - self._column)])
+
+    def _out(self, text: str) -> None:
+        self._console.print(Text(text), end="", soft_wrap=True)
+        self._column = 0 if text.endswith("\n") else self._column + cell_len(text)
 
 
 def show(table: Table, console: Console | None = None, *, cut: str = "") -> None:

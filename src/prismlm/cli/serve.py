@@ -1,29 +1,84 @@
-"""prismlm serve: a model behind OpenAI's API, whose answers carry the training text behind them."""
+"""prismlm explore and serve: a model in a browser, or behind OpenAI's API, until Ctrl-C."""
 
 from __future__ import annotations
 
+import secrets
+import socket
 from contextlib import closing
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.explore import HOST, bracketed, listening, run_server
-from prismlm.cli.options import needs, option
+from prismlm.cli.options import flag, option
+from prismlm.errors import InputError
 
-PORT = 8000
-LOOPBACK = ("127.0.0.1", "::1", "[::1]", "localhost")
+HOST, EXPLORER_PORT, API_PORT = "127.0.0.1", 8321, 8000
+EVERYWHERE = ("0.0.0.0", "::")
+LOOPBACK = (HOST, "::1", "[::1]", "localhost")
+# Seconds that an answer that is being written may take to end when the server stops.
+PATIENCE = 3
 ApiKey = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="Requests must bring this key.", envvar="PRISMLM_API_KEY"),
 ]
 
 
+def explore(
+    model: opt.Model,
+    lens: opt.Lens = None,
+    corpus: opt.MovedCorpus = None,
+    port: opt.Port = EXPLORER_PORT,
+    host: opt.Host = HOST,
+    browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
+) -> None:
+    """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
+    with closing(listening(host, port)) as listener:
+        serve_explorer(model, lens, listener, host, corpus=corpus, browser=browser)
+
+
+def serve_explorer(
+    model: Path,
+    lens: str | None,
+    listener: socket.socket,
+    host: str,
+    *,
+    corpus: Path | None = None,
+    browser: bool,
+) -> None:
+    """Serve the explorer of a model until Ctrl-C."""
+    from prismlm.demo.prompts import PROMPTS, QUESTIONS
+    from prismlm.demo.texts import holds_pairs
+    from prismlm.explain.language_model import load
+    from prismlm.explorer import create_app
+
+    lm = load(model, lens=lens, corpus=corpus)
+    cells, port = lm.lens and lm.lens.cells, listener.getsockname()[1]
+    names = {HOST, "localhost", host}
+    if host in EVERYWHERE:
+        names |= {socket.gethostname(), *socket.gethostbyname_ex(socket.gethostname())[2]}
+    token = secrets.token_urlsafe(24)
+    app = create_app(
+        lm,
+        token=token,
+        hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
+        prompts=PROMPTS,
+        questions=QUESTIONS if cells and holds_pairs(cells.documents) else {},
+    )
+    shown = HOST if host in EVERYWHERE else _bracketed(host)
+    address = f"http://{shown}:{port}/?token={token}"
+    typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
+    if browser:
+        typer.launch(address)
+    _run(app, listener)
+
+
 def serve(
     model: opt.Model,
     lens: opt.Lens = None,
     corpus: opt.MovedCorpus = None,
-    port: opt.Port = PORT,
+    port: opt.Port = API_PORT,
     host: opt.Host = HOST,
     name: Annotated[str | None, option("NAME", "Of the model (default: its directory's).")] = None,
     api_key: ApiKey = None,
@@ -31,7 +86,7 @@ def serve(
     queue: Annotated[int, option("N", "Requests that may wait; others get 429.", least=0)] = 64,
 ) -> None:
     """Serve a model through OpenAI's API: each answer with the training text behind it."""
-    needs("fastapi", "prometheus_client", "uvicorn")
+    opt.needs("fastapi", "prometheus_client", "uvicorn")
     from prismlm.explain.language_model import load
     from prismlm.web import create_app
 
@@ -42,6 +97,42 @@ def serve(
         app = create_app(lm, name=name, api_key=api_key, hosts=hosts, together=batch, waiting=queue)
         if api_key is None and host not in LOOPBACK:
             typer.echo("Others can reach this server, and --api-key asks for no key.", err=True)
-        address = f"http://{bracketed(host)}:{listener.getsockname()[1]}/v1"
+        address = f"http://{_bracketed(host)}:{listener.getsockname()[1]}/v1"
         typer.echo(f"Serving {app.state.server.name} at {address}\nCtrl-C ends it.", err=True)
-        run_server(app, listener)
+        _run(app, listener)
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, before anything is loaded; InputError if it cannot."""
+    if not host.strip():
+        raise InputError("--host is empty, which would be every address: give one, or 0.0.0.0.")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only on sockets that name TCP: without it each token of an answer
+    # waits 40 ms for the acknowledgement of the last packet.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        raise InputError(
+            f"cannot serve at {host}, port {port} ({getattr(error, 'strerror', None) or error}): "
+            "expected an address of this machine and a free port. --port 0 takes one."
+        ) from error
+    return listener
+
+
+def _run(app: Any, listener: socket.socket) -> None:
+    import uvicorn
+
+    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False}
+    config = uvicorn.Config(app, **quiet, timeout_graceful_shutdown=PATIENCE)
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

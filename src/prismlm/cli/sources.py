@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from prismlm.cli import options as opt
+from prismlm.cli import output
 from prismlm.cli.options import option
-from prismlm.cli.output import print_json, say, show_value
 from prismlm.errors import InputError
-
-if TYPE_CHECKING:
-    from prismlm.explain.sources import TextUses
 
 
 def sources(
@@ -35,22 +32,21 @@ def sources(
 
     lm = load(model, lens=lens, corpus=corpus)
     opened = lm.lens_for("document to find")
-    found = document_sources(opened, doc)
-    texts: TextUses | None = None
-    left_out: dict[str, int] = {}
+    found, texts, left_out = document_sources(opened, doc), None, dict[str, int]()
     if audit is not None:
         texts = audited_texts_that_rely(opened, doc, audit)
     elif file:
         reader = DocumentReader(list(file), tokenizer=lm.tokenizer, answered_chats="last")
         texts = texts_that_rely(lm, doc, reader, text_options([lm]))
         left_out = dict(reader.left_out)
-    value = {"model": str(model), "lens": str(opened.path), **asdict(found), "texts": None}
+    value: dict[str, Any] = {"model": str(model), "lens": str(opened.path), **asdict(found)}
+    value["texts"] = None
     if texts is not None:
         value["texts"] = [text._asdict() for text in texts.texts]
         value |= {"texts_read": texts.read, "share": texts.share, "left_out": left_out}
         value |= {} if texts.least is None else {"least_share": texts.least}
     if as_json:
-        print_json(value)
-        return
-    say(found.sentence(texts) + "\n", style="bold")
-    show_value(value, top)
+        output.print_json(value)
+    else:
+        output.say(found.sentence(texts) + "\n", style="bold")
+        output.show_value(value, top)

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import option, prompt_of
-from prismlm.cli.output import count, fit_ends, plain, print_json, say, show_rows, token_text
+from prismlm.cli import output
+from prismlm.cli.options import option
+from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_text
-
-if TYPE_CHECKING:
-    from prismlm.explain.language_model import PrismLM
-    from prismlm.interventions.steering import Leading, Steering
-    from prismlm.interventions.steering_effects import Cost, SteeringEffects
-    from prismlm.interventions.values import Edit
 
 ONE_OF = "one of --prototype, --category and --document"
 LEADING_SHOWN = 8
@@ -27,8 +22,6 @@ MEASURED = {
     "text": "text's own next token, Δ log p",
     "divergence": "KL (before ‖ after)",
 }
-Category = Annotated[str | None, option("NAME", "Edit the prototypes of this category.")]
-DocumentId = Annotated[str | None, option("ID", "Edit those with contexts in this document.")]
 Strength = Annotated[
     float | None,
     option(
@@ -39,8 +32,7 @@ Strength = Annotated[
 ]
 Kind = Annotated[Literal["clamp", "scale", "ablate"], option(None, "What is done to a prototype.")]
 Only = Annotated[Literal["prototypes", "residual"] | None, option(None, "Of z, this part alone.")]
-Prompts = Annotated[Path | None, option("FILE", "Effect sizes over a prompt a line.")]
-HeldOutCorpus = Annotated[Path | None, option("DIR", "For the cost (default: the lens's).")]
+HeldOut = Annotated[Path | None, option("DIR", "Held-out text for the cost (default: the lens's).")]
 
 
 def steer(
@@ -51,8 +43,8 @@ def steer(
     chat: opt.Chat = False,
     system: opt.System = None,
     prototype: Annotated[int | None, option("ID", "Edit this prototype.")] = None,
-    category: Category = None,
-    document: DocumentId = None,
+    category: Annotated[str | None, option("NAME", "Edit the prototypes of this category.")] = None,
+    document: Annotated[str | None, option("ID", "Edit those with contexts in this text.")] = None,
     strength: Strength = None,
     edit: Kind = "clamp",
     only: Only = None,
@@ -60,9 +52,9 @@ def steer(
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
     draws: Annotated[int, option("N", "Random prototypes of the control.", least=0)] = 8,
-    file: Prompts = None,
+    file: Annotated[Path | None, option("FILE", "Effect sizes over a prompt a line.")] = None,
     lens: opt.Lens = None,
-    corpus: HeldOutCorpus = None,
+    corpus: HeldOut = None,
     heldout: Annotated[int, option("N", "Held-out tokens for the cost.", least=0)] = 10_000,
     as_json: opt.Json = False,
 ) -> None:
@@ -71,39 +63,35 @@ def steer(
         had = "neither" if prompt is None else "both"
         raise InputError(f"expected a prompt or --file with prompts, got {had}.")
     edits = _edits(prototype, category, document, edit, strength, alone=only is not None)
-    prompts = [prompt_of(one, chat, system) for one in (_prompts(file) if file else [prompt or ""])]
-    from prismlm.cli.progress import ConsoleReporter
+    given = [prompt or ""] if file is None else _prompts(file)
+    prompts = [opt.prompt_of(one, chat, system) for one in given]
     from prismlm.explain.language_model import load
     from prismlm.interventions.steering import steer as write
     from prismlm.interventions.steering_effects import measure_effects
     from prismlm.interventions.strength import strongest
     from prismlm.interventions.values import Clamp, Group
 
-    if strength is None and file and edits and isinstance(edits[0], (Clamp, Group)):
+    sought = strength is None and bool(edits) and isinstance(edits[0], (Clamp, Group))
+    if sought and file is not None:
         raise InputError("give --strength S: over many prompts there is no one to find it for.")
     lm = load(model, lens=lens)
     how: dict[str, Any] = {"only": only, "seed": seed}
     drawn = {"generate": generate, "temperature": temperature}
-    if file is None:
-        if strength is None and edits and isinstance(edits[0], (Clamp, Group)):
-            edits[0] = strongest(lm, prompts[0], edits[0], **drawn, seed=seed)
-        result = write(lm, prompts[0], edits, **how, **drawn, draws=draws)
-    else:
+    if file is not None:
         result = measure_effects(lm, prompts, edits, **how, draws=draws, progress=ConsoleReporter())
-    cost, note = _cost(lm, corpus, edits, heldout, how)
-    described = _describe(edits)
-    if as_json:
-        head = {"model": str(model), "lens": None if lm.lens is None else lm.lens.name}
-        spent = {"cost": None if cost is None else asdict(cost), "cost_note": note}
-        print_json(head | {"edit": described, "only": only} | result.to_dict() | spent)
-        return
-    words = [" ".join(f"{name} {value}" for name, value in described.items())] if described else []
-    words += [f"{only} only"] if only else []
-    say(", ".join(words).removeprefix("kind ") + "\n", style="bold")
-    if file is None:
-        _print_text(result, edited=bool(edits))  # pyright: ignore[reportArgumentType]
     else:
-        _print_effects(result)  # pyright: ignore[reportArgumentType]
+        if sought:
+            edits = [strongest(lm, prompts[0], edits[0], **drawn, seed=seed)]
+        result = write(lm, prompts[0], edits, **how, **drawn, draws=draws)
+    cost, note = _cost(lm, corpus, edits, heldout, how)
+    described = _described(edits)
+    if as_json:
+        head = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": described}
+        spent = {"cost": cost and asdict(cost), "cost_note": note}
+        output.print_json(head | {"only": only} | result.to_dict() | spent)
+        return
+    _print_edit(described, only)
+    _print_effects(result) if file is not None else _print_text(result, edited=bool(edits))
     _print_cost(cost, note)
 
 
@@ -115,7 +103,7 @@ def _edits(
     strength: float | None,
     *,
     alone: bool,
-) -> list[Edit]:
+) -> list[Any]:
     """Return the edit that the options ask for; none where a part alone is all that is asked."""
     from prismlm.interventions.values import Ablate, Clamp, Group, Scale
 
@@ -131,21 +119,27 @@ def _edits(
         raise InputError("--edit ablate removes the prototype whole: leave out --strength.")
     if kind == "scale" and strength is None:
         raise InputError("give --strength S: the factor of --edit scale.")
+    if prototype is None and kind != "clamp":
+        raise InputError(f"--edit {kind} is for --prototype: a group has a strength alone.")
     amount = 1.0 if strength is None else strength
     if prototype is None:
-        if kind != "clamp":
-            raise InputError(f"--edit {kind} is for --prototype: a group has a strength alone.")
         return [Group(amount, category=category, document=document)]
     if kind == "ablate":
         return [Ablate(prototype)]
     return [(Scale if kind == "scale" else Clamp)(prototype, amount)]
 
 
-def _describe(edits: list[Edit]) -> dict[str, Any] | None:
+def _described(edits: list[Any]) -> dict[str, Any] | None:
     if not edits:
         return None
     fields = {name: value for name, value in vars(edits[0]).items() if value is not None}
     return {"kind": type(edits[0]).__name__.lower()} | fields
+
+
+def _print_edit(described: dict[str, Any] | None, only: str | None) -> None:
+    words = [" ".join(f"{name} {value}" for name, value in described.items())] if described else []
+    words += [f"{only} only"] if only else []
+    output.say(", ".join(words).removeprefix("kind ") + "\n", style="bold")
 
 
 def _prompts(path: Path) -> list[str]:
@@ -156,11 +150,11 @@ def _prompts(path: Path) -> list[str]:
 
 
 def _cost(
-    lm: PrismLM, corpus: Path | None, edits: list[Edit], tokens: int, how: dict[str, Any]
-) -> tuple[Cost | None, str]:
+    lm: Any, corpus: Path | None, edits: list[Any], tokens: int, how: dict[str, Any]
+) -> tuple[Any, str]:
+    """Return the cost on held-out text, or None and why there is none."""
     if tokens == 0:
         return None, "not asked for."
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.interventions.steering_effects import corpus_of, perplexity_cost
 
     try:
@@ -176,17 +170,17 @@ def _cost(
         return None, str(error)
 
 
-def _print_text(steering: Steering, *, edited: bool) -> None:
+def _print_text(steering: Any, *, edited: bool) -> None:
     from prismlm.interventions.steering import cautions
 
-    say(f"with     {steering.text}")
+    output.say(f"with     {steering.text}")
     if steering.unedited != steering.text:
-        say(f"without  {steering.unedited}", style="dim")
-    say(*cautions(steering), style="yellow")
-    say("")
+        output.say(f"without  {steering.unedited}", style="dim")
+    output.say(*cautions(steering), style="yellow")
+    output.say("")
     if edited and steering.tokens and not any(token.changed for token in steering.tokens):
         leading = dict.fromkeys(_leader(one.leading_before) for one in steering.tokens)
-        say(
+        output.say(
             "Nothing changed: what is edited is not active at any of the "
             f"{len(steering.tokens)} tokens. The strongest there: "
             f"{', '.join(list(leading)[:LEADING_SHOWN])}.\n"
@@ -194,7 +188,7 @@ def _print_text(steering: Steering, *, edited: bool) -> None:
         return
     rows = [
         {
-            "token": token_text(token.token),
+            "token": output.token_text(token.token),
             "before": token.before,
             "after": token.after,
             "points": 100 * (token.after - token.before),
@@ -208,21 +202,21 @@ def _print_text(steering: Steering, *, edited: bool) -> None:
     facts = {"mean change of log p": steering.change, "of the control": steering.control_change}
     facts |= {"draws of the control": steering.draws}
     columns = {"token": "", **shares, "leads before": "", "leads after": ""}
-    show_rows(
+    output.show_rows(
         "" if rows else "The document ends here: nothing was written.", columns, rows, **facts
     )
 
 
-def _leader(leading: Leading | None) -> str:
+def _leader(leading: Any) -> str:
     """Return the name and number of the leading prototype, below its category if it has one."""
     if leading is None:
         return "–"
     if leading.category is not None:
-        return f"{plain(leading.category)} #{leading.prototype}"
-    return f"{fit_ends(leading.name or 'prototype', 24)} #{leading.prototype}"
+        return f"{output.plain(leading.category)} #{leading.prototype}"
+    return f"{output.fit_ends(leading.name or 'prototype', 24)} #{leading.prototype}"
 
 
-def _print_effects(effects: SteeringEffects) -> None:
+def _print_effects(effects: Any) -> None:
     from prismlm.statistics import Interval
 
     def figure(value: float | None, interval: tuple[float, float] | None) -> Any:
@@ -245,17 +239,17 @@ def _print_effects(effects: SteeringEffects) -> None:
         "predictions": effects.predictions,
         "changed": f"{effects.changed:.0%}",
         "draws of the control": effects.draws,
-        "signature's top tokens": " ".join(map(token_text, effects.signature_tokens)),
+        "signature's top tokens": " ".join(map(output.token_text, effects.signature_tokens)),
     }
-    show_rows("Effects, with 95 % intervals over prompts", columns, rows, **facts)
+    output.show_rows("Effects, with 95 % intervals over prompts", columns, rows, **facts)
 
 
-def _print_cost(cost: Cost | None, note: str) -> None:
+def _print_cost(cost: Any, note: str) -> None:
     if cost is None:
-        say(f"cost on held-out text: {note}", style="dim")
+        output.say(f"cost on held-out text: {note}", style="dim")
         return
     control = "" if cost.control is None else f", control {cost.control:.2f}"
-    say(
+    output.say(
         f"perplexity on held-out text: {cost.perplexity:.2f} → {cost.edited:.2f}{control} "
-        f"({count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed)"
+        f"({output.count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed)"
     )

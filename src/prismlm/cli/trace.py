@@ -1,17 +1,18 @@
-"""A trace on a terminal: support, documents with passages, shares, a table of predictions."""
+"""An explanation on a terminal: the answer, support, documents, shares, the table."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from prismlm.cli.output import (
+    Writer,
     bar,
     console_for_reading,
     count,
@@ -34,15 +35,70 @@ from prismlm.pages.colours import colour
 from prismlm.pages.trace import CAVEAT
 from prismlm.probes.results import Row, Table
 
-SHARES_SHOWN = 6
+# Lines of a prompt; of a longer one, both ends are shown.
+PROMPT_LINES = 3
+SHARES_SHOWN, QUOTES_SHOWN = 6, 3
 # Passages that those of the documents are looked for among.
 PASSAGES_READ = 50
-QUOTES_SHOWN = 3
-INDENT = 7
-BAR_WIDTH, KEY_WIDTH = 24, 40
-PLACE_WIDTH = 320
+INDENT, BAR_WIDTH, KEY_WIDTH, PLACE_WIDTH = 7, 24, 40, 320
 REBUILD = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
 STYLES = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}
+
+
+class AnswerPrinter:
+    """Prints what a model was asked, dim, and below it what the model wrote.
+
+    Args:
+        console: that is written to.
+        question: a text, or a chat's last message of the user.
+    """
+
+    def __init__(self, console: Console, question: str) -> None:
+        self._console, self._writer, self._question = console, Writer(console), question
+        self._begun = False
+
+    def follow(self, step: Step) -> None:
+        """Print the target of one step, if the model wrote it."""
+        shown = step.pieces[1].shown if step.target_from == "generated" else ""
+        if shown := shown if self._begun else shown.lstrip():
+            self._begin()
+            self._writer.write(shown)
+
+    def pause(self) -> None:
+        """End the line of what was written so far."""
+        if self._begun:
+            self._writer.end()
+
+    def finish(self, trace: Trace, is_text: bool) -> None:
+        """Print what was not printed yet, and what must be said of the answer."""
+        answers = trace.written or trace.first
+        if not answers:
+            self._writer.write(self._question if is_text else trace.answer)
+        elif not self._begun:
+            self._begin()
+            self._writer.write(trace.answer.strip())
+        if not trace.written and is_text:
+            self._writer.write(f" → {token_text(trace.steps[-1].pieces[1].label)}")
+        self._writer.end()
+        if trace.written and not trace.answer.strip():
+            self._console.print("The model wrote nothing: it ended the text at once.", style="bold")
+        elif answers and repeats(self._question, trace.answer):
+            note = "The answer repeats the question, so what follows is about the question's words."
+            self._console.print(note, style="yellow")
+        self._console.print()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            shown = fit_ends(self._question, PROMPT_LINES * self._console.width)
+            self._console.print(shown, style="dim", end="\n\n")
+
+
+def repeats(question: str, answer: str) -> bool:
+    """Say whether an answer is little more than the question, or its beginning, once again."""
+    asked, said = (re.findall(r"\w+", text.casefold()) for text in (question, answer))
+    same = min(len(asked), len(said))
+    return same > 3 and asked[:same] == said[:same] and len(said) <= 2 * len(asked)
 
 
 @dataclass(frozen=True)
@@ -70,12 +126,8 @@ class Shown:
     where: Where = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True)
-class Found:
-    """What stands behind a trace, found before any of it is printed.
-
-    ``against`` are estimates: the model reads the text again once the rest is printed.
-    """
+class Found(NamedTuple):
+    """What stands behind a trace; ``against`` are estimates, until the text is read again."""
 
     sources: Sources
     documents: Sequence[Passage]
@@ -128,7 +180,7 @@ def _print_found(console: Console, trace: Trace, found: Found, shown: Shown) -> 
     assert trace.lens is not None
     for note in _missing(trace, trace.lens):
         console.print(note, style="yellow")
-    # It is of all text by evidence: beside shares of another kind it would not fit these.
+    # The summary is of all text by evidence, and would not fit shares of another kind.
     if shown.method == "evidence" and not shown.where and not absent:
         console.print(plain(trace.summary or ""))
     console.print()
@@ -138,8 +190,7 @@ def _print_found(console: Console, trace: Trace, found: Found, shown: Shown) -> 
         documents = found.documents if shown.passages else worth_showing(list(found.documents))
         print_documents(console, documents, found.near)
         if len(documents) < len(found.documents):
-            note = "All others carry far less: --passages shows them.\n"
-            console.print(note, style="dim")
+            console.print("All others carry far less: --passages shows them.\n", style="dim")
         print_shares(found.sources)
         if documents:
             _print_quotes(console, found.quotes)
@@ -171,14 +222,14 @@ def _about(lens: Lens) -> str:
     """Return what corpus this is, and what a share does not mean."""
     meta = lens.meta
     texts = "1 document" if meta.documents == 1 else f"{count(meta.documents)} documents"
-    about = [f"Lens {lens.name}: {count(meta.tokens)} tokens of {texts}."]
+    about = f"Lens {lens.name}: {count(meta.tokens)} tokens of {texts}."
     if meta.trained_on is False:
-        about.append("The model was not trained on this corpus.")
+        about += " The model was not trained on this corpus."
     elif meta.trained_on and meta.split == "heldout":
-        about.append("These documents were held out when the model was trained.")
+        about += " These documents were held out when the model was trained."
     elif meta.trained_on == "fine-tuned":
-        about.append("This corpus is the fine-tuning data; the pre-training data is not indexed.")
-    return " ".join([*about, CAVEAT])
+        about += " This corpus is the fine-tuning data; the pre-training data is not indexed."
+    return f"{about} {CAVEAT}"
 
 
 def print_predictions(steps: Sequence[Step], top: int) -> None:
@@ -211,8 +262,8 @@ def _prototypes(step: Step, top: int) -> Text:
         shown.append(f"{use.contribution:+.2f} ")
         shown.append(fit_ends(use.name or "prototype", 24), colour(use.category))
         shown.append(f" #{use.id}  ", "dim")
-    beside = len(step.prototypes) - top
-    return shown.append(f"and {beside}" if beside > 0 else "", "dim")
+    others = len(step.prototypes) - top
+    return shown.append(f"and {others}" if others > 0 else "", "dim")
 
 
 def _chain(step: Step) -> Iterator[Row]:
@@ -264,12 +315,11 @@ def print_documents(
     near: Mapping[str, Passage] | None = None,
 ) -> None:
     """Print documents and their shares, each with the passage that carries most, by its id."""
-    if not documents:
-        return
-    console.print("Documents behind it", style="bold")
-    for document in documents:
-        _print_document(console, document, (near or {}).get(document.doc_id, document))
-    console.print()
+    if documents:
+        console.print("Documents behind it", style="bold")
+        for document in documents:
+            _print_document(console, document, (near or {}).get(document.doc_id, document))
+        console.print()
 
 
 def _print_document(console: Console, document: Passage, place: Passage) -> None:
@@ -277,8 +327,7 @@ def _print_document(console: Console, document: Passage, place: Passage) -> None
     head.append(fit_ends(document.title or document.doc_id, console.width - head.cell_len))
     facts = (document.source, document.license or f"licence {UNKNOWN}")
     rest = fit_ends(" · ".join(filter(None, facts)), max(8, console.width - head.cell_len - 2))
-    head.append(f"  {rest}", "dim")
-    console.print(head, no_wrap=True, overflow="ellipsis")
+    console.print(head.append(f"  {rest}", "dim"), no_wrap=True, overflow="ellipsis")
     if place.around is not None:
         print_place(console, place.around, place.also)
 
@@ -303,8 +352,7 @@ def place_text(around: Around, also: Sequence[tuple[int, int]], width: int) -> T
         if first <= begin < last:
             at = len(shown)
         marked = text[first:last]
-        inner = _flat(marked) if marked.strip() else token_text(marked)
-        shown.append(f"[{inner}]", "bold")
+        shown.append(f"[{_flat(marked) if marked.strip() else token_text(marked)}]", "bold")
         done = last
     shown.append(_flat(text[done:]))
     side = max(10, min(PLACE_WIDTH, 2 * width) // 2)
@@ -324,31 +372,28 @@ def _print_against(console: Console, passages: Sequence[Passage], figures: str) 
     console.print(f"Against: text where another token came next; {figures}", style="bold")
     for passage in passages:
         _print_document(console, passage, passage)
-        assert passage.predicted is not None
-        assert passage.probability is not None
-        given = f", to which the model gave {percent(passage.probability)} there"
-        line = f"instead of {token_text(passage.predicted, 24)}{given}"
+        given = f", to which the model gave {percent(passage.probability or 0.0)} there"
+        line = f"instead of {token_text(passage.predicted or '', 24)}{given}"
         console.print(" " * INDENT + line, style="dim", no_wrap=True, overflow="ellipsis")
     console.print("" if passages else "none was found\n")
 
 
 def _print_quotes(console: Console, quotes: Sequence[Quote]) -> None:
     """Print what stands in the corpus word for word: that is no evidence of where it is from."""
-    if not quotes:
-        return
-    console.print("Word for word in the corpus", style="bold")
-    for quote in quotes:
-        first = quote.places[0]
-        name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
-        more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
-        half = console.width // 2 - INDENT
-        text = fit_ends(quote.text.strip(), half)
-        console.print(f"{' ' * INDENT}“{text}”  {fit_ends(name, half)}{more}", soft_wrap=True)
-    console.print()
+    if quotes:
+        console.print("Word for word in the corpus", style="bold")
+        for quote in quotes:
+            first = quote.places[0]
+            name = first["title"] or first["doc_id"] or f"position {first['position']:,}"
+            more = f" and {quote.span.count - 1:,} more" if quote.span.count > 1 else ""
+            half = console.width // 2 - INDENT
+            text = f"“{fit_ends(quote.text.strip(), half)}”  {fit_ends(name, half)}{more}"
+            console.print(" " * INDENT + text, soft_wrap=True)
+        console.print()
 
 
-def _flat(text: str | None) -> str:
-    return re.sub(r"[ \t]*\n\s*", " ↵ ", plain(text or "")).replace("\t", " ")
+def _flat(text: str) -> str:
+    return re.sub(r"[ \t]*\n\s*", " ↵ ", plain(text)).replace("\t", " ")
 
 
 def percent(share: float) -> str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prismlm.cli import options as opt
-from prismlm.cli.options import flag, is_first_process, option
-from prismlm.cli.output import print_cost, print_facts, print_json, quality_facts, say, show_value
+from prismlm.cli import output
+from prismlm.cli.options import flag, option
+from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ def train(
         from prismlm.training import estimate, estimate_search
 
         measured = estimate_search if search else estimate
-        print_cost(measured(loaded, resume=resume), as_json=as_json)
+        output.print_cost(measured(loaded, resume=resume), as_json=as_json)
         return
     try:
         (_search if search else _train)(loaded, resume=resume, as_json=as_json)
     except KeyboardInterrupt as stop:
-        if is_first_process():
+        if opt.is_first_process():
             again = ["prismlm", "train", str(recipe), *(["--search"] if search else [])]
             for setting in settings or []:
                 again += ["--set", setting]
@@ -52,19 +53,17 @@ def train(
 
 
 def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.training import train as run
 
-    if not is_first_process():
+    if not opt.is_first_process():
         run(recipe, resume=resume)
         return
     warn = partial(typer.echo, err=True)
     result = run(recipe, resume=resume, progress=ConsoleReporter(), on_warning=warn)
-    print_json(result.to_dict()) if as_json else _print_result(result, recipe.corpus)
+    output.print_json(result.to_dict()) if as_json else _print_result(result, recipe.corpus)
 
 
 def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.training import search
 
     def announce(trial: TrialResult) -> None:
@@ -74,7 +73,7 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         typer.echo(f"trial {trial.number} ({values}): {outcome} · {done}", err=True)
 
     result = search(recipe, resume=resume, progress=ConsoleReporter(), on_trial=announce)
-    print_json(result.to_dict()) if as_json else print_search(result)
+    output.print_json(result.to_dict()) if as_json else print_search(result)
 
 
 def _print_result(result: TrainingResult, corpus: Path) -> None:
@@ -82,8 +81,10 @@ def _print_result(result: TrainingResult, corpus: Path) -> None:
 
     facts = {"model": str(result.directory), "steps": result.steps, "tokens": result.tokens}
     quality = {"CE of the model": result.ce}
-    print_facts(facts | (quality if result.quality is None else quality_facts(result.quality)))
-    say(f"\nPerplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}")
+    output.print_facts(
+        facts | (quality if result.quality is None else output.quality_facts(result.quality))
+    )
+    output.say(f"\nPerplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}")
     following = ["index", str(result.directory), "--corpus", str(corpus)]
     if result.quality is None:
         following = ["attach", *following[1:], "--out", f"{result.directory}-attached"]
@@ -93,9 +94,9 @@ def _print_result(result: TrainingResult, corpus: Path) -> None:
 def print_search(result: SearchResult) -> None:
     """Print the best trials, and where the rest is."""
     failed = sum(trial.ce is None for trial in result.trials)
-    say(str(result.directory), style="bold")
-    say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
-    show_value({"trials": [trial.to_dict() for trial in result.ranked]}, TRIALS_SHOWN)
+    output.say(str(result.directory), style="bold")
+    output.say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
+    output.show_value({"trials": [trial.to_dict() for trial in result.ranked]}, TRIALS_SHOWN)
     typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
 
 
