@@ -1,4 +1,4 @@
-"""Language models that can be read by construction.
+"""Interpretable-by-design language models: trace every predicted token to training text.
 
 lm = prismlm.load("my-model")
 trace = lm.explain("Aspirin reduces", generate=20)
@@ -10,45 +10,62 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prismlm.explain.attributor import Attributor
+    from prismlm.explain.audit import Audit
     from prismlm.explain.language_model import PrismLM, load
     from prismlm.explain.trace import Trace
     from prismlm.interventions.values import Ablate, Clamp, Group, Scale
+    from prismlm.lens.build import index
+    from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM
+    from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
     from prismlm.models.uncertainty_feedback import (
         attach_uncertainty,
         load_uncertainty,
         save_uncertainty,
     )
+    from prismlm.training import attach, train
 
 __version__ = "0.1.0"
 
 # Names are imported when they are first used: PyTorch and transformers take seconds to load.
-_HOMES = {
-    "Ablate": "prismlm.interventions.values",
-    "Attributor": "prismlm.explain.attributor",
-    "Clamp": "prismlm.interventions.values",
-    "Group": "prismlm.interventions.values",
-    "PrismLM": "prismlm.explain.language_model",
-    "Scale": "prismlm.interventions.values",
-    "Trace": "prismlm.explain.trace",
-    "attach_uncertainty": "prismlm.models.uncertainty_feedback",
-    "load": "prismlm.explain.language_model",
-    "load_uncertainty": "prismlm.models.uncertainty_feedback",
-    "save_uncertainty": "prismlm.models.uncertainty_feedback",
+_MODULES = {
+    "prismlm.explain.attributor": ("Attributor",),
+    "prismlm.explain.audit": ("Audit",),
+    "prismlm.explain.language_model": ("PrismLM", "load"),
+    "prismlm.explain.trace": ("Trace",),
+    "prismlm.interventions.values": ("Ablate", "Clamp", "Group", "Scale"),
+    "prismlm.lens.build": ("index",),
+    "prismlm.models.decoders.protot": ("ProtoTConfig", "ProtoTForCausalLM"),
+    "prismlm.models.decoders.signal_noise": ("SignalNoiseConfig", "SignalNoiseForCausalLM"),
+    "prismlm.models.uncertainty_feedback": (
+        "attach_uncertainty",
+        "load_uncertainty",
+        "save_uncertainty",
+    ),
+    "prismlm.training": ("attach", "train"),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Ablate",
     "Attributor",
+    "Audit",
     "Clamp",
     "Group",
     "PrismLM",
+    "ProtoTConfig",
+    "ProtoTForCausalLM",
     "Scale",
+    "SignalNoiseConfig",
+    "SignalNoiseForCausalLM",
     "Trace",
     "__version__",
+    "attach",
     "attach_uncertainty",
+    "index",
     "load",
     "load_uncertainty",
     "save_uncertainty",
+    "train",
 ]
 
 

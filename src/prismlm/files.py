@@ -23,15 +23,6 @@ from prismlm.errors import BadRow, FormatError, InputError, PrismError, shown
 FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
 TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)$")
 ASIDE = ".old"
-# How a text in another encoding begins; the longer marks first, since one begins with another.
-MARKS = {
-    b"\xff\xfe\0\0": "utf-32",
-    b"\0\0\xfe\xff": "utf-32",
-    b"\xff\xfe": "utf-16",
-    b"\xfe\xff": "utf-16",
-}
-# Encodings that a text which is not UTF-8 may be in, those first that refuse most other text.
-ENCODINGS = ("gb18030", "shift_jis", "euc-jp", "euc-kr", "big5", "cp1252", "cp1251")
 WAY_OUT = "Make room, and give the same command again."
 PRIVATE = stat.S_IRUSR | stat.S_IWUSR
 # Bytes of one text, or of the line that it is in.
@@ -76,22 +67,17 @@ def discard(directory: Path) -> None:
 
 
 def share(path: Path) -> None:
-    """Give a file, or those of a directory, that its owner alone may read the usual permissions.
+    """Give the files of safetensors, which only their owner may read, the usual permissions.
 
     safetensors from 0.8 on makes files so, whatever the umask: nobody else could open a model that
-    lies in a shared folder. Other files, and those that have another name as well, stay as they
-    are: somebody made them private.
+    lies in a shared folder. Links, and files that have another name as well, stay as they are.
     """
+    umask = os.umask(0)
+    os.umask(umask)
     for file in path.glob("*.safetensors") if path.is_dir() else [path]:
         status = file.lstat() if os.path.lexists(file) else None
         if status and status.st_nlink == 1 and status.st_mode == stat.S_IFREG | PRIVATE:
-            # The umask can only be read by setting it, which other threads would notice.
-            probe = temporary_sibling(file)
-            probe.touch()
-            try:
-                file.chmod(stat.S_IMODE(probe.stat().st_mode))
-            finally:
-                probe.unlink()
+            file.chmod(0o666 & ~umask)
 
 
 @contextmanager
@@ -154,18 +140,24 @@ def room_to_write(
     import pyarrow as pa
     from safetensors import SafetensorError
 
+    def failed(cause: object) -> PrismError:
+        takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
+        rest = way_out if isinstance(way_out, str) else way_out()
+        free = f"{_free(directory) / 1e6:,.1f} MB are free"
+        return PrismError(f"{what} could not be written ({cause}): {takes}{free}. {rest}")
+
     if _free(directory) < needed:
-        raise _not_written(what, directory, way_out, needed, "the disk is full")
+        raise failed("the disk is full")
     try:
         yield
     except (OSError, SafetensorError, pa.ArrowException, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not FAILED_WRITE.search(str(error)):
             raise
-        raise _not_written(what, directory, way_out, needed, str(error)) from error
+        raise failed(error) from error
 
 
 def check_room(what: str, directory: Path, expected: float, there: Path | None = None) -> None:
-    """Check before long work that what will come of it can be written at all.
+    """Check before long work that half of what will come of it, at least, can be written.
 
     Args:
         what: will be written, and where.
@@ -178,24 +170,13 @@ def check_room(what: str, directory: Path, expected: float, there: Path | None =
     """
     files = there.rglob("*") if there is not None else ()
     expected -= sum(path.stat().st_size for path in files if path.is_file())
-    if _free(directory) < expected / 2:
-        raise _not_written(what, directory, WAY_OUT, expected, "the disk is full")
+    with room_to_write(what, directory, WAY_OUT, needed=expected / 2):
+        pass
 
 
 def _free(directory: Path) -> int:
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     return shutil.disk_usage(existing).free
-
-
-def _not_written(
-    what: str, directory: Path, way_out: str | Callable[[], str], needed: float, cause: str
-) -> PrismError:
-    takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
-    rest = way_out if isinstance(way_out, str) else way_out()
-    return PrismError(
-        f"{what} could not be written ({cause}): {takes}{_free(directory) / 1e6:,.1f} MB are free. "
-        f"{rest}"
-    )
 
 
 def json_text(value: Any, **how: Any) -> str:
@@ -284,42 +265,25 @@ def decoded(data: bytes, where: str) -> str:
 
 def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -> BadRow:
     """Return the error of bytes that are not UTF-8, or that hold NUL, which no text does."""
-    begin = data[:4096]
-    half = len(begin) // 2
-    marked = next((name for mark, name in MARKS.items() if begin.startswith(mark)), None)
-    # Of Latin text in UTF-16 every other byte is 0.
-    if marked is None and half and max(begin[place::2].count(0) for place in (0, 1)) > 0.4 * half:
-        marked = "utf-16be" if begin[::2].count(0) > begin[1::2].count(0) else "utf-16le"
+    begin, name = data[:4096], None
+    even, odd = (begin[place::2].count(0) for place in (0, 1))
+    if begin.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        name = "utf-32"
+    elif begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        name = "utf-16"
+    elif max(even, odd) > 0.2 * len(begin):  # of Latin text in UTF-16 every other byte is 0
+        name = "utf-16be" if even > odd else "utf-16le"
+    if name is not None:
+        advice = f"Convert it first: iconv -f {name} -t utf-8 IN > OUT."
+        return BadRow(f"{where} is {name[:6].upper()}. {advice}", "not UTF-8")
     controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in begin)
-    if marked is not None:
-        advice = f"Convert it first: iconv -f {marked} -t utf-8 IN > OUT."
-        return BadRow(f"{where} is {marked[:6].upper()}. {advice}", "not UTF-8")
     if error is None or 0 in begin or controls > 0.05 * len(begin):
         return BadRow(f"{where} is a binary file: expected text in UTF-8.", "binary")
-    read = _read_as(error.object, error.start)
-    names = ", or ".join(f"{name} if this is right: {text!r}" for name, text in read.items())
-    advice = f"Convert it with iconv -f NAME -t utf-8 IN > OUT; NAME is {names}."
     return BadRow(
         f"{where} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}. "
-        + (advice if read else "No usual encoding reads it: expected text in UTF-8."),
+        "Convert it with iconv -f NAME -t utf-8 IN > OUT; NAME is its encoding, such as cp1252.",
         "not UTF-8",
     )
-
-
-def _read_as(data: bytes, at: int) -> dict[str, str]:
-    """Return the encodings that read some bytes without an error, and what stands around one."""
-    read: dict[str, str] = {}
-    for name in ENCODINGS:
-        try:
-            # What is cut off at the end may be half of a character.
-            text = codecs.getincrementaldecoder(name)().decode(data[: 2**20])
-            before = len(codecs.getincrementaldecoder(name)().decode(data[:at]))
-        except UnicodeDecodeError:
-            continue
-        sample = " ".join(text[max(0, before - 8) : before + 16].split())
-        if sample.isprintable() and sample not in read.values():
-            read[name] = sample
-    return read
 
 
 def from_json(kind: type[T], value: Any, where: str) -> T:

@@ -43,15 +43,16 @@ def check_outputs(
             place of a directory, or a place that cannot be written to.
     """
     given = [path for path in files if path is not None]
-    for path in given:
-        _check_kind(path)
-        _check_read(path, inputs)
+    read = [path for path in inputs if path is not None and os.path.exists(path)]
     for number, path in enumerate(given):
+        _check_kind(path)
+        for one in read:
+            _check_apart(path, one)
         if any(_same(path, other) for other in given[:number]):
             raise InputError(f"{path} is to be written twice: give each result a name of its own.")
     for path in [*given, *([] if directory is None else [directory / "x"])]:
         _check_place(path)
-    if directory is not None and any(_same(directory, one) for one in inputs if one is not None):
+    if directory is not None and any(_same(directory, one) for one in read):
         raise InputError(f"{directory} is read by this command: give another directory.")
     if overwrite:
         return
@@ -150,18 +151,14 @@ def _check_kind(path: Path) -> None:
         raise InputError(f"{path} is a device or a pipe: give the name of a file to write.")
 
 
-def _check_read(path: Path, inputs: Sequence[Path | str | None]) -> None:
-    for read in inputs:
-        if read is None or not os.path.exists(read):
-            continue
-        if _same(path, read):
-            raise InputError(f"{path} is read by this command: give another name to write to.")
-        within = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(read))
-        if os.path.isdir(read) and within and os.path.lexists(path):
-            raise InputError(
-                f"{path} belongs to {read}, which this command reads: give another name to write "
-                "to."
-            )
+def _check_apart(path: Path, read: Path | str) -> None:
+    if _same(path, read):
+        raise InputError(f"{path} is read by this command: give another name to write to.")
+    within = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(read))
+    if os.path.isdir(read) and within and os.path.lexists(path):
+        raise InputError(
+            f"{path} belongs to {read}, which this command reads: give another name to write to."
+        )
 
 
 def _existing(place: Path) -> Path:

@@ -65,6 +65,7 @@ def index(
     Finished parts are kept: run the same command again to resume an index in parts (--shard), or
     one that streams a dataset into a corpus. Under torchrun every process reads one part.
     """
+    given = locals()
     from prismlm.corpus import Corpus
     from prismlm.lens.build import IndexOptions, check_lens, check_share, lens_directory
     from prismlm.lens.build import index as run
@@ -79,11 +80,10 @@ def index(
     else:
         source = Corpus.open(corpus)
     where = _own_device(device_named(device))
-    read: dict[str, Any] = {"contexts": contexts, "window": window or 0, "stride": stride or 0}
-    read |= {"positions": check_share(positions), "codes": check_codes(codes), "split": split}
-    options = IndexOptions(
-        **read, with_text=text, bf16=uses_bf16(precision, where), shard=_shard(shard)
-    )
+    read: dict[str, Any] = {"positions": check_share(positions), "codes": check_codes(codes)}
+    read |= {"window": window or 0, "stride": stride or 0, "with_text": text}
+    read |= {"bf16": uses_bf16(precision, where), "shard": _shard(shard)}
+    options = opt.fill(IndexOptions, given | read)
     out = lens_directory(model, lens or source.name)
     check_lens(out, overwrite=overwrite)
     if dry_run:
@@ -93,10 +93,9 @@ def index(
     if isinstance(source, _Streamed):
         source = source.build(wait=options.shard.count > 1, progress=reporter)
     began, how = time.monotonic(), {"device": where, "overwrite": overwrite}
-    if run(model, source, out, options, **how, progress=reporter):
-        _report(out, time.monotonic() - began, as_json=as_json)
-    elif "WORLD_SIZE" not in os.environ:
-        _report_part(out, options.shard, as_json=as_json)
+    written = run(model, source, out, options, **how, progress=reporter)
+    if written or "WORLD_SIZE" not in os.environ:
+        _report(written, out, options.shard, time.monotonic() - began, as_json=as_json)
 
 
 class _Streamed:
@@ -178,16 +177,15 @@ def _shard(shard: str | None) -> Shard:
     return Shard(int(part[1]) - 1, int(part[2]))
 
 
-def _report(lens: Path, seconds: float, *, as_json: bool) -> None:
+def _report(written: Path | None, out: Path, part: Shard, seconds: float, *, as_json: bool) -> None:
+    """Print what a lens holds, or which parts of it are left."""
+    from prismlm.lens.build import Parts
     from prismlm.lens.convergence import lens_summary
 
-    summary = {"lens": str(lens), **lens_summary(lens), "seconds": round(seconds, 1)}
-    output.print_json(summary) if as_json else output.print_facts(summary)
-
-
-def _report_part(out: Path, part: Shard, *, as_json: bool) -> None:
-    from prismlm.lens.build import Parts
-
+    if written is not None:
+        summary = {"lens": str(out), **lens_summary(out), "seconds": round(seconds, 1)}
+        output.print_json(summary) if as_json else output.print_facts(summary)
+        return
     parts, every = Parts(out, part.count), range(1, part.count + 1)
     # The others may have ended at the same time, and written the lens.
     done = [n + 1 for n in parts.complete()] if parts.path.is_dir() else list(every)
