@@ -54,6 +54,7 @@ def few_texts(tmp_path, monkeypatch):
     ("page", "blocks"),
     [
         ("README.md", 1),
+        ("docs/python.md", 1),
         ("docs/prototype_mixer.md", 1),
         ("docs/signal_noise_attention.md", 3),
         ("docs/uncertainty_feedback.md", 1),
