@@ -22,6 +22,7 @@ TINY = DemoSize(
     vocab_size=1024,
     every=90,
     contexts=4,
+    cost={},
     overrides=(
         "steps=15",
         "head.prototypes=64",

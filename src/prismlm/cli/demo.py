@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
+    from prismlm.cost import Cost
     from prismlm.demo.prompts import Answer, DemoResult
 
 FETCHED_DIRECTORY = Path("prismlm-demo")
@@ -75,16 +76,16 @@ def _trained(out: Path | None, *, quick: bool) -> DemoResult:
     return run_demo(directory, QUICK if quick else FULL, progress=ConsoleReporter())
 
 
-def _estimate(out: Path | None, *, train: bool, quick: bool) -> Any:
-    from prismlm.demo import estimate, fetched, trained
+def _estimate(out: Path | None, *, train: bool, quick: bool) -> Cost:
+    from prismlm.demo import fetched, trained
+    from prismlm.demo.prompts import estimate
 
-    if quick:
-        directory, identity, kind = QUICK_DIRECTORY, trained.identity(trained.QUICK), estimate.QUICK
-    elif train:
-        directory, identity, kind = TRAINED_DIRECTORY, trained.identity(trained.FULL), estimate.FULL
-    else:
-        directory, identity, kind = FETCHED_DIRECTORY, fetched.identity(), estimate.FETCHED
-    return estimate.estimate_demo(out or directory, identity, kind)
+    if train or quick:
+        size = trained.QUICK if quick else trained.FULL
+        place = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
+        return estimate(place, trained.identity(size), size.cost, "")
+    basis = "; fetching the model (89 MB) comes on top"
+    return estimate(out or FETCHED_DIRECTORY, fetched.identity(), fetched.COST, basis)
 
 
 def _print_summary(result: DemoResult) -> None:

@@ -67,9 +67,10 @@ def index(
     """
     given = locals()
     from prismlm.corpus import Corpus
-    from prismlm.lens.build import IndexOptions, check_lens, check_share, lens_directory
+    from prismlm.lens.build import check_lens, lens_directory
     from prismlm.lens.build import index as run
     from prismlm.lens.codes import check_codes
+    from prismlm.lens.options import IndexOptions, check_share
     from prismlm.models.device import device_named, uses_bf16
 
     streamed = dataset_of(dataset, None, dataset_split, data_files)

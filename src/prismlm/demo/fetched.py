@@ -38,6 +38,11 @@ from prismlm.progress import SILENT, Reporter
 
 SHIPPED = "smollm2.zip"
 ADAPTER, LENS = "adapter", "lens"
+COST = {
+    "corpus": (5.0, 400_000_000, 3_000_000),
+    "model": (30.0, 1_800_000_000, 560_000_000),
+    "lens": (5.0, 400_000_000, 110_000_000),
+}
 
 
 def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:

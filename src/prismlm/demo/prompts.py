@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import prismlm
 from prismlm import fingerprints
 from prismlm.corpus.chat import asked
+from prismlm.cost import Cost
 from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, keep_json, read_json, room_to_write
 from prismlm.lens.labels.write import label_lens
@@ -23,6 +24,9 @@ STATE_FILE = "demo.json"
 REPORT_FILE = "report.html"
 SUMMARY_FILE = "summary.json"
 DOMAINS_SHOWN = 3
+# Seconds, memory and disk of each part, which is always the same work.
+Parts = dict[str, tuple[float, int, int]]
+REPORT_COST = (15.0, 0, 3_000_000)
 TEMPERATURE = 0.5
 
 # What a model goes on with, in so many tokens.
@@ -62,7 +66,7 @@ ABSENT = ("bicycle tyre", "wine")
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a prompt, in what a summary shows of it.
+    """The answer to a prompt, in what a summary shows of it; as JSON has it.
 
     Attributes:
         domain: of the prompt.
@@ -70,7 +74,6 @@ class Answer:
         shares: the domains with the largest shares in what carries the words.
         unattributed: the share that no text stands behind.
         support: how well the corpus supports the words at all.
-        prototype: the one with the most evidence, as its number and name.
         passage: where the passage with the largest share is from, and its text before, at and after
             the marked token; None where no passage carries anything.
     """
@@ -78,54 +81,25 @@ class Answer:
     domain: str
     prompt: str
     words: str
-    shares: list[tuple[str, float]]
+    shares: list[list[Any]]
     unattributed: float
     support: str | None
-    prototype: str
-    passage: tuple[str, str, str, str] | None
-
-    @classmethod
-    def of(cls, domain: str, prompt: str, trace: prismlm.Trace) -> Answer:
-        """Take from a trace what is shown."""
-        shares, steps = trace.sources("domain"), trace.steps[trace.first :]
-        end = trace.lm and trace.lm.tokenizer.eos_token
-        return cls(
-            domain,
-            prompt,
-            "".join(step.pieces[1].shown for step in steps).removesuffix(str(end)),
-            [(one.key, one.share) for one in shares.items[:DOMAINS_SHOWN]],
-            shares.unattributed,
-            None if trace.support is None else trace.support.level,
-            _strongest(trace),
-            _passage(trace),
-        )
-
-    @classmethod
-    def from_dict(cls, value: dict[str, Any]) -> Answer:
-        """Take back what was written as JSON, which knows no tuples."""
-        shares = [(key, share) for key, share in value["shares"]]
-        passage = None if value["passage"] is None else tuple(value["passage"])
-        return cls(**value | {"shares": shares, "passage": passage})
+    passage: list[str] | None
 
 
-def _strongest(trace: prismlm.Trace) -> str:
-    """Return the prototype with the most positive evidence along the answer."""
-    evidence: dict[int, float] = {}
-    names: dict[int, str] = {}
-    for step in trace.steps[trace.first :]:
-        for use in step.prototypes:
-            evidence[use.id] = evidence.get(use.id, 0.0) + max(0.0, use.evidence)
-            names[use.id] = use.name or ""
-    number = max(evidence, key=lambda number: evidence[number])
-    return f"#{number} {names[number]}"
-
-
-def _passage(answer: prismlm.Trace) -> tuple[str, str, str, str] | None:
-    for passage in answer.passages(limit=1):
-        if passage.around is not None:
-            before, token, after = passage.around
-            return passage.source or passage.doc_id, before, token, after
-    return None
+def _answer(domain: str, prompt: str, trace: prismlm.Trace) -> Answer:
+    shares, steps = trace.sources("domain"), trace.steps[trace.first :]
+    end = trace.lm and trace.lm.tokenizer.eos_token
+    leading = [one for one in trace.passages(limit=1) if one.around is not None]
+    return Answer(
+        domain,
+        prompt,
+        "".join(step.pieces[1].shown for step in steps).removesuffix(str(end)),
+        [[one.key, one.share] for one in shares.items[:DOMAINS_SHOWN]],
+        shares.unattributed,
+        None if trace.support is None else trace.support.level,
+        [leading[0].source or leading[0].doc_id, *(leading[0].around or ())] if leading else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -149,18 +123,8 @@ class DemoResult:
     chat: bool = False
 
 
-def claim(out: Path, identity: dict[str, Any]) -> None:
-    """Note whose directory this is, or check that the note is ours.
-
-    Raises:
-        InputError: it holds something else, or another demo.
-    """
-    if check_claim(out, identity):
-        keep_json(out / STATE_FILE, identity)
-
-
-def check_claim(out: Path, identity: dict[str, Any]) -> bool:
-    """Check that a demo may be built in a directory; return whether nobody has begun one there.
+def check_claim(out: Path, identity: dict[str, Any]) -> None:
+    """Check that a demo may be built in a directory.
 
     Raises:
         InputError: it holds something else, or a demo of another size or version.
@@ -169,13 +133,18 @@ def check_claim(out: Path, identity: dict[str, Any]) -> bool:
     if not state.is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InputError(f"{out} exists and no demo made it. Choose another --out.")
-        return True
-    if read_json(state) != identity:
+    elif read_json(state) != identity:
         raise InputError(
             f"{out} holds a demo of another size or version of prismlm. "
             "Choose another --out, or remove it."
         )
-    return False
+
+
+def claim(out: Path, identity: dict[str, Any]) -> None:
+    """Note whose directory this is, once :func:`check_claim` lets it pass."""
+    check_claim(out, identity)
+    if not (out / STATE_FILE).is_file():
+        keep_json(out / STATE_FILE, identity)
 
 
 def parts_there(out: Path) -> dict[str, bool]:
@@ -186,6 +155,30 @@ def parts_there(out: Path) -> dict[str, bool]:
         "model": has_sidecar(model),
         "lens": (model / "lens" / "sample").exists(),
     }
+
+
+def estimate(out: Path, identity: dict[str, Any], parts: Parts, basis: str) -> Cost:
+    """Say what a demo would still do, from what its parts took on two CPU cores.
+
+    Each part says by its figure ``there`` whether it is there and whole.
+
+    Raises:
+        InputError: ``out`` holds something else, or another demo.
+    """
+    check_claim(out, identity)
+    there = parts_there(out) | {"report": (out / REPORT_FILE).is_file()}
+    costs = [
+        Cost(*((0.0, 0, 0) if there[name] else amounts), {"there": there[name]}, name=name)
+        for name, amounts in (parts | {"report": REPORT_COST}).items()
+    ]
+    return Cost(
+        sum(part.seconds or 0.0 for part in costs),
+        max(part.memory_bytes for part in costs),
+        sum(part.disk_bytes or 0 for part in costs),
+        {"out": str(out)},
+        tuple(costs),
+        basis=f"As seen on two CPU cores{basis}.",
+    )
 
 
 def documents(path: Path, every: int) -> Path:
@@ -209,30 +202,25 @@ def explain_prompts(
     with the same files by the same code, is not explained again.
     """
     prompts, generated = (QUESTIONS, ANSWERED) if chat else (PROMPTS, GENERATED)
-    model, corpus = out / "model", out / "corpus"
-    report, summary = out / REPORT_FILE, out / SUMMARY_FILE
+    model, corpus, report = out / "model", out / "corpus", out / REPORT_FILE
+    summary = out / SUMMARY_FILE
     if summary.is_file() and report.is_file():
         before = read_json(summary)
-        if before.get("of") == _state(model) and [
-            one["domain"] for one in before["answers"]
-        ] == list(prompts):
-            answers = [Answer.from_dict(one) for one in before["answers"]]
+        answers = [Answer(**one) for one in before["answers"]]
+        if before.get("of") == _state(model) and [one.domain for one in answers] == list(prompts):
             return DemoResult(model, corpus, report, answers, cached, chat)
     lm = prismlm.load(model)
     assert lm.lens is not None
     if lm.lens.meta.labels is None:
         label_lens(lm.lens, lm.model, progress=progress)
-    traces: dict[str, prismlm.Trace] = {}
+    how: dict[str, Any] = {"generate": generated, "temperature": 0.0 if chat else TEMPERATURE}
+    traces: list[prismlm.Trace] = []
     with progress.task("Explaining", len(prompts), "prompts") as task:
-        for seed, (domain, prompt) in enumerate(prompts.items()):
-            text = asked(prompt) if chat else prompt
-            temperature = 0.0 if chat else TEMPERATURE
-            traces[domain] = lm.explain(
-                text, generate=generated, temperature=temperature, seed=seed
-            )
+        for seed, prompt in enumerate(prompts.values()):
+            traces.append(lm.explain(asked(prompt) if chat else prompt, **how, seed=seed))
             task.advance()
-    write_page(page(list(traces.values()), title="prismlm demo"), report)
-    answers = [Answer.of(domain, prompts[domain], trace) for domain, trace in traces.items()]
+    write_page(page(traces, title="prismlm demo"), report)
+    answers = [_answer(*one, trace) for one, trace in zip(prompts.items(), traces, strict=True)]
     keep_json(summary, {"of": _state(model), "answers": [asdict(one) for one in answers]})
     return DemoResult(model, corpus, report, answers, cached, chat)
 

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import prismlm
 from prismlm import fingerprints
-from prismlm.demo.prompts import DemoResult, claim, documents, explain_prompts, parts_there
+from prismlm.demo.prompts import (
+    DemoResult,
+    Parts,
+    claim,
+    documents,
+    explain_prompts,
+    parts_there,
+)
 from prismlm.files import json_text
 from prismlm.progress import SILENT, Reporter
 
@@ -26,6 +33,7 @@ class DemoSize:
         vocab_size: tokens of its tokenizer.
         every: one in so many documents of the bundled sample is read.
         contexts: places kept per prototype.
+        cost: of its parts.
         overrides: ``a.b=value`` on top of the recipe.
     """
 
@@ -33,11 +41,32 @@ class DemoSize:
     vocab_size: int
     every: int
     contexts: int
+    cost: Parts
     overrides: tuple[str, ...] = ()
 
 
-FULL = DemoSize("demo.yaml", vocab_size=4096, every=1, contexts=32)
-QUICK = DemoSize("demo-quick.yaml", vocab_size=2048, every=4, contexts=16)
+FULL = DemoSize(
+    "demo.yaml",
+    vocab_size=4096,
+    every=1,
+    contexts=32,
+    cost={
+        "corpus": (15.0, 800_000_000, 13_000_000),
+        "model": (360.0, 1_500_000_000, 60_000_000),
+        "lens": (150.0, 1_500_000_000, 460_000_000),
+    },
+)
+QUICK = DemoSize(
+    "demo-quick.yaml",
+    vocab_size=2048,
+    every=4,
+    contexts=16,
+    cost={
+        "corpus": (5.0, 500_000_000, 3_000_000),
+        "model": (75.0, 1_200_000_000, 12_000_000),
+        "lens": (30.0, 1_000_000_000, 115_000_000),
+    },
+)
 
 
 def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -> DemoResult:
@@ -68,10 +97,10 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
 
         train(recipe(corpus, model, size), resume=model.exists(), progress=progress)
     if not there["lens"]:
-        from prismlm.lens.build import IndexOptions, index
+        from prismlm.lens.build import IndexOptions
 
         options = IndexOptions(contexts=size.contexts)
-        index(model, corpus, "sample", options, device="cpu", progress=progress)
+        prismlm.index(model, corpus, "sample", options, progress=progress)
     return explain_prompts(out, cached=all(there.values()), progress=progress)
 
 
