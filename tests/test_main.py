@@ -68,24 +68,6 @@ except SystemExit:
     import pyarrow
     print(pyarrow.default_memory_pool().backend_name)
 """
-STEPS = """
-import time
-from prismlm.__main__ import set_environment
-set_environment()
-import torch
-torch.set_num_threads(2)
-weights = [torch.randn(256, 256, requires_grad=True) for _ in range(40)]
-def step():
-    x = torch.randn(256, 256)
-    for weight in weights:
-        x = torch.tanh(torch.softmax(x @ weight, dim=1))
-    x.sum().backward()
-step()
-began = time.perf_counter()
-for _ in range(5):
-    step()
-print(time.perf_counter() - began)
-"""
 # One command after the other, each followed by what its own process would have exited with.
 EACH = r"""
 import sys
@@ -100,7 +82,6 @@ for words in sys.argv[1:]:
     for stream in (sys.stdout, sys.stderr):
         print("exit", code, file=stream, flush=True)
 """
-BUSY = [sys.executable, "-c", "while True: pass"]
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS", "ARROW_DEFAULT_MEMORY_POOL")
 
 
@@ -124,19 +105,6 @@ def test_libraries_are_told_how_to_wait_and_where_to_take_memory(own, spins, poo
     said = run(SAID, OMP_DISPLAY_ENV="VERBOSE", **own)
     assert f"GOMP_SPINCOUNT = '{spins}'" in said.stderr
     assert said.stdout.split()[-1] == pool
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="one of two cores is kept busy")
-def test_on_a_busy_machine_steps_are_several_times_as_fast():
-    busy = subprocess.Popen(BUSY, start_new_session=True)
-    try:
-        spinning = float(run(STEPS, GOMP_SPINCOUNT="300000").stdout)
-        asleep = float(run(STEPS).stdout)
-    finally:
-        busy.kill()
-        busy.wait()
-    assert spinning > 2 * asleep, (spinning, asleep)
 
 
 @pytest.mark.parametrize(

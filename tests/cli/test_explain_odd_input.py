@@ -10,12 +10,9 @@ import torch
 import prismlm
 from prismlm.cli.explain import explain_and_print
 from prismlm.cli.trace import Shown, repeats
-from prismlm.corpus import build_corpus
 from prismlm.corpus.chat import asked
-from prismlm.lens.build import IndexOptions, build_index
 from tests.helpers.chats import ANSWER, QUESTION, chatting
 from tests.helpers.lens_meta import change_meta
-from tests.helpers.tiny import ROW
 
 TEXT = "The patient was given a dose of the drug"
 SUPPORT = re.compile(r"^(Strong|Weak|No) support: .*\.$", re.MULTILINE)
@@ -91,35 +88,6 @@ def test_a_chat_that_ends_with_the_user_is_answered(prism, model, tmp_path):
     read = printed(prism("explain", model, "--file", chats, "--generate", 0))
     assert QUESTION in read
     assert SUPPORT.search(read)
-
-
-@pytest.fixture(scope="module")
-def indexed(tiny_model, tmp_path_factory):
-    """Return a model directory with a lens of other documents."""
-
-    def make(rows):
-        place = tmp_path_factory.mktemp("corpus")
-        model = shutil.copytree(tiny_model, place / "model", ignore=shutil.ignore_patterns("lens"))
-        (place / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        out = place / "corpus"
-        corpus = build_corpus(place / "texts.jsonl", out, tokenizer=model, heldout_fraction=0.0)
-        lm = prismlm.load(model)
-        options = IndexOptions(contexts=4, window=ROW, stride=96)
-        build_index(lm.model, lm.head, corpus, model / "lens" / "own", options)
-        return model
-
-    return make
-
-
-def test_a_corpus_of_one_document(prism, indexed):
-    text = f"{TEXT}. The drug was given to the patient in a hospital, and it helped. " * 4
-    shown = printed(prism("explain", indexed([{"text": text, "title": "A drug"}]), TEXT))
-    said = " ".join(shown.split())
-    assert "was traced to the only document of this corpus." in said
-    assert "1 document." in said
-    assert "more than" not in said
-    assert "%  A drug" in shown
-    assert SUPPORT.search(shown) or "this lens has no support scale." in said
 
 
 def test_a_lens_without_a_support_scale_says_how_to_get_one(prism, tiny_model, tmp_path):

@@ -2,7 +2,6 @@
 
 import gzip
 import shutil
-from pathlib import Path
 
 import pytest
 import typer
@@ -94,24 +93,6 @@ def test_an_output_replaces_nothing_and_has_the_ending_of_what_it_is(
     assert not other.exists()
 
 
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [
-        (["explain", MODEL, "--file"], "--html"),
-        (["audit", MODEL], "--jsonl"),
-        (["compare", MODEL, MODEL, "--file"], "--parquet"),
-        (["inspect", "heads", MODEL, "--corpus"], "--out"),
-    ],
-)
-def test_a_text_is_never_replaced_by_what_is_said_of_it(refused, tmp_path, command, option):
-    ending = Path(FILES_WRITTEN[" ".join(command[: 1 + (command[0] == "inspect")]), option][1])
-    texts = tmp_path / f"texts{ending.suffix}"
-    texts.write_text("mine")
-    message = refused(*command, texts, option, texts, "--overwrite")
-    assert "is read by this command" in message
-    assert texts.read_text() == "mine"
-
-
 @pytest.mark.parametrize(("command", "option"), DIRECTORIES_WRITTEN)
 def test_a_directory_is_never_written_over_a_file(refused, tmp_path, command, option):
     file = tmp_path / "file"
@@ -151,20 +132,6 @@ def test_a_disk_that_a_corpus_would_fill_is_told(tiny_corpus, tmp_path, packed):
     assert ("No space left on device" if packed else "the disk is full") in done.stderr
     assert packed or "done in" not in done.stderr
     assert list(left.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["explain", MODEL, "--file"],
-        ["steer", MODEL, "--prototype", "1", "--strength", "0.5", "--file"],
-        ["corpus", "build", "--out", "corpus", "--dry-run"],
-    ],
-)
-def test_text_in_utf16_is_told_as_such(refused, tmp_path, command):
-    notes = tmp_path / "notes.txt"
-    notes.write_text("Aspirin reduces pain.", encoding="utf-16")
-    assert "notes.txt is UTF-16. Convert it first" in refused(*command, notes)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import shutil
 from dataclasses import asdict
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.corpus import Corpus
@@ -158,18 +157,6 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
 )
 def test_steer_refuses(refused, tiny_model, arguments, words):
     assert words in refused("steer", tiny_model, *arguments)
-
-
-def test_a_clamp_of_what_raises_nothing_is_refused(refused, tiny_model, lm, tmp_path):
-    directory = shutil.copytree(tiny_model, tmp_path / "copy")
-    shutil.rmtree(directory / "lens")
-    path = directory / "prototype_head.safetensors"
-    tensors = load_file(path)
-    use = lm.explain(TEXT)[-1].prototypes[0]
-    tensors["prototypes"][use.id] = 0
-    save_file(tensors, path)
-    message = refused("steer", directory, TEXT, "--prototype", use.id, "--strength", 0.5)
-    assert f"prototype {use.id} cannot be clamped" in message
 
 
 def test_a_prototype_that_is_not_active_is_said_to_be_so_beside_those_that_are(

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -57,17 +56,6 @@ def test_a_second_run_builds_nothing(demo):
     assert again.cached
     assert files == {p: p.stat().st_mtime_ns for p in demo.model.rglob("*") if p.is_file()}
     assert again.answers == demo.answers
-
-
-@pytest.mark.slow
-def test_another_head_is_explained_again(demo, tmp_path):
-    out = Path(shutil.copytree(demo.model.parent, tmp_path / "demo"))
-    summary = out / "summary.json"
-    before = summary.read_text()
-    os.utime(out / "model" / "prototype_head.safetensors")
-    # What was explained is of a file of another time: it is explained anew.
-    assert run_demo(out, TINY).answers == demo.answers
-    assert json.loads(summary.read_text())["of"] != json.loads(before)["of"]
 
 
 def test_a_missing_part_alone_is_built_again(demo):
