@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from prismlm.cli.app import app
 from prismlm.errors import InputError
-from prismlm.run_state import locked
+from prismlm.run_state import writing
 from prismlm.training import (
     TrainingInterrupted,
     build_recipe,
@@ -256,7 +256,7 @@ def test_what_is_in_the_way_is_named(toy, tmp_path, monkeypatch):
     directory = recipe.out / "search"
     directory.mkdir(parents=True)
     with (
-        locked(directory / ".lock"),
+        writing(directory, within=True),
         pytest.raises(InputError, match="written to by another process"),
     ):
         search(recipe)
