@@ -17,7 +17,7 @@ from prismlm.cli.corpus import DataFiles, Dataset, dataset_of
 from prismlm.cli.options import flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError, check_choice
-from prismlm.progress import SILENT
+from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def index(
         return
     reporter = ConsoleReporter() if opt.is_first_process() else SILENT
     if isinstance(source, _Streamed):
-        source = source.build(wait=options.shard.count > 1, progress=reporter)
+        source = source.build(options, where, progress=reporter)
     began, how = time.monotonic(), {"device": where, "overwrite": overwrite}
     written = run(model, source, out, options, **how, progress=reporter)
     if written or "WORLD_SIZE" not in os.environ:
@@ -111,14 +111,20 @@ class _Streamed:
         self.skip_bad_rows = skip_bad_rows
         self.name = self.out.resolve().name
 
-    def build(self, **how: Any) -> Corpus:
+    def build(self, options: IndexOptions, device: str, progress: Reporter) -> Corpus:
         """Return the corpus, building it where it is not there, or not whole."""
         from prismlm.corpus import build_corpus
+        from prismlm.lens.build import options_for
+        from prismlm.models.checkpoint import load_checkpoint
 
-        how |= {"shard_tokens": SHARD_TOKENS, "skip_bad_rows": self.skip_bad_rows, "reuse": True}
-        given: dict[str, Any] = {"tokenizer": self.model, "columns": self.columns}
+        # What the model cannot read is refused before hours of streaming.
+        options_for(load_checkpoint(self.model, device=device).model, options, self.model)
+        how: dict[str, Any] = {"skip_bad_rows": self.skip_bad_rows, "columns": self.columns}
+        how |= {"shard_tokens": SHARD_TOKENS, "reuse": True, "wait": options.shard.count > 1}
         with orderly_end():
-            return build_corpus(self.dataset, self.out, **given, **how)
+            return build_corpus(
+                self.dataset, self.out, tokenizer=self.model, progress=progress, **how
+            )
 
 
 def _cost(model: Path, source: Corpus | _Streamed, options: IndexOptions, device: str) -> Cost:

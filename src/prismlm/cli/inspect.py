@@ -640,7 +640,6 @@ def uncertainty_feedback(
     Each check stands beside a control. Reads held-out documents of the corpus that the model was
     trained on, or of another, or files, or single texts.
     """
-    given = locals()
     from prismlm.lens.training_corpus import trained_length
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.positions import learned_positions
@@ -652,8 +651,8 @@ def uncertainty_feedback(
     # With one pass every position has the same code, which carries no information.
     own = max(2, probe.feedback_of(opened).passes)
     chosen = probe.Signal(signal, own if passes is None else passes)
-    more: dict[str, Any] = {"tokens": write, "window": steps}
-    options = opt.fill(probe.InspectOptions, given, signal=chosen, **more)
+    looked: dict[str, Any] = {"tokens": write, "window": steps, "steps": steps}
+    options = probe.InspectOptions(chosen, **looked, temperature=temperature, seed=seed)
     row = trained_length(model) or DEFAULT_LENGTH
     if tokens is None:
         tokens = min(row, learned_positions(opened) or row)
