@@ -86,7 +86,8 @@ def bootstrap(
         InputError: no text, or shapes that do not go together.
     """
     parts = [sums, np.ones_like(sums) if weights is None else weights]
-    s, w = (np.asarray(a, dtype=np.float64).reshape(len(a), -1) for a in parts)
+    s, w = (np.asarray(a, dtype=np.float64) for a in parts)
+    s, w = (a[:, None] if a.ndim == 1 else a for a in (s, w))
     signs = np.asarray(coefficients, dtype=np.float64)
     if not s.size or s.shape != w.shape or s.shape[1:] != signs.shape:
         raise InputError(
