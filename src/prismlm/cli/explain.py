@@ -77,8 +77,9 @@ def explain(
     conditions = parse_where(where or [])
     needs_lens = bool(by or conditions or against or method != "evidence")
     lm = _open(model, lens, corpus, needs_lens=needs_lens)
-    by = by or ("domain" if lm.lens is None else lm.lens.telling)
-    shown = Shown(by, documents, passages, against, tokens is not None, top, method, conditions)
+    column = by or ("domain" if lm.lens is None else lm.lens.telling)
+    table = tokens is not None
+    shown = Shown(column, documents, passages, against, table, top, method, conditions)
     how: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
     traces: list[Trace] = []
     for one in texts:
@@ -90,7 +91,7 @@ def explain(
     _write(traces, html, parquet, against)
     if as_json:
         kind: dict[str, Any] = {"method": method, "where": conditions, "against": against}
-        values = [trace.to_dict(by, documents, **kind) for trace in traces]
+        values = [trace.to_dict(column, documents, **kind) for trace in traces]
         output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 

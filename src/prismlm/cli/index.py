@@ -131,13 +131,14 @@ def _cost(model: Path, source: Corpus | _Streamed, options: IndexOptions, device
     """Return what an index would cost, and the building of its corpus if that is not there."""
     from prismlm.corpus.build import existing_corpus, open_reader
     from prismlm.corpus.estimate import built, cost_of, draw
+    from prismlm.corpus.tokenizer import load_tokenizer
     from prismlm.lens.build import estimate_index, options_for
     from prismlm.models.checkpoint import load_checkpoint
 
-    opened, tokenizer, sidecar = load_checkpoint(model, device=device)
+    opened, _, sidecar = load_checkpoint(model, device=device)
     options = options_for(opened, options, model)
     if isinstance(source, _Streamed):
-        dataset, columns = source.dataset, source.columns
+        dataset, columns, tokenizer = source.dataset, source.columns, load_tokenizer(model)
         there = existing_corpus(dataset, source.out, tokenizer, columns)
         if there is None:
             sample = draw(open_reader(dataset, columns, source.skip_bad_rows, tokenizer))

@@ -317,7 +317,7 @@ def _draw_channels(
 def _channel_figures(
     report: ChannelReport, beside: ChannelReport | None, channel: int | None
 ) -> Row:
-    value = report.to_dict() | {"beside": None}
+    value: Row = {**report.to_dict(), "beside": None}
     if channel is not None:
         for layer in value["layers"]:
             layer["channels"] = [c for c in layer["channels"] if c["channel"] == channel]
@@ -581,12 +581,14 @@ def themes(
         lm, opened = opt.load_with_lens(model, lens)
         found = prototype_units(opened, lm.head.prototypes, units, seed)
         assert opened.corpus is not None
-        report = theme_report(found, opened.corpus, split=opened.meta.split, **given)
+        given["split"] = opened.meta.split
+        report = theme_report(found, opened.corpus, **given)
     else:
         checkpoint, sequences = _open(model, corpus, split, tokens, None)
+        given["split"] = sequences.split
         kind = "channel" if of == "channels" else "head"
         found = channels_or_heads(checkpoint, sequences, kind, layer, units, seed)
-        report = theme_report(found, sequences.corpus, split=sequences.split, **given)
+        report = theme_report(found, sequences.corpus, **given)
     asked = None if judge is None else judge.session.asked()
     if as_json:
         output.print_json({**report.to_dict(), "asked": asked})
