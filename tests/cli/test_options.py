@@ -65,7 +65,8 @@ def test_every_option_that_names_a_place_is_known():
     }
     written = FILES_WRITTEN.keys() | DIRECTORIES_WRITTEN.keys()
     assert written <= places
-    assert {option for _, option in places - written} == READ
+    # What export writes is an argument, and has a test of its own.
+    assert {option for _, option in places - written - {("export", "out")}} == READ
 
 
 @pytest.mark.parametrize(("command", "option"), FILES_WRITTEN)
