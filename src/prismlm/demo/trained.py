@@ -100,7 +100,7 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
         from prismlm.lens.build import IndexOptions
 
         options = IndexOptions(contexts=size.contexts)
-        prismlm.index(model, corpus, "sample", options, progress=progress)
+        prismlm.index(model, corpus, "sample", options, device="cpu", progress=progress)
     return explain_prompts(out, cached=all(there.values()), progress=progress)
 
 
