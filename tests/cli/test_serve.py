@@ -1,13 +1,14 @@
 import time
 from pathlib import Path
 
+import httpx
 import openai
 
 from tests.helpers import forked
 
 
 def test_it_serves_until_ctrl_c_and_its_port_is_taken(tiny_model, refused):
-    options = ("--port", "0", "--name", "tiny", "--api-key", "sesame", "--batch", "2")
+    options = ("--port", "0", "--name", "tiny", "--api-key", "sesame", "--batch", "2", "--explorer")
     process = forked.start("serve", tiny_model, *options)
     try:
         said = Path(process.streams.name) / "stderr"
@@ -18,6 +19,16 @@ def test_it_serves_until_ctrl_c_and_its_port_is_taken(tiny_model, refused):
         with openai.OpenAI(base_url=address, api_key="sesame", timeout=60) as client:
             answer = client.completions.create(model="tiny", prompt="The drug", max_tokens=3)
         assert answer.prismlm["documents"]
+        # The explorer has a key of its own, and so have its routes.
+        page = said.read_text().splitlines()[1].removeprefix("Explore it at ")
+        with httpx.Client(follow_redirects=True) as browser:
+            root = page.partition("?")[0]
+            assert browser.get(root).status_code == 401
+            assert "<title>" in browser.get(page).text
+            overview = browser.get(f"{root}api/model").json()
+            asked = browser.post(f"{root}api/ask", json={"text": "The drug", "generate": 2})
+        assert overview["lens"]
+        assert asked.status_code == 200
         port = address.rpartition(":")[2].removesuffix("/v1")
         assert f"port {port}" in refused("serve", "no such model", "--port", port)
         process.send_signal(2)

@@ -6,13 +6,18 @@ import secrets
 import socket
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli.options import flag, option
 from prismlm.errors import InputError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from prismlm.explain.language_model import PrismLM
 
 HOST, EXPLORER_PORT, API_PORT = "127.0.0.1", 8321, 8000
 EVERYWHERE = ("0.0.0.0", "::")
@@ -48,12 +53,22 @@ def serve_explorer(
     browser: bool,
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
-    from prismlm.demo.prompts import PROMPTS, QUESTIONS
-    from prismlm.demo.texts import holds_pairs
     from prismlm.explain.language_model import load
-    from prismlm.explorer import create_app
 
     lm = load(model, lens=lens, corpus=corpus)
+    app, address = _explorer(lm, listener, host)
+    typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
+    if browser:
+        typer.launch(address)
+    _run(app, listener)
+
+
+def _explorer(lm: PrismLM, listener: socket.socket, host: str) -> tuple[FastAPI, str]:
+    """Return the explorer as an application, and the address of its page."""
+    from prismlm.demo.prompts import PROMPTS, QUESTIONS
+    from prismlm.demo.texts import holds_pairs
+    from prismlm.explorer import create_app
+
     cells, port = lm.lens and lm.lens.cells, listener.getsockname()[1]
     names = {HOST, "localhost", host}
     if host in EVERYWHERE:
@@ -67,11 +82,7 @@ def serve_explorer(
         questions=QUESTIONS if cells and holds_pairs(cells.documents) else {},
     )
     shown = HOST if host in EVERYWHERE else _bracketed(host)
-    address = f"http://{shown}:{port}/?token={token}"
-    typer.echo(f"Explore {lm.path.resolve().name} at {address}\nCtrl-C ends it.", err=True)
-    if browser:
-        typer.launch(address)
-    _run(app, listener)
+    return app, f"http://{shown}:{port}/?token={token}"
 
 
 def serve(
@@ -84,6 +95,9 @@ def serve(
     api_key: ApiKey = None,
     batch: Annotated[int, option("N", "Answers written at the same time.", least=1)] = 8,
     queue: Annotated[int, option("N", "Requests that may wait; others get 429.", least=0)] = 64,
+    explorer: Annotated[
+        bool, flag("--explorer", "Show the model in a browser, too, as `prismlm explore`.")
+    ] = False,
 ) -> None:
     """Serve a model through OpenAI's API: each answer with the training text behind it."""
     opt.needs("fastapi", "prometheus_client", "uvicorn")
@@ -98,7 +112,12 @@ def serve(
         if api_key is None and host not in LOOPBACK:
             typer.echo("Others can reach this server, and --api-key asks for no key.", err=True)
         address = f"http://{_bracketed(host)}:{listener.getsockname()[1]}/v1"
-        typer.echo(f"Serving {app.state.server.name} at {address}\nCtrl-C ends it.", err=True)
+        typer.echo(f"Serving {app.state.server.name} at {address}", err=True)
+        if explorer:
+            page, where = _explorer(lm, listener, host)
+            app.mount("/", page)
+            typer.echo(f"Explore it at {where}", err=True)
+        typer.echo("Ctrl-C ends it.", err=True)
         _run(app, listener)
 
 
