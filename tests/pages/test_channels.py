@@ -7,6 +7,8 @@ import json
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from prismlm.pages.channels import channel_page, channels_data, quantise_gates
 from prismlm.pages.frame import write_page
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import ReportOptions, channel_report
+from tests.helpers.begun import begun_tokenizer, texts
 from tests.helpers.html_reader import Reader
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
 
@@ -119,6 +122,33 @@ def test_the_stored_gates_are_those_of_each_sequence_alone(corpus, model, report
                     assert len(levels) == len(expected)
                     back = largest[top] * (levels / 255.0) ** 2
                     assert np.abs(back - expected).max() <= largest[top] / 255 + 1e-6
+
+
+def test_gates_after_what_a_tokenizer_puts_first_are_those_that_were_read(tmp_path):
+    tokenizer = begun_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    pq.write_table(pa.Table.from_pylist(texts(2)), tmp_path / "texts.parquet")
+    corpus = build_corpus(
+        tmp_path / "texts.parquet", tmp_path / "corpus", tokenizer=tmp_path / "tokenizer"
+    )
+    for settings in ({}, {"decay_mode": "token"}):
+        model, sequences = make_model(len(tokenizer), **settings), Sequences(corpus, "all", 16)
+        found = channel_report(model, tokenizer, sequences, options=OPTIONS)
+        data = channels_data(model, corpus, found)
+        for layer in range(LAYERS):
+            for k, channel in enumerate(found.layers[layer].channels):
+                largest = data["layers"][layer]["channels"][k]["largest"][0]
+                assert any(passage.offset for passage in found.passages.values())
+                kept = stored_with_decays(data, layer, k)
+                for sequence, (_, write, *_) in zip(channel["sequences"], kept, strict=True):
+                    assert len(write) == sequence["length"]
+                    assert largest == pytest.approx(
+                        max(t["gate"] for s in channel["sequences"] for t in s["tokens"]), rel=1e-5
+                    )
+                    for token in sequence["tokens"]:
+                        level = write[token["position"] - sequence["position"]]
+                        back = largest * (level / 255.0) ** 2
+                        assert abs(back - token["gate"]) <= largest / 255 + 1e-6
 
 
 def test_decays_by_token_are_stored_for_every_position(corpus):

@@ -192,23 +192,27 @@ def _gates_of_passages(
         for channel in layer.channels:
             for sequence in channel["sequences"]:
                 wanted[sequence["position"]].add(layer.layer)
-    by_length: dict[int, list[int]] = defaultdict(list)
+    alike: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for start in sorted(wanted):
-        by_length[len(report.passages[start].text.tokens)].append(start)
+        passage = report.passages[start]
+        alike[len(passage.text.tokens), passage.offset > 0].append(start)
     found: dict[int, dict[int, Gates]] = defaultdict(dict)
     mixers = mixers_of(model)
-    for length, starts in by_length.items():
+    for (length, inside), starts in alike.items():
         assert corpus is not None
+        # As they were read: inside a document, after what the tokenizer puts before a text.
+        before = torch.tensor(corpus.prefix if inside else [], dtype=torch.int64)
         for first in range(0, len(starts), ROWS_OF_A_PASS):
             part = starts[first : first + ROWS_OF_A_PASS]
             ids = [torch.from_numpy(corpus.read_tokens(s, length).astype("int64")) for s in part]
             with decays_seen(mixers) as decays:
-                by_layer = gates_of(model, torch.stack(ids))
+                by_layer = gates_of(model, torch.stack([torch.cat([before, own]) for own in ids]))
             for row, start in enumerate(part):
                 for layer in wanted[start]:
-                    write, read = (gate[row].float().cpu() for gate in by_layer[layer])
+                    columns = (gate[row, len(before) :] for gate in by_layer[layer])
+                    write, read = (gate.float().cpu() for gate in columns)
                     decay = decays[mixers[layer]]
-                    by_token = None if decay.ndim == 1 else decay[row].cpu()
+                    by_token = None if decay.ndim == 1 else decay[row, len(before) :].cpu()
                     found[layer][start] = Gates(write, read, by_token)
     return found
 
