@@ -1,5 +1,7 @@
 """Hedging words after steps of high and of low entropy."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from prismlm.probes.uncertainty_feedback.hedging import (
     hedging,
     hedging_table,
 )
-from prismlm.probes.uncertainty_feedback.signal import no_codes, own_codes
+from prismlm.probes.uncertainty_feedback.signal import no_codes, own_codes, recursion
 from tests.helpers.feedback_models import (
     LEVELS,
     VOCABULARY,
@@ -41,6 +43,30 @@ def tokenizer():
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+
+
+class Counted:
+    """A reporter that notes how many units each task has, and each advance."""
+
+    def __init__(self):
+        self.total, self.advances = 0, []
+
+    @contextmanager
+    def task(self, description, total=None, unit="tokens"):
+        self.total += total
+        yield self
+
+    def advance(self, amount=1):
+        self.advances.append(amount)
+
+
+def test_progress_counts_each_token_as_it_is_written_or_read():
+    model, _ = make_fed_gpt2()
+    texts, written, read = random_texts(5, 5, 3), Counted(), Counted()
+    continuations(model, texts, no_codes(texts), 4, progress=written)
+    assert (written.total, written.advances) == (12, [2] * 4 + [1] * 4)
+    recursion(model, texts, progress=read)
+    assert (read.total, read.advances) == (13, [2] * 5 + [1] * 3)
 
 
 def test_words_after_high_and_low_steps_by_hand():

@@ -117,7 +117,7 @@ def test_reading_leaves_the_model_as_it_was():
 def test_what_cannot_be_read_is_refused():
     config = GPT2Config(vocab_size=37, n_embd=16, n_layer=1, n_head=2, n_positions=32)
     plain = GPT2LMHeadModel(config).eval()
-    with pytest.raises(InputError, match=r"no uncertainty feedback.*recipe"):
+    with pytest.raises(InputError, match=r"no .* feedback.*`uncertainty_feedback: \{enabled"):
         replay(plain, TEXTS, own_codes(plain, TEXTS, Signal()))
     with pytest.raises(InputError, match="the signal is 'magic'"):
         Signal("magic")

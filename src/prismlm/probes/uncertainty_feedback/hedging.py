@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import check_window
 from prismlm.models.uncertainty_feedback import CODES
 from prismlm.ops.uncertainty_feedback import NO_CODE, quantise
@@ -21,13 +22,13 @@ from prismlm.probes.uncertainty_feedback.signal import (
     Codes,
     InspectOptions,
     Reading,
-    batches_of,
     cache_of,
     entropies,
     feedback_of,
     no_codes,
     permuted,
     stacked,
+    text_batches,
 )
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
@@ -211,8 +212,9 @@ def continuations(
     check_window(model, max(map(len, prompts)) + tokens)
     draws = np.random.default_rng(seed).random((len(prompts), tokens))
     found: dict[int, Continuation] = {}
-    with batches_of(model, prompts, "Writing on", progress) as batches:
-        for numbers in batches:
+    feedback_of(model)
+    with evaluating(model), progress.task("Writing on", len(prompts) * tokens) as task:
+        for numbers in text_batches(model, prompts):
             ids, fed = stacked(prompts, numbers), {CODES: stacked(codes, numbers)}
             given = None if written_codes is None else stacked(written_codes, numbers)
             cached: dict[str, Any] = {}
@@ -228,6 +230,7 @@ def continuations(
                 # The cache has the own.
                 fed = {} if given is None else {CODES: given[:, step : step + 1]}
                 ids = written[-1][:, None]
+                task.advance(len(numbers))
             rows = zip(torch.stack(written, 1), torch.stack(shares, 1), strict=True)
             found |= dict(zip(numbers, (Continuation(*row) for row in rows), strict=True))
     return tuple(found[number] for number in range(len(prompts)))

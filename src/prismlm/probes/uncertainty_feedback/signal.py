@@ -117,7 +117,7 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
     if feedback is None:
         raise InputError(
             f"this {type(model).__name__} has no uncertainty feedback, so there is no signal to "
-            "look for. Train one with `uncertainty: {enabled: true, passes: 2}` in a recipe, or "
+            "look for. Train one with `uncertainty_feedback: {enabled: true}` in a recipe, or "
             "put a table beside it with prismlm.attach_uncertainty and save_uncertainty."
         )
     if model.config.is_encoder_decoder:
@@ -131,18 +131,22 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
 def batches_of(
     model: PreTrainedModel, texts: Sequence[Tensor], title: str, progress: Reporter = SILENT
 ) -> Iterator[Iterator[list[int]]]:
-    """Yield batches, each of the numbers of equally long texts, while the model is evaluated."""
+    """Yield :func:`text_batches`, each read in one pass, while the model is evaluated."""
     feedback_of(model)
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    at_once = min(PASS_TOKENS, max(1, LOGITS // vocabulary))
 
     def batches(task: Task) -> Iterator[list[int]]:
-        for numbers in of_one_length(texts, at_once):
+        for numbers in text_batches(model, texts):
             yield numbers
             task.advance(sum(len(texts[number]) for number in numbers))
 
     with evaluating(model), progress.task(title, sum(map(len, texts))) as task:
         yield batches(task)
+
+
+def text_batches(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield batches, each of the numbers of equally long texts."""
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    return of_one_length(texts, min(PASS_TOKENS, max(1, LOGITS // vocabulary)))
 
 
 def stacked(rows: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
@@ -260,8 +264,9 @@ def recursion(
 ) -> tuple[Codes, tuple[Replay, ...]]:
     """Return codes and predictions along texts token by token, from a cache, as in decoding."""
     found: dict[int, tuple[Tensor, Replay]] = {}
-    with batches_of(model, texts, "Token by token", progress) as batches:
-        for numbers in batches:
+    feedback_of(model)
+    with evaluating(model), progress.task("Token by token", sum(map(len, texts))) as task:
+        for numbers in text_batches(model, texts):
             ids = stacked(texts, numbers)
             steps: list[tuple[Tensor, Tensor, Tensor]] = []
             cached: dict[str, Any] = {}
@@ -272,6 +277,7 @@ def recursion(
                 cached, logits = cache_of(output), output.logits[:, -1]
                 used = output[CODES][:, 0].cpu()
                 steps.append((used, target_losses(logits, target), entropies(logits)))
+                task.advance(len(ids))
             columns = (torch.stack(column, 1) for column in zip(*steps, strict=True))
             for number, own, losses, shares in zip(numbers, *columns, strict=True):
                 found[number] = own, Replay(losses[:-1], shares)
