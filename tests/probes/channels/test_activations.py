@@ -60,3 +60,11 @@ def test_gates_that_are_not_finite_are_refused(corpus, sequences):
         model.model.embed_tokens.weight.mul_(math.nan)
     with pytest.raises(InputError, match="not finite"):
         read_activations(model, sequences.batches(), ("write",))
+
+
+def test_a_layer_that_is_named_twice_is_read_once(model, sequences):
+    once = read_activations(model, sequences.batches(), ("write",), iter((2,)))
+    twice = read_activations(model, sequences.batches(), ("write",), (2, 2))
+    assert list(twice.values) == [("write", 2)]
+    assert torch.equal(twice.values["write", 2], once.values["write", 2])
+    assert len(once.values["write", 2]) == len(once.tokens)

@@ -108,6 +108,8 @@ def test_what_cannot_be_read_is_refused(corpus, tmp_path):
     options = SpectraOptions(context=1)
     with pytest.raises(InputError, match="the number of tokens of a window is 1"):
         spectra_report(model, Sequences(corpus), options=options)
+    with pytest.raises(InputError, match="the trained length is -4"):
+        spectra_report(model, Sequences(corpus), options=SpectraOptions(trained_length=-4))
     gpt2 = make_gpt2(len(corpus.tokenizer), positions=64)
     loss_against_length(gpt2, corpus, length=64, documents=1, split="all")
     with pytest.raises(InputError, match=r"window of 65 tokens, .* 64 positions"):

@@ -85,7 +85,7 @@ class Activations:
         check_whole("the number of tokens kept of a sequence", tokens, 1)
         values = self.values[kind, layer]
         firsts = self.lengths.cumsum(0) - self.lengths
-        sums = torch.from_numpy(np.add.reduceat(values.double().numpy(), firsts.numpy()))
+        sums = np.add.reduceat(values.numpy(), firsts.numpy(), dtype=np.float64)
         rows = torch.stack([self.starts, self.lengths, self.documents, firsts], 1).tolist()
 
         def sequence(number: int, unit: int) -> TopSequence:
@@ -97,7 +97,7 @@ class Activations:
             top = tuple(TopToken(*token) for token in zip(*columns, strict=True))
             return TopSequence(float(sums[number, unit]), start, length, document, top)
 
-        best = sums.argsort(dim=0, descending=True, stable=True)[:kept].T.tolist()
+        best = (-sums).argsort(0, kind="stable")[:kept].T.tolist()
         return [tuple(sequence(number, unit) for number in own) for unit, own in enumerate(best)]
 
 
@@ -112,9 +112,11 @@ def read_activations(
 ) -> Activations:
     """Return activations at the tokens that windows own; ``total`` of them are expected.
 
-    ``kinds`` are one kind or both gates. Memory: 4·N·R bytes for each kind and layer.
+    ``kinds`` are one kind or both gates; a layer that is named twice is read once. Memory: 4·N·R
+    bytes for each kind and layer, whatever the vocabulary.
     """
     read = _reader(model, kinds)
+    wanted = None if layers is None else tuple(dict.fromkeys(layers))
     columns: list[tuple[Tensor, ...]] = []
     values: dict[tuple[Kind, int], list[Tensor]] = {}
     with progress.task("Reading activations", total) as task:
@@ -126,7 +128,7 @@ def read_activations(
             each = (batch.positions.gather(1, firsts)[:, 0], batch.owned.sum(1), batch.document)
             columns.append((batch.input_ids[batch.owned], *(column[rows] for column in each)))
             for kind, of_layers in zip(kinds, by_kind, strict=True):
-                for layer in chosen_layers(len(of_layers), layers):
+                for layer in chosen_layers(len(of_layers), wanted):
                     activations = of_layers[layer]
                     own = activations[batch.owned.to(activations.device)].float().cpu()
                     check_finite("activations", own)
@@ -134,7 +136,8 @@ def read_activations(
             task.advance(int(batch.owned.sum()))
     tokens, starts, lengths, documents = (torch.cat(one) for one in zip(*columns, strict=True))
     text = (tokens, starts, lengths, documents)
-    return Activations(*text, {key: torch.cat(own) for key, own in values.items()})
+    # Each is freed as it is put together, so that they are not held twice.
+    return Activations(*text, {key: torch.cat(values.pop(key)) for key in list(values)})
 
 
 def _reader(

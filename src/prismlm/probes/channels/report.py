@@ -48,7 +48,9 @@ class LayerReport:
         shared_gates: whether it reads by its write gate.
         metrics: figures by kind of activation.
         lags: correlation of read and write; None without a corpus or channels.
-        channels: its channels, as :func:`channel_row`; none of a model without prototype mixers.
+        channels: a row for each ``channel``, with its ``decay`` and ``half_life`` in positions,
+            None where decays depend on the token, and what :func:`channel_row` returns; none of a
+            model without prototype mixers.
     """
 
     layer: int

@@ -185,6 +185,8 @@ class SpectraOptions(NamedTuple):
         check_whole("the order of denominators", self.order, 1)
         check_whole("the seed", self.seed)
         check_whole("the number of documents of the loss", self.documents, 1)
+        if self.trained_length is not None:
+            check_whole("the trained length", self.trained_length, 1)
         if self.context is not None:
             check_whole("the number of tokens of a window", self.context, 2)
 
