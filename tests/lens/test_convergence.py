@@ -36,3 +36,12 @@ def test_prototypes_are_spread_over_sources_as_their_activation_is(tiny_model):
         shares = shares / shares.sum()
         expected = np.exp(-(shares * np.log(shares)).sum()) if len(shares) else 0
         assert rows_of[prototype]["effective_sources"] == pytest.approx(expected)
+
+
+def test_a_lens_says_what_licences_its_text_has(tiny_model):
+    lens = prismlm.load(tiny_model).lens
+    found = {one["license"]: one["share"] for one in inspect_lens(lens)["licenses"]}
+    document = lens.cells.document_of(lens.cells.positions(0, len(lens.cells)))
+    of_row = [lens.cells.facts(int(number))["license"] or "(unknown)" for number in document]
+    assert found == pytest.approx({name: of_row.count(name) / len(of_row) for name in set(of_row)})
+    assert list(found.values()) == sorted(found.values(), reverse=True)

@@ -96,7 +96,7 @@ def push(
 def _check_licenses(lens: Lens, allowed: set[str]) -> None:
     refused = {
         license: share
-        for license, share in _shares(lens, "license").items()
+        for license, share in lens.shares("license").items()
         if license not in allowed and (not OPEN.search(license) or RESTRICTED.search(license))
     }
     if refused:
@@ -106,13 +106,6 @@ def _check_licenses(lens: Lens, allowed: set[str]) -> None:
             f"the lens {lens.name} holds text whose licence may forbid passing it on: {parts}. "
             f"Push without the lens (--no-lens), or, where you may share it, with {options}."
         )
-
-
-def _shares(lens: Lens, column: str) -> dict[str, float]:
-    """Return the share of each value of a column in a lens's text, largest first."""
-    keys, rates = lens.cells.keys(column), lens.cells.base_rates(column)
-    named = {key: float(rate) for key, rate in zip(keys.names, rates, strict=True)}
-    return dict(sorted(named.items(), key=lambda one: -one[1]))
 
 
 def _files_of(lm: OpenedModel, lens: Lens | None, changed: Path) -> dict[str, Path]:
@@ -226,7 +219,7 @@ def _quality(quality: dict[str, Any]) -> str:
 def _text(lens: Lens) -> list[str]:
     meta, tables = lens.meta, list[str]()
     for column in ("source", "license"):
-        shares = list(_shares(lens, column).items())
+        shares = list(lens.shares(column).items())
         rows = [(key, f"{share:.1%}") for key, share in shares[:MOST_ROWS]]
         if rest := shares[MOST_ROWS:]:
             rows.append((f"{len(rest)} others", f"{sum(share for _, share in rest):.1%}"))

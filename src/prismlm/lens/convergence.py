@@ -31,6 +31,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
       prototypes in use that have as many
     - ``converged_at``: the first share of the text at which the mean nearest cosine is within 1 %
       of its last value; None without a curve
+    - ``licenses``: of the text that the lens holds, each with its share
     - ``largest_document_share``: the share of contexts that one document gives
     - ``enough``, ``verdict``: whether more text would change little, and why: see :func:`verdict`
     - ``spread``, ``by_prototype``: of each prototype's contexts ``documents`` among them;
@@ -65,6 +66,9 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
         "in_use": in_use,
         "kept": meta.contexts,
         "filled": filled,
+        "licenses": [
+            {"license": name, "share": share} for name, share in lens.shares("license").items()
+        ],
         "convergence": curve,
         "converged_at": converged_at,
         "contexts": len(document),

@@ -332,6 +332,12 @@ class Lens:
             self._keys[table, column] = Keys.of(rows[column])
         return self._keys[table, column]
 
+    def shares(self, column: str) -> dict[str, float]:
+        """Return the share of each value of a column in the text of the lens, the largest first."""
+        keys, rates = self.cells.keys(column), self.cells.base_rates(column)
+        named = {key: float(rate) for key, rate in zip(keys.names, rates, strict=True)}
+        return dict(sorted(named.items(), key=lambda one: -one[1]))
+
     @property
     def telling(self) -> str:
         """The column that shares are by unless another is asked for: domain, or source.
