@@ -26,6 +26,8 @@ PARTS = {"pq": 4, "pq12": 12}
 CENTRES = 256
 # Positions that centres are learned from: as many as faiss takes for 256 of them.
 SAMPLE = 256 * CENTRES
+# Products of states with centres formed at once: 64 MiB.
+PRODUCTS_AT_ONCE = 2**24
 
 
 class Int8Codes:
@@ -109,11 +111,17 @@ class ProductCodes:
             return np.empty(0, dtype=np.float32)
         states, owner = states[owner[0] : owner[-1] + 1], owner - owner[0]
         own = functional.pad(states, (0, -self.width % part)).view(-1, parts, part)
-        products = torch.einsum("qpd,pcd->qpc", own, self._table.view(parts, centres, part))
         index = torch.from_numpy(records["code"]).long() + self._first
         lengths = self._squares[index].sum(1).sqrt_().clamp_min_(1e-12)
-        index += torch.from_numpy(owner * parts * centres)[:, None]
-        return products.flatten()[index].sum(1).div_(lengths).numpy()
+        at_once, found = max(1, PRODUCTS_AT_ONCE // (parts * centres)), torch.empty(len(records))
+        bounds = np.searchsorted(owner, np.arange(0, len(own) + at_once, at_once)).tolist()
+        for number, (begin, end) in enumerate(pairwise(bounds)):
+            first = number * at_once
+            some, offset = own[first : first + at_once], owner[begin:end] - first
+            products = torch.einsum("qpd,pcd->qpc", some, self._table.view(parts, centres, part))
+            index[begin:end] += torch.from_numpy(offset * parts * centres)[:, None]
+            found[begin:end] = products.flatten()[index[begin:end]].sum(1)
+        return found.div_(lengths).numpy()
 
     def put(self, records: np.ndarray, into: np.ndarray) -> None:
         """Find the nearest centres of the states of int8 records."""
