@@ -97,6 +97,8 @@ def test_arguments_that_cannot_be_used(refused, tiny_model, tiny_corpus, tmp_pat
     for arguments, words in (
         ([*index, "--split", "held-out"], ["'held-out'", "'heldout'"]),
         ([*index, "--window", 4000], ["4000", "reads 512"]),
+        ([*index, "--window", 0], ["'--window'"]),
+        ([*index, "--stride", 0], ["'--stride'"]),
         ([*index, "--contexts", 0], ["'--contexts'"]),
         ([*index, "--positions", 0], ["--positions is 0", "above 0 and up to 1"]),
         ([*index, "--positions", 1.5], ["--positions is 1.5"]),

@@ -46,7 +46,9 @@ def attach(
     rate: Rate = 0.03,
     states_gb: Annotated[float, option("GB", "The most disk for hidden states.")] = 4.0,
     keep_states: Annotated[bool, flag("--keep-states", "Leave them there at the end.")] = False,
-    window: Annotated[int | None, option("N", "Tokens read at once (default: 512).")] = None,
+    window: Annotated[
+        int | None, option("N", "Tokens read at once (default: 512).", least=1)
+    ] = None,
     contexts: opt.Contexts = 64,
     positions: opt.PositionShare = 1.0,
     codes: opt.Codes = "int8",

@@ -91,7 +91,9 @@ Where = Annotated[
     option("COLUMN=VALUE", "Only text that matches, such as license=CC0; may be repeated."),
 ]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: all, up to 1,024).")]
-Stride = Annotated[int | None, option("N", "Tokens between windows (default: 3/4 of one).")]
+Stride = Annotated[
+    int | None, option("N", "Tokens between windows (default: 3/4 of one).", least=1)
+]
 Contexts = Annotated[int, option("L", "Places kept per prototype.", least=1)]
 PositionShare = Annotated[float, option("SHARE", "Positions kept for passages: 1 keeps all.")]
 Codes = Annotated[str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")]

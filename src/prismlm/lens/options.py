@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.lens.codes import CodeName, check_codes
 from prismlm.lens.training_corpus import trained_length
 
@@ -64,6 +64,9 @@ def options_for(
     Raises:
         InputError: one that no corpus is needed for cannot be used.
     """
+    for name, least in (("contexts", 1), ("window", 0), ("stride", 0)):
+        check_whole(f"--{name}", getattr(options, name), least)
+    check_whole("the part to read", options.shard.number, 0, options.shard.count - 1)
     reads = getattr(model.config, "max_position_embeddings", None)
     longest = min(reads or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
     window = options.window or (path and trained_length(path)) or longest
@@ -74,7 +77,8 @@ def options_for(
             f"a window of {window} tokens does not fit a model that reads {reads}: "
             f"pass --window {reads} or less."
         )
-    return replace(options, window=window, stride=options.stride or max(1, window * 3 // 4))
+    stride = options.stride or max(1, window * 3 // 4)
+    return replace(options, window=window, stride=check_whole("--stride", stride, 1, window))
 
 
 def check_share(share: float) -> float:

@@ -162,6 +162,11 @@ def test_where_most_fail_nothing_is_written(lm):
     assert [path.name for path in lm.lens.path.parent.iterdir()] == [lm.lens.path.name]
 
 
+def test_a_number_of_prototypes_that_is_none_is_refused(lm):
+    with ChatServer() as server, pytest.raises(InputError, match="the prototypes is -1"):
+        labelled(lm, server, -1)
+
+
 DIRTY = (
     "a" * 10_000,
     "two\nlines\r\n\x1b[31mred\0 \u202eturned",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from prismlm.errors import check_whole
 from prismlm.files import json_text
 from prismlm.lens.labels.answers import Answers, Question, fenced, one_line, prompt
 from prismlm.lens.labels.categories import CATEGORIES
@@ -49,6 +50,8 @@ def ask_for_names(
         InputError: the endpoint cannot be used, or more than half of its answers cannot.
         ModuleNotFoundError: openai is not installed, of the extra ``label``.
     """
+    if prototypes is not None:
+        check_whole("the prototypes", prototypes)
     path = lens.path.with_name(f".{lens.path.name}.answers.jsonl")
     session = Session(endpoint, Answers(path, endpoint.model))
     nameable = made.places.size >= MIN_PLACES
