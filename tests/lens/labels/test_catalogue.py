@@ -4,6 +4,8 @@ import pytest
 
 import prismlm
 from prismlm.lens.labels.catalogue import Catalogue
+from prismlm.lens.labels.write import write_columns
+from tests.helpers.named_lens import named_model
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +38,12 @@ def test_queries_of_every_length(catalogue, texts, query, sort):
     sizes = catalogue.lens.cell_sizes
     listed = [number for number in expected if sizes[number] >= 10]
     assert catalogue.search(query, sort).tolist() == listed
+
+
+def test_of_names_that_tell_as_much_those_with_most_text_come_first(tiny_model, tmp_path):
+    lens = named_model(tiny_model, tmp_path / "model").lens
+    scores = [[1.0, None, 0.5][number % 3] for number in range(lens.num_prototypes)]
+    write_columns(lens, {"label_score": scores}, map=None)
+    order, sizes = Catalogue(lens).orders["score"].tolist(), lens.cell_sizes
+    keys = [(-(scores[number] or -1.0), -sizes[number]) for number in order]
+    assert keys == sorted(keys)

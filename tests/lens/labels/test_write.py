@@ -3,11 +3,13 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 import prismlm
 from prismlm.errors import InputError, PrismError
 from prismlm.lens import layout
+from prismlm.lens.labels.map import map_lens
 from prismlm.lens.labels.write import label_lens
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.lens_meta import change_meta
@@ -46,13 +48,22 @@ def test_the_names_tell_more_than_shuffled_ones(labelled):
     assert prismlm.load(directory).lens.meta.labels == json.loads(json.dumps(found))
 
 
-def test_a_full_disk_is_told_and_leaves_the_lens_as_it_was(labelled):
+@pytest.mark.parametrize(
+    ("what", "write"),
+    [
+        ("the names", lambda lm: label_lens(lm.lens, lm.model, overwrite=True)),
+        ("the map", lambda lm: map_lens(lm.lens, lm.head)),
+    ],
+)
+def test_a_full_disk_is_told_and_leaves_the_lens_as_it_was(labelled, what, write, monkeypatch):
+    # Where prototypes lie takes longest, and is not what is written here.
+    monkeypatch.setattr("prismlm.lens.labels.map.laid_out", lambda z: np.zeros((len(z), 2), "f4"))
     lm = prismlm.load(labelled[0])
     before = {p.name: p.read_bytes() for p in lm.lens.path.iterdir()}
     with limit_lifted_after():
         limit_files(500)
-        with pytest.raises(PrismError, match=r"the names in .* could not be written"):
-            label_lens(lm.lens, lm.model, overwrite=True)
+        with pytest.raises(PrismError, match=f"{what} in .* could not be written"):
+            write(lm)
     assert {p.name: p.read_bytes() for p in lm.lens.path.iterdir()} == before
 
 
