@@ -179,6 +179,11 @@ def test_another_directory_is_never_replaced(lm, sample_corpus, tmp_path):
     with pytest.raises(InputError, match="not a lens"):
         build_index(lm.model, lm.head, sample_corpus, tmp_path / "thesis", OPTIONS, overwrite=True)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
+    with pytest.raises(InputError, match="not a lens"):
+        build_index(
+            lm.model, lm.head, sample_corpus, tmp_path / "thesis" / "chapter.txt", OPTIONS,
+            overwrite=True,
+        )  # fmt: skip
 
 
 def test_a_stale_lens_is_refused(tiny_model, tmp_path):

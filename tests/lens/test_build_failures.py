@@ -181,6 +181,54 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
+def test_parts_that_begin_together_discard_another_run_once(corpus, model, straight, tmp_path):
+    out = tmp_path / "lens"
+    build_index(*model, corpus, out, part_of(0, 4, contexts=5))
+
+    def part(number):
+        build_index(*model, corpus, out, part_of(number, 4), overwrite=True)
+
+    children = [index_in_child(lambda n=n: part(n)) for n in range(4)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert_same_lens(straight, out)
+
+
+def test_a_lens_that_another_process_wrote_meanwhile_is_refused_before_reading(
+    corpus, model, straight, tmp_path, monkeypatch
+):
+    out = tmp_path / "lens"
+    monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
+    with pytest.raises(InputError, match="exists"):
+        build_index(*model, corpus, out, OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
+
+
+@pytest.mark.parametrize("codes", ["pq", "pq12"])
+def test_parts_make_the_lens_of_one_with_product_quantisation(corpus, model, tmp_path, codes):
+    one = build_index(*model, corpus, tmp_path / "one", replace(OPTIONS, codes=codes))
+    for number in (1, 0):
+        build_index(*model, corpus, tmp_path / "two", part_of(number, 2, codes=codes))
+    assert_same_lens(one, tmp_path / "two")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"window": -1}, "--window is -1"),
+        ({"stride": -1}, "--stride is -1"),
+        ({"stride": 65}, "--stride is 65: .* from 1 to 64"),
+        ({"contexts": 0}, "--contexts is 0"),
+        ({"shard": Shard(2, 2)}, "the part to read is 2: .* from 0 to 1"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_before_reading(
+    corpus, model, tmp_path, changed, words
+):
+    with pytest.raises(InputError, match=words):
+        build_index(*model, corpus, tmp_path / "lens", replace(OPTIONS, **changed))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_state_that_is_not_finite_leaves_nothing(corpus, model, tmp_path):
     broken, head = make_model(corpus)
     with torch.no_grad():

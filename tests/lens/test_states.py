@@ -11,6 +11,7 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
+from prismlm.lens.options import Shard
 from prismlm.lens.states import read_states
 
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48)
@@ -83,3 +84,28 @@ def test_states_of_something_else_are_refused(lm, corpus, tmp_path):
     read_states(lm.model, corpus, tmp_path, OPTIONS, limit_bytes=1e5)
     with pytest.raises(InputError, match="another model, corpus or setting"):
         read_states(lm.model, corpus, tmp_path, replace(OPTIONS, window=48), limit_bytes=1e5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"window": 32, "stride": 32}, "another window and stride"),
+        ({"split": "all"}, "another split"),
+        ({"bf16": True}, "another bf16"),
+    ],
+)
+def test_an_index_is_never_made_of_the_states_of_something_else(
+    kept, lm, corpus, tmp_path, changed, words
+):
+    with pytest.raises(InputError, match=words):
+        build_index(
+            lm.model, lm.head, corpus, tmp_path / "lens", replace(OPTIONS, **changed), states=kept
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_with_and_without_kept_states_are_not_of_one_lens(kept, lm, corpus, tmp_path):
+    out, given = tmp_path / "lens", (lm.model, lm.head, corpus)
+    build_index(*given, out, replace(OPTIONS, shard=Shard(0, 2)), states=kept)
+    with pytest.raises(InputError, match="begun with another input"):
+        build_index(*given, out, replace(OPTIONS, shard=Shard(1, 2)))

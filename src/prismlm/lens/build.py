@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 RUN_FILE = "run.json"
 # Of what parts must agree on, the keys that the record of a lens has elsewhere, or not.
-NOT_OF_A_LENS = ("model", "shards", "positions", "codes")
+NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
 # Bytes of a kept context on disk: its compressed text and columns, and those columns alone.
@@ -137,7 +137,7 @@ def build_index(
         options: how it is read, and which part of it.
         trained_on: whether the model was trained on this corpus, if that is known.
         overwrite: replace an existing lens, and discard parts that were made with other inputs.
-        states: of the same model, corpus, split, window and stride, which are not read again.
+        states: of the same model, corpus and options, which are not read again.
         progress: shows tokens done.
     """
     options, out = options_for(model, options or IndexOptions()), Path(out)
@@ -147,6 +147,8 @@ def build_index(
     run = _run(given)
     with _ready(given, parts):
         parts.check(run, overwrite=overwrite)
+        # Another process may have written it in the meantime.
+        check_lens(out, overwrite=overwrite)
         part = parts.part(options.shard.number)
         with writing(part):
             if not part.is_dir():
@@ -226,8 +228,8 @@ class Parts:
 
 def _run(given: ScanInput) -> dict[str, Any]:
     """Return everything that the parts of a lens must agree on."""
-    corpus, options = given.corpus, given.options
-    return {
+    corpus, options, states = given.corpus, given.options, given.states
+    run = {
         "model": fingerprints.of_model(given.model),
         "prototypes": layout.prototypes_fingerprint(given.head),
         "tokenizer": corpus.meta["tokenizer"]["fingerprint"],
@@ -241,6 +243,12 @@ def _run(given: ScanInput) -> dict[str, Any]:
         "precision": "bf16" if options.bf16 else "float32",
         "shards": options.shard.count,
     }
+    if states is not None:
+        of = {name: run[name] for name in ("model", "corpus", "split", "window", "stride")}
+        states.check(of | {"bf16": options.bf16})
+        # They are rounded, so parts with and without them are not of one lens.
+        run["states"] = len(states)
+    return run
 
 
 def _counts(given: ScanInput) -> tuple[int, int]:
@@ -414,7 +422,7 @@ def check_lens(out: Path, *, overwrite: bool) -> None:
         return
     if not overwrite:
         raise InputError(f"{out} exists. Choose another --lens, or pass --overwrite to replace it.")
-    if any(out.iterdir()) and not (out / layout.META_FILE).is_file():
+    if not out.is_dir() or (any(out.iterdir()) and not (out / layout.META_FILE).is_file()):
         raise InputError(f"{out} is not a lens, so it is not replaced: choose another --lens.")
 
 

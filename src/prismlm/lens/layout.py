@@ -95,7 +95,7 @@ class LensMeta:
         split: which documents were read: train, heldout or all.
         trained_on: whether this corpus is the one the model was trained on, if that is known;
             "fine-tuned" if it was so on this one after another, which the lens does not hold.
-        window, stride, contexts, with_text: as of :class:`~prismlm.lens.scan.IndexOptions`.
+        window, stride, contexts, with_text: as of :class:`~prismlm.lens.options.IndexOptions`.
         documents, tokens: how much was read. Ends of documents predict nothing and do not count.
         precision: of the passes that read the corpus: float32, which is the model's own, or bf16.
         cells, support, labels, map: how positions were kept, what text scores that the corpus does

@@ -107,7 +107,8 @@ def groups_of(corpus: Corpus, split: Split) -> Groups:
     tokens = np.bincount(group[numbers], corpus.lengths[numbers], minlength=len(numbering))
     owner = own_rows(list(numbering), tokens.tolist())
     keys = sorted(set(owner), key=_sort_key)
-    own = np.array([keys.index(key) for key in owner], np.int64)
+    number = {key: i for i, key in enumerate(keys)}
+    own = np.array([number[key] for key in owner], np.int64)
     return Groups(keys, torch.from_numpy(own[group]))
 
 

@@ -8,7 +8,7 @@ fits a limit is an even sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,6 +150,15 @@ class HiddenStates:
         following = open_array(directory / TOKENS_FILE, WAY_OUT)
         return cls(meta["run"], [0, *meta["ends"]], bits, following)
 
+    def check(self, run: Mapping[str, Any]) -> None:
+        """Check that they are of a run that an index has as well; InputError if not."""
+        other = [name for name, value in run.items() if self.run.get(name) != value]
+        if other:
+            raise InputError(
+                f"the hidden states are of another {' and '.join(other)}: index without them, or "
+                "with those settings."
+            )
+
     @property
     def width(self) -> int:
         """d."""
@@ -194,8 +203,7 @@ def read_states(
     """Read a corpus with a model and keep its hidden states, unless they are there already.
 
     Args:
-        model, corpus: the causal language model, and the text.
-        directory: where the files are written.
+        model, corpus, directory: the causal language model, the text, where files are written.
         options: how an index reads the corpus.
         limit_bytes: whole blocks are read until the files are this large.
         progress: shows positions done.
@@ -207,7 +215,7 @@ def read_states(
     """
     run = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     run |= {name: getattr(options, name) for name in ("split", "window", "stride", "bf16")}
-    run |= {"limit_bytes": limit_bytes}
+    run["limit_bytes"] = limit_bytes
     if (directory / META_FILE).is_file():
         kept = HiddenStates.open(directory)
         if kept.run != run:
@@ -231,14 +239,13 @@ def read_states(
         progress.task("Reading hidden states", min(tokens - documents, most), "tokens") as task,
     ):
         for block in _blocks(model, corpus, options):
-            rows = ends[-1]
+            ends.append(ends[-1])
             for states, following in block:
                 add_states(states.view(torch.int16).numpy().reshape(-1))
                 add_tokens(following.numpy())
-                rows += len(states)
+                ends[-1] += len(states)
                 task.advance(len(states))
-            ends.append(rows)
-            if rows >= most:
+            if ends[-1] >= most:
                 break
     note = {"format_version": FORMAT_VERSION, "run": run, "width": width, "ends": ends[1:]}
     write_json(directory / META_FILE, note)
