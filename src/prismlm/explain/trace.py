@@ -165,6 +165,7 @@ class Trace:
         Raises:
             InputError: there is no lens, or no such method.
         """
+        check_choice("the method", method, METHODS)
         if method not in self._attributions:
             found = attribute(self.carriers(method), self._lens(), method)
             self._attributions[method] = found

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, InputError, check_kind
 from prismlm.models.evaluating import evaluating
 from prismlm.models.watch import Hook, watch
 
@@ -117,6 +117,8 @@ def decoder_and_embeddings(
             encoder-decoder that of the decoder: T5's two halves have modules of their own over
             one tied weight.
     """
+    for what, name in (("the decoder", decoder), ("the embeddings", embeddings)):
+        check_kind(what, name, (str, type(None)), "a module's name")
     modules = dict(model.named_modules())
     tables = [name for name, module in modules.items() if isinstance(module, nn.Embedding)]
     inner = _asked(model, "get_decoder") if decoder is None else modules.get(decoder)
