@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Columns, Corpus, Document, build_corpus
+from prismlm.corpus import Columns, Corpus, Document, build_corpus, layout
 from prismlm.corpus.build import training_texts
 from prismlm.corpus.windows import BlockOrder, read_block
 from prismlm.errors import InputError
@@ -71,6 +71,32 @@ def test_the_split_is_the_rule_in_the_metadata(corpus: Corpus) -> None:
     assert sorted(both) == corpus.split("all").tolist() == list(range(len(RECORDS)))
     assert corpus.meta["heldout"]["documents"] == len(held_out)
     assert corpus.meta["heldout"]["tokens"] == corpus.lengths[held_out].sum()
+
+
+def test_documents_are_counted_a_shard_at_a_time(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    held_out = layout.held_out
+    monkeypatch.setattr(
+        layout,
+        "held_out",
+        lambda table, split: counted.append(len(table)) or held_out(table, split),
+    )
+    path = write_jsonl(tmp_path / "texts.jsonl", RECORDS)
+    options = {"vocab_size": 300, "shard_tokens": 900, "heldout_fraction": 1e-9}
+    few = build_corpus(path, tmp_path / "built", **options)
+    shards = [shard["documents"] for shard in few.meta["shards"]]
+    assert len(shards) > 2
+    # Once by the fraction given, and once by the least that holds a document out.
+    assert counted == shards * 2
+    keys = [layout.split_key(record["id"]) for record in RECORDS]
+    assert few.split("heldout").tolist() == [int(np.argmin(keys))]
+    assert few.meta["heldout"] == {
+        "documents": 1, "tokens": int(few.lengths[np.argmin(keys)])
+    }  # fmt: skip
+    for name in ("counts", "domains", "licenses"):
+        assert few.meta[name] == corpus.meta[name]
 
 
 STATED = {

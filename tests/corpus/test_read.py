@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm import files
-from prismlm.corpus import Columns, Document, DocumentReader, formats, read_documents
+from prismlm.corpus import Columns, Document, DocumentReader, formats, read, read_documents
 from prismlm.errors import InputError
 
 RECORDS: list[dict[str, Any]] = [
@@ -189,6 +189,45 @@ def test_what_unpacks_to_a_hundred_times_its_size_is_refused(
     path = _bomb(kind, tmp_path)
     assert path.stat().st_size < 40_000
     assert f"{path}{'' if said.startswith(':') else ' '}{said}" in _refused(path)
+
+
+@pytest.mark.usefixtures("limits")
+def test_a_table_is_refused_before_it_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "_table_rows", lambda *_: pytest.fail("it was unpacked"))
+    assert "unpacks to more than" in _refused(_bomb("parquet", tmp_path))
+
+
+def test_rows_that_may_be_large_are_read_few_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_at_once: list[int] = []
+    values = formats._values
+    monkeypatch.setattr(
+        formats, "_values", lambda column: read_at_once.append(len(column)) or values(column)
+    )
+    monkeypatch.setattr(formats, "MAX_JSON", 9 * len(LONG))
+    path = _parquet(tmp_path / "t.parquet", {"text": [f"{LONG}{n}" for n in range(3)]})
+    assert len(list(read_documents(path))) == sum(read_at_once) == 3
+    assert max(read_at_once) > 1
+    monkeypatch.setattr(formats, "MAX_JSON", 2 * len(LONG))
+    read_at_once.clear()
+    assert len(list(read_documents(path))) == 3
+    assert read_at_once == [1, 1, 1]
+
+
+def test_the_rest_is_searched_for_bad_rows_no_longer_than_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.jsonl").write_text('{"text": 1}\n' * 9)
+    message = _refused(tmp_path / "t.jsonl")
+    assert "9 rows cannot be used (text is a number: 9):" in message
+    assert message.count("t.jsonl:") == 5
+    monkeypatch.setattr(read, "SEARCH_SECONDS", 0.0)
+    assert "2 rows cannot be used (text is a number: 2), in 0 s of reading:" in _refused(
+        tmp_path / "t.jsonl"
+    )
 
 
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])

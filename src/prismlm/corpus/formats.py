@@ -30,9 +30,8 @@ EXTENSIONS = (
     ".parquet",
     ".arrow",
 )
-# Few, since each may be a text of 128 MiB.
 ROWS_AT_ONCE = 64
-# A .json file is parsed whole.
+# A .json file is parsed whole; rows of a table that are read at once take no more.
 MAX_JSON = 2**30
 # Text packs to a third or a fifth, repetitive text to a fiftieth; small files are read in any case.
 MAX_RATIO, SMALL = 100, 2**25
@@ -177,8 +176,19 @@ def _csv(path: Path, columns: Columns) -> Iterator[Row]:
 def _parquet(path: Path, columns: Columns) -> Iterator[Row]:
     with pq.ParquetFile(path) as table:
         found = columns.resolve(table.schema_arrow.names, str(path))
-        batches = table.iter_batches(ROWS_AT_ONCE, columns=sorted(set(found.values())))
+        named = sorted(set(found.values()))
+        batches = table.iter_batches(_rows_at_once(table.metadata, named, path), columns=named)
         yield from _table_rows(batches, found, path, table.metadata.num_rows)
+
+
+def _rows_at_once(metadata: pq.FileMetaData, named: list[str], path: Path) -> int:
+    """Return how many rows are read at once: few where one may be as large as all its column."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    chunks = (group.column(number) for group in groups for number in range(group.num_columns))
+    sizes = (c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in named)
+    largest = max(sizes, default=0)
+    _check_ratio(path, largest, path.stat().st_size)
+    return max(1, min(ROWS_AT_ONCE, MAX_JSON // max(1, largest)))
 
 
 def _arrow(path: Path, columns: Columns) -> Iterator[Row]:

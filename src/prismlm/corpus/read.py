@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 # Why a document is left out by whoever reads it.
 NO_TEXT, NO_ANSWER = "no text", "chat without an answer"
 BAD_ROWS_LISTED = 5
+# How long the rest of the input is searched for more bad rows after the first.
+SEARCH_SECONDS = 60.0
 KINDS = {type(None): "null", bytes: "binary value", dict: "record"} | dict.fromkeys(
     (int, float, Decimal), "number"
 )
@@ -200,19 +203,23 @@ class DocumentReader:
 
     def _refusal(self, first: BadRow, placed: Iterator[Placed], seen: set[int]) -> InputError:
         """Return the error that names all bad rows: the first, and others found behind it."""
-        problems = (self._problem(document, place, seen) for document, place in placed)
-        bad = [first, *(problem for problem in problems if isinstance(problem, BadRow))]
-        way_out = "Fix the row" if len(bad) == 1 else "Fix them"
+        listed, reasons, partial = [first], Counter([first.reason]), ""
+        until = time.monotonic() + SEARCH_SECONDS
+        for document, place in placed:
+            problem = self._problem(document, place, seen)
+            if isinstance(problem, BadRow):
+                reasons[problem.reason] += 1
+                listed += [problem] if len(listed) < BAD_ROWS_LISTED else []
+            if time.monotonic() > until:
+                partial = f", in {SEARCH_SECONDS:.0f} s of reading"
+                break
+        way_out = "Fix the row" if len(listed) == 1 else "Fix them"
         if self._skip_bad_rows is not None:
             way_out += ", or leave out such rows with --skip-bad-rows (in Python: skip_bad_rows)"
-        if len(bad) == 1:
+        if len(listed) == 1:
             return InputError(f"{first} {way_out}.")
-        reasons = counted(Counter(one.reason for one in bad))
-        lines = [
-            f"{len(bad):,} rows cannot be used ({reasons}):",
-            *map(str, bad[:BAD_ROWS_LISTED]),
-        ]
-        return InputError("\n  ".join(lines) + f"\n{way_out}.")
+        title = f"{reasons.total():,} rows cannot be used ({counted(reasons)}){partial}:"
+        return InputError("\n  ".join([title, *map(str, listed)]) + f"\n{way_out}.")
 
 
 def document_or_bad(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from prismlm.corpus import layout
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 1024
 # Of a row group, so that one document reads in milliseconds.
 GROUP_BYTES, GROUP_DOCUMENTS = 1_000_000, 4096
-# Columns that corpus.json counts by.
-COUNTED = ("doc_id", "domain", "license", "split", "length")
+# Columns that corpus.json counts by, with whether a document is held out.
+GROUPS = ("domain", "license", "split")
 
 
 class CorpusWriter:
@@ -179,10 +180,8 @@ class CorpusWriter:
             more: what else ``corpus.json`` says, such as the files read.
         """
         self._close_shard()
-        tables = [self._documents(shard, *COUNTED) for shard in range(len(self.shards))]
-        documents = pa.concat_tables(tables)
-        split, held_out = self._split(documents)
-        tokens = documents["length"].to_numpy()
+        split, groups = self._split()
+        held_out = [row for row in _summed(groups, "held_out") if row.pop("held_out")]
         meta = {
             "format": layout.FORMAT,
             "version": layout.FORMAT_VERSION,
@@ -191,9 +190,9 @@ class CorpusWriter:
             "left_out": dict(sorted(left_out.items())),
             "split": split,
             "counts": dict(self._counts) | {"skipped": sum(left_out.values())},
-            "heldout": {"documents": int(held_out.sum()), "tokens": int(tokens[held_out].sum())},
-            "domains": _counted_by("domain", documents),
-            "licenses": _counted_by("license", documents),
+            "heldout": held_out[0] if held_out else {"documents": 0, "tokens": 0},
+            "domains": _summed(groups, "domain"),
+            "licenses": _summed(groups, "license"),
             "shards": self.shards,
             "digests": {name: digest.hexdigest() for name, digest in self._digests.items()},
             **more,
@@ -201,34 +200,49 @@ class CorpusWriter:
         self._tokenizer.save_pretrained(self._directory / layout.TOKENIZER_DIRECTORY)
         write_json(self._directory / layout.META_FILE, meta | {"digest": layout.digest(meta)})
 
-    def _split(self, documents: pa.Table) -> tuple[dict[str, Any], np.ndarray]:
-        """Return the rule of the split, and which documents it holds out.
+    def _split(self) -> tuple[dict[str, Any], pa.Table]:
+        """Return the rule of the split, and the documents and tokens of each group under it.
 
         Of two or more documents at least one is held out, unless the held-out fraction is 0: where
         it is too small for that, the fraction becomes the least that holds one out.
         """
-        parts = documents["split"].to_pylist()
-        stated = {part: parts.count(part) for part in ("train", "heldout")}
-        split: dict[str, Any] = {"rule": layout.SPLIT_RULE}
-        split["heldout_fraction"] = self._heldout_fraction
-        if any(stated.values()):
-            split |= {"rule": layout.STATED_RULE, "stated": stated}
-        held_out = layout.held_out(documents, split)
-        if self._heldout_fraction and len(parts) > 1 and not held_out.any():
-            ids = zip(documents["doc_id"].to_pylist(), parts, strict=True)
-            keys = [layout.split_key(doc_id) for doc_id, part in ids if part is None]
-            if keys:
-                split["heldout_fraction"] = math.nextafter(min(keys), 1.0)
-                held_out = layout.held_out(documents, split)
-        return split, held_out
+        fraction, groups = self._heldout_fraction, self._grouped(self._heldout_fraction)
+        if fraction and self._counts["documents"] > 1 and not pc.any(groups["held_out"]).as_py():
+            key = min(map(self._least_key, range(len(self.shards))))
+            if key < 1:
+                fraction = math.nextafter(key, 1.0)
+                groups = self._grouped(fraction)
+        stated = {row["split"]: row["documents"] for row in _summed(groups, "split")}
+        split: dict[str, Any] = {"rule": layout.SPLIT_RULE, "heldout_fraction": fraction}
+        if stated.keys() - {None}:
+            parts = {part: stated.get(part, 0) for part in ("train", "heldout")}
+            split |= {"rule": layout.STATED_RULE, "stated": parts}
+        return split, groups
+
+    def _grouped(self, heldout_fraction: float) -> pa.Table:
+        """Return documents and tokens by ``GROUPS`` and ``held_out``; memory is that of a shard."""
+        split, found = {"heldout_fraction": heldout_fraction, "stated": True}, list[pa.Table]()
+        for shard in range(len(self.shards)):
+            table = self._documents(shard, "doc_id", "length", *GROUPS)
+            held_out = pa.array(layout.held_out(table, split))
+            groups = table.append_column("held_out", held_out).group_by([*GROUPS, "held_out"])
+            sizes = groups.aggregate([("length", "count"), ("length", "sum")])
+            found.append(sizes.select([*GROUPS, "held_out", "length_count", "length_sum"]))
+        return pa.concat_tables(found).rename_columns([*GROUPS, "held_out", "documents", "tokens"])
+
+    def _least_key(self, shard: int) -> float:
+        """Return the least key of the documents that do not say their part; 1 without any."""
+        table = self._documents(shard, "doc_id", "split")
+        ids = table.filter(pc.is_null(table["split"]))["doc_id"].to_pylist()
+        return min(map(layout.split_key, ids), default=1.0)
 
 
-def _counted_by(column: str, documents: pa.Table) -> list[dict[str, Any]]:
+def _summed(groups: pa.Table, column: str) -> list[dict[str, Any]]:
     """Return documents and tokens of each value of a column."""
-    groups = documents.group_by(column).aggregate([("length", "count"), ("length", "sum")])
-    rows = groups.select([column, "length_count", "length_sum"])
+    sums = groups.group_by(column).aggregate([("documents", "sum"), ("tokens", "sum")])
+    rows = sums.select([column, "documents_sum", "tokens_sum"])
     named = rows.rename_columns([column, "documents", "tokens"]).to_pylist()
-    return sorted(named, key=lambda row: row[column] or "")
+    return sorted(named, key=lambda row: str(row[column] or ""))
 
 
 class _Shard:
