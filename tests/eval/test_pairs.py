@@ -30,6 +30,9 @@ def test_pairs_come_slice_by_slice_and_a_limit_draws_of_each(tmp_path):
     few = read_pairs(path, 3)
     assert [pair.slice for pair in few] == ["typo"] * 3 + ["gender"] * 3
     assert few == read_pairs(path, 3) != read_pairs(path, 3, seed=1)
+    for limit in (0, -1):
+        with pytest.raises(InputError, match=f"the limit is {limit}: expected a whole number"):
+            read_pairs(path, limit)
 
 
 @pytest.mark.parametrize(

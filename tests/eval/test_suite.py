@@ -96,6 +96,26 @@ def test_a_limit_draws_by_its_seed(options):
     assert first == sorted(first) == drawn(0) != drawn(1)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"limit": 0}, "limit is 0"),
+        ({"limit": -1}, "limit is -1"),
+        ({"seed": -1}, "seed is -1"),
+        ({"shots": -1}, "shots is -1"),
+        ({"suite": "sed"}, "the suite"),
+    ],
+)
+def test_options_out_of_range_are_refused(given, said):
+    with pytest.raises(InputError, match=said):
+        SuiteOptions(**given)
+
+
+def test_a_batch_of_nothing_is_refused_before_a_model_is_read(tmp_path):
+    with pytest.raises(InputError, match="batch size is 0"):
+        open_predictors(tmp_path, batch_size=0)
+
+
 def answers(plain, prototype_only, gold=(0, 1, 1, 1), choices=(2, 4, 4, 4)):
     return {
         "task": "some",

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm.errors import FormatError, InputError, check_choice
+from prismlm.errors import FormatError, InputError, check_choice, check_whole
 from prismlm.hub import fetching
 
 Row = dict[str, Any]
@@ -207,6 +207,9 @@ def _rows(path: Path, benchmark: Benchmark) -> list[Row]:
 
 def drawn(count: int, limit: int | None, seed: int) -> list[int]:
     """Return ``limit`` of ``count`` row numbers, drawn by a seed, in order; None for all."""
+    if limit is not None:
+        check_whole("the limit", limit, 1)
+    check_whole("the seed", seed)
     return np.sort(np.random.default_rng(seed).permutation(count)[:limit]).tolist()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError, check_finite
+from prismlm.files import check_room
 from prismlm.models.evaluating import evaluating
 from prismlm.models.positions import learned_positions
 from prismlm.models.seam import output_embedding
@@ -71,6 +73,8 @@ def kept_logits(
     """
     # With a soft-cap or padding of the vocabulary, the logits alone say how many there are.
     width = logits_after(model, torch.zeros(1, 1, dtype=torch.int64)).shape[1]
+    size = 4 * width * len(rows)
+    check_room("logits of the texts", Path(tempfile.gettempdir()), size)
     with tempfile.TemporaryFile() as file:
         logits = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
     numbers = [number for number, row in enumerate(rows) if row]

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.evaluating import evaluating
@@ -172,6 +172,7 @@ def _score_end(log_p: Tensor, continuation: list[int]) -> Score:
 
 def open_predictors(path: Path | str, *, device: str = "cpu", batch_size: int = 8) -> PredictorLM:
     """Open a model directory, with a head or without, as the predictors it has."""
+    check_whole("the batch size", batch_size, 1)
     if has_sidecar(path):
         model, tokenizer, sidecar = load_checkpoint(path, device=device)
         return PredictorLM(model, tokenizer, sidecar.logit_map, sidecar.head, batch_size=batch_size)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, check_whole
 from prismlm.eval.benchmarks import Benchmark, benchmarks_of, drawn, load_tasks
 from prismlm.eval.predictors import PredictorLM
 from prismlm.eval.runs import make_parts, read_part
@@ -51,6 +51,12 @@ class SuiteOptions:
     limit: int | None = None
     seed: int = 0
     shots: int = 0
+
+    def __post_init__(self) -> None:
+        benchmarks_of(self.suite)
+        for name, least in (("limit", 1), ("seed", 0), ("shots", 0)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least)
 
     def as_json(self) -> dict[str, Any]:
         """Return the options as JSON values."""

@@ -122,7 +122,7 @@ def read_split(task: Task, split: str, data: Path | None) -> Rows | None:
 
     Raises:
         InputError: a file or the hub cannot be had.
-        FormatError: a file is damaged or of another version, or a label is none of the task's.
+        FormatError: a file is damaged, a text is none, or a label is none of the task's.
     """
     table, where = _from_hub(task, split) if data is None else _from_directory(task, split, data)
     if table is None:

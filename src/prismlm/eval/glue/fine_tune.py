@@ -34,7 +34,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices, get_parame
 
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, encoder_of
-from prismlm.errors import DivergenceError
+from prismlm.errors import DivergenceError, check_number, check_whole
 from prismlm.eval.glue.data import Task
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import uses_bf16
@@ -76,6 +76,16 @@ class GlueOptions:
     epochs: int = 3
     batch_size: int = 16
     test: bool = True
+
+    def __post_init__(self) -> None:
+        # Correlations of ranks take three rows.
+        for name, least in (("limit", 1), ("dev_limit", 3), ("epochs", 1), ("batch_size", 1)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least)
+        if self.learning_rate is not None:
+            check_number("learning_rate", self.learning_rate, "above 0", lambda rate: rate > 0)
+        if self.warmup is not None:
+            check_number("warmup", self.warmup, "a share of 0 to 1", lambda share: 0 <= share <= 1)
 
     def steps(self, rows: int) -> int:
         """Return how many steps a run takes at most."""

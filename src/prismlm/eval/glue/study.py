@@ -208,8 +208,11 @@ def _run(
         history = fine_tune(classifier, rows, labels, judge, options, seed, shown)
     measured: dict[str, Any] = {}
     for name, split in splits.items():
+        predicted = name.startswith("test") and not from_scratch
+        if not predicted and split.labels is None:
+            continue
         answered = given(split)
-        if name.startswith("test") and not from_scratch:
+        if predicted:
             file = out / "predictions" / str(seed) / f"{task.splits[name].title}.tsv"
             write_text(file, server_file(task, answered))
         if split.labels is not None:

@@ -124,8 +124,9 @@ def write_pairs(
     Returns:
         JSON values: the options, and of each slice its pairs and where they come from.
     """
-    sentences = read_sentences(data)
+    # First, since without its package no corpus need be fetched.
     model = MiniLM()
+    sentences = read_sentences(data)
     made: dict[str, list[dict[str, Any]]] = {}
     with progress.task("pairs", options.per_slice * len(PERTURB), "pairs") as task:
         for name in PERTURB:
