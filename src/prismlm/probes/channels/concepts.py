@@ -166,14 +166,7 @@ def rank_channels(
     """
     check_whole("the number of shuffles", shuffles, 1)
     forms = word_forms(tokenizer, words)
-    ends = word_ends(forms, continuing(tokenizer), read)
-    counts = {word: len(places) for word, places in ends.items()}
-    places = torch.cat(list(ends.values()))
-    if len(places) < least:
-        raise InputError(
-            f"{', '.join(counts)} occur {len(places)} times in {len(read.tokens):,} tokens: "
-            f"expected at least {least}. Read more text, or give other words."
-        )
+    counts, places = _occurrences(tokenizer, forms, read, least)
     ids, inverse, times = read.tokens.unique(return_inverse=True, return_counts=True)
     drawn = _drawn_words(tokenizer, forms, ids, times, list(counts.values()), shuffles, seed)
     null = torch.full((shuffles,), -torch.inf, dtype=torch.float64)
@@ -188,24 +181,39 @@ def rank_channels(
         means = sums[drawn].sum(1) / times[drawn].sum(1, keepdim=True)
         null = torch.maximum(null, standardised(write, means).amax(1))
         columns = differences[-1], at_words.tolist(), write.mean(0).tolist()
-        for channel, (d, own, mean) in enumerate(zip(*columns, strict=True)):
-            rows.append({"layer": layer, "channel": channel, "difference": d,
-                         "at_words": own, "mean": mean})  # fmt: skip
+        for channel, row in enumerate(zip(*columns, strict=True)):
+            figures = dict(zip(("difference", "at_words", "mean"), row, strict=True))
+            rows.append({"layer": layer, "channel": channel} | figures)
     rows.sort(key=lambda row: -row["difference"])
-    others = np.array([row["difference"] for row in rows[1:]])
+    first, *others = (row["difference"] for row in rows)
     facts = {
         "words": counts,
         "positions": len(read.tokens),
         "difference": differences,
-        "others_mean": float(others.mean()),
-        "others_deviation": float(others.std(ddof=1)),
+        "others_mean": float(np.mean(others)),
+        "others_deviation": float(np.std(others, ddof=1)),
         "shuffled_mean": float(null.mean()),
         "shuffled_deviation": float(null.std()),
-        "p": (1 + int((null >= rows[0]["difference"]).sum())) / (1 + shuffles),
+        "p": (1 + int((null >= first).sum())) / (1 + shuffles),
         "shuffles": shuffles,
     }
     columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
     return Table("Channels that are written most at the words", columns, tuple(rows[:kept]), facts)
+
+
+def _occurrences(
+    tokenizer: PreTrainedTokenizerBase, forms: Forms, read: Activations, least: int = 0
+) -> tuple[dict[str, int], Int64[Tensor, " n"]]:
+    """Return how often each word occurs, and where they end; InputError below ``least``."""
+    ends = word_ends(forms, continuing(tokenizer), read)
+    counts = {word: len(own) for word, own in ends.items()}
+    places = torch.cat(list(ends.values()))
+    if len(places) < least:
+        raise InputError(
+            f"{', '.join(counts)} occur {len(places)} times in {len(read.tokens):,} tokens: "
+            f"expected at least {least}. Read more text, or give other words."
+        )
+    return counts, places
 
 
 def _drawn_words(
@@ -298,8 +306,7 @@ def concept_in_model(
         channels = ((layer, channel),)
         heldout = Sequences(corpus, "heldout", max_tokens=max_tokens)
         read = _write_gates(model, heldout, (layer,))
-        ends = word_ends(word_forms(tokenizer, words), continuing(tokenizer), read)
-        places = torch.cat(list(ends.values()))
+        _, places = _occurrences(tokenizer, word_forms(tokenizer, words), read)
         count, write = len(places), read.values["write", layer].double()
         if count:
             difference = float(standardised(write, write[places].mean(0))[channel])

@@ -14,6 +14,7 @@ from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError
 from prismlm.models.decoders.mixers import chosen_layers, half_life, has_mixers, mixers_of
 from prismlm.probes.channels.activations import (
+    Activations,
     Kind,
     Passage,
     TopSequence,
@@ -214,20 +215,24 @@ def channel_report(
             layer,
             mixers[layer].shared_gates,
             {kind: metrics(model, read, kind, layer) for kind in kinds},
-            lag_correlation(
-                read.values["write", layer],
-                read.values["read", layer],
-                read.lengths.tolist(),
-                max_lag=options.max_lag,
-                shuffles=options.shuffles,
-                seed=options.seed,
-            ),
+            _lags_of(read, layer, options),
             _channels(model, layer, kept[layer], passages),
         )
         for layer in chosen
     )
     part = sequences.part(len(read.tokens))
     return ChannelReport(name, "channels", part, layers, passages, curves)
+
+
+def _lags_of(read: Activations, layer: int, options: ReportOptions) -> LagCorrelation:
+    return lag_correlation(
+        read.values["write", layer],
+        read.values["read", layer],
+        read.lengths.tolist(),
+        max_lag=options.max_lag,
+        shuffles=options.shuffles,
+        seed=options.seed,
+    )
 
 
 def _channels(
