@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from prismlm.corpus import layout
@@ -207,7 +206,11 @@ class CorpusWriter:
         it is too small for that, the fraction becomes the least that holds one out.
         """
         fraction, groups = self._heldout_fraction, self._grouped(self._heldout_fraction)
-        if fraction and self._counts["documents"] > 1 and not pc.any(groups["held_out"]).as_py():
+        if (
+            fraction
+            and self._counts["documents"] > 1
+            and True not in groups["held_out"].to_pylist()
+        ):
             key = min(map(self._least_key, range(len(self.shards))))
             if key < 1:
                 fraction = math.nextafter(key, 1.0)
@@ -233,7 +236,7 @@ class CorpusWriter:
     def _least_key(self, shard: int) -> float:
         """Return the least key of the documents that do not say their part; 1 without any."""
         table = self._documents(shard, "doc_id", "split")
-        ids = table.filter(pc.is_null(table["split"]))["doc_id"].to_pylist()
+        ids = table.filter(table["split"].is_null())["doc_id"].to_pylist()
         return min(map(layout.split_key, ids), default=1.0)
 
 
