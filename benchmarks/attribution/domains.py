@@ -23,8 +23,8 @@ from benchmarks.attribution.retrieval import BM25
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus, sample_path
-from prismlm.explain.attribution import attribute
-from prismlm.explain.positions import Carriers, carriers_of
+from prismlm.explain.attribution import attribute, joined
+from prismlm.explain.positions import carriers_of
 from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 
@@ -108,8 +108,8 @@ def shares_of(trace: Trace, names: list[str]) -> np.ndarray:
 def shares_alone(trace: Trace, names: list[str]) -> np.ndarray:
     """Return the same, with each prediction as if no text stood before it."""
     assert trace.lens is not None
-    alone = [carriers_of(trace.predictions[t : t + 1], trace.lens) for t in trace.rows]
-    found = attribute(Carriers.joined(alone), trace.lens)
+    alone = (carriers_of(trace.predictions[t : t + 1], trace.lens) for t in trace.rows)
+    found = joined([attribute(one, trace.lens) for one in alone])
     of = {one.key: one.share for one in found.sources("domain").items}
     return np.array([of.get(name, 0.0) for name in names])
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from prismlm.errors import InputError
 from prismlm.explain import positions
-from prismlm.explain.attribution import Passage, attribute, worth_showing
-from prismlm.explain.positions import TEMPERATURE, Carriers, carriers_of
+from prismlm.explain.attribution import Passage, joined, worth_showing
+from prismlm.explain.positions import TEMPERATURE
 from prismlm.lens import neighbours
 from tests.helpers.hand_lens import CONTEXTS, DOCUMENTS, hand_lens
 from tests.helpers.predictions import attributed, predictions
@@ -214,8 +214,7 @@ def test_the_measure_of_the_source_equals_a_loop(lens, seed, count):
 def test_parts_of_a_text_add_up(lens, seed):
     evidence = random_table(seed, 7)
     whole = attributed(evidence, lens, "source")
-    parts = [carriers_of(part, lens, "source") for part in (evidence[:3], evidence[3:])]
-    parts = attribute(Carriers.joined(parts), lens, "source")
+    parts = joined([attributed(part, lens, "source") for part in (evidence[:3], evidence[3:])])
     assert parts.total == pytest.approx(whole.total, rel=1e-9)
     for by in ("document", "source"):
         assert shares_of(parts, by) == pytest.approx(shares_of(whole, by), rel=1e-6)

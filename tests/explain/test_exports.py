@@ -12,6 +12,7 @@ from sae_lens import SAE
 import prismlm
 from prismlm.errors import InputError
 from prismlm.explain.exports import export_neuronpedia, export_sae_lens
+from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 
 # Columns of the tables in apps/webapp/prisma/schema.prisma, which the importer inserts into.
@@ -62,6 +63,9 @@ def test_cards_are_neuronpedias_rows(lm, tmp_path):
         assert row["tokens"][at] == place["token"]
         assert row["values"][at] == place["activation"] == row["maxValue"] == sum(row["values"])
         assert "".join(row["tokens"][:at]).endswith(place["before"][-20:])
+    # The importer leaves out rows whose id it has, of whatever model.
+    for row in (*activations, *rows_of(out, "explanations")):
+        assert row["id"].startswith(f"{row['modelId']}-{row['layer']}-")
     for name in ("model", "release", "sourceset", "source"):
         (file,) = out.glob(f"*/*/{name}.jsonl")
         assert json.loads(file.read_text())["creatorId"]
@@ -72,6 +76,23 @@ def test_the_head_is_a_dictionary_of_sae_lens(lm, tmp_path):
     dictionary = SAE.load_from_disk(tmp_path / "dictionary")
     states = torch.randn(5, lm.head.width)
     torch.testing.assert_close(dictionary(states), lm.head(states).reconstruction)
+
+
+def test_the_hook_has_the_states_of_the_head(tiny_model, lm, tmp_path):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    export_sae_lens(lm, tmp_path / "dictionary")
+    name = SAE.load_from_disk(tmp_path / "dictionary").cfg.metadata.hook_name
+    other = prismlm.load(tiny_model)
+    architecture = other.model.config.model_type
+    bridge = TransformerBridge.boot_transformers(
+        architecture, hf_model=other.model, tokenizer=other.tokenizer
+    )
+    ids = lm.encode("The court ruled that")
+    with torch.no_grad(), capture(lm.model) as seen:
+        lm.model(ids)
+        _, cache = bridge.run_with_cache(ids)
+    torch.testing.assert_close(cache[name], seen.z, rtol=1e-4, atol=1e-4)
 
 
 def test_nothing_is_replaced(lm, tmp_path):

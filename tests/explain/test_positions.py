@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 import prismlm
 from prismlm.explain import attribution, positions
-from prismlm.explain.attribution import GAP, LONGEST, attribute
+from prismlm.explain.attribution import GAP, LONGEST, attribute, joined
 from prismlm.explain.positions import (
     CONCENTRATION,
     SAME_TOKEN,
     SPAN,
     STRAY,
     TEMPERATURE,
-    Carriers,
     ContextPrior,
     carriers_of,
     spread,
@@ -181,9 +180,9 @@ def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
 def test_parts_of_a_text_add_up(lm, first):
     trace = lm.explain("The cell is the smallest unit of life and")
     whole = trace.attribution()
-    parts = [trace[:first].carriers(), trace[first:].carriers()]
-    parts = attribute(Carriers.joined(parts), lm.lens)
+    parts = joined([trace[:first].attribution(), trace[first:].attribution()])
     assert parts.total == pytest.approx(whole.total)
+    assert parts.support == whole.support
     np.testing.assert_array_equal(parts.places.place, whole.places.place)
     np.testing.assert_allclose(parts.places.value, whole.places.value)
 

@@ -126,6 +126,9 @@ def test_parts_that_do_not_add_up_are_refused(wrong):
     check_sums(own + 0.0009, own, torch.float32)
     with pytest.raises(DecompositionError, match="position 1"):
         check_sums(own * torch.tensor([1.0, wrong]), own, torch.float32)
+    # The model's own are of the last positions.
+    with pytest.raises(DecompositionError, match="position 3"):
+        check_sums(torch.tensor([0.0, 9.0, 1.0, 5 * wrong]), own, torch.float32)
 
 
 def test_a_model_without_a_lens(lm):

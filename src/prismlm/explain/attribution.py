@@ -386,6 +386,15 @@ def attribute(carriers: Carriers, lens: Lens, method: Method = "evidence") -> At
     return Attribution(lens, places, float((unplaced + beside) @ weights), told, method)
 
 
+def joined(parts: Sequence[Attribution]) -> Attribution:
+    """Return the attribution of successive predictions, of one lens and method, given in parts."""
+    columns = (np.concatenate(column) for column in zip(*(p.places for p in parts), strict=True))
+    told = [part.told for part in parts if part.told is not None]
+    rest = sum(part.rest for part in parts)
+    whole = Told.joined(told) if told else None
+    return Attribution(parts[0].lens, added_up(*columns), rest, whole, parts[0].method)
+
+
 class AttributionSum:
     """Adds up the attributions of many texts in memory that the lens alone sets.
 

@@ -23,8 +23,9 @@ FEATURES_IN_A_FILE = 1024
 CREATOR = "clkht01d40000jv08hvalcvly"
 LOGITS, NEAREST = 10, 10
 PROTOTYPES_AT_ONCE = 64
-# What TransformerLens calls the state that enters the output embedding.
-HOOK = "ln_final.hook_normalized"
+# The state that enters the output embedding, in a TransformerBridge of TransformerLens; its
+# ln_final.hook_normalized comes before the gain of the last norm.
+HOOK = "unembed.hook_in"
 
 
 def export_sae_lens(lm: OpenedModel, directory: Path | str) -> None:
@@ -56,9 +57,11 @@ def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
         InputError: the directory is there already, or the model has no lens.
     """
     lens = lm.lens_for("cards to export")
-    model, layers = _base_of(lm).split("/")[-1].lower(), lm.model.config.num_hidden_layers
+    model, layers = _short(_base_of(lm)).lower(), lm.model.config.num_hidden_layers
     source = f"{layers}-prismlm-{lens.num_prototypes}"
     about = {"modelId": model, "layer": source}
+    # Of rows with one id, whatever their model, only the first is imported.
+    prefix = f"{model}-{source}"
     with _new(directory) as out:
         folder = out / model / source
         folder.mkdir(parents=True)
@@ -66,8 +69,8 @@ def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
             (folder / f"{name}.jsonl").write_text(json_text(row) + "\n", encoding="utf-8")
         kinds = {
             "features": _features(lm, lens),
-            "explanations": _explanations(lens),
-            "activations": _activations(lm, lens),
+            "explanations": _explanations(lens, prefix),
+            "activations": _activations(lm, lens, prefix),
         }
         for kind, rows in kinds.items():
             _write_batches(folder / kind, ({**about, **row} for row in rows))
@@ -83,6 +86,11 @@ def _base_of(lm: OpenedModel) -> str:
     return read_json(lm.path / META_FILE)["base"]["name"] or lm.path.resolve().name
 
 
+def _short(name: str) -> str:
+    """Return a model's name without its organisation, or the folders that it lies in."""
+    return Path(name).resolve().name
+
+
 def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]]:
     creator, name = {"creatorId": CREATOR}, source.split("-", 1)[1]
     config = lm.model.config
@@ -90,7 +98,7 @@ def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]
     return {
         "model": creator
         | {
-            **{"id": model, "displayName": _base_of(lm), "displayNameShort": model},
+            **{"id": model, "displayName": _short(_base_of(lm)), "displayNameShort": model},
             **{"layers": config.num_hidden_layers, "neuronsPerLayer": 0, "owner": ""},
             "dimension": lm.head.width,
         },
@@ -139,18 +147,18 @@ def _words(lm: OpenedModel, tokens: Tensor) -> list[str]:
     return [token_alone(lm.tokenizer, token) for token in tokens.tolist()]
 
 
-def _explanations(lens: Lens) -> Iterator[dict[str, Any]]:
+def _explanations(lens: Lens, prefix: str) -> Iterator[dict[str, Any]]:
     for row in lens.prototypes.to_pylist():
         if row["name"]:
             said = f"{row['name']}: {row['description']}" if row["description"] else row["name"]
             yield {
-                **{"id": f"prismlm-{row['prototype']}", "index": str(row["prototype"])},
+                **{"id": f"{prefix}-{row['prototype']}", "index": str(row["prototype"])},
                 **{"authorId": CREATOR, "description": said, "notes": row["label_source"]},
                 **{"umap_x": row["x"], "umap_y": row["y"]},
             }
 
 
-def _activations(lm: OpenedModel, lens: Lens) -> Iterator[dict[str, Any]]:
+def _activations(lm: OpenedModel, lens: Lens, prefix: str) -> Iterator[dict[str, Any]]:
     texts = lm.tokenizer
     for number, row in enumerate(lens.index.to_pylist()):
         if row["token"] is None:
@@ -162,7 +170,7 @@ def _activations(lm: OpenedModel, lens: Lens) -> Iterator[dict[str, Any]]:
         values = [0.0] * (len(before) + 1 + len(after))
         values[len(before)] = row["activation"]
         yield {
-            **{"id": f"prismlm-{number}", "index": str(row["prototype"]), "creatorId": CREATOR},
+            **{"id": f"{prefix}-{number}", "index": str(row["prototype"]), "creatorId": CREATOR},
             **{"tokens": [*before, row["token"], *after], "values": values},
             **{"maxValue": row["activation"], "minValue": 0.0, "maxValueTokenIndex": len(before)},
             "dataSource": row["source"],

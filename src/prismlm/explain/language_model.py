@@ -37,6 +37,9 @@ from prismlm.lens.opened_model import OpenedModel, settings_not_applied
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.models.seam import output_embedding
 
+# Rows of W that are summed to see whether it has changed.
+ROWS_COMPARED = 256
+
 
 @dataclass(frozen=True, repr=False)
 class PrismLM(OpenedModel):
@@ -45,16 +48,18 @@ class PrismLM(OpenedModel):
     @property
     def output_layer(self) -> OutputLayer:
         """What turns states into logits; the mean row is computed anew where weights changed."""
-        weight = output_embedding(self.model).weight
-        assert isinstance(weight, Tensor)
-        known, now = self._known_layer, (weight.data_ptr(), weight._version)
-        if known.get("weight") is not weight or known["now"] != now:
-            known |= {"weight": weight, "now": now}
-            known["layer"] = OutputLayer.of(self.model, self.logit_map)
-        return known["layer"]
+        embedding: Any = output_embedding(self.model)
+        weight, bias = embedding.weight, getattr(embedding, "bias", None)
+        now = [None if one is None else _version_of(one) for one in (weight, bias)]
+        known = self._known_layers.get(0)
+        if known is None or known[0] is not weight or known[1] != now:
+            # Whole, in one assignment: other threads may ask meanwhile.
+            known = weight, now, OutputLayer.of(self.model, self.logit_map)
+            self._known_layers[0] = known
+        return known[2]
 
     @cached_property
-    def _known_layer(self) -> dict[str, Any]:
+    def _known_layers(self) -> dict[int, tuple[Tensor, list[Any], OutputLayer]]:
         return {}
 
     def explain(
@@ -194,6 +199,17 @@ class PrismLM(OpenedModel):
         """Upload the model with its lens and a card; see :func:`prismlm.explain.sharing.push`."""
         how = {"private": private, "with_lens": with_lens, "dry_run": dry_run}
         return push(self, name, allow_licenses=allow_licenses, **how)
+
+
+def _version_of(weight: Tensor) -> tuple[Any, ...]:
+    """Return what tells a weight from the same one after a change.
+
+    Changes through ``weight.data``, as of an adapter that is merged, and tensors of inference mode
+    have no version, so the sum of some rows is in it.
+    """
+    version = None if weight.is_inference() else weight._version
+    some = weight.detach()[:: max(1, len(weight) // ROWS_COMPARED)]
+    return weight.data_ptr(), weight.dtype, version, float(some.double().sum())
 
 
 def load(

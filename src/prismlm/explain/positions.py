@@ -109,16 +109,6 @@ class Carriers(NamedTuple):
         columns = (column[kept] for column in self[1:4])
         return Carriers(owner, *columns, *(figures[chosen] for figures in self[4:]))
 
-    @classmethod
-    def joined(cls, parts: Sequence[Carriers]) -> Carriers:
-        """Return the carriers of successive predictions as those of one text."""
-        firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
-        shifted = [
-            part._replace(prediction=part.prediction + first)
-            for part, first in zip(parts, firsts, strict=False)
-        ]
-        return cls(*(np.concatenate(column) for column in zip(*shifted, strict=True)))
-
 
 class ContextPrior:
     """Which domains and documents carried the predictions of a text so far: r of the module.

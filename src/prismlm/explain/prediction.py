@@ -290,7 +290,7 @@ def _split(
         read,
         targets,
         z * inverse_norms(z),
-        check_sums(parts.logit[-len(own) :], own, output.dtype),
+        check_sums(parts.logit, own, output.dtype),
     )
 
 
@@ -302,17 +302,19 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def check_sums(logits: Tensor, own: Tensor, dtype: torch.dtype) -> float:
     """Compare summed parts with the model's own logits; return the largest relative difference.
 
-    Relative to max(1, |logit|). A model in half precision rounds its own logits to 8 or 11 bits;
-    the parts are computed in float32 from its states and weights, so the difference is its own.
+    Relative to max(1, |logit|). The model's own are of the last positions, or of all. A model in
+    half precision rounds its own logits to 8 or 11 bits; the parts are computed in float32 from its
+    states and weights, so the difference is its own.
     """
-    tolerance = tolerance_of(dtype)
+    tolerance, first = tolerance_of(dtype), len(logits) - len(own)
+    logits = logits[first:]
     error = (logits - own).abs() / own.abs().clamp_min(1)
     if not bool((error <= tolerance).all()):
         worst = int(torch.nan_to_num(error, nan=torch.inf).argmax())
         raise DecompositionError(
-            f"at position {worst} the parts sum to {float(logits[worst]):.6g} and the model's own "
-            f"logit is {float(own[worst]):.6g}: the head or its logit map does not belong to this "
-            "model, or its weights are not finite."
+            f"at position {first + worst} the parts sum to {float(logits[worst]):.6g} and the "
+            f"model's own logit is {float(own[worst]):.6g}: the head or its logit map does not "
+            "belong to this model, or its weights are not finite."
         )
     return float(error.max())
 

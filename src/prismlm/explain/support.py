@@ -24,7 +24,7 @@ says nothing that a document could hold, and is weak.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -112,6 +112,16 @@ class Told(NamedTuple):
     weights: np.ndarray
     nearest: np.ndarray
     carried: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[Told]) -> Told:
+        """Return what successive predictions tell."""
+        firsts = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        shifted = [
+            part._replace(carried=part.carried + np.array([first, 0]))
+            for part, first in zip(parts, firsts, strict=False)
+        ]
+        return cls(*(np.concatenate(column) for column in zip(*shifted, strict=True)))
 
     def by_document(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Return documents, int [m], the part of what is told that each carries, and Σ_y w(y)."""

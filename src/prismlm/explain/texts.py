@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from prismlm.corpus.chat import encode_chat
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, attribute
-from prismlm.explain.positions import Carriers, ContextPrior, Method, carriers_of
+from prismlm.explain.attribution import Attribution, attribute, joined
+from prismlm.explain.positions import ContextPrior, Method, carriers_of
 from prismlm.explain.prediction import split_states
 from prismlm.explain.summary import fits
 from prismlm.explain.support import Support
@@ -142,7 +142,7 @@ def read_texts(
         ended = on_pass is not None and on_pass(done) is False
         for window in batch:
             if window.last:
-                yield _figures(lm, window.text, options.method)
+                yield _figures(window.text)
         if ended:
             return
 
@@ -157,7 +157,7 @@ class _Text:
     prior: ContextPrior | None
     losses: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
     explained: list[Tensor] = field(default_factory=lambda: [torch.empty(0)])
-    carriers: list[Carriers] = field(default_factory=list[Carriers])
+    attributions: list[Attribution] = field(default_factory=list[Attribution])
 
 
 class _Window(NamedTuple):
@@ -170,17 +170,17 @@ class _Window(NamedTuple):
     stop: int
     last: bool
 
+    @property
+    def first(self) -> int:
+        """Which prediction of the text is the window's first."""
+        return self.start + self.skip
 
-def _figures(lm: PrismLM, text: _Text, method: Method) -> TextFigures:
+
+def _figures(text: _Text) -> TextFigures:
     losses, explained = (
         torch.cat(parts)[text.first :].numpy() for parts in (text.losses, text.explained)
     )
-    attribution = None
-    if text.carriers and lm.lens is not None:
-        # Predictions before the answer of a chat are the context that these come after.
-        whole = Carriers.joined(text.carriers)
-        counted = whole.of(range(text.first, len(whole.tokens)))
-        attribution = attribute(counted, lm.lens, method)
+    attribution = joined(text.attributions) if text.attributions else None
     return TextFigures(text.document, len(text.ids), losses, explained, attribution)
 
 
@@ -234,7 +234,7 @@ def _read_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
     z = torch.cat([seen.z[row, span] for row, span in spans]).float()
     embedded = torch.cat([seen.embedded[row, span] for row, span in spans])
     read, targets = (
-        torch.cat([w.text.ids[w.start + w.skip + by : w.start + w.stop + by] for w in batch])
+        torch.cat([w.text.ids[w.first + by : w.start + w.stop + by] for w in batch])
         for by in (0, 1)
     )
     output = lm.output_layer
@@ -247,4 +247,8 @@ def _read_batch(lm: PrismLM, batch: list[_Window], method: Method) -> None:
         text.losses.append(-split.scores.log_probabilities[rows])
         text.explained.append(explained[rows])
         if lm.lens is not None:
-            text.carriers.append(carriers_of(split[rows], lm.lens, method, text.prior))
+            carriers = carriers_of(split[rows], lm.lens, method, text.prior)
+            # Predictions before the answer of a chat are the context that these come after.
+            counted = range(window.stop - window.skip)[max(0, text.first - window.first) :]
+            if counted:
+                text.attributions.append(attribute(carriers.of(counted), lm.lens, method))

@@ -114,7 +114,7 @@ class Batch:
             return
         self.lengths = [self.lengths[row] for row in rows]
         if not rows:
-            self._cache = None
+            self._cache, self._layers = None, []
             return
         last = slice(-max(self.lengths), None)
         for layer in self._layers:
