@@ -94,7 +94,9 @@ class DocumentReader:
         answered_chats: bool | Literal["last"] = False,
     ) -> None:
         kind = 'prismlm.corpus.Columns, as Columns(id="name")'
-        self._columns = check_kind("columns", columns or Columns(), Columns, kind)
+        self._columns = check_kind(
+            "columns", Columns() if columns is None else columns, Columns, kind
+        )
         self.tokenizer = tokenizer
         self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
         self.unread, self.left_out = Counter[str](), Counter[str]()
