@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus import Columns, Document, build_corpus, estimate_build, load_tokenizer
+from prismlm.corpus import Columns, Corpus, Document, build_corpus, estimate_build, load_tokenizer
 from prismlm.corpus.chat import asked, chat_text, is_messages
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
@@ -152,12 +152,17 @@ def test_marks_are_marks_in_chats_and_words_in_texts(directory: Path, tmp_path: 
     assert [int((tokens == end).sum()) for tokens in stored] == [3, 1]
     own = load_tokenizer(directory)(ANSWERED, add_special_tokens=False)["input_ids"]
     assert stored[0][:-1].tolist() == own
-    for number, text in enumerate((ANSWERED, spelt)):
-        spans = corpus.spans(number)
-        pieces = [text[first:last] for first, last in spans[:-1].tolist()]
-        assert "".join(pieces) == text
-        assert pieces.count("<|endoftext|>") == (2 if number == 0 else 0)
-        assert np.array_equal(spans[-1], [len(text), len(text)])
+    # Both ways to find where tokens lie: by their bytes, and by encoding the text again.
+    for byte_level in (True, False):
+        opened = Corpus.open(tmp_path / "c")
+        if not byte_level:
+            vars(opened._encoder)["_bytes"] = None
+        for number, text in enumerate((ANSWERED, spelt)):
+            spans = opened.spans(number)
+            pieces = [text[first:last] for first, last in spans[:-1].tolist()]
+            assert "".join(pieces) == text
+            assert pieces.count("<|endoftext|>") == (2 if number == 0 else 0)
+            assert np.array_equal(spans[-1], [len(text), len(text)])
 
 
 def test_a_document_is_known_by_what_was_asked_last() -> None:

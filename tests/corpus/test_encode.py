@@ -103,17 +103,21 @@ def test_a_chat_with_marks_has_its_tokens_places_in_a_corpus(
     corpus = build_corpus(
         tmp_path / "chats.jsonl", tmp_path / "corpus", tokenizer=tmp_path / "tokenizer"
     )
-    for number, row in enumerate(rows):
-        stored = corpus.read_tokens(int(corpus.starts[number]), int(corpus.lengths[number]))
-        assert stored[:-1].tolist() == encode_chat(tokenizer, row)
-        text, spans = corpus.text(number), corpus.spans(number)
-        assert text == chat_text(tokenizer, row)
-        for token, (first, last) in zip(stored[:-1].tolist(), spans.tolist(), strict=False):
-            if 0 < token < 5:
-                assert text[first:last] == tokenizer.convert_ids_to_tokens(token)
-        assert (np.diff(spans[:, 1]) >= 0).all()
-        assert spans[-1].tolist() == [len(text)] * 2
-    assert corpus.spans(4)[0].tolist() == [0, 0]
+    for byte_level in (True, False):
+        opened = Corpus.open(corpus.path)
+        if not byte_level:
+            vars(opened._encoder)["_bytes"] = None
+        for number, row in enumerate(rows):
+            stored = opened.read_tokens(int(opened.starts[number]), int(opened.lengths[number]))
+            assert stored[:-1].tolist() == encode_chat(tokenizer, row)
+            text, spans = opened.text(number), opened.spans(number)
+            assert text == chat_text(tokenizer, row)
+            for token, (first, last) in zip(stored[:-1].tolist(), spans.tolist(), strict=False):
+                if 0 < token < 5:
+                    assert text[first:last] == tokenizer.convert_ids_to_tokens(token)
+            assert (np.diff(spans[:, 1]) >= 0).all()
+            assert spans[-1].tolist() == [len(text)] * 2
+        assert opened.spans(4)[0].tolist() == [0, 0]
 
 
 @pytest.fixture(scope="module")

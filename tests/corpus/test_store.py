@@ -127,6 +127,20 @@ def _byte_width(corpus: Corpus, token: int) -> int:
     return len(corpus.tokenizer.convert_ids_to_tokens([token])[0])
 
 
+def test_a_text_of_bytes_is_not_encoded_again(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[list[list[int]]]:
+        return [corpus.spans(number).tolist() for number in range(len(corpus))]
+
+    by_bytes = found()
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus._encoder, "text", None)
+        assert found() == by_bytes
+    monkeypatch.setitem(vars(corpus._encoder), "_bytes", None)
+    assert found() == by_bytes
+
+
 def test_an_excerpt_stays_within_a_document(corpus: Corpus) -> None:
     with pytest.raises(InputError, match="within one document"):
         corpus.excerpt(int(corpus.starts[1]) - 1, 2)
