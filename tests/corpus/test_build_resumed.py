@@ -149,6 +149,21 @@ def test_files_resume_where_their_last_shard_ended(texts, tokenizer, tmp_path):
     assert build("out", overwrite=True, heldout_fraction=0.5).split("heldout").size > 500
 
 
+def test_what_another_version_began_is_replaced_where_that_is_asked(texts, tokenizer, tmp_path):
+    def build(**options):
+        tokens = {"tokenizer": tokenizer.name_or_path, "shard_tokens": SHARD}
+        return build_corpus(texts, tmp_path / "out", **tokens, **options)
+
+    with pytest.raises(Stop):
+        build(progress=StopAfter(2))
+    state = tmp_path / ".out.partial" / "build.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"version": 3}))
+    with pytest.raises(FormatError, match=r"another version or damaged: remove .*\.out\.partial"):
+        build()
+    assert len(build(overwrite=True)) == 2003
+    assert not state.parent.exists()
+
+
 def test_files_that_changed_since_are_not_mixed_in(texts, tokenizer, tmp_path):
     with pytest.raises(Stop):
         build_corpus(

@@ -29,6 +29,7 @@ from prismlm.corpus.tokenizer import (
 )
 from prismlm.corpus.writer import CorpusWriter
 from prismlm.errors import (
+    FormatError,
     InputError,
     Interrupted,
     check_kind,
@@ -281,15 +282,17 @@ def _begun(partial: Path, origin: dict[str, Any], overwrite: bool) -> dict[str, 
     """Return what an earlier run of the same noted, empty if nothing, and remove the rest."""
     begun: dict[str, Any] = {}
     if (partial / STATE_FILE).is_file():
-        begun = read_note(partial / STATE_FILE, partial, version=STATE_VERSION)
-        if not overwrite:
+        try:
+            begun = read_note(partial / STATE_FILE, partial, version=STATE_VERSION)
+        except FormatError:
+            if not overwrite:
+                raise
+        if begun and not overwrite:
             _check_same(f"{partial} holds what was begun", begun["origin"], origin)
-        begun = begun if begun["origin"] == origin else {}
-    kept = (
-        {STATE_FILE, *(name for shard in begun["shards"] for name in shard["files"])}
-        if begun
-        else ()
-    )
+        begun = begun if begun.get("origin") == origin else {}
+    shards = begun.get("shards", ())
+    kept = {STATE_FILE} if begun else set[str]()
+    kept |= {name for shard in shards for name in shard["files"]}
     partial.mkdir(exist_ok=True)
     for path in partial.iterdir():
         if path.is_dir():
