@@ -19,9 +19,7 @@ def a_head(weights):
 @pytest.mark.parametrize("weights", ["cosine", "fitted"])
 def test_features_and_reconstruction_are_the_heads_after_a_round_trip(weights, tmp_path):
     head, z = a_head(weights), torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(1))
-    PrototypeSAE.of(head, model_name="gpt2", hook_name="ln_final.hook_normalized").save_model(
-        tmp_path
-    )
+    PrototypeSAE.of(head, model_name="gpt2", hook_name="unembed.hook_in").save_model(tmp_path)
     dictionary = SAE.load_from_disk(tmp_path)
     features, output = dictionary.encode(z), head(z)
     expected = torch.zeros(14, 40).scatter(
@@ -30,7 +28,7 @@ def test_features_and_reconstruction_are_the_heads_after_a_round_trip(weights, t
     torch.testing.assert_close(features.flatten(0, 1), expected)
     assert int((features > 0).sum(-1).max()) <= 5
     torch.testing.assert_close(dictionary(z).flatten(0, 1), output.reconstruction)
-    assert dictionary.cfg.metadata.hook_name == "ln_final.hook_normalized"
+    assert dictionary.cfg.metadata.hook_name == "unembed.hook_in"
 
 
 @pytest.mark.filterwarnings("ignore:Setting use_error_term:DeprecationWarning")

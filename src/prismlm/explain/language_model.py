@@ -209,7 +209,7 @@ def _version_of(weight: Tensor) -> tuple[Any, ...]:
     """
     version = None if weight.is_inference() else weight._version
     some = weight.detach()[:: max(1, len(weight) // ROWS_COMPARED)]
-    return weight.data_ptr(), weight.dtype, version, float(some.double().sum())
+    return weight.data_ptr(), weight.dtype, version, float(some.cpu().double().sum())
 
 
 def load(
