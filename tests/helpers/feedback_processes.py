@@ -61,9 +61,9 @@ def spread(name, column):
         for name, p in fed.model.named_parameters()
         if p.grad is not None
     }
-    parallel.union(fed.feedback.embedding.seen)
+    seen = parallel.over_processes(fed.feedback.embedding.seen.int()) > 0
     mean = parallel.over_processes(loss) / parallel.world_size()
-    return {"loss": mean, "gradients": found, "codes": codes, "seen": fed.feedback.embedding.seen}
+    return {"loss": mean, "gradients": found, "codes": codes, "seen": seen}
 
 
 def main(directory):

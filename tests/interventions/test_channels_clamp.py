@@ -152,6 +152,8 @@ def test_passes_that_do_not_fit_are_refused(model, record):
         packed = torch.arange(LENGTH)[None] % 9
         with pytest.raises(InputError, match="hold several sequences"):
             run(model, position_ids=packed)
+        with pytest.raises(IndexError):
+            run(model, torch.full((LENGTH,), model.config.vocab_size))
         with pytest.raises(InputError, match="run the model, not a"):
             model.model.layers[0].mixer(torch.zeros(1, LENGTH, model.config.hidden_size))
         # After an error the block goes on.

@@ -1,13 +1,39 @@
 """Attention weights read while a model runs."""
 
+import contextvars
+import threading
+
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+)
 
 from prismlm.errors import InputError
-from prismlm.models.attention import attention_layers, head_groups, reading_attention
+from prismlm.models.attention import (
+    attention_form,
+    attention_layers,
+    head_groups,
+    reading_attention,
+)
 from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
+
+
+class OwnFormConfig(LlamaConfig):
+    """Has a property of its own over the form of attention, as HRM-Text's configuration does."""
+
+    @property
+    def _attn_implementation(self):
+        return self._attn_implementation_internal
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value):
+        PreTrainedConfig._attn_implementation.__set__(self, value)
 
 
 def signal_noise(**settings):
@@ -65,13 +91,13 @@ def test_weights_with_padding_and_a_cache_are_those_without():
     assert torch.allclose(later[1], whole[1][:, :, 4:], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["gpt2", LlamaConfig, OwnFormConfig])
 def test_weights_of_a_hugging_face_model_are_its_own(kind):
     torch.manual_seed(0)
     if kind == "gpt2":
         model = GPT2LMHeadModel(GPT2Config(vocab_size=19, n_embd=16, n_layer=2, n_head=4)).eval()
     else:
-        config = LlamaConfig(
+        config = kind(
             vocab_size=19,
             hidden_size=16,
             intermediate_size=32,
@@ -113,3 +139,27 @@ def test_one_layer_is_read_when_one_is_asked_for():
         model(torch.tensor([[1, 2, 3]]))
     model(torch.tensor([[1, 2, 3]]))
     assert found == [1]
+
+
+def test_a_form_holds_in_its_block_and_for_who_opened_it():
+    first, second = (
+        GPT2LMHeadModel(GPT2Config(vocab_size=19, n_embd=16, n_layer=1, n_head=4)) for _ in "ab"
+    )
+    own, found = first.config._attn_implementation, []
+
+    def look():
+        found.append(first.config._attn_implementation)
+
+    with attention_form(first):
+        with attention_form(first, "sdpa"), attention_form(first):
+            assert first.config._attn_implementation == "sdpa"
+        assert first.config._attn_implementation == "eager"
+        copied = contextvars.copy_context()
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    # What still has the block's context after it, as a task that was begun in it.
+    with attention_form(second):
+        copied.run(look)
+        look()
+    assert found == [own] * 3

@@ -10,7 +10,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 from prismlm.errors import FormatError, InputError
 from prismlm.files import from_json
 from prismlm.models.presets import build_config, build_model
-from prismlm.models.seam import LogitMap, capture, output_embedding, verify_logit_map
+from prismlm.models.seam import (
+    LogitMap,
+    capture,
+    decoder_and_embeddings,
+    output_embedding,
+    verify_logit_map,
+)
 
 SMALL = {
     "hidden_size": 32,
@@ -144,3 +150,11 @@ def test_an_embedding_that_does_more_than_its_weight_says():
         verify_logit_map(model, LogitMap())
     handle.remove()
     verify_logit_map(model, LogitMap())
+
+
+def test_a_decoder_whose_embeddings_have_another_name():
+    model = decoder("llama")
+    embeddings = model.get_input_embeddings()
+    model._modules = {"shared": embeddings, **model._modules}
+    found = decoder_and_embeddings(model, decoder="model", embeddings="shared")
+    assert found == (model.model, embeddings)

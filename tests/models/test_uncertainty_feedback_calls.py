@@ -183,6 +183,21 @@ def test_a_static_cache_is_refused(name):
         model.generate(IDS, **MADE, cache_implementation="static")
 
 
+@torch.no_grad()
+def test_the_mask_of_one_token(model):
+    """Of the last position, whose padding has no code and leaves none to the next token."""
+    attach_drawn(model, 64)
+    ones, padded = torch.ones(1, 6, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 1, 0]])
+    codes = []
+    for mask in (None, ones, padded):
+        cache = model(IDS[:1], use_cache=True).past_key_values
+        output = model(IDS[:1, :1], past_key_values=cache, attention_mask=mask)
+        codes.append((output.uncertainty_codes.item(), carried_code(cache).following.item()))
+    assert codes[0] == codes[1]
+    assert min(codes[0]) >= 0
+    assert codes[2] == (-1, -1)
+
+
 def test_a_cache_with_a_gradient(model):
     attach_drawn(model, 64, passes=2)
     cache = model(IDS, use_cache=True).past_key_values

@@ -9,6 +9,10 @@ from transformers import (
     GenerationConfig,
     LlamaForCausalLM,
     LlamaModel,
+    XLMConfig,
+    XLMWithLMHeadModel,
+    XLNetConfig,
+    XLNetLMHeadModel,
 )
 
 from prismlm.errors import InputError
@@ -133,9 +137,14 @@ def test_embeddings_that_the_decoder_does_not_call_are_not_passed_over_in_silenc
 
 
 def test_encoders_are_refused_with_the_reason():
-    # The class of the last is one for language modelling; what it attends to is not.
+    # The classes of the last three are for language modelling; what they attend to is not.
     encoder = BertLMHeadModel(BertConfig(**ENCODER)).train()
-    others = BertForMaskedLM(BertConfig(**ENCODER)), LlamaModel(FAMILIES["llama"]())
+    others = (
+        BertForMaskedLM(BertConfig(**ENCODER)),
+        LlamaModel(FAMILIES["llama"]()),
+        XLNetLMHeadModel(XLNetConfig(vocab_size=V, d_model=16, n_layer=1, n_head=2, d_inner=32)),
+        XLMWithLMHeadModel(XLMConfig(vocab_size=V, emb_dim=16, n_layers=1, n_heads=2)),
+    )
     for model in (*others, encoder):
         with pytest.raises(InputError, match=r"predicts no next token.* is_decoder=True"):
             attach_drawn(model, 8)

@@ -74,6 +74,7 @@ def test_a_truncated_file(model, saved, share):
         (None, {"model": None}, "model is None"),
         (None, {"places": {"decoder": "gone"}}, "no decoder found"),
         (torch.full((64, 16), torch.nan), {}, "all finite"),
+        (torch.zeros(64, 8), {}, "cannot verify that the table matches"),
         (torch.zeros(16), {}, r"holds torch.float32 \[16\]"),
         (torch.zeros(1, 16), {}, r"\[1, 16\] for 64 levels"),
     ],

@@ -108,3 +108,11 @@ def test_of_equal_hooks_in_nested_blocks_the_outermost_acts(model):
         outer.__exit__(None, None, None)
         assert torch.equal(copied.run(model[0], X), once)
     assert not hooks_of(model)
+
+
+def test_what_is_always_called_is_when_the_module_raises(model):
+    seen = []
+    always = Hook(model[2], after=noting(seen, "always"), always=True)
+    with watch([always, Hook(model[2], after=noting(seen, "else"))]), pytest.raises(RuntimeError):
+        model[2](torch.ones(1, 7))
+    assert seen == [("always", 1)]

@@ -237,7 +237,7 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     hooks = [Hook(layer.mixer.gates, _before, _after) for layer in here]
     if any(isinstance(one, ClampGates) for one in interventions):
         decoders = [module for module in model.modules() if isinstance(module, RecurrentModel)]
-        hooks += [Hook(decoder, _note_span, _forget_span) for decoder in decoders]
+        hooks += [Hook(decoder, _note_span, _forget_span, always=True) for decoder in decoders]
     token = _in_force.set(held)
     try:
         with watch(hooks, unwatched_too=True):

@@ -32,10 +32,8 @@ NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 # Of each configuration, by its id, the form that passes of this thread or task take.
 _NONE: dict[int, str] = {}
 _forms: ContextVar[dict[int, str]] = ContextVar("prismlm_attention_form", default=_NONE)
-_PLAIN: Any = PreTrainedConfig._attn_implementation
-_BY_ASKER = property(
-    lambda config: _forms.get().get(id(config)) or _PLAIN.fget(config), _PLAIN.fset
-)
+# Where a configuration keeps its own; some families have a property of their own over it.
+FORM = "_attn_implementation_internal"
 _counting = threading.Lock()
 _open_blocks = 0
 
@@ -110,27 +108,45 @@ def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
     while blocks are open, they answer by who asks. Another form than ``eager``, as transformers has
     it registered, goes before it however blocks are nested.
     """
-    forms = dict(_forms.get())
+    around = _forms.get()
+    forms = dict(around)
     for module in model.modules():
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig) and forms.get(id(config), EAGER) == EAGER:
             forms[id(config)] = name
-    token = _forms.set(forms)
+    _forms.set(forms)
     _answer_by_asker(+1)
     try:
         yield
     finally:
         _answer_by_asker(-1)
-        _forms.reset(token)
+        # Tasks that were begun in the block have a copy of its context, and may outlive it.
+        forms.clear()
+        if _forms.get() is forms:
+            _forms.set(around)
 
 
 def _answer_by_asker(change: int) -> None:
     """Count the open blocks; while there are any, configurations look up who asks."""
     global _open_blocks
     with _counting:
+        if not _open_blocks:
+            setattr(PreTrainedConfig, FORM, property(_form_here, _set_form))
         _open_blocks += change
-        kind: Any = PreTrainedConfig
-        kind._attn_implementation = _BY_ASKER if _open_blocks else _PLAIN
+        if not _open_blocks:
+            delattr(PreTrainedConfig, FORM)
+
+
+def _form_here(config: PreTrainedConfig) -> Any:
+    """Return the form that passes of this thread or task take, or else the configuration's own."""
+    form, own = _forms.get().get(id(config)), vars(config)
+    if form is None and FORM not in own:
+        raise AttributeError(f"{type(config).__name__} has no {FORM}")
+    return form or own[FORM]
+
+
+def _set_form(config: PreTrainedConfig, form: Any) -> None:
+    vars(config)[FORM] = form
 
 
 def _weights_of(module: nn.Module, kwargs: dict[str, Any], output: Any, layer: int) -> Tensor:

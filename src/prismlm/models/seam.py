@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from prismlm.models.watch import Hook, watch
 PROBE_SHAPE = (2, 8)
 READABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MODULES_NAMED = 8
+CACHES = ("past_key_values", "cache_params")
+"""What holds positions that a model has seen, as an argument and in the output."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ def decoder_and_embeddings(
     modules = dict(model.named_modules())
     tables = [name for name, module in modules.items() if isinstance(module, nn.Embedding)]
     inner = _asked(model, "get_decoder") if decoder is None else modules.get(decoder)
-    holds_embeddings = decoder is None or any(name.startswith(f"{decoder}.") for name in tables)
+    inside = () if inner is None else inner.modules()
+    holds_embeddings = decoder is None or any(isinstance(one, nn.Embedding) for one in inside)
     # One that is the whole model would have its hooks called before the model's own.
     if inner is None or inner is model or not holds_embeddings:
         parts = [name for name, module in model.named_children() if [*module.children()]]
@@ -209,13 +213,14 @@ def sees_ahead(model: PreTrainedModel) -> bool:
     """Say whether predictions change with the token after them, as an encoder's do.
 
     BERT and its kin have a class for language modelling, say ``is_decoder: false`` and attend to
-    both sides. So do a few real decoders say, hence the look: another last token changes no earlier
-    logit of those.
+    both sides; XLNet and XLM do without saying anything, and resume from no cache. So do a few real
+    decoders, hence the look: another last token changes no earlier logit of those.
     """
     config, weight = model.config, next(model.parameters())
-    if config.is_encoder_decoder or getattr(config, "is_decoder", None) is not False:
-        return False
-    if weight.device.type == "meta":
+    decodes = getattr(config, "is_decoder", None)
+    if decodes is None:
+        decodes = any(name in CACHES for name in inspect.signature(model.forward).parameters)
+    if config.is_encoder_decoder or decodes or weight.device.type == "meta":
         return False
     ids = torch.ones(PROBE_SHAPE, dtype=torch.int64, device=weight.device)
     ids[1, -1] = 2

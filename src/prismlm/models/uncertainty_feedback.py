@@ -29,7 +29,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, check_whole
 from prismlm.layers.uncertainty_feedback import ROWS, UncertaintyEmbedding
-from prismlm.models.seam import decoder_and_embeddings, sees_ahead
+from prismlm.models.seam import CACHES, decoder_and_embeddings, sees_ahead
 from prismlm.models.uncertainty_table import UNCERTAINTY_FILE, SavedTable, read_table, write_table
 from prismlm.models.watch import Hook, unwatched, watch
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code
@@ -38,9 +38,8 @@ CODES = "uncertainty_codes"
 """Codes of a call, as an argument and in the output: int64 [B, T], −1 for none."""
 TABLE = "prismlm_uncertainty"
 ATTACHED = "_prismlm_feedback"
-CACHES = ("past_key_values", "cache_params")
-# What RWKV, XLNet and Reformer resume from: tensors, which cannot carry the next token's code.
-STATES_WITHOUT_CODES = ("state", "mems", "past_buckets_states")
+# What RWKV and Reformer resume from: tensors, which cannot carry the next token's code.
+STATES_WITHOUT_CODES = ("state", "past_buckets_states")
 # Tokens that stand for something other than text, by their names in configurations.
 PLACEHOLDERS = tuple(
     f"{kind}_token_{ending}" for kind in ("image", "video", "audio") for ending in ("id", "index")
@@ -316,10 +315,8 @@ class UncertaintyFeedback:
     def _read(self, given: dict[str, Any]) -> _Call:
         """Return what a call says, its arguments given by name."""
         model: Any = self.model
-        ids, mask = (
-            given.get(f"{self._prefix}input_ids"),
-            given.get(f"{self._prefix}attention_mask"),
-        )
+        ids = given.get(f"{self._prefix}input_ids")
+        mask = given.get(f"{self._prefix}attention_mask")
         if ids is None and self._prefix and given.get("labels") is not None:
             ids = model.prepare_decoder_input_ids_from_labels(labels=given["labels"])
         if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
@@ -649,7 +646,7 @@ def load_uncertainty(
         )
     _, inputs = decoder_and_embeddings(model, **saved.places)
     table, weight = saved.embedding, inputs.weight
-    if saved.model != fingerprints.of_tensor(weight):
+    if saved.model != fingerprints.of_tensor(weight) or table.shape[1] != weight.shape[1]:
         raise FormatError(
             f"{path} was trained with other input embeddings than the model's (its vectors are "
             f"{table.dtype} {list(table.shape)}, the embeddings {weight.dtype} "

@@ -32,11 +32,13 @@ class Hook(NamedTuple):
         module: the module.
         before: called with (module, args, kwargs); a pair (args, kwargs) takes their place.
         after: called with (module, args, kwargs, output); what is not None takes its place.
+        always: call ``after`` too where the module raised, without an output.
     """
 
     module: nn.Module
     before: Before | None = None
     after: After | None = None
+    always: bool = False
 
 
 @dataclass(eq=False)
@@ -87,12 +89,13 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
     try:
         with _registering:
             for hook in block.hooks:
-                for act, register in (
-                    (hook.before, hook.module.register_forward_pre_hook),
-                    (hook.after, hook.module.register_forward_hook),
-                ):
-                    if act is not None:
-                        handles.append(register(acting(hook, act), with_kwargs=True))
+                module, before, after, always = hook
+                if before is not None:
+                    act = acting(hook, before)
+                    handles.append(module.register_forward_pre_hook(act, with_kwargs=True))
+                if after is not None:
+                    act, more = acting(hook, after), {"with_kwargs": True, "always_call": always}
+                    handles.append(module.register_forward_hook(act, **more))
         yield
     finally:
         block.is_open = False

@@ -52,6 +52,18 @@ def test_no_position_sees_what_comes_after_it(model):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("where", ["embeddings", "blocks"])
+def test_dropout_acts_in_training_alone(model, where):
+    model, ids = copy.deepcopy(model), tokens(1, 10)
+    model.config.dropout = 0.5 if where == "embeddings" else 0.0
+    for block in model.model.layers:
+        block.dropout = 0.5 if where == "blocks" else 0.0
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    model.train()
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 def test_padding_changes_no_logits(model, side):
     ids = tokens(2, 24)

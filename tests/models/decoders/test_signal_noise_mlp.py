@@ -186,3 +186,8 @@ def test_wrong_settings_are_refused(settings, words):
 def test_sparse_coding_that_gets_nowhere_is_refused(settings, words):
     with pytest.raises(InputError, match=words):
         build(**settings)
+
+
+def test_router_logits_need_a_router():
+    with pytest.raises(InputError, match="has no router"):
+        build()(tokens(), output_router_logits=True)
