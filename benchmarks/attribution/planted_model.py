@@ -164,8 +164,9 @@ def plant_kind(
 def planted_recipe(out: Path, epochs: int, seed: int) -> Recipe:
     """Return the laptop's recipe, with as many steps as the epochs take."""
     base = [f"corpus={out / 'corpus'}", f"out={out / 'model'}", f"seed={seed}", *SETTINGS]
-    # The published models' embeddings decayed.
-    base.append("optimizer.weight_decay_exempt=[]")
+    # As the published models were trained.
+    base += ["optimizer.weight_decay_exempt=[]", "head.position_share=0.333"]
+    base += ["losses.residual=0.1", "losses.kl_tokens=8192"]
     recipe = load_recipe(RECIPE, base)
     corpus = Corpus.open(out / "corpus")
     rows = len(pack(corpus, corpus.split("train"), recipe.data.length, seed))

@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from prismlm.files import read_json
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
-from prismlm.training.tuning import LoraOptions, TableOptions
+from prismlm.training.tuning import LoraOptions, TableOptions, adapt
 
 # The package has a function of the module's name.
 module = sys.modules[attach.__module__]
@@ -233,6 +234,25 @@ def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
     assert noted["attached"]["lora.rank"] == 2
     assert noted["uncertainty_feedback"] == result.uncertainty
     assert result.quality.ce == pytest.approx(result.uncertainty["ce"], rel=1e-4)
+
+
+def test_the_window_is_what_the_text_part_of_a_model_reads():
+    text = SimpleNamespace(max_position_embeddings=64)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+    assert AttachOptions().index(model).window == 64
+
+
+def test_dropout_in_fine_tuning_is_drawn_from_the_seed(base, short_corpus, tmp_path):
+    options, adapters = LoraOptions(0.2, batch=4, rank=2), []
+    for number in (1, 2):
+        model = AutoModelForCausalLM.from_pretrained(base, attention_dropout=0.5)
+        torch.manual_seed(number)
+        before = torch.get_rng_state()
+        out = tmp_path / str(number)
+        adapt(model, Corpus.open(short_corpus), options, out, base="tiny", window=64)
+        assert torch.equal(torch.get_rng_state(), before)
+        adapters.append((out / "adapter_model.safetensors").read_bytes())
+    assert adapters[0] == adapters[1]
 
 
 def test_what_fine_tuning_cannot_be_is_refused(base, tmp_path, monkeypatch):

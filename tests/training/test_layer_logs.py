@@ -224,6 +224,15 @@ def test_the_rows_are_what_the_instruments_say_of_the_saved_model(with_heads, ti
     assert rows[2]["ce"] == result.ce
 
 
+def test_a_finished_run_that_is_resumed_has_the_same_rows(with_heads, same_settings):
+    """Norms of the last gradients, too, which are in no model."""
+    rows = read(with_heads.directory, "heads.csv")
+    assert all(row["gradient_norm"] > 0 for row in rows)
+    out = str(with_heads.directory)
+    train(build_recipe(with_layers(same_settings, SIGNAL_NOISE, steps=20, out=out)), resume=True)
+    assert read(with_heads.directory, "heads.csv") == rows
+
+
 def test_at_the_end_the_rest_is_in_a_report(with_heads):
     report = json.loads((with_heads.directory / "heads.json").read_text())
     assert report["options"]["trained_length"] == 32

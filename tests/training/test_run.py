@@ -185,6 +185,49 @@ def test_a_checkpoint_that_cannot_be_read_is_named_with_what_to_do(settings):
     assert train(recipe, resume=True).steps == 8
 
 
+def test_a_checkpoint_of_an_earlier_version_is_refused_as_such(settings):
+    recipe, checkpoint = stopped(settings | {"steps": 8}, 3)
+    state = torch.load(checkpoint / "prismlm_training_state.pt")
+    del state["gradient_norms"]
+    torch.save(state, checkpoint / "prismlm_training_state.pt")
+    with pytest.raises(FormatError, match=r"written by an earlier version of prismlm\. Resume"):
+        train(recipe, resume=True)
+
+
+KILLED = """
+import os, sys, yaml
+from pathlib import Path
+from transformers import TrainerState
+from prismlm.training import build_recipe, train
+
+save = TrainerState.save_to_json
+
+def cut_short(state, path):
+    save(state, path)
+    if state.global_step == 20:
+        whole = Path(path).read_bytes()
+        Path(path).write_bytes(whole[: len(whole) // 2])
+        os._exit(9)
+
+TrainerState.save_to_json = cut_short
+train(build_recipe(yaml.safe_load(open(sys.argv[1]))))
+"""
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(settings, straight, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    done = forked.run(path, code=KILLED)
+    assert done.returncode == 9, done.stderr
+    checkpoints = Path(settings["out"]) / "checkpoints"
+    assert list_checkpoints(checkpoints) == [checkpoints / "checkpoint-10"]
+    assert_recovers(settings, straight)
+    assert [path.name for path in sorted(checkpoints.iterdir())] == [
+        "checkpoint-20",
+        "checkpoint-30",
+    ]
+
+
 @contextmanager
 def poisoned(parameter, step, value, *, after_update=False):
     """Put a value into a weight before the forward pass of a step, or after its update."""

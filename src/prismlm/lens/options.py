@@ -67,7 +67,7 @@ def options_for(
     for name, least in (("contexts", 1), ("window", 0), ("stride", 0)):
         check_whole(f"--{name}", getattr(options, name), least)
     check_whole("the part to read", options.shard.number, 0, options.shard.count - 1)
-    reads = getattr(model.config, "max_position_embeddings", None)
+    reads = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = min(reads or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
     window = options.window or (path and trained_length(path)) or longest
     check_share(options.positions)

@@ -35,7 +35,7 @@ class LossWeights:
 
     prototype_pull: float = 0.01
     point_pull: float = 0.01
-    residual: float = 0.1
+    residual: float = 1.0
     diversity: float = 0.0
     prototype_only_ce: float = 0.0
     prototype_only_kl: float = 1.0

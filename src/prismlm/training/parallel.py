@@ -73,12 +73,12 @@ def barrier() -> None:
         dist.barrier()
 
 
-def over_processes(tensor: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Return a tensor summed, or reduced otherwise, over all processes."""
+def over_processes(tensor: Tensor) -> Tensor:
+    """Return a tensor summed over all processes."""
     if world_size() == 1:
         return tensor
     reduced = tensor.clone()
-    dist.all_reduce(reduced, how)
+    dist.all_reduce(reduced)
     return reduced
 
 

@@ -61,7 +61,7 @@ class HeadRecipe(Section):
     """false trains the plain model, for comparison"""
     detach: bool = True
     """train the head beside the model without touching the model"""
-    position_share: float = Field(default=0.333, gt=0, le=1)
+    position_share: float = Field(default=0.25, gt=0, le=1)
     """share of the positions that the head is trained on in each step"""
     anneal_from: Count | None = None
     """prototypes per token at first, falling to k; none for k always"""
@@ -101,7 +101,7 @@ class LossRecipe(Section):
     """weight of R1"""
     point_pull: NonNegative = 0.01
     """weight of R2"""
-    residual: NonNegative = 0.1
+    residual: NonNegative = 1.0
     """weight of RES"""
     diversity: NonNegative = 0.0
     """weight of DIV"""
@@ -109,7 +109,7 @@ class LossRecipe(Section):
     """weight of the cross-entropy that ẑ alone gives"""
     prototype_only_kl: NonNegative = 1.0
     """weight of KL(model, ẑ alone): the same without label noise"""
-    kl_tokens: int = Field(default=8192, ge=4)
+    kl_tokens: int = Field(default=1024, ge=4)
     """tokens that this KL is taken over in a step: three quarters the most frequent of the corpus,
     the others drawn anew; all of a vocabulary with no more"""
     residual_reduction: Literal["mean", "sum"] = "mean"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -20,7 +21,7 @@ from prismlm.allocator import keep_freed_memory
 from prismlm.corpus.windows import WindowBatch
 from prismlm.errors import DivergenceError, FormatError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import room_to_write, share
+from prismlm.files import discard, room_to_write, share
 from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
@@ -37,9 +38,9 @@ from prismlm.training.setup import Prepared, decayed_names, device_of
 from prismlm.training.training_signal import set_training_signal
 
 CHECKPOINTS = "checkpoints"
-STATE_FILE = "prismlm_training_state.pt"
-# Trainer writes it last: a directory that has it is complete.
-TRAINER_STATE_FILE = "trainer_state.json"
+# Where one is written, before it gets its place.
+SAVING = ".saving"
+STATE_FILE, TRAINER_STATE_FILE = "prismlm_training_state.pt", "trainer_state.json"
 # Bytes per parameter: its float32 weight and AdamW's two moments.
 BYTES_PER_PARAMETER = 12
 # The share that a cosine may end at is of each group's own peak: the model's and the head's.
@@ -60,7 +61,7 @@ class PrismTrainer(Trainer):
 
     Beside what Trainer does: the head has a learning rate of its own, no weight decay and its own
     clipping, so that with ``detach`` the decoder's weights are bit for bit those of a run without
-    one; a checkpoint is a model directory; logs hold each part of the loss.
+    one; a checkpoint is a model directory, whole or absent; logs hold each part of the loss.
 
     A step's loss is the mean over all of its predictions, however its rows are split into
     micro-batches and processes: each micro-batch counts by its labels. R1 and DIV are of single
@@ -295,15 +296,26 @@ class PrismTrainer(Trainer):
             self._codes_seen()
         needed = BYTES_PER_PARAMETER * sum(p.numel() for p in self.model.parameters())
         what = f"a checkpoint in {self._checkpoints}"
+        hidden = self._checkpoints / SAVING
         with guard_writing(what, self._checkpoints, needed):
             try:
-                super()._save_checkpoint(model, trial)
-            except BaseException:
                 if main:
-                    half = self._checkpoints / f"checkpoint-{step}"
-                    shutil.rmtree(half, ignore_errors=True)
-                raise
+                    shutil.rmtree(hidden, ignore_errors=True)
+                parallel.barrier()
+                super()._save_checkpoint(model, trial)
+                # Each process has added its random generators.
+                parallel.barrier()
+                if main:
+                    keep = self.prepared.recipe.checkpoint.keep
+                    publish(hidden / f"checkpoint-{step}", self._checkpoints, keep)
+            finally:
+                if main:
+                    shutil.rmtree(hidden, ignore_errors=True)
         parallel.barrier()
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Return where Trainer writes a checkpoint."""
+        return str(self._checkpoints / SAVING)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model; every process has to call, since a sharded one is gathered by all."""
@@ -311,7 +323,7 @@ class PrismTrainer(Trainer):
         tokens = self.tokens_seen()
         provenance = self.prepared.provenance(steps=self.state.global_step, tokens=tokens)
         self.write_model(directory, provenance)
-        save_state(directory, self.model, tokens)
+        save_state(directory, self.model, tokens, self.layer_log.gradient_norms)
 
     def write_model(self, directory: Path, provenance: dict[str, Any]) -> None:
         """Write a prismlm model directory: Hugging Face checkpoint, tokenizer, then the sidecar.
@@ -344,7 +356,8 @@ class PrismTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        tokens = load_state(Path(resume_from_checkpoint), self.model)
+        tokens, norms = load_state(Path(resume_from_checkpoint), self.model)
+        self.layer_log.gradient_norms = norms
         self._tokens = torch.tensor(tokens if parallel.is_main() else 0)
 
     def diverged(self, cause: str) -> DivergenceError:
@@ -408,7 +421,6 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
         logging_nan_inf_filter=False,
         save_strategy="steps",
         save_steps=recipe.checkpoint.every,
-        save_total_limit=recipe.checkpoint.keep,
         eval_strategy="no",
         report_to=list(recipe.logging.report_to),
         disable_tqdm=True,
@@ -424,7 +436,9 @@ def training_arguments(recipe: Recipe, directory: Path) -> TrainingArguments:
     )
 
 
-def save_state(directory: Path, model: PrismForCausalLM, tokens: int) -> None:
+def save_state(
+    directory: Path, model: PrismForCausalLM, tokens: int, gradient_norms: list[float]
+) -> None:
     """Write what a model directory lacks to resume training from it; every process has to call."""
     usage = None if model.usage is None else model.usage.state()
     state = {
@@ -432,15 +446,21 @@ def save_state(directory: Path, model: PrismForCausalLM, tokens: int) -> None:
         "head": model.prototype_head.state_dict(),
         "head_placed": model.placed,
         "tokens": tokens,
+        "gradient_norms": gradient_norms,
     }
     if parallel.is_main():
         torch.save(state, directory / STATE_FILE)
 
 
-def load_state(directory: Path, model: PrismForCausalLM) -> int:
-    """Put a checkpoint's weights into ``model``; return the tokens it was trained on."""
+def load_state(directory: Path, model: PrismForCausalLM) -> tuple[int, list[float]]:
+    """Put a checkpoint's weights into ``model``; return tokens trained on and gradient norms."""
     try:
         state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+        if "gradient_norms" not in state:
+            raise FormatError(
+                f"the checkpoint {directory} was written by an earlier version of prismlm. Resume "
+                "the run with that version, or train into another out."
+            )
         decoder: PreTrainedModel = type(model.model).from_pretrained(
             directory, dtype=model.model.dtype, local_files_only=True
         )
@@ -449,7 +469,9 @@ def load_state(directory: Path, model: PrismForCausalLM) -> int:
         model.placed = state["head_placed"]
         if model.usage is not None and state["uses"] is not None:
             model.usage.load(state["uses"])
-        return state["tokens"]
+        return state["tokens"], state["gradient_norms"]
+    except FormatError:
+        raise
     except Exception as error:  # torch, safetensors and transformers raise what they like
         raise FormatError(
             f"the checkpoint {directory} cannot be resumed from "
@@ -466,13 +488,23 @@ def step_of(checkpoint: Path) -> int:
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    complete = [path.parent for path in directory.glob(f"checkpoint-*/{TRAINER_STATE_FILE}")]
-    return sorted((path for path in complete if step_of(path) >= 0), key=step_of)
+    found = directory.glob("checkpoint-*")
+    return sorted((path for path in found if step_of(path) >= 0), key=step_of)
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
     """Return the newest complete checkpoint of a run, or None."""
     return next(reversed(list_checkpoints(directory)), None)
+
+
+def publish(checkpoint: Path, directory: Path, keep: int) -> None:
+    """Move a checkpoint that is whole to its place, and delete all but the newest."""
+    place = directory / checkpoint.name
+    if place.exists():
+        discard(place)
+    os.rename(checkpoint, place)
+    for old in list_checkpoints(directory)[:-keep]:
+        discard(old)
 
 
 def last_good(directory: Path) -> str:

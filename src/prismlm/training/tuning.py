@@ -214,10 +214,12 @@ class Adapting(Loop):
         self._model, self._rows, self._options, self._bf16 = model, rows, options, bf16
 
     def run_all(self, title: str, progress: Reporter) -> None:
-        """Take all steps."""
-        options = self._options
+        """Take all steps; dropout, of models that have it, is drawn from the seed."""
+        options, device = self._options, self._model.device
         rows = batches(len(self._rows), options.batch, self.steps, options.seed)
-        self.run(rows, title, "ce", progress)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(options.seed)
+            self.run(rows, title, "ce", progress)
 
     def losses(self, rows: np.ndarray) -> dict[str, float]:
         """Add the gradients of the rows' mean cross-entropy; return it in nats per token."""
