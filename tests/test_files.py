@@ -5,6 +5,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from prismlm.explain.rows import Rows
 from prismlm.files import (
     atomic_directory,
     atomic_file,
+    check_room,
     decoded,
     json_text,
     keep_json,
@@ -103,6 +105,23 @@ def test_a_directory_is_there_whole_wherever_its_replacement_is_killed(
     remove_left_behind(target)
     assert (target / "text").read_text() == ("new" if renamed == 2 else "old")
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_permissions_are_given_without_a_moment_of_another_umask(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    path.touch(0o600)
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("files of other threads see it"))
+    share(path)
+    (tmp_path / "new").touch()
+    assert mode(path) == mode(tmp_path / "new")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["model.safetensors", "new"]
+
+
+def test_too_little_room_is_told_with_all_that_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4e6))
+    check_room("the corpus", tmp_path, 8e6)
+    with pytest.raises(PrismError, match=r"takes about 10\.0 MB, and 4\.0 MB are free"):
+        check_room("the corpus", tmp_path, 10e6)
 
 
 def test_json_has_no_nan_whoever_writes_it(tmp_path):

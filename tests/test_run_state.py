@@ -53,6 +53,28 @@ def test_waiting_for_a_writer(tmp_path):
     assert order == ["first", "second"]
 
 
+def test_writers_that_come_at_once_take_turns(tmp_path):
+    inside, most, failed = [], [], []
+
+    def turns():
+        try:
+            for _ in range(100):
+                with writing(tmp_path / "place", wait=True):
+                    inside.append(1)
+                    most.append(len(inside))
+                    inside.pop()
+        except InputError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=turns) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert most == [1] * 600
+
+
 def test_what_a_kill_left_is_removed_and_nothing_else(tmp_path):
     place = tmp_path / "place"
     (place / "inner").mkdir(parents=True)

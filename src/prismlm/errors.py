@@ -121,8 +121,8 @@ def check_path(name: str, value: object) -> Path:
     given: object = os.fspath(cast("str | os.PathLike[str]", value))
     if not isinstance(given, str) or not given or "\0" in given:
         raise InputError(f"{name} is {shown(value)}: expected the path of a file or directory.")
-    longest = max(len(os.fsencode(part)) for part in (*Path(given).parts, ""))
-    if longest > 255 or len(os.fsencode(given)) > 4095:
+    sizes = [len(part.encode(errors="surrogatepass")) for part in (given, *Path(given).parts)]
+    if sizes[0] > 4095 or max(sizes[1:], default=0) > 255:
         raise InputError(
             f"{name} is {shown(value)}, which is longer than a path can be: expected names of at "
             "most 255 bytes, 4,095 in all."

@@ -72,12 +72,16 @@ def share(path: Path) -> None:
     safetensors from 0.8 on makes files so, whatever the umask: nobody else could open a model that
     lies in a shared folder. Links, and files that have another name as well, stay as they are.
     """
-    umask = os.umask(0)
-    os.umask(umask)
     for file in path.glob("*.safetensors") if path.is_dir() else [path]:
         status = file.lstat() if os.path.lexists(file) else None
         if status and status.st_nlink == 1 and status.st_mode == stat.S_IFREG | PRIVATE:
-            file.chmod(0o666 & ~umask)
+            # The umask can only be read by setting it, which other threads would notice.
+            probe = temporary_sibling(file)
+            probe.touch()
+            try:
+                file.chmod(stat.S_IMODE(probe.stat().st_mode))
+            finally:
+                probe.unlink()
 
 
 @contextmanager
@@ -140,20 +144,14 @@ def room_to_write(
     import pyarrow as pa
     from safetensors import SafetensorError
 
-    def failed(cause: object) -> PrismError:
-        takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
-        rest = way_out if isinstance(way_out, str) else way_out()
-        free = f"{_free(directory) / 1e6:,.1f} MB are free"
-        return PrismError(f"{what} could not be written ({cause}): {takes}{free}. {rest}")
-
     if _free(directory) < needed:
-        raise failed("the disk is full")
+        raise _not_written(what, directory, way_out, needed, "the disk is full")
     try:
         yield
     except (OSError, SafetensorError, pa.ArrowException, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not FAILED_WRITE.search(str(error)):
             raise
-        raise failed(error) from error
+        raise _not_written(what, directory, way_out, needed, error) from error
 
 
 def check_room(what: str, directory: Path, expected: float, there: Path | None = None) -> None:
@@ -170,13 +168,22 @@ def check_room(what: str, directory: Path, expected: float, there: Path | None =
     """
     files = there.rglob("*") if there is not None else ()
     expected -= sum(path.stat().st_size for path in files if path.is_file())
-    with room_to_write(what, directory, WAY_OUT, needed=expected / 2):
-        pass
+    if _free(directory) < expected / 2:
+        raise _not_written(what, directory, WAY_OUT, expected, "the disk is full")
 
 
 def _free(directory: Path) -> int:
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     return shutil.disk_usage(existing).free
+
+
+def _not_written(
+    what: str, directory: Path, way_out: str | Callable[[], str], needed: float, cause: object
+) -> PrismError:
+    takes = f"it takes about {needed / 1e6:,.1f} MB, and " if needed else ""
+    rest = way_out if isinstance(way_out, str) else way_out()
+    free = f"{_free(directory) / 1e6:,.1f} MB are free"
+    return PrismError(f"{what} could not be written ({cause}): {takes}{free}. {rest}")
 
 
 def json_text(value: Any, **how: Any) -> str:

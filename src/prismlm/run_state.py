@@ -77,10 +77,12 @@ def _locked(path: Path, wait: bool) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             # Whoever held the lock before may have removed the file in between.
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
                 os.truncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
                 return descriptor
+        except FileNotFoundError:  # removed: there is a new one to be opened
+            pass
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)

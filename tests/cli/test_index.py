@@ -16,6 +16,7 @@ from prismlm.cli.index import _own_device
 from prismlm.lens.layout import read_meta
 from tests.helpers import forked
 from tests.helpers.forked import SOURCES
+from tests.helpers.lens_meta import change_meta
 
 
 @pytest.fixture
@@ -147,6 +148,13 @@ def test_inspect(prism, refused, tiny_model, copy):
     assert "does not hold what was written" in refused("inspect", copy)
     shutil.rmtree(copy / "lens")
     assert "has no lens" in refused("inspect", copy)
+
+
+def test_a_lens_without_a_curve_is_inspected(prism, copy):
+    change_meta(copy / "lens" / "sample", convergence=[])
+    shown = prism("inspect", copy)
+    assert shown.returncode == 0, shown.stderr
+    assert "the lens has no curve" in shown.stdout
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from prismlm.lens.labels.map import regions
-from tests.helpers.chat_server import ChatServer
+from tests.helpers.chat_server import ChatServer, good
 from tests.helpers.named_lens import named_model
 
 
@@ -61,6 +61,20 @@ def test_a_language_model_names(prism, asked):
     for part in ("named 5", "requests 10", "tokens in 1,000", "tokens out 100"):
         assert part in said
     assert "\x1b[31m" not in made.stdout + made.stderr
+
+
+def test_names_in_another_language_are_said_to_tell_nothing_by_their_words(prism, asked):
+    foreign = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
+
+    def answer(request, number):
+        return {key: foreign.get(key, value) for key, value in good(request).items()}
+
+    with ChatServer(answer) as server:
+        given = ["--endpoint", server.url, "--endpoint-model", "foreign", "--prototypes", "30"]
+        made = prism("label", asked, *given, "--overwrite")
+    assert made.returncode == 0, made.stderr
+    assert "named 30" in " ".join(made.stdout.split())
+    assert "another language than the corpus" in " ".join(made.stdout.split())
 
 
 def test_a_server_that_is_down_is_told(prism, asked):

@@ -2,6 +2,7 @@
 
 import gzip
 import shutil
+from pathlib import Path
 
 import pytest
 import typer
@@ -92,6 +93,24 @@ def test_an_output_replaces_nothing_and_has_the_ending_of_what_it_is(
         assert "which this command reads" in message
     assert weights.read_text() == there.read_text() == "mine"
     assert not other.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["explain", MODEL, "--file"], "--html"),
+        (["audit", MODEL], "--jsonl"),
+        (["compare", MODEL, MODEL, "--file"], "--parquet"),
+        (["inspect", "heads", MODEL, "--corpus"], "--out"),
+    ],
+)
+def test_a_text_is_never_replaced_by_what_is_said_of_it(refused, tmp_path, command, option):
+    ending = Path(FILES_WRITTEN[" ".join(command[: 1 + (command[0] == "inspect")]), option][1])
+    texts = tmp_path / f"texts{ending.suffix}"
+    texts.write_text("mine")
+    message = refused(*command, texts, option, texts, "--overwrite")
+    assert "is read by this command" in message
+    assert texts.read_text() == "mine"
 
 
 @pytest.mark.parametrize(("command", "option"), DIRECTORIES_WRITTEN)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -10,8 +11,8 @@ from typer.testing import CliRunner
 import prismlm
 from prismlm.cli.app import app
 from prismlm.corpus import Corpus
-from prismlm.demo.prompts import PROMPTS
-from prismlm.demo.trained import QUICK, DemoSize, run_demo
+from prismlm.demo.prompts import PROMPTS, REPORT_COST, estimate
+from prismlm.demo.trained import QUICK, DemoSize, identity, run_demo
 from prismlm.errors import InputError
 from tests.helpers import forked
 from tests.helpers.small_disk import can_mount, on_small_disk
@@ -56,6 +57,28 @@ def test_a_second_run_builds_nothing(demo):
     assert again.cached
     assert files == {p: p.stat().st_mtime_ns for p in demo.model.rglob("*") if p.is_file()}
     assert again.answers == demo.answers
+
+
+def test_an_estimate_counts_the_report_wherever_a_part_is_missing(demo, tmp_path):
+    out = Path(shutil.copytree(demo.model.parent, tmp_path / "demo"))
+    part = {"lens": (30.0, 10**9, 10**8)}
+    assert estimate(out, identity(TINY), part, "").seconds == 0
+    shutil.rmtree(out / "model" / "lens")
+    assert estimate(out, identity(TINY), part, "").seconds == 30 + REPORT_COST[0]
+
+
+def test_what_other_code_explained_is_explained_again(demo, tmp_path):
+    out = Path(shutil.copytree(demo.model.parent, tmp_path / "demo"))
+    summary = out / "summary.json"
+    before = json.loads(summary.read_text())
+    changed = {"of": [], "answers": [one | {"field": "of old"} for one in before["answers"]]}
+    summary.write_text(json.dumps(changed))
+    os.utime(out / "model" / "prototype_head.safetensors")
+    assert run_demo(out, TINY).answers == demo.answers
+    now = json.loads(summary.read_text())
+    assert now["answers"] == before["answers"]
+    # The head is of another time.
+    assert now["of"] != before["of"]
 
 
 def test_a_missing_part_alone_is_built_again(demo):

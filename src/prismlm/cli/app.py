@@ -163,11 +163,20 @@ def _options(
 ) -> None:
     """Refuse several processes where each would do all of the work in the same place."""
     command, alone = context.invoked_subcommand or "", sorted(ALONE.intersection(context.obj))
-    together = command in IN_PARTS and not alone
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and command != ELSEWHERE and not together:
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    # On a CPU, accelerate leaves starting the others to mpirun, and tells none its number.
+    untold = os.environ.keys() >= {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} and started == 1
+    if command == ELSEWHERE or not (untold or started > 1):
+        return
+    if command not in IN_PARTS or alone:
         raise InputError(
             f"prismlm {' '.join([command, *alone])} runs in one process; each of several would "
             "do all of it, in the same place: start it without torchrun or accelerate launch."
+        )
+    if untold:
+        raise InputError(
+            "accelerate launch was asked for several processes, but on a CPU it connects none "
+            f"of them: start them with `torchrun --nproc-per-node N -m prismlm {command} …`."
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,7 @@ Base = Annotated[
 Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; may be repeated.")]
 HeadPrototypes = Annotated[int | None, option("K", "Default: 8192, or one for 16 positions.")]
 HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "Of a token's prototypes.")]
+Window = Annotated[int | None, option("N", "Tokens read at once (default: 512).", least=1)]
 Rate = Annotated[float, option("R", "Learning rate, in units of the prototypes' elements.")]
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
 Uncertainty = Annotated[bool, flag("--uncertainty", "Train a table of uncertainty feedback.")]
@@ -46,9 +47,7 @@ def attach(
     rate: Rate = 0.03,
     states_gb: Annotated[float, option("GB", "The most disk for hidden states.")] = 4.0,
     keep_states: Annotated[bool, flag("--keep-states", "Leave them there at the end.")] = False,
-    window: Annotated[
-        int | None, option("N", "Tokens read at once (default: 512).", least=1)
-    ] = None,
+    window: Window = None,
     contexts: opt.Contexts = 64,
     positions: opt.PositionShare = 1.0,
     codes: opt.Codes = "int8",
@@ -67,25 +66,25 @@ def attach(
     The model's weights stay as they are: DIR holds them beside the head, and opens as any
     checkpoint does. With --lora they are fine-tuned on the text first. With --uncertainty a table
     of 64 rows is trained to feed the entropy of each prediction back to the next input, by two
-    passes over each text; prismlm.attach_uncertainty has the source's own form. To resume, run the
-    same command again.
+    passes over each text; prismlm.attach_uncertainty has the source's form. Run again to resume.
     """
-    given = locals()
     from prismlm import training
     from prismlm.lens.codes import check_codes
     from prismlm.lens.options import check_share
 
     opt.needs(*(["peft"] if lora else []))
-    check_share(positions)
-    check_codes(codes)
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
-    table = training.TableOptions(uncertainty_epochs, seed=seed)
-    options = opt.fill(
-        training.AttachOptions,
-        given,
+    how: dict[str, Any] = {"window": window, "states_gb": states_gb, "keep_states": keep_states}
+    how |= {"device": device, "precision": precision, "revision": revision}
+    options = training.AttachOptions(
+        **how,
         fit=training.FitOptions(*sizes, weights=weights, seed=seed),
+        contexts=contexts,
+        positions=check_share(positions),
+        codes=check_codes(codes),
         lora=training.LoraOptions(lora_epochs, seed=seed) if lora else None,
-        uncertainty=table if uncertainty else None,
+        skip_bad_rows=skip_bad_rows,
+        uncertainty=training.TableOptions(uncertainty_epochs, seed=seed) if uncertainty else None,
     )
     if dry_run:
         output.print_cost(training.estimate_attach(model, corpus, options), as_json=as_json)

@@ -412,12 +412,11 @@ def pairs(
 
     The pairs are of the corpora's licences, AG News for research only: they do not ship.
     """
-    given = locals()
     from prismlm.eval.perturbations.generate import FILES, PairOptions, write_pairs
 
     files = [out / name for name in FILES]
     check_outputs(*files, inputs=(data,), overwrite=overwrite)
-    options = opt.fill(PairOptions, given)
+    options = PairOptions(per_slice, seed, similarity)
     with orderly_end():
         result = write_pairs(out, data, options, ConsoleReporter())
     output.wrote(*files)

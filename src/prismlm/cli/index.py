@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from prismlm.corpus import Columns, Corpus
     from prismlm.cost import Cost
     from prismlm.lens.options import IndexOptions, Shard
+    from prismlm.models.checkpoint import Checkpoint
 
 # Of a corpus that is streamed: the most that an interruption loses.
 SHARD_TOKENS = 2**24
@@ -67,38 +68,44 @@ def index(
     Finished parts are kept: run the same command again to resume an index in parts (--shard), or
     one that streams a dataset into a corpus. Under torchrun every process reads one part.
     """
-    given = locals()
-    from prismlm.corpus import Corpus
-    from prismlm.lens.build import check_lens, lens_directory
-    from prismlm.lens.build import index as run
+    from prismlm.lens.build import check_lens, index_checkpoint, lens_directory
     from prismlm.lens.codes import check_codes
-    from prismlm.lens.options import IndexOptions, check_share
+    from prismlm.lens.options import IndexOptions, options_for
+    from prismlm.models.checkpoint import load_checkpoint
     from prismlm.models.device import device_named, uses_bf16
 
     streamed = dataset_of(dataset, None, dataset_split, data_files)
-    if streamed is not None:
-        source = _Streamed(model, streamed, _columns(column or []), corpus, skip_bad_rows)
-    elif corpus is None:
-        raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
-    else:
-        source = Corpus.open(corpus)
-    where = _own_device(device_named(device))
-    read: dict[str, Any] = {"positions": check_share(positions), "codes": check_codes(codes)}
-    read |= {"window": window or 0, "stride": stride or 0, "with_text": text}
-    read |= {"bf16": uses_bf16(precision, where), "shard": _shard(shard)}
-    options = opt.fill(IndexOptions, given | read)
+    source = _source(model, corpus, streamed, column or [], skip_bad_rows)
+    where, part = _own_device(device_named(device)), _shard(shard)
+    kept = (contexts, window or 0, stride or 0, split, text, positions, check_codes(codes))
+    options = IndexOptions(*kept, bf16=uses_bf16(precision, where), shard=part)
     out = lens_directory(model, lens or source.name)
     check_lens(out, overwrite=overwrite)
+    checkpoint = load_checkpoint(model, device=where)
+    # What the model cannot read is refused before a dataset is streamed.
+    options = options_for(checkpoint.model, options, model)
     if dry_run:
-        output.print_cost(_cost(model, source, options, where), as_json=as_json)
+        output.print_cost(_cost(checkpoint, source, options), as_json=as_json)
         return
-    reporter = ConsoleReporter() if opt.is_first_process() else SILENT
+    how: dict[str, Any] = {"progress": ConsoleReporter() if opt.is_first_process() else SILENT}
     if isinstance(source, _Streamed):
-        source = source.build(options, where, progress=reporter)
-    began, how = time.monotonic(), {"device": where, "overwrite": overwrite}
-    written = run(model, source, out, options, **how, progress=reporter)
+        source = source.build(wait=part.count > 1, **how)
+    began = time.monotonic()
+    written = index_checkpoint(checkpoint, source, out, options, overwrite=overwrite, **how)
     if written or "WORLD_SIZE" not in os.environ:
-        _report(written, out, options.shard, time.monotonic() - began, as_json=as_json)
+        _report(written, out, part, time.monotonic() - began, as_json=as_json)
+
+
+def _source(
+    model: Path, corpus: Path | None, dataset: Any, columns: list[str], skip_bad_rows: bool
+) -> Corpus | _Streamed:
+    from prismlm.corpus import Corpus
+
+    if dataset is not None:
+        return _Streamed(model, dataset, _columns(columns), corpus, skip_bad_rows)
+    if corpus is None:
+        raise InputError("nothing to read: name a --corpus, or a --dataset to make one of.")
+    return Corpus.open(corpus)
 
 
 class _Streamed:
@@ -113,44 +120,37 @@ class _Streamed:
         self.skip_bad_rows = skip_bad_rows
         self.name = self.out.resolve().name
 
-    def build(self, options: IndexOptions, device: str, progress: Reporter) -> Corpus:
+    def build(self, *, wait: bool, progress: Reporter) -> Corpus:
         """Return the corpus, building it where it is not there, or not whole."""
         from prismlm.corpus import build_corpus
-        from prismlm.lens.build import options_for
-        from prismlm.models.checkpoint import load_checkpoint
 
-        # What the model cannot read is refused before hours of streaming.
-        options_for(load_checkpoint(self.model, device=device).model, options, self.model)
         how: dict[str, Any] = {"skip_bad_rows": self.skip_bad_rows, "columns": self.columns}
-        how |= {"shard_tokens": SHARD_TOKENS, "reuse": True, "wait": options.shard.count > 1}
+        how |= {"shard_tokens": SHARD_TOKENS, "reuse": True, "wait": wait}
         with orderly_end():
             return build_corpus(
                 self.dataset, self.out, tokenizer=self.model, progress=progress, **how
             )
 
 
-def _cost(model: Path, source: Corpus | _Streamed, options: IndexOptions, device: str) -> Cost:
+def _cost(checkpoint: Checkpoint, source: Corpus | _Streamed, options: IndexOptions) -> Cost:
     """Return what an index would cost, and the building of its corpus if that is not there."""
     from prismlm.corpus.build import existing_corpus, open_reader
     from prismlm.corpus.estimate import built, cost_of, draw
     from prismlm.corpus.tokenizer import load_tokenizer
-    from prismlm.lens.build import estimate_index, options_for
-    from prismlm.models.checkpoint import load_checkpoint
+    from prismlm.lens.build import estimate_index
 
-    opened, _, sidecar = load_checkpoint(model, device=device)
-    options = options_for(opened, options, model)
-    if isinstance(source, _Streamed):
-        dataset, columns, tokenizer = source.dataset, source.columns, load_tokenizer(model)
-        there = existing_corpus(dataset, source.out, tokenizer, columns)
-        if there is None:
-            sample = draw(open_reader(dataset, columns, source.skip_bad_rows, tokenizer))
-            before = replace(cost_of(sample, tokenizer), name="corpus")
-            with built(sample, tokenizer) as corpus:
-                cost = estimate_index(opened, sidecar.head, corpus, options, sample.scale)
-            return replace(cost, parts=(before,), unknown=before.unknown)
-    else:
-        there = source
-    return estimate_index(opened, sidecar.head, there, options)
+    opened, head = checkpoint.model, checkpoint.sidecar.head
+    if not isinstance(source, _Streamed):
+        return estimate_index(opened, head, source, options)
+    dataset, columns, tokenizer = source.dataset, source.columns, load_tokenizer(source.model)
+    there = existing_corpus(dataset, source.out, tokenizer, columns)
+    if there is not None:
+        return estimate_index(opened, head, there, options)
+    sample = draw(open_reader(dataset, columns, source.skip_bad_rows, tokenizer))
+    before = replace(cost_of(sample, tokenizer), name="corpus")
+    with built(sample, tokenizer) as corpus:
+        cost = estimate_index(opened, head, corpus, options, sample.scale)
+    return replace(cost, parts=(before,), unknown=before.unknown)
 
 
 def _own_device(name: str) -> str:

@@ -421,7 +421,6 @@ def interventions(
     as_json: opt.Json = False,
 ) -> None:
     """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
-    given = locals()
     chosen = opt.parse_places("--channel", "CHANNEL", channel)
     if bool(chosen) == find:
         raise InputError("expected either channels (--channel L:K) or --find.")
@@ -434,7 +433,9 @@ def interventions(
     from prismlm.probes.channels.concepts import concept_in_model
     from prismlm.probes.channels.effects import TableOptions
 
-    options = opt.fill(TableOptions, given, minimum_probability=minimum)
+    options = TableOptions(
+        controls=controls, minimum_probability=minimum, first_token=first_token, seed=seed
+    )
     read = load_cases(cases)
     asked: dict[str, Any] = {"channels": chosen, "options": options, "progress": ConsoleReporter()}
     asked |= {"corpus": Corpus.open(corpus) if corpus else None, "max_tokens": max_tokens or None}

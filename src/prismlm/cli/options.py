@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -46,7 +44,6 @@ def _check_finite(parameter: typer.CallbackParam, value: Any) -> Any:
     return value
 
 
-T = TypeVar("T")
 TEXT_KINDS = "txt, md, json, jsonl, csv, parquet"
 Json = Annotated[bool, flag("--json", "Print one JSON document and nothing else.")]
 DryRun = Annotated[bool, flag("--dry-run", "Only estimate time, memory and disk.")]
@@ -140,12 +137,6 @@ def check_results(
     check_outputs(*files.values(), directory=directory, inputs=inputs, overwrite=overwrite)
     for ending, path in files.items():
         check_ending(path, f".{ending}")
-
-
-def fill(kind: type[T], given: Mapping[str, Any], **others: Any) -> T:
-    """Return a dataclass whose fields are the parameters of their names, and ``others``."""
-    named = {field.name: given[field.name] for field in fields(kind) if field.name in given}  # pyright: ignore[reportArgumentType]
-    return kind(**named | others)
 
 
 def model_first(default: str, help: str) -> typer.Typer:

@@ -166,7 +166,9 @@ def estimate(out: Path, identity: dict[str, Any], parts: Parts, basis: str) -> C
         InputError: ``out`` holds something else, or another demo.
     """
     check_claim(out, identity)
-    there = parts_there(out) | {"report": (out / REPORT_FILE).is_file()}
+    there = parts_there(out)
+    # Of a part that is made anew, the report is as well.
+    there["report"] = all(there.values()) and (out / REPORT_FILE).is_file()
     costs = [
         Cost(*((0.0, 0, 0) if there[name] else amounts), {"there": there[name]}, name=name)
         for name, amounts in (parts | {"report": REPORT_COST}).items()
@@ -206,8 +208,10 @@ def explain_prompts(
     summary = out / SUMMARY_FILE
     if summary.is_file() and report.is_file():
         before = read_json(summary)
-        answers = [Answer(**one) for one in before["answers"]]
-        if before.get("of") == _state(model) and [one.domain for one in answers] == list(prompts):
+        # What other code wrote may have other fields.
+        same = before.get("of") == _state(model)
+        answers = [Answer(**one) for one in before["answers"]] if same else []
+        if [one.domain for one in answers] == list(prompts):
             return DemoResult(model, corpus, report, answers, cached, chat)
     lm = prismlm.load(model)
     assert lm.lens is not None

@@ -95,15 +95,28 @@ def index(
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=device_named(device))
     chosen = options_for(checkpoint.model, options or IndexOptions(), Path(model))
+    return index_checkpoint(checkpoint, read, out, chosen, overwrite=overwrite, progress=progress)
+
+
+def index_checkpoint(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    out: Path,
+    options: IndexOptions,
+    *,
+    overwrite: bool = False,
+    progress: Reporter = SILENT,
+) -> Path | None:
+    """Index a corpus with a checkpoint that is open, as :func:`index`."""
     fingerprint = tokenizer_fingerprint(checkpoint.tokenizer)
-    check_index(checkpoint.model, read, chosen, fingerprint)
+    check_index(checkpoint.model, corpus, options, fingerprint)
     return build_index(
         checkpoint.model,
         checkpoint.sidecar.head,
-        read,
+        corpus,
         out,
-        chosen,
-        trained_on=trained_on(checkpoint, read),
+        options,
+        trained_on=trained_on(checkpoint, corpus),
         overwrite=overwrite,
         progress=progress,
     )
