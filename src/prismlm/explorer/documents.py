@@ -16,6 +16,7 @@ from prismlm.explain.sources import document_sources
 from prismlm.explorer.session import Session
 from prismlm.lens.lens import Lens
 from prismlm.pages.colours import colour
+from prismlm.pages.frame import called
 
 # Characters: of what is sent at once, and of what a long document is opened with.
 MOST, WINDOW = 200_000, 60_000
@@ -122,7 +123,7 @@ def _uses(lens: Lens, doc_id: str) -> dict[str, Any]:
         return [
             {
                 "id": use.prototype,
-                "name": lens.names[use.prototype],
+                "name": called(use.name, use.prototype),
                 "category": lens.categories[use.prototype],
                 "colour": colour(lens.categories[use.prototype]),
                 **{figure: getattr(use, figure) for figure in figures},

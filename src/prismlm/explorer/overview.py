@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -37,15 +36,16 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 def routes(session: Session) -> APIRouter:
     """Return ``/model``."""
     router = APIRouter(tags=["model"])
-    texts = cache(lambda: held_out_texts(session.lm.lens))
+    # Once, and before the model's thread reads the same files.
+    texts = held_out_texts(session.lm.lens)
 
     @router.get("/model", summary="What the model is and has")
     def model() -> dict[str, Any]:
         session.look_again()
         lens = session.lm.lens
         return _overview(session) | {
-            "texts": texts(),
-            "prompts": prompts_for(lens, session.prompts, texts()),
+            "texts": texts,
+            "prompts": prompts_for(lens, session.prompts, texts),
             "questions": session.questions,
         }
 

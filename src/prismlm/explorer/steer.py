@@ -20,7 +20,7 @@ from prismlm.interventions.steering import cautions, steer
 from prismlm.interventions.strength import strongest
 from prismlm.interventions.values import Ablate, Clamp, Edit, Group, Scale
 from prismlm.pages.colours import colour
-from prismlm.pages.frame import rounded
+from prismlm.pages.frame import called, rounded
 
 # Tokens: of each, the probabilities of the whole vocabulary are held for each draw.
 SHOWN = 256
@@ -105,7 +105,7 @@ def _leading(session: Session, text: str | Messages) -> dict[str, Any]:
     prototypes = [
         {
             "id": use.id,
-            "name": use.name or f"prototype {use.id}",
+            "name": called(use.name, use.id),
             "colour": colour(use.category),
             "share": use.contribution / raised,
         }
@@ -137,5 +137,6 @@ def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: T
         token["token"] = visible(token["token"])
         for leading in filter(None, (token["leading_before"], token["leading_after"])):
             categories = None if lm.lens is None else lm.lens.categories
+            leading["name"] = called(leading["name"], leading["prototype"])
             leading["colour"] = colour(categories and categories[leading["prototype"]])
     tell("done", rounded(value | {"change": found.change, "control": found.control_change}))

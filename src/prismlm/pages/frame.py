@@ -120,6 +120,11 @@ def rounded(value: Any) -> Any:
     return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def called(name: str | None, prototype: int) -> str:
+    """Return what a prototype is called: by its number where it has no name."""
+    return name or f"prototype {prototype}"
+
+
 def write_page(html: str, path: Path | str) -> None:
     """Write a finished page to a file, whole or not at all."""
     write_text(path, html)

@@ -11,7 +11,7 @@ from prismlm.lens.labels.catalogue import Catalogue
 from prismlm.lens.labels.map import regions
 from prismlm.lens.lens import Lens
 from prismlm.pages.colours import colour
-from prismlm.pages.frame import html_page, rounded
+from prismlm.pages.frame import called, html_page, rounded
 
 # Digits of a place: a map is some tens across, and a screen some thousand points.
 DIGITS = 3
@@ -42,7 +42,7 @@ def map_data(lens: Lens) -> dict[str, Any]:
         "x": table["x"].to_numpy().astype(np.float64).round(DIGITS).tolist(),
         "y": table["y"].to_numpy().astype(np.float64).round(DIGITS).tolist(),
         "category": [-1 if name is None else names.index(name) for name in lens.categories],
-        "names": lens.names,
+        "names": [called(name, number) for number, name in enumerate(lens.names)],
         "leading": lens.leading.tolist(),
         "listed": lens.listed.tolist(),
         "categories": [
@@ -53,5 +53,5 @@ def map_data(lens: Lens) -> dict[str, Any]:
 
 
 def card_data(card: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the catalogue with the colour of its category."""
-    return card | {"colour": colour(card["category"])}
+    """Return an entry of the catalogue with what it is called and the colour of its category."""
+    return card | {"name": called(card["name"], card["id"]), "colour": colour(card["category"])}

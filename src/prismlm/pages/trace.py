@@ -18,7 +18,7 @@ from prismlm.lens.lens import Lens
 from prismlm.lens.text import Around
 from prismlm.lens.where import UNKNOWN
 from prismlm.pages.colours import colour
-from prismlm.pages.frame import STYLES, asset, bundle, embedded, html_page, rounded
+from prismlm.pages.frame import STYLES, asset, bundle, called, embedded, html_page, rounded
 
 if TYPE_CHECKING:
     from prismlm.explain.chain import PrototypeChain
@@ -134,8 +134,8 @@ class Pool:
         largest = sorted(step.prototypes, key=lambda use: -abs(use.contribution))
         with_contexts = {use.id for use in largest[:PROTOTYPES_WITH_CONTEXTS]} if contexts else ()
         for use in step.prototypes:
-            name = use.name or f"prototype {use.id}"
-            known = self.prototypes.setdefault(use.id, [name, use.category, colour(use.category)])
+            new = [called(use.name, use.id), use.category, colour(use.category)]
+            known = self.prototypes.setdefault(use.id, new)
             if len(known) == 3 and use.id in with_contexts:
                 known.append(self._nearest(use.id))
         return [[use.id, use.contribution, use.evidence, use.cosine] for use in step.prototypes]

@@ -4,7 +4,8 @@ import { percent } from "./parts.js";
 import { CAVEAT, count, facts } from "./controls.js";
 import { figures, sums } from "./report.js";
 
-const SHARED = 16, OPENING = 120;
+// Characters: of a beginning that is cut, of a text that is shown, and of one that is listed, which goes on where it has as many.
+const SHARED = 16, OPENING = 120, LISTED = 400;
 const METHODS = { evidence: "positive evidence for each token", source: "A = Σ α μ, PRISM's own measure" };
 const WORDS = {
   strong: "one document of this corpus holds nearly all that the text tells",
@@ -43,7 +44,7 @@ const CELLS = {
 };
 const table = (title, columns, rows) => {
   const openings = apart(rows.map(({ opening }) => opening.replace(/\s+/g, " ").trim())), ids = apart(rows.map(({ text_id }) => text_id));
-  const text = ({ text_id }, i) => html`${openings[i].slice(0, OPENING)}…<small title=${text_id}>${ids[i]}</small>`;
+  const text = ({ text_id, opening }, i) => html`${openings[i].slice(0, OPENING)}${openings[i].length > OPENING || opening.length === LISTED ? "…" : ""}<small title=${text_id}>${ids[i]}</small>`;
   return html`<section class="p-block"><h2>${title}</h2>${rows.length ? html`<table><thead><tr>${columns.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
     <tbody>${rows.map((row, i) => html`<tr>${columns.map((name) => html`<td data-label=${name}>${(CELLS[name] ?? text)(row, i)}</td>`)}</tr>`)}</tbody></table>`
     : html`<p>No text was read.</p>`}</section>`;

@@ -8,10 +8,13 @@ const CAVEAT = "Sequences are those that write most into a channel; they show wh
 const root = /** @type {HTMLElement} */ (document.querySelector(".p-root"));
 const data = JSON.parse(root.querySelector("script").textContent);
 
-const table = ({ title, columns, rows, facts: said }) => html`<div><h2>${title}</h2><div class="c-scroll"><table>
-  <thead><tr>${columns.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-  <tbody>${rows.map((row) => html`<tr>${row.map((figure) => html`<td class="p-number">${figure}</td>`)}</tr>`)}</tbody></table></div>
+const table = ({ title, columns, rows, facts: said }) => {
+  const kinds = columns.map((_, i) => (rows.some((row) => /^[a-z]/i.test(row[i])) ? "c-words" : "p-number"));
+  return html`<div><h2>${title}</h2><div class="c-scroll"><table>
+  <thead><tr>${columns.map((name, i) => html`<th scope="col" class=${kinds[i]}>${name}</th>`)}</tr></thead>
+  <tbody>${rows.map((row) => html`<tr>${row.map((figure, i) => html`<td class=${kinds[i]}>${figure}</td>`)}</tr>`)}</tbody></table></div>
   <ul>${said.map((one) => html`<li>${one}</li>`)}</ul></div>`;
+};
 
 render(channelsArticle(html`<header class="p-head">${facts(data.facts)}</header>`,
   html`${data.tables.length ? html`<section class="c-findings">${data.tables.map(table)}</section>` : ""}<p class="p-caveat">${CAVEAT}</p>`), root);

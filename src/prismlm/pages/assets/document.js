@@ -119,8 +119,8 @@ const behind = ({ uses, found: { doc_id } }) => {
   const ranked = ({ position, rank, cosine }) =>
     html`<a href=${`#/document/${encodeURIComponent(doc_id)}?at=${position}`}>rank ${rank + 1}, cosine ${cosine.toFixed(2)}</a>`;
   const listed = (list, figure) => html`<ul class="x-doc-uses">${list.map((one) => html`<li>${named(one)}<span class="p-number">${figure(one)}</span></li>`)}</ul>`;
-  return html`<p class="p-note">Its positions lie in the cells of ${count(in_cells)} prototypes; the fullest:</p>
-    ${listed(cells, (one) => `${count(one.positions)} positions, ${percent(one.share)} of the cell`)}
-    <p class="p-note">${in_contexts ? `It is among the nearest contexts of ${count(in_contexts)} prototypes:` : "It is among the nearest contexts of none."}</p>
+  return html`<p class="p-note">Its positions lie in the cells of ${count(in_cells)} prototype${in_cells === 1 ? "; it is" : "s; the fullest"}:</p>
+    ${listed(cells, (one) => `${count(one.positions)} position${one.positions === 1 ? "" : "s"}, ${percent(one.share)} of the cell`)}
+    <p class="p-note">${in_contexts ? `It is among the nearest contexts of ${count(in_contexts)} prototype${in_contexts === 1 ? "" : "s"}:` : "It is among the nearest contexts of none."}</p>
     ${in_contexts ? listed(contexts, ranked) : nothing}`;
 };

@@ -103,8 +103,10 @@ const choose = async ({ prototype = null, category = null }, shared) => {
   }
   const href = `#/prototypes/${prototype}`;
   change(state, { prototype, category: null, chosen: { name: `prototype ${prototype}`, href } });
-  const one = await card(prototype).catch(() => null); // without a lens it has no name
-  if (one && state.value.prototype === prototype) change(state, { chosen: { colour: one.colour, name: `${one.name} #${prototype}`, href } });
+  const one = await card(prototype).catch(() => null); // without a lens it has no card
+  if (!one || state.value.prototype !== prototype) return;
+  const name = one.name === `prototype ${prototype}` ? one.name : `${one.name} #${prototype}`;
+  change(state, { chosen: { colour: one.colour, name, href } });
 };
 
 const changed = async (which, shared) => {

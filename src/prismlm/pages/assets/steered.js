@@ -45,6 +45,6 @@ const row = (token) => html`<tr><th><bdi>${shown(token.token, "x-word")}</bdi></
 const leads = (before, after) => {
   const one = (leading) => leading === null ? html`<span class="p-note">none</span>`
     : html`<span class="x-leads">${dot(leading.colour)}<a href=${`#/prototypes/${leading.prototype}`}>
-      <bdi>${leading.name ?? `prototype ${leading.prototype}`}</bdi></a></span>`;
+      <bdi>${leading.name}</bdi></a></span>`;
   return after?.prototype === before?.prototype ? one(after) : [one(before), " → ", one(after)];
 };
