@@ -198,6 +198,15 @@ def test_the_mask_of_one_token(model):
     assert codes[2] == (-1, -1)
 
 
+@torch.no_grad()
+def test_a_cache_that_is_reset_begins_anew(model):
+    attach_drawn(model, 64)
+    cache = model(IDS, use_cache=True).past_key_values
+    cache.reset()
+    expected = model(IDS[:1]).uncertainty_codes
+    assert torch.equal(model(IDS[:1], past_key_values=cache).uncertainty_codes, expected)
+
+
 def test_a_cache_with_a_gradient(model):
     attach_drawn(model, 64, passes=2)
     cache = model(IDS, use_cache=True).past_key_values
