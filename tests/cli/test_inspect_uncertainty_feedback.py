@@ -116,7 +116,9 @@ def test_what_cannot_be_read_is_refused(refused, gpt2, corpus, place, tmp_path):
     feedback.detach()
     model.save_pretrained(plain)
     corpus.tokenizer.save_pretrained(plain)
-    assert "uncertainty: {enabled: true" in refused(*COMMAND, plain, "--corpus", corpus.path)
+    assert "uncertainty_feedback: {enabled: true" in refused(
+        *COMMAND, plain, "--corpus", corpus.path
+    )
     assert "Did you mean 'probe'" in refused(*COMMAND, gpt2, *FAST, "--check", "prob")
     one = refused(*COMMAND, gpt2, "--text", "The river carries stones to the sea.")
     assert "at least 4 texts" in one

@@ -66,9 +66,6 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
         "in_use": in_use,
         "kept": meta.contexts,
         "filled": filled,
-        "licenses": [
-            {"license": name, "share": share} for name, share in lens.shares("license").items()
-        ],
         "convergence": curve,
         "converged_at": converged_at,
         "contexts": len(document),
@@ -80,6 +77,9 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
             name: {label: float(np.quantile(values, q)) for label, q in QUANTILES.items()}
             for name, values in spread.items()
         },
+        "licenses": [
+            {"license": name, "share": share} for name, share in lens.shares("license").items()
+        ],
         "enough": enough,
         "verdict": said,
         "by_prototype": [dict(zip(columns, row, strict=True)) for row in rows],

@@ -213,7 +213,7 @@ def read_states(
         FormatError: what is there is damaged.
         PrismError: the disk is full.
     """
-    run = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
+    run: dict[str, Any] = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     run |= {name: getattr(options, name) for name in ("split", "window", "stride", "bf16")}
     run["limit_bytes"] = limit_bytes
     if (directory / META_FILE).is_file():

@@ -103,7 +103,8 @@ class Catalogue:
 
     def card(self, number: int) -> dict[str, Any]:
         """Return all that is known of a prototype."""
-        row, contexts = self.rows[number], self.lens.rows_of(number)
+        contexts = self.lens.rows_of(number)
+        row = self.rows[number]
         count = min(CONTEXTS, contexts.stop - contexts.start)
         return self.row(number) | {
             "role": row["role"],
