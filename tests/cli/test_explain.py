@@ -174,7 +174,8 @@ def test_words_come_as_they_are_written(prism, tiny_model, command):
     answer = " ".join(prismlm.load(tiny_model).generate(TEXT, tokens=120).split())
     assert "".join(answer.split()) in "".join(whole.split())
     end = next((n for n, one in enumerate(plain) if " support: " in one), len(plain))
-    assert sum(bool(re.search(r"\w", one)) for one in plain[:end]) > 3
+    # At most ten times a second: a small model has written all in a few.
+    assert sum(bool(re.search(r"\w", one)) for one in plain[:end]) > 1
 
 
 def test_estimates_stand_on_a_terminal_until_the_text_is_read_again(prism, tiny_model):
