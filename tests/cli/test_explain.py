@@ -164,18 +164,26 @@ print(json.dumps([chunk.decode("utf-8", "replace") for chunk in chunks]))
 """
 
 
+# The tiny model would have written all of its answer before a second piece is due.
+SLOW = """
+    import time, torch
+    torch.nn.modules.module.register_module_forward_hook(
+        lambda module, *_: time.sleep(0.02 * type(module).__name__.endswith("ForCausalLM"))
+    )
+"""
+
+
 @pytest.mark.parametrize("command", [("generate", "--tokens"), ("explain", "--generate")])
 def test_words_come_as_they_are_written(prism, tiny_model, command):
     arguments = (command[0], tiny_model, TEXT, command[1], 120)
-    code = IN_A_TERMINAL.format(command=forked.COMMAND)
+    code = IN_A_TERMINAL.format(command=f"{SLOW}    {forked.COMMAND}")
     chunks = json.loads(prism(*arguments, code=code).stdout)
     plain = [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", chunk) for chunk in chunks]
     whole = " ".join("".join(plain).split())
     answer = " ".join(prismlm.load(tiny_model).generate(TEXT, tokens=120).split())
     assert "".join(answer.split()) in "".join(whole.split())
     end = next((n for n, one in enumerate(plain) if " support: " in one), len(plain))
-    # At most ten times a second: a small model has written all in a few.
-    assert sum(bool(re.search(r"\w", one)) for one in plain[:end]) > 1
+    assert sum(bool(re.search(r"\w", one)) for one in plain[:end]) > 3
 
 
 def test_estimates_stand_on_a_terminal_until_the_text_is_read_again(prism, tiny_model):

@@ -100,19 +100,14 @@ def build_corpus(
                 return there
         check_build(target, tokenizer, vocab_size, heldout_fraction, shard_tokens, overwrite)
         reader = open_reader(inputs, columns, skip_bad_rows)
-        _check_not_within(target, inputs, reader)
-        size = sum(file.path.stat().st_size for file in reader.files)
-        check_room(f"the corpus {target}", target, size * OUTPUT_OF_INPUT, partial_of(target))
+        _check_place(target, inputs, reader)
         if tokenizer is None:
             chosen = _train(reader, vocab_size, progress)
         reader.tokenizer = chosen = chosen or load_tokenizer(str(tokenizer))
         how = {"heldout_fraction": heldout_fraction, "shard_tokens": shard_tokens}
         writer = CorpusWriter(partial_of(target), chosen, **how)
-        origin = _origin(inputs, reader, columns)
-        origin |= {
-            "tokenizer": writer.meta["fingerprint"],
-            "heldout_fraction": heldout_fraction,
-        }
+        origin = _origin(inputs, reader, columns) | {"tokenizer": writer.meta["fingerprint"]}
+        origin["heldout_fraction"] = heldout_fraction
         with room_to_write(f"the corpus {target}", target.parent, WAY_OUT):
             _write(reader, writer, origin, target, progress, overwrite=overwrite)
     return Corpus.open(target)
@@ -191,14 +186,16 @@ def check_build(
         )
 
 
-def _check_not_within(out: Path, inputs: Paths | HubDataset, reader: DocumentReader) -> None:
-    """Raise InputError for a corpus that would replace text that it is built of."""
+def _check_place(out: Path, inputs: Paths | HubDataset, reader: DocumentReader) -> None:
+    """Raise InputError for a corpus that would replace text it is built of, or have no room."""
     named = [inputs.name, *inputs.data_files] if isinstance(inputs, HubDataset) else []
     for path in [*map(Path, named), *(file.path for file in reader.files)]:
         if path.exists() and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(out)):
             raise InputError(
                 f"{path} lies in {out}, which the corpus would replace. Choose another directory."
             )
+    size = sum(file.path.stat().st_size for file in reader.files)
+    check_room(f"the corpus {out}", out, size * OUTPUT_OF_INPUT, partial_of(out))
 
 
 def partial_of(target: Path) -> Path:

@@ -76,17 +76,7 @@ def measure_robustness(
     """
     texts = texts_of(pairs)
     rows = np.array([(texts[pair.original], texts[pair.perturbed]) for pair in pairs])
-    logits: dict[str, np.ndarray] = {}
-    vocabularies: dict[str, str] = {}
-    usable = np.ones(len(pairs), dtype=bool)
-    for name, model, tokenizer in models:
-        if name in logits:
-            raise InputError(f"two models are called {name}: give each one a name of its own.")
-        tokens = next_token.encode(model, tokenizer, list(texts))
-        usable &= np.array([bool(row) for row in tokens])[rows].all(1)
-        with progress.task(name, sum(map(bool, tokens)), "texts") as task:
-            logits[name] = next_token.kept_logits(model, tokens, task.advance)
-        vocabularies[name] = fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
+    logits, vocabularies, usable = _read(models, list(texts), rows, progress)
     if not logits or not usable.any():
         raise InputError("nothing to compare: expected a model, and a pair that all models read.")
     before, after = rows[usable].T
@@ -98,9 +88,8 @@ def measure_robustness(
         temperature = next_token.matching_temperature(own, before, target)
         row = {"name": name, "entropy": entropies[name], "temperature": temperature}
         described.append(row | {"vocabulary": vocabularies[name]})
-        divergence = next_token.jensen_shannon
         columns = [
-            next_token.in_chunks(divergence, own, before, after, temperature=t)
+            next_token.in_chunks(next_token.jensen_shannon, own, before, after, temperature=t)
             for t in (1.0, temperature)
         ]
         columns += [next_token.in_chunks(of, own, before, after) for of in FIGURES.values()]
@@ -118,6 +107,24 @@ def measure_robustness(
         "comparable": len(set(vocabularies.values())) == 1,
         "unit": "bits",
     }
+
+
+def _read(
+    models: Iterable[OpenedModel], texts: list[str], rows: np.ndarray, progress: Reporter
+) -> tuple[dict[str, np.ndarray], dict[str, str], np.ndarray]:
+    """Return the logits of each model, its vocabulary, and which pairs all of them read."""
+    logits: dict[str, np.ndarray] = {}
+    vocabularies: dict[str, str] = {}
+    usable = np.ones(len(rows), dtype=bool)
+    for name, model, tokenizer in models:
+        if name in logits:
+            raise InputError(f"two models are called {name}: give each one a name of its own.")
+        tokens = next_token.encode(model, tokenizer, texts)
+        usable &= np.array([bool(row) for row in tokens])[rows].all(1)
+        with progress.task(name, sum(map(bool, tokens)), "texts") as task:
+            logits[name] = next_token.kept_logits(model, tokens, task.advance)
+        vocabularies[name] = fingerprints.of_json(sorted(tokenizer.get_vocab().items()))
+    return logits, vocabularies, usable
 
 
 def _slice(name: str, values: dict[str, np.ndarray], seed: int) -> Row:

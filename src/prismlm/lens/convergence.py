@@ -48,10 +48,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
     used = lens.prototypes["usage"].to_numpy() > 0
     document = lens.documents.codes
     count = max(1, len(document))
-    last = curve[-1]["mean_nearest_cosine"] if curve else 0.0
-    near = last - (1 - CONVERGED) * abs(last)
-    shares = (point["share"] for point in curve if point["mean_nearest_cosine"] >= near)
-    converged_at, in_use = next(shares, None), int(used.sum())
+    converged_at, in_use = _converged_at(curve), int(used.sum())
     filled = int((used & (spread["documents"] >= meta.contexts)).sum())
     enough, said = verdict(converged_at, in_use, filled, meta.contexts)
     columns = {"prototype": np.arange(lens.num_prototypes), **spread}
@@ -77,9 +74,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
             name: {label: float(np.quantile(values, q)) for label, q in QUANTILES.items()}
             for name, values in spread.items()
         },
-        "licenses": [
-            {"license": name, "share": share} for name, share in lens.shares("license").items()
-        ],
+        "licenses": [{"license": k, "share": v} for k, v in lens.shares("license").items()],
         "enough": enough,
         "verdict": said,
         "by_prototype": [dict(zip(columns, row, strict=True)) for row in rows],
@@ -103,6 +98,12 @@ def verdict(
         f"{in_use:,} active prototypes have their {kept} stored contexts."
         f"{'' if enough else ' Index a larger corpus.'}"
     )
+
+
+def _converged_at(curve: list[dict[str, Any]]) -> float | None:
+    last = curve[-1]["mean_nearest_cosine"] if curve else 0.0
+    near = last - (1 - CONVERGED) * abs(last)
+    return next((one["share"] for one in curve if one["mean_nearest_cosine"] >= near), None)
 
 
 def _spread(lens: Lens) -> dict[str, np.ndarray]:

@@ -452,17 +452,12 @@ def estimate_attach(
             documents, tokens = split_counts(Corpus.open(Path(corpus[0])), "train")
         else:
             check_tokenizer(tokenizer, base.name)
-            built = estimate_build(
-                list(corpus),
-                Path(name) / "corpus",
-                tokenizer=path,
-                skip_bad_rows=options.skip_bad_rows,
-            )
+            how = {"tokenizer": path, "skip_bad_rows": options.skip_bad_rows}
+            built = estimate_build(list(corpus), Path(name) / "corpus", **how)
             documents, tokens = built.documents, built.tokens
     # A document's last token predicts nothing.
     tokens -= documents
-    reading = options.index(opened)
-    per_token, sample = _time_reading(opened, reading)
+    per_token, sample = _time_reading(opened, reading := options.index(opened))
     states = options.states(tokens, sample.width)
     fitted = options.fit.of_states(states)
     head = fitted.head(sample.width)
@@ -481,10 +476,8 @@ def estimate_attach(
         "lens_seconds": max(0, tokens - states) * per_token * READ_TWICE
         + tokens * per_step / len(rows),
     }
-    disk = {
-        "states_bytes": states * bytes_per_position(sample.width),
-        "lens_bytes": lens_bytes(head, reading, documents, tokens),
-    }
+    disk = {"states_bytes": states * bytes_per_position(sample.width)}
+    disk["lens_bytes"] = lens_bytes(head, reading, documents, tokens)
     return Cost(
         sum(seconds.values()),
         peak_memory(device),

@@ -160,13 +160,9 @@ def train(
             _take_steps(trainer, progress)
             quality = _measure(trainer, progress)
             # The last evaluation is on more text than those before it, so it is not compared.
-            last: dict[str, Any] = {
-                "step": trainer.state.global_step,
-                "epoch": trainer.state.epoch,
-                "eval_ce": quality.ce,
-                "eval_tokens": quality.tokens,
-                **trainer.layer_log.figures(),
-            }
+            last: dict[str, Any] = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
+            last |= {"eval_ce": quality.ce, "eval_tokens": quality.tokens}
+            last |= trainer.layer_log.figures()
         except NotFiniteError as error:
             raise trainer.diverged(str(error)) from error
         _write(trainer, quality, [*trainer.state.log_history, last])

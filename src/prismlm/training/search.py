@@ -9,6 +9,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +193,11 @@ def search(
             number = len(result.trials)
             # Drawn by a generator of its own, so that a resumed search draws the same.
             study.sampler = _sampler(recipe, number)
+            tried = partial(_try, number=number, recipe=recipe, progress=progress)
             with warnings.catch_warnings():
                 # BoTorch's, of few and unscaled data.
                 warnings.simplefilter("ignore")
-                study.optimize(
-                    lambda trial, number=number: _try(trial, number, recipe, progress),
-                    n_trials=1,
-                    catch=FAILURES,
-                )
+                study.optimize(tried, n_trials=1, catch=FAILURES)
             result = _write(recipe, SearchResult(directory, _finished(study)), noted)
             on_trial(result.trials[-1])
     if result.best is None:

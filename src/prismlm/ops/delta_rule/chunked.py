@@ -94,30 +94,35 @@ def delta_rule(
         if mask is not None:
             # What padding holds may be anything, and 0 · NaN is no 0.
             q, k, v, b = (t.masked_fill(~mask[..., None, None], 0) for t in (q, k, v, b))
-        # Chunks of one size, as many as CHUNK asks for: those of CHUNK could be half padding.
-        size = math.ceil(length / math.ceil(length / CHUNK))
-        q, k, v, b = (_in_chunks(t, size) for t in (q, k, v, b))
-        overlap, reading, written = (b * k) @ k.mT, (q @ k.mT).tril(), b * k
-        held = torch.ones_like(b[..., :1, :])
-        if starts is not None:
-            sees = reach(_in_chunks(starts.long()[..., None, None], size).squeeze(-1))
-            overlap, reading = overlap * sees.same, reading * sees.same
-            written = written * sees.seen
-            q, k, held = q * sees.seen, k * sees.kept, held * sees.carried[..., None]
-        solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
-        solved = solve(
-            overlap.tril(-1), torch.cat([b * v, written], -1), upper=False, unitriangular=True
-        )
-        parts = (*torch.split(solved, [v.shape[-1], width], -1), q, reading, k.mT, held)
         out: list[Tensor] = []
         # The gradient of a slice is as large as the whole; that of an unbound part is not.
-        unbound = (x.unbind(2) for x in parts)
+        unbound = (x.unbind(2) for x in _solved(q, k, v, b, starts))
         for new, through, asked, read, keys, left in zip(*unbound, strict=True):
             new = new - through @ memory
             out.append(asked @ memory + read @ new)
             memory = left * memory + keys @ new
     joined = torch.stack(out, 2).flatten(2, 3)[:, :, :length].transpose(1, 2)
     return joined.to(values.dtype), memory
+
+
+def _solved(
+    q: Tensor, k: Tensor, v: Tensor, b: Tensor, starts: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return what each chunk writes and reads, but for what it begins with, [B, H, n, …] each."""
+    # Chunks of one size, as many as CHUNK asks for: those of CHUNK could be half padding.
+    size = math.ceil(q.shape[1] / math.ceil(q.shape[1] / CHUNK))
+    q, k, v, b = (_in_chunks(t, size) for t in (q, k, v, b))
+    overlap, reading, written = (b * k) @ k.mT, (q @ k.mT).tril(), b * k
+    held = torch.ones_like(b[..., :1, :])
+    if starts is not None:
+        sees = reach(_in_chunks(starts.long()[..., None, None], size).squeeze(-1))
+        overlap, reading = overlap * sees.same, reading * sees.same
+        written = written * sees.seen
+        q, k, held = q * sees.seen, k * sees.kept, held * sees.carried[..., None]
+    solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
+    known = torch.cat([b * v, written], -1)
+    solved = solve(overlap.tril(-1), known, upper=False, unitriangular=True)
+    return *torch.split(solved, [v.shape[-1], k.shape[-1]], -1), q, reading, k.mT, held
 
 
 def _in_chunks(tensor: Tensor, size: int) -> Tensor:

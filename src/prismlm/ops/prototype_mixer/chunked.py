@@ -57,19 +57,16 @@ def prefix_mean(
     Decays below 2e-9 act as 2e-9. Source: ProtoT, Eq. 1 and 2.
 
     Args:
-        write: how much each position writes into each channel, at least 0.
-        read: how much each position reads from each channel.
+        write, read: how much each position writes into each channel, at least 0, and reads from it.
         values: what is written.
         decay: β_k, strictly between 0 and 1; or β_jk, with β_jk ⋯ β_(i−1)k in place of β_k^(i−j):
             the decay of position j acts behind it, on what it writes too.
         state: what earlier positions have written, or None for nothing.
         mask: False marks padding, wherever it stands: it neither writes, nor reads (its output is
             0), nor counts as a step of decay.
-        starts: True where a sequence starts that sees nothing of what is before it, the state
-            included.
+        starts: True where a sequence starts that sees nothing before it, the state included.
         normalise: False leaves out the division by M.
-        groups: G, which divides R and D; each of G equal parts of the channels and the values is a
-            prefix mean of its own.
+        groups: G; each of G equal parts of channels and values is a prefix mean of its own.
 
     Raises:
         InputError: shapes that do not fit, no position or channel, a decay outside of (0, 1).
@@ -82,14 +79,11 @@ def prefix_mean(
         w, r, v = (x.masked_fill(~mask[..., None], 0) for x in (w, r, v))
         beta = beta.expand(w.shape).masked_fill(~mask[..., None], 1)
     elif beta.ndim == 1:
-        # Wide, as its gradient is one sum over all positions.
-        beta = beta.to(_block(w)[1]).expand(1, w.shape[1], -1)
+        beta = beta.to(_block(w)[1]).expand(1, w.shape[1], -1)  # wide: its gradient is one sum
     if starts is not None:
         r = r.masked_fill(starts[..., None], 0)
-    held = None
-    if state is not None:
-        parts = len(w), groups, w.shape[2] // groups, -1
-        held = PrefixState(*(x.to(dtype).reshape(parts) for x in state))
+    parts = len(w), groups, w.shape[2] // groups, -1
+    held = state and PrefixState(*(x.to(dtype).reshape(parts) for x in state))
     rows = _Rows(w, r, v, beta, starts, normalise, groups)
     with torch.autocast(device_type=values.device.type, enabled=False):
         if held is None or w.shape[1] > 1 or torch.compiler.is_exporting():
