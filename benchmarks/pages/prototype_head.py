@@ -77,6 +77,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "sweep": sorted(sweep, key=lambda run: (_k(run) != 16, _size(run), _k(run))),
         "sizes": sorted([*sizes, *same], key=lambda run: run["parameters"]),
         "times": times,
+        "compiled": read("prototype_head/compiled-*.json"),
         "over_the_run": [_over_the_run(methods["default"][0], time) for time in times],
         "values": lambda group, key, of="quality": [run[of][key] for run in group],
         "mean": mean,

@@ -6,6 +6,9 @@
 Every second step of the same run leaves the head out, so that both kinds meet the same noise; the
 ratio is that of neighbouring steps. Writes docs/results/prototype_head/step-time-MODEL-N.json, N
 threads. Another model: --set model.preset=llama-small.
+
+With --compiled every second step runs the blocks that `compile: true` compiles, the others the same
+blocks as they are, the head in all of them: compiled-MODEL-N.json.
 """
 
 from __future__ import annotations
@@ -58,6 +61,25 @@ class Turns(TrainerCallback):
         self.seconds.append(_now() - self._began)
 
 
+class CompiledTurns(Turns):
+    """Runs the compiled blocks in every second step, and times all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compiled: dict[torch.nn.Module, Any] = {}
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Switch, and start the clock."""
+        for module in kwargs["model"].modules():
+            if module._compiled_call_impl is not None:
+                self._compiled[module] = module._compiled_call_impl
+        for module, compiled in self._compiled.items():
+            module._compiled_call_impl = compiled if state.global_step % 2 else None
+        self._began = _now()
+
+
 def main() -> None:
     """Time every recipe."""
     parser = script_options(__doc__, RESULTS / "prototype_head")
@@ -67,22 +89,27 @@ def main() -> None:
     parser.add_argument("--recipes", type=Path, default=RECIPES, help="where the recipes are")
     parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
     parser.add_argument("--only", nargs="*", default=NAMES, help="names of recipes")
+    parser.add_argument(
+        "--compiled", action="store_true", help="time compiled blocks, not the head"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     found = recipes(arguments.recipes, arguments.set)
     timed = {
-        name: time_recipe(found[name], arguments.corpus, arguments.steps)
+        name: time_recipe(found[name], arguments.corpus, arguments.steps, arguments.compiled)
         for name in NAMES
         if name in found and name in arguments.only
     }
     for name, figures in timed.items():
         print(
-            f"{name:24s} {figures['ratio']:.3f} × plain "
+            f"{name:24s} {figures['ratio']:.3f} × without "
             f"({figures['low']:.3f} to {figures['high']:.3f})"
         )
-    preset = found["default"]["model"]["preset"]
+    preset, what = found["default"]["model"]["preset"], "step-time"
+    if arguments.compiled:
+        what = "compiled"
     write_json(
-        arguments.out / f"step-time-{preset}-{arguments.threads}.json",
+        arguments.out / f"{what}-{preset}-{arguments.threads}.json",
         {
             "environment": environment(device_named(found["default"].get("device", "auto"))),
             "preset": preset,
@@ -92,8 +119,13 @@ def main() -> None:
     )
 
 
-def time_recipe(settings: dict[str, Any], corpus: Path, steps: int) -> dict[str, float]:
-    """Return the median ratio of a step with the head to its neighbour, and its 95 % interval."""
+def time_recipe(
+    settings: dict[str, Any], corpus: Path, steps: int, compiled: bool = False
+) -> dict[str, float]:
+    """Return the median ratio of a step with the head to its neighbour, and its 95 % interval.
+
+    Or of one whose blocks are compiled to one whose are not.
+    """
     with tempfile.TemporaryDirectory() as directory:
         changes = {
             "corpus": str(corpus),
@@ -101,12 +133,13 @@ def time_recipe(settings: dict[str, Any], corpus: Path, steps: int) -> dict[str,
             "head": {"enabled": False, "initialise_at_step": 0},
             "logging": {"tensorboard": False},
             "checkpoint": {"every": 10 * steps},
+            "compile": compiled,
         }
         recipe = build_recipe(merged(settings, changes))
         prepared = prepare(recipe)
         tokens = prepared.model.config.vocab_size
         prepared.model.vocabulary = vocabulary_sample(recipe, prepared.corpus, tokens)
-        turns = Turns()
+        turns = CompiledTurns() if compiled else Turns()
         trainer = PrismTrainer(prepared, Path(directory), [turns])
         generator = torch.Generator().manual_seed(0)
         place_prototypes(prepared.model, prepared.rows, generator)
