@@ -82,7 +82,7 @@ def prefix_mean(
         beta = beta.to(_block(w)[1]).expand(1, w.shape[1], -1)  # wide: its gradient is one sum
     if starts is not None:
         r = r.masked_fill(starts[..., None], 0)
-    parts = len(w), groups, w.shape[2] // groups, -1
+    parts = w.shape[0], groups, w.shape[2] // groups, -1
     held = state and PrefixState(*(x.to(dtype).reshape(parts) for x in state))
     rows = _Rows(w, r, v, beta, starts, normalise, groups)
     with torch.autocast(device_type=values.device.type, enabled=False):
