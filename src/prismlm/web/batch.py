@@ -23,7 +23,7 @@ ROOM = 64
 class RoomyLayer(DynamicLayer):
     """Keys and values [B, H, T, d] with room after them.
 
-    To join each new token to all those before, as ``DynamicLayer`` does, takes a good part of a step.
+    To join each new token to all those before, as ``DynamicLayer`` does, slows every step.
     """
 
     keys: Tensor
