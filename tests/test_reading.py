@@ -75,7 +75,6 @@ def test_a_text_is_read_alike_wherever_it_is_asked_about(lm: PrismLM, text: str)
 def test_a_text_is_read_alike_in_the_explorer(lm: PrismLM, text: str) -> None:
     ids = expected(lm, text)
     asks = {
-        "ask": ("/api/ask", {"text": text, "generate": 1}),
         "steer": ("/api/steer", {"text": text, "prototype": 0, "strength": -0.5, "generate": 1}),
         "audit": ("/api/audits", {"files": [{"name": "a.txt", "content": text}]}),
     }
@@ -85,6 +84,9 @@ def test_a_text_is_read_alike_in_the_explorer(lm: PrismLM, text: str) -> None:
                 server.events(path, body)
             assert rows[0][: len(ids)] == ids[: len(rows[0])], name
             assert len(rows[0]) >= len(ids) - 1, name
+        with reading(lm.model) as rows:
+            server.write(text, 1)
+        assert rows[0] == ids
 
 
 def test_a_text_is_read_alike_in_corpus_index_and_attach(
@@ -164,7 +166,7 @@ def test_a_chat_is_read_alike_at_every_door_and_forges_no_turn(
         assert rows[0] == ids, name
     body = {"text": MARKED, "chat": True, "generate": 1}
     with Served(lm) as server, reading(lm.model) as rows:
-        server.events("/api/ask", body)
+        server.write(messages, 1)
         server.events("/api/steer", body | {"prototype": 0, "strength": -0.5})
     assert ids in rows
     assert all(row[: len(ids)] == ids for row in rows if len(row) >= len(ids))

@@ -26,9 +26,14 @@ def test_it_serves_until_ctrl_c_and_its_port_is_taken(tiny_model, refused):
             assert browser.get(root).status_code == 401
             assert "<title>" in browser.get(page).text
             overview = browser.get(f"{root}api/model").json()
-            asked = browser.post(f"{root}api/ask", json={"text": "The drug", "generate": 2})
+            shown = browser.get(f"{root}api/answers/{answer.id}").json()
+            put = {"model": "tiny", "prompt": "The drug", "max_tokens": 3}
+            asked = browser.post(f"{root}api/v1/completions", json=put)
         assert overview["lens"]
-        assert asked.status_code == 200
+        assert overview["name"] == "tiny"
+        # It shows what others asked the server, and asks the same way.
+        assert shown["answer"] == answer.choices[0].text.strip()
+        assert asked.json()["choices"][0]["text"] == answer.choices[0].text
         port = address.rpartition(":")[2].removesuffix("/v1")
         assert f"port {port}" in refused("serve", "no such model", "--port", port)
         process.send_signal(2)

@@ -25,7 +25,7 @@ class Served:
     """A running server and its address."""
 
     def __init__(self, lm, **limits):
-        self.lm = lm
+        self.lm, self.name = lm, lm.path.resolve().name
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.host = f"127.0.0.1:{self.port}"
@@ -76,6 +76,17 @@ class Served:
         assert status == 200, data
         return json.loads(data)
 
+    def write(self, asked, tokens, **more):
+        """Return the response to a text, or to a question where it is a list of messages."""
+        chat = not isinstance(asked, str)
+        path = "/api/v1/chat/completions" if chat else "/api/v1/completions"
+        put = {"messages": list(asked)} if chat else {"prompt": asked}
+        return self.json("POST", path, put | {"model": self.name, "max_tokens": tokens} | more)
+
+    def answer(self, asked, tokens, **more):
+        """Return what the page shows of the answer to a text or to messages."""
+        return self.json("GET", f"/api/answers/{self.write(asked, tokens, **more)['id']}")
+
     def events(self, path, body=None):
         """Return what a streaming request tells, as pairs of name and data."""
         status, _, data = self.ask("GET" if body is None else "POST", path, body)
@@ -94,7 +105,7 @@ def texts_of(rows):
 class Stream:
     """A request that is read event by event, from a connection of its own."""
 
-    def __init__(self, served, body, path="/api/ask"):
+    def __init__(self, served, body, path):
         self.connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         self.connection.request("POST", path, json.dumps(body), headers)
@@ -108,6 +119,12 @@ class Stream:
         if not name:
             return None
         return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+    def chunk(self):
+        """Return the next chunk of an answer as OpenAI streams it."""
+        data = self.response.readline().decode().strip().removeprefix("data: ")
+        self.response.readline()
+        return None if data in ("", "[DONE]") else json.loads(data)
 
     def until(self, wanted):
         """Return the data of the next event of a name."""

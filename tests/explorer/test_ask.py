@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-import time
 
 import pytest
 
@@ -10,6 +9,8 @@ import prismlm
 from tests.explorer.conftest import Served, Stream, unfold, visited
 
 TEXT = "The patient was given a dose of the drug"
+WRITING = "/api/v1/completions"
+LONG = {"prompt": TEXT, "max_tokens": 400, "stream": True}
 
 
 @pytest.fixture(scope="module")
@@ -17,18 +18,17 @@ def lm(tiny_model):
     return prismlm.load(tiny_model)
 
 
-def test_steps_come_as_the_model_writes_and_the_trace_at_the_end(served, lm):
-    events = served.events("/api/ask", {"text": TEXT, "generate": 6})
-    names = [name for name, _ in events]
-    trace = lm.explain(TEXT, generate=6)
-    assert names == ["start"] + ["step"] * len(trace) + ["done"]
-    for (_, told), step in zip(events[1:-1], trace, strict=True):
+def test_an_answer_of_the_api_is_asked_about_by_its_id(served, lm):
+    response = served.write(TEXT, 6)
+    trace, key = lm.explain(TEXT, generate=6), response["id"]
+    shown = served.json("GET", f"/api/answers/{key}")
+    assert (shown["id"], shown["messages"]) == (key, [])
+    assert shown["answer"] == response["choices"][0]["text"].strip() == trace.answer.strip()
+    assert len(shown["steps"]) == len(trace)
+    for told, step in zip(shown["steps"], trace, strict=True):
         parts = sum(use[1] for use in told["uses"]) + told["residual"][0] + told["bias"][0]
         assert parts == pytest.approx(told["logit"], abs=1e-3 * max(1, abs(told["logit"])))
         assert told["probability"] == pytest.approx(step.probability, rel=1e-4)
-    done = events[-1][1]
-    assert len(done["steps"]) == len(trace)
-    key = done["id"]
     behind = served.json("GET", f"/api/answers/{key}/steps/{len(trace) - 1}")
     shares = [passage.share for passage in trace[-1:].passages(8)]
     assert [one["share"] for one in behind["documents"]] == pytest.approx(shares, rel=1e-4)
@@ -43,25 +43,29 @@ def test_steps_come_as_the_model_writes_and_the_trace_at_the_end(served, lm):
     assert b"<title>Where the answer comes from" in page
 
 
+def test_a_text_that_is_read_is_asked_about_too(served, lm):
+    body = {"model": served.name, "prompt": "", "answer": TEXT}
+    key = served.json("POST", "/api/v1/attributions", body)["id"]
+    shown, trace = served.json("GET", f"/api/answers/{key}"), lm.explain(TEXT)
+    logits = [step["logit"] for step in shown["steps"]]
+    assert logits == pytest.approx([step.logit for step in trace], rel=1e-5)
+    assert not any(step["from"] == "generated" for step in shown["steps"])
+
+
+@pytest.mark.usefixtures("taking_its_time")
 def test_a_stopped_answer_ends_there_and_can_be_asked_about(served):
-    stream = Stream(served, {"text": TEXT, "generate": 400})
-    key = stream.until("start")["id"]
-    stream.until("step")
+    stream = Stream(served, {"model": served.name, **LONG}, WRITING)
+    key = stream.chunk()["id"]
+    assert "not a text that has been read to its end" in served.refused(
+        "GET", f"/api/answers/{key}"
+    )
     served.json("POST", f"/api/answers/{key}/stop", {})
-    done = stream.until("done")
+    chunks = list(iter(stream.chunk, None))
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["prismlm"]["documents"]
+    done = served.json("GET", f"/api/answers/{key}")
     assert 0 < len(done["steps"]) < 300
     assert served.json("GET", f"/api/answers/{key}/steps/0")["documents"]
-
-
-def test_whoever_leaves_lets_the_next_one_in(served):
-    stream = Stream(served, {"text": TEXT, "generate": 480})
-    stream.until("step")
-    stream.response.close()
-    stream.connection.close()
-    began = time.monotonic()
-    events = served.events("/api/ask", {"text": TEXT, "generate": 1})
-    assert events[-1][0] == "done"
-    assert time.monotonic() - began < 5
 
 
 def test_two_at_once_get_what_each_gets_alone(served, lm):
@@ -69,7 +73,7 @@ def test_two_at_once_get_what_each_gets_alone(served, lm):
     found = {}
 
     def ask(text):
-        found[text] = served.events("/api/ask", {"text": text, "generate": 8})[-1][1]
+        found[text] = served.answer(text, 8)
 
     threads = [threading.Thread(target=ask, args=(text,)) for text in texts]
     for thread in threads:
@@ -82,17 +86,14 @@ def test_two_at_once_get_what_each_gets_alone(served, lm):
         assert logits == pytest.approx([step.logit for step in alone], rel=5e-6, abs=0)
 
 
-def test_a_full_line_is_told_at_once(lm):
-    with Served(lm, waiting=1) as server:
-        first = Stream(server, {"text": TEXT, "generate": 480})
-        key = first.until("start")["id"]
-        second = Stream(server, {"text": TEXT, "generate": 1})
-        assert second.until("waiting") == {"before": 1}
-        assert "busy" in server.refused(
-            "POST", "/api/ask", {"text": TEXT, "generate": 1}, expected=429
-        )
-        server.json("POST", f"/api/answers/{key}/stop", {})
-        assert second.until("done")
+def test_a_longer_answer_than_is_shown_and_the_last_ones_alone(lm):
+    with Served(lm, tokens=20, answers=2) as server:
+        first = server.write(TEXT, 2)["id"]
+        assert server.json("GET", f"/api/answers/{first}")["answer"]
+        long = server.write(TEXT, 30)["id"]
+        assert "the explorer shows 20" in server.refused("GET", f"/api/answers/{long}")
+        server.write(TEXT, 1)
+        assert "the last 2 are kept" in server.refused("GET", f"/api/answers/{first}")
 
 
 @pytest.mark.parametrize("path", ["/api/answers/none/steps/0", "/api/answers/none/report.html"])
@@ -108,10 +109,9 @@ def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
     with Served(prismlm.load(copy)) as server:
         (missing,) = server.json("GET", "/api/model")["missing"]
         assert "prismlm index" in missing["command"]
-        done = server.events("/api/ask", {"text": TEXT, "generate": 2})[-1]
-        assert done[0] == "done"
-        assert "prismlm index" in done[1]["support"]["sentence"]
-        assert done[1]["whole"] is None
+        done = server.answer(TEXT, 2)
+        assert "prismlm index" in done["support"]["sentence"]
+        assert done["whole"] is None
         assert "prismlm index" in server.refused("GET", "/api/prototypes")
         with visited(browser, server) as page:
             page.fill(".x-prompt", TEXT)
@@ -174,6 +174,21 @@ def test_plain_words_come_first(page, lm):
     # The next answer is unfolded as this one was.
     page.press(".x-prompt", "Enter")
     page.wait_for_selector(".x-column")
+
+
+def test_an_answer_is_opened_by_its_address_whoever_asked_for_it(browser, served, lm):
+    key = served.write(TEXT, 6)["id"]
+    with visited(browser, served) as page:
+        page.evaluate("key => { location.hash = `#/ask/${key}` }", key)
+        page.wait_for_selector(".x-exports")
+        assert page.inner_text(".p-answer") == lm.explain(TEXT, generate=6).answer.strip()
+        assert page.input_value(".x-prompt") == TEXT
+        page.press(".x-prompt", "Enter")
+        page.wait_for_function(
+            "key => location.hash.length > 8 && !location.hash.endsWith(key)", arg=key
+        )
+        page.evaluate("location.hash = '#/ask/none'")
+        page.wait_for_selector(".x-problem >> text=there is no answer 'none'")
 
 
 def test_a_person_asks_looks_and_reads_on(page):

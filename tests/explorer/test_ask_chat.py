@@ -32,60 +32,48 @@ def test_a_model_says_whether_it_can_be_asked(chats, served):
 
 
 def test_a_question_is_asked_by_the_template(chats, lm):
-    events = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 4})
+    shown = chats.answer(asked(QUESTION), 4)
     trace = lm.explain(asked(QUESTION), generate=4)
-    assert "".join(events[0][1]["tokens"]) == ASKED
-    steps = events[-1][1]["steps"]
-    assert [step["target"] for step in steps] == [visible(step.pieces[1].label) for step in trace]
+    assert "".join(shown["tokens"]).startswith(ASKED)
+    assert [step["target"] for step in shown["steps"]] == [
+        visible(step.pieces[1].label) for step in trace
+    ]
     sentence = trace.support.sentence
-    assert events[-1][1]["support"] == {"level": trace.support.level, "sentence": sentence}
-    assert events[-1][1]["answer"] == trace.answer.strip()
+    assert shown["support"] == {"level": trace.support.level, "sentence": sentence}
+    assert shown["answer"] == trace.answer.strip()
 
 
 def test_a_question_follows_an_answer(chats, lm, tmp_path):
-    first = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 4})[-1][1]
+    first = chats.answer(asked(QUESTION), 4)
     written = [step.target_id for step in lm.explain(asked(QUESTION), generate=4)][-4:]
     answer = lm.tokenizer.decode(written, skip_special_tokens=True)
-    more = {"text": "Why?", "chat": True, "generate": 3, "follows": first["id"]}
-    start, *_, done = chats.events("/api/ask", more)
-    said = [*asked(QUESTION), {"role": "assistant", "content": answer}, *asked("Why?")]
-    assert "".join(start[1]["tokens"]) == lm.as_text(said)
-    saved = chats.ask("GET", f"/api/answers/{done[1]['id']}/chat.jsonl")[2]
+    said = [*asked(QUESTION), {"role": "assistant", "content": answer}]
+    assert first["messages"] == said
+    said += asked("Why?")
+    done = chats.answer(said, 3)
+    assert "".join(done["tokens"]).startswith(lm.as_text(said))
+    saved = chats.ask("GET", f"/api/answers/{done['id']}/chat.jsonl")[2]
     assert json.loads(saved) == {"messages": said}
     # It is a file that `prismlm explain --file` reads, to write the same.
     (tmp_path / "chat.jsonl").write_bytes(saved)
     (read,) = DocumentReader(tmp_path / "chat.jsonl", tokenizer=lm.tokenizer)
     trace = lm.explain(read.messages, generate=3)
-    steps = done[1]["steps"]
-    assert [step["target"] for step in steps] == [visible(step.pieces[1].label) for step in trace]
+    assert [step["target"] for step in done["steps"]] == [
+        visible(step.pieces[1].label) for step in trace
+    ]
 
 
-def test_what_cannot_be_followed(chats):
-    text = chats.events("/api/ask", {"text": QUESTION, "generate": 2})[-1][1]["id"]
-    asked_ = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 2})[-1][1]["id"]
-    read = chats.events("/api/ask", {"text": QUESTION, "chat": True, "generate": 0})[-1][1]["id"]
-    for body, said in (
-        ({"chat": True, "follows": text}, "nothing can follow"),
-        ({"chat": True, "follows": read}, "the whole answer to another one"),
-        ({"chat": False, "follows": asked_}, "expected a question"),
-        ({"chat": True, "follows": "none"}, "there is no answer 'none'"),
-    ):
-        more = {"text": "Why?", "generate": 2, **body}
-        assert said in chats.refused("POST", "/api/ask", more)
+def test_a_text_has_no_messages_to_save(chats):
+    text = chats.write(QUESTION, 2)["id"]
     assert "has no messages" in chats.refused("GET", f"/api/answers/{text}/chat.jsonl")
 
 
-def test_a_question_that_is_too_long_with_its_template_is_refused(chats):
-    body = {"text": QUESTION, "chat": True, "generate": 55}
-    assert "the explorer reads 64" in chats.refused("POST", "/api/ask", body)
-    assert chats.ask("POST", "/api/ask", body | {"chat": False, "generate": 50})[0] == 200
-
-
 def test_a_model_without_a_template_refuses_questions(served):
-    for path, more in (("/api/ask", {}), ("/api/steer/leading", {})):
-        assert "has no chat template" in served.refused(
-            "POST", path, {"text": QUESTION, "chat": True, **more}
-        )
+    path, body = "/api/steer/leading", {"text": QUESTION, "chat": True}
+    assert "has no chat template" in served.refused("POST", path, body)
+    put = {"model": served.name, "messages": list(asked(QUESTION))}
+    said = served.refused("POST", "/api/v1/chat/completions", put, expected=400)
+    assert "has no chat template" in said["message"]
 
 
 def test_an_answer_is_steered(chats):

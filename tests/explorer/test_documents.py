@@ -141,7 +141,7 @@ def test_a_lens_whose_corpus_is_gone_says_what_to_do(directory):
         with Served(prismlm.load(directory / "model")) as server:
             status, error = asked(server, "", id="plain")
             told = server.json("GET", "/api/model")
-            answer = server.events("/api/ask", {"text": EVIL[:60], "generate": 2})[-1][1]
+            answer = server.answer(EVIL[:60], 2)
             against = server.events(f"/api/answers/{answer['id']}/steps/3/against")
     finally:
         hidden.rename(directory / "corpus")

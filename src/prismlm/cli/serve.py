@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from prismlm.explain.language_model import PrismLM
+    from prismlm.web.server import Server
 
 HOST, EXPLORER_PORT, API_PORT = "127.0.0.1", 8321, 8000
 EVERYWHERE = ("0.0.0.0", "::")
 LOOPBACK = (HOST, "::1", "[::1]", "localhost")
 # Seconds that an answer that is being written may take to end when the server stops.
 PATIENCE = 3
+# Answers that the explorer of a server can show, the last ones.
+KEPT = 32
 ApiKey = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="Requests must bring this key.", envvar="PRISMLM_API_KEY"),
@@ -53,6 +56,7 @@ def serve_explorer(
     browser: bool,
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
+    opt.needs("fastapi", "prometheus_client", "uvicorn")
     from prismlm.explain.language_model import load
 
     lm = load(model, lens=lens, corpus=corpus)
@@ -63,7 +67,9 @@ def serve_explorer(
     _run(app, listener)
 
 
-def _explorer(lm: PrismLM, listener: socket.socket, host: str) -> tuple[FastAPI, str]:
+def _explorer(
+    lm: PrismLM, listener: socket.socket, host: str, server: Server | None = None
+) -> tuple[FastAPI, str]:
     """Return the explorer as an application, and the address of its page."""
     from prismlm.demo.prompts import PROMPTS, QUESTIONS
     from prismlm.demo.texts import holds_pairs
@@ -80,6 +86,7 @@ def _explorer(lm: PrismLM, listener: socket.socket, host: str) -> tuple[FastAPI,
         hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
         prompts=PROMPTS,
         questions=QUESTIONS if cells and holds_pairs(cells.documents) else {},
+        server=server,
     )
     shown = HOST if host in EVERYWHERE else _bracketed(host)
     return app, f"http://{shown}:{port}/?token={token}"
@@ -108,13 +115,21 @@ def serve(
         lm = load(model, lens=lens, corpus=corpus)
         # A page of another site, whose name points here, has no key.
         hosts = LOOPBACK if api_key is None and host in LOOPBACK else None
-        app = create_app(lm, name=name, api_key=api_key, hosts=hosts, together=batch, waiting=queue)
+        app = create_app(
+            lm,
+            name=name,
+            api_key=api_key,
+            hosts=hosts,
+            together=batch,
+            waiting=queue,
+            kept=KEPT if explorer else 0,
+        )
         if api_key is None and host not in LOOPBACK:
             typer.echo("Others can reach this server, and --api-key asks for no key.", err=True)
         address = f"http://{_bracketed(host)}:{listener.getsockname()[1]}/v1"
         typer.echo(f"Serving {app.state.server.name} at {address}", err=True)
         if explorer:
-            page, where = _explorer(lm, listener, host)
+            page, where = _explorer(lm, listener, host, app.state.server)
             app.mount("/", page)
             typer.echo(f"Explore it at {where}", err=True)
         typer.echo("Ctrl-C ends it.", err=True)

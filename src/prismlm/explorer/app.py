@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -11,7 +10,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from fastapi.staticfiles import StaticFiles
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from prismlm import __version__
@@ -19,11 +17,13 @@ from prismlm.errors import InputError, PrismError
 from prismlm.explain.language_model import PrismLM
 from prismlm.explorer import ask, audit, documents, inside, overview, prototypes, steer
 from prismlm.explorer.safety import Safety
-from prismlm.explorer.session import Busy, Limits, Session, Shown
+from prismlm.explorer.session import Limits, Session, Shown
 from prismlm.pages.frame import ASSETS
+from prismlm.web.line import Busy
+from prismlm.web.server import Server, running, v1
 
-# One for the model, one for what is read at the start, and two for short questions.
-THREADS = 4
+# One for the model, one for what answers rely on, and three for short questions.
+THREADS = 5
 VIEWS = (overview, ask, prototypes, steer, inside, audit, documents)
 
 
@@ -35,8 +35,12 @@ def create_app(
     prompts: Mapping[str, str] | None = None,
     questions: Mapping[str, str] | None = None,
     limits: Limits | None = None,
+    server: Server | None = None,
 ) -> FastAPI:
     """Return the application that explores a model.
+
+    Its page asks the model through OpenAI's routes, here under ``/api/v1``, and then asks about
+    the answer by its id.
 
     Args:
         lm: the model, with its head and, if it has one, its lens.
@@ -45,16 +49,19 @@ def create_app(
         prompts: to try, by domain; where the lens has none of these domains, those of its corpus.
         questions: to ask, by topic, where the model has a chat template.
         limits: of requests.
+        server: of this model, which others ask too and whose application this one is mounted in;
+            None for one of its own.
     """
     limits = limits or Limits()
-    session = Session(lm, limits, prompts or {}, questions or {})
+    own = server or Server(lm, waiting=limits.waiting, kept=limits.answers)
+    session = Session(own, limits, prompts or {}, questions or {})
     app = FastAPI(
         title="prismlm explorer",
         version=__version__,
         docs_url=None,
         redoc_url=None,
         default_response_class=Shown,
-        lifespan=lambda app: _warming(lm),
+        lifespan=lambda app: _running(own),
     )
     app.add_middleware(Safety, token=token, hosts=hosts, largest=limits.body)
     for kind in (PrismError, RequestValidationError, HTTPException, Busy):
@@ -66,23 +73,17 @@ def create_app(
     def page() -> FileResponse:
         return FileResponse(ASSETS / "index.html", media_type="text/html")
 
+    app.mount("/api/v1", v1(own))
     app.mount("/static", StaticFiles(directory=ASSETS))
     return app
 
 
 @asynccontextmanager
-async def _warming(lm: PrismLM) -> AsyncIterator[None]:
-    """Read the tables that the first question would wait for, while the page is being opened."""
-    # One computes at a time in any case: what waits its turn is answered in the order it came.
+async def _running(server: Server) -> AsyncIterator[None]:
+    # What waits its turn is answered in the order it came.
     to_thread.current_default_thread_limiter().total_tokens = THREADS
-
-    def read() -> None:
-        if lm.lens is not None:
-            _ = lm.lens.names, lm.lens.categories, lm.lens.cells, lm.lens.corpus, lm.lens.index
-
-    warming = asyncio.ensure_future(run_in_threadpool(read))
-    yield
-    await asyncio.wait([warming])
+    async with running(server):
+        yield
 
 
 def _told(request: Request, error: Exception) -> Response:

@@ -1,60 +1,43 @@
-"""Asking: a text is written token by token, each split into its prototypes, and then traced."""
+"""Asked: an answer that the server wrote or read, what it relies on, and its predictions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
-from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from prismlm.corpus.chat import ASSISTANT, Messages, asked
-from prismlm.corpus.pieces import Piece, pieces_of
 from prismlm.errors import InputError
-from prismlm.explain.steps import Step
 from prismlm.explain.trace import Trace
-from prismlm.explorer.session import Answer, Session, Shown, Tell, Writing, attachment
+from prismlm.explorer.session import Job, Session, Shown, Tell, attachment
 from prismlm.files import json_text
 from prismlm.pages.frame import rounded
-from prismlm.pages.trace import Pool, behind, page, spelt, step_data, trace_data
+from prismlm.pages.trace import Pool, behind, page, trace_data
 
 AGAINST = 4
 PASSAGES = 8
 
 
-class Question(Writing):
-    """What is asked, after which answer (its id; none begins anew), and how to go on."""
-
-    follows: str | None = Field(default=None, max_length=64)
-
-
 def routes(session: Session) -> APIRouter:
-    """Return ``/ask`` and the questions about an answer."""
+    """Return the questions about an answer, whichever client of the server asked for it."""
     router = APIRouter(tags=["ask"])
+    answers = session.server.answers
 
-    @router.post(
-        "/ask",
-        summary="Write after a text; server-sent events: start, step, done or error",
-        response_class=StreamingResponse,
-    )
-    async def ask(question: Question) -> StreamingResponse:
-        session.line.check()
-        answer = Answer(messages=_messages(session, question))
-        text, tokenizer = answer.messages or question.text, session.lm.tokenizer
-        pieces = await run_in_threadpool(
-            lambda: pieces_of(tokenizer, session.tokens(text, question.generate, "explain"))
-        )
-        session.keep(answer)
-        return session.streamed(
-            answer, lambda tell: _write(session, answer, text, question.how, pieces, tell)
-        )
+    @router.get("/answers/{key}", summary="An answer, what it relies on, and each prediction")
+    def answer(key: str) -> Response:
+        trace = session.trace(key)
+        pool = Pool(trace.lens)
+        value = trace_data(trace, pool, each=False)
+        about = {"id": key, "messages": list(answers[key].messages)}
+        return Shown(value | about | {"shared": pool.to_dict()})
 
     @router.post("/answers/{key}/stop", summary="Stop writing")
     def stop(key: str) -> dict[str, bool]:
-        session.answer(key).stop.set()
+        if key in session.jobs:
+            session.jobs[key].stop.set()
+        elif (writing := answers[key].writing) is not None:
+            writing.stopped = True
         return {"stopped": True}
 
     @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")
@@ -71,15 +54,14 @@ def routes(session: Session) -> APIRouter:
     )
     async def against(key: str, step: int) -> StreamingResponse:
         one = _step_of(session.trace(key), step)
-        return session.streamed(Answer(), lambda tell: _against(one, tell))
+        return session.streamed(Job(), lambda tell: _against(one, tell))
 
     @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
     def chat(key: str) -> Response:
-        messages = list(session.answer(key).messages)
-        if not messages:
+        messages = answers[key].asked
+        if isinstance(messages, str):
             raise InputError(f"the answer {key!r} is to a text, which has no messages.")
-        up_to_it = messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
-        line = json_text({"messages": up_to_it}) + "\n"
+        line = json_text({"messages": list(messages)}) + "\n"
         return attachment(line, "chat.jsonl", "application/x-ndjson")
 
     @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
@@ -88,53 +70,6 @@ def routes(session: Session) -> APIRouter:
         return await run_in_threadpool(lambda: _report(trace, kind))
 
     return router
-
-
-def _messages(session: Session, question: Question) -> Messages:
-    """Return the messages of a question, after those of the answer that it follows; none of a text.
-
-    Raises:
-        InputError: that answer is not here, not to its end, or not one to a question.
-    """
-    if question.follows is None:
-        return asked(question.text) if question.chat else ()
-    before = session.answer(question.follows).messages
-    if not (question.chat and before and before[-1]["role"] == ASSISTANT):
-        raise InputError(
-            f"nothing can follow the answer {question.follows!r}: expected a question (chat) after "
-            "the whole answer to another one."
-        )
-    return [*before, *asked(question.text)]
-
-
-def _write(
-    session: Session,
-    answer: Answer,
-    text: str | Messages,
-    how: dict[str, Any],
-    pieces: list[Piece],
-    tell: Tell,
-) -> None:
-    """Tell the prompt's tokens, each step with the prototypes not told before, and the trace."""
-    tell("start", {"id": answer.id, "tokens": [spelt(piece) for piece in pieces]})
-    told = Pool(session.lm.lens)
-
-    def on_step(step: Step) -> bool:
-        before = set(told.prototypes)
-        value = step_data(step, told, contexts=False)
-        new = {n: one for n, one in told.prototypes.items() if n not in before}
-        tell("step", rounded(value) | {"prototypes": new})
-        return not answer.stop.is_set()
-
-    trace = session.lm.explain(text, on_step=on_step, **how)
-    answer.trace = trace
-    if answer.messages and trace.written:
-        written = [step.target_id for step in trace if step.target_from == "generated"]
-        said = session.lm.tokenizer.decode(written, skip_special_tokens=True)
-        answer.messages = [*answer.messages, {"role": ASSISTANT, "content": str(said)}]
-    pool = Pool(trace.lens)
-    value = trace_data(trace, pool, each=False)
-    tell("done", value | {"id": answer.id, "shared": pool.to_dict()})
 
 
 def _step_of(trace: Trace, step: int) -> Trace:

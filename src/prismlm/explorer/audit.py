@@ -19,7 +19,7 @@ from prismlm.errors import InputError, check_text
 from prismlm.explain.audit import Audit, audit_files
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.texts import document_ids, text_options
-from prismlm.explorer.session import Answer, Session, Tell, attachment
+from prismlm.explorer.session import Job, Session, Tell, attachment
 from prismlm.pages.audit import audit_data, audit_page
 from prismlm.pages.frame import rounded
 
@@ -57,19 +57,20 @@ def routes(session: Session) -> APIRouter:
     def audit(sent: Files) -> StreamingResponse:
         documents, left_out = _documents(session.lm, sent.files, session.limits.audited)
         found = Audit(session.lm, text_options([session.lm]))
-        answer = session.keep(Answer(audit=found))
+        job = Job(audit=found)
+        session.jobs.keep(job.id, job)
         return session.streamed(
-            answer, lambda tell: _read(session.lm, answer, found, documents, left_out, tell)
+            job, lambda tell: _read(session.lm, job, found, documents, left_out, tell)
         )
 
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
     async def report(key: str, kind: str) -> Response:
-        answer = session.answer(key)
-        if not answer.summary:
+        job = session.jobs[key]
+        if not job.summary:
             raise InputError(f"the answer {key!r} is not an audit that has read a text.")
         if kind not in KINDS:
             raise InputError(f"there is no report of kind {kind!r}: expected {', '.join(KINDS)}.")
-        data = await run_in_threadpool(lambda: _report(answer, kind))
+        data = await run_in_threadpool(lambda: _report(job, kind))
         return attachment(data, f"audit.{kind}", KINDS[kind])
 
     return router
@@ -109,7 +110,7 @@ def _documents(lm: PrismLM, files: list[File], most: int) -> tuple[list[Document
 
 def _read(
     lm: PrismLM,
-    answer: Answer,
+    job: Job,
     audit: Audit,
     documents: list[Document],
     left_out: dict[str, int],
@@ -117,34 +118,34 @@ def _read(
 ) -> None:
     """Tell how many predictions there are, how many are done, each row, and the summary."""
     predictions = sum(max(0, len(document_ids(lm, one)) - 1) for one in documents)
-    tell("start", {"id": answer.id, "texts": len(documents), "predictions": predictions})
+    tell("start", {"id": job.id, "texts": len(documents), "predictions": predictions})
     done = 0
 
     def on_pass(count: int) -> bool:
         nonlocal done
         done += count
         tell("progress", {"predictions": done})
-        return not answer.stop.is_set()
+        return not job.stop.is_set()
 
     for row in audit.read(documents, on_pass):
-        answer.rows.append(row)
+        job.rows.append(row)
         # Of what it leans on, the page lists the most.
         leading = {name: row[name][:1] for name in ("by_source", "documents")}
         tell("row", rounded(row | leading))
     if audit.texts:
-        answer.summary = audit.to_dict() | {"left_out": left_out}
-    end: dict[str, Any] = {"id": answer.id, "stopped": audit.texts < len(documents)}
-    tell("done", end | {"summary": audit_data(answer.summary) if answer.summary else None})
+        job.summary = audit.to_dict() | {"left_out": left_out}
+    end: dict[str, Any] = {"id": job.id, "stopped": audit.texts < len(documents)}
+    tell("done", end | {"summary": audit_data(job.summary) if job.summary else None})
 
 
-def _report(answer: Answer, kind: str) -> bytes:
+def _report(job: Job, kind: str) -> bytes:
     """Return a file as `prismlm audit` writes it."""
     if kind == "html":
-        return audit_page(answer.summary).encode()
-    assert answer.audit is not None
+        return audit_page(job.summary).encode()
+    assert job.audit is not None
     with TemporaryDirectory() as directory:
         path = Path(directory) / f"audit.{kind}"
-        with audit_files([path], [], answer.audit.identity) as (add, _):
-            for row in answer.rows:
+        with audit_files([path], [], job.audit.identity) as (add, _):
+            for row in job.rows:
                 add(row)
         return path.read_bytes()

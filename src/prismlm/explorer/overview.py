@@ -56,7 +56,7 @@ def _overview(session: Session) -> dict[str, Any]:
     lm, lens = session.lm, session.lm.lens
     seen = Counter(filter(None, [] if lens is None else lens.categories))
     return {
-        "name": lm.path.resolve().name,
+        "name": session.server.name,
         "base": load_sidecar(lm.path).base.name.removesuffix(".gguf"),
         "path": str(lm.path),
         "parameters": sum(parameter.numel() for parameter in lm.model.parameters()),

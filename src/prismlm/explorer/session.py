@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from anyio import CancelScope
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.chat import Messages, asked
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, PrismError, no_panics
 from prismlm.explain.audit import Audit
-from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
 from prismlm.files import json_text
 from prismlm.lens.labels.catalogue import Catalogue
+from prismlm.web.answers import Latest
+from prismlm.web.line import Busy, Line
+from prismlm.web.server import Server
 
-T = TypeVar("T")
 # Tells an event by its name and value; work may call it from its thread.
 Tell = Callable[[str, dict[str, Any]], None]
 
@@ -35,10 +34,10 @@ class Limits:
 
     Attributes:
         body: bytes.
-        tokens: of a prompt and what is written after it.
+        tokens: of an answer that is shown, with its prompt, and of what is steered.
         audited: characters of all texts of an audit.
         waiting: requests that wait for the model; more are told that it is busy.
-        answers: kept for questions about them, the latest.
+        answers: kept for questions about them, the latest; as many audits.
     """
 
     body: int = 16_000_000
@@ -48,71 +47,18 @@ class Limits:
     answers: int = 32
 
 
-class Busy(Exception):
-    """As many requests wait for the model as may."""
-
-
-class Line:
-    """One at a time uses the model, in the order they came; the others wait, up to a number.
-
-    Args:
-        waiting: how many may wait.
-    """
-
-    def __init__(self, waiting: int) -> None:
-        self._turn = asyncio.Lock()
-        self._most = waiting
-        self.waiting = 0
-
-    @property
-    def before(self) -> int:
-        """How many would be served before another one."""
-        return self.waiting + self._turn.locked()
-
-    def check(self) -> None:
-        """Raise Busy where nobody else may wait."""
-        if self.waiting >= self._most:
-            raise Busy
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Return what ``work`` returns, in a thread of its own, once it is its turn.
-
-        Raises:
-            Busy: too many wait.
-        """
-        self.check()
-        self.waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self.waiting -= 1
-        try:
-            task = asyncio.ensure_future(run_in_threadpool(work))
-            try:
-                return await asyncio.shield(task)
-            finally:
-                # A thread cannot be stopped from outside: the next in line waits for its end.
-                await asyncio.wait([task])
-        finally:
-            self._turn.release()
-
-
 @dataclass
-class Answer:
-    """A text that was read or written, or an audit, to be asked about.
+class Job:
+    """What a request is doing: it can be stopped, and an audit asked for its files.
 
     Attributes:
         id: unguessable.
         stop: set where it is to end.
-        trace: of a text, once it has ended.
-        messages: of a chat, once it has ended the answer last; none of a text.
         audit, rows, summary: of an audit; one row for each text, the summary once it has ended.
     """
 
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     stop: threading.Event = field(default_factory=threading.Event)
-    trace: Trace | None = None
-    messages: Messages = ()
     audit: Audit | None = None
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -155,26 +101,29 @@ class Session:
     """A model being explored.
 
     Attributes:
-        lm: the model.
+        server: what writes, and keeps the answers that are asked about.
+        lm: its model.
         limits: of requests.
         prompts: to try, by domain.
         questions: to ask a model that has a chat template, by topic; there may be none.
         line: of those who wait for it.
         catalogue: its prototypes to be searched; None without a lens.
+        jobs: the last ones but answers.
     """
 
     def __init__(
         self,
-        lm: PrismLM,
+        server: Server,
         limits: Limits,
         prompts: Mapping[str, str],
         questions: Mapping[str, str],
     ) -> None:
-        self.lm, self.limits, self.prompts = lm, limits, dict(prompts)
+        self.server, self.lm, self.limits = server, server.lm, limits
+        lm, self.prompts = server.lm, dict(prompts)
         self.questions = dict(questions) if lm.tokenizer.chat_template else {}
         self.line = Line(limits.waiting)
         self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
-        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self.jobs: Latest[Job] = Latest(limits.answers)
 
     def look_again(self) -> None:
         """Search the names of the prototypes anew, where they were written meanwhile.
@@ -190,27 +139,16 @@ class Session:
         if lens.meta is not before:
             self.catalogue = Catalogue(lens)
 
-    def keep(self, answer: Answer) -> Answer:
-        """Keep an answer; the oldest is forgotten where there are too many."""
-        self._answers[answer.id] = answer
-        while len(self._answers) > self.limits.answers:
-            _, forgotten = self._answers.popitem(last=False)
-            forgotten.stop.set()
-        return answer
-
-    def answer(self, key: str) -> Answer:
-        """Return an answer that was kept; InputError if it is not here, or no longer."""
-        if key not in self._answers:
-            raise InputError(
-                f"there is no answer {key!r}: the last {self.limits.answers} are kept. Ask again."
-            )
-        return self._answers[key]
-
     def trace(self, key: str) -> Trace:
-        """Return the trace of an answer; InputError if there is none, or not yet."""
-        trace = self.answer(key).trace
+        """Return the trace of an answer; InputError if there is none, or not yet, or too long."""
+        trace = self.server.answers[key].trace
         if trace is None:
             raise InputError(f"the answer {key!r} is not a text that has been read to its end.")
+        if len(trace) > self.limits.tokens:
+            raise InputError(
+                f"the answer {key!r} has {len(trace):,} tokens: the explorer shows "
+                f"{self.limits.tokens:,}. Ask for fewer, or use `prismlm explain`."
+            )
         return trace
 
     def tokens(
@@ -239,19 +177,19 @@ class Session:
                 )
         return lm.encode(text, room)[0].tolist()
 
-    def streamed(self, answer: Answer, work: Callable[[Tell], None]) -> StreamingResponse:
+    def streamed(self, job: Job, work: Callable[[Tell], None]) -> StreamingResponse:
         """Return the server-sent events that ``work`` tells, once it is its turn.
 
         Before it there may be ``waiting``; an error of ours ends it as ``error``. Whoever leaves
-        sets ``answer.stop``, which ``work`` is to look at.
+        sets ``job.stop``, which ``work`` is to look at.
 
         Raises:
             Busy: too many wait.
         """
         self.line.check()
-        return StreamingResponse(self._events(answer, work), media_type="text/event-stream")
+        return StreamingResponse(self._events(job, work), media_type="text/event-stream")
 
-    async def _events(self, answer: Answer, work: Callable[[Tell], None]) -> AsyncIterator[str]:
+    async def _events(self, job: Job, work: Callable[[Tell], None]) -> AsyncIterator[str]:
         loop, told = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
         def tell(name: str, value: dict[str, Any]) -> None:
@@ -276,7 +214,7 @@ class Session:
             yield _event("error", {"error": "busy: others wait for the model already."})
         finally:
             # Whoever left does not read on, or waits no more.
-            answer.stop.set()
+            job.stop.set()
             task.cancel()
             with CancelScope(shield=True):
                 await asyncio.wait([task])

@@ -14,7 +14,7 @@ from torch import Tensor
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import visible
 from prismlm.errors import InputError
-from prismlm.explorer.session import Answer, Prompt, Session, Tell, Writing
+from prismlm.explorer.session import Job, Prompt, Session, Tell, Writing
 from prismlm.interventions.plan import plan_for
 from prismlm.interventions.steering import cautions, steer
 from prismlm.interventions.strength import strongest
@@ -59,8 +59,9 @@ def routes(session: Session) -> APIRouter:
             return edit
 
         edit = await run_in_threadpool(check)
-        answer = session.keep(Answer())
-        return session.streamed(answer, lambda tell: _steer(session, answer, wanted, edit, tell))
+        job = Job()
+        session.jobs.keep(job.id, job)
+        return session.streamed(job, lambda tell: _steer(session, job, wanted, edit, tell))
 
     @router.post("/steer/leading", summary="The prototypes that the next token relies on most")
     async def leading(prompt: Prompt) -> dict[str, Any]:
@@ -116,14 +117,14 @@ def _leading(session: Session, text: str | Messages) -> dict[str, Any]:
     return rounded(token | {"prototypes": prototypes})
 
 
-def _steer(session: Session, answer: Answer, wanted: Wanted, edit: Edit, tell: Tell) -> None:
+def _steer(session: Session, job: Job, wanted: Wanted, edit: Edit, tell: Tell) -> None:
     """Tell how many tokens of both texts are written, and what the edit did to each."""
     lm, told = session.lm, count(1)
-    tell("start", {"id": answer.id})
+    tell("start", {"id": job.id})
 
     def enough(_: Tensor) -> bool:
         tell("written", {"tokens": next(told)})
-        return answer.stop.is_set()
+        return job.stop.is_set()
 
     how: dict[str, Any] = wanted.how | {"enough": enough}
     if wanted.strength is None and isinstance(edit, (Clamp, Group)):

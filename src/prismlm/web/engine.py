@@ -10,8 +10,8 @@ from torch import Tensor
 
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import Recorded, record
-from prismlm.explorer.session import Busy
 from prismlm.web.batch import Batch, writes_together
+from prismlm.web.line import Busy
 from prismlm.web.writing import Writing
 
 log = logging.getLogger("prismlm.web")

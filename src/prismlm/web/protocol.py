@@ -315,6 +315,11 @@ def url_citations(trace: Trace, answer: str) -> list[dict[str, Any]]:
     ]
 
 
+def identity(kind: str) -> str:
+    """Return an id that nobody can guess."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
 class Shape:
     """Puts one answer, or the chunks of its stream, into OpenAI's form.
 
@@ -322,12 +327,15 @@ class Shape:
         model: its name.
         chat: whether it is an answer in a chat.
         tokenizer: for the words of log-probabilities.
+
+    Attributes:
+        id: of the response.
     """
 
     def __init__(self, model: str, chat: bool, tokenizer: PreTrainedTokenizerBase) -> None:
         self.chat, self._tokenizer = chat, tokenizer
-        identity = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
-        self._about = {"id": identity, "created": int(time.time()), "model": model}
+        self.id = identity("chatcmpl" if chat else "cmpl")
+        self._about = {"id": self.id, "created": int(time.time()), "model": model}
 
     def framed(
         self,

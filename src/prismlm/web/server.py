@@ -28,9 +28,10 @@ from prismlm import __version__
 from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.errors import FormatError, InputError, PrismError, no_panics, shown
 from prismlm.explain.language_model import PrismLM
-from prismlm.explorer.session import Busy, Line
 from prismlm.files import json_text
+from prismlm.web.answers import Answer, Latest
 from prismlm.web.engine import Engine
+from prismlm.web.line import Busy, Line
 from prismlm.web.metrics import Metrics
 from prismlm.web.protocol import (
     AttributionRequest,
@@ -41,6 +42,7 @@ from prismlm.web.protocol import (
     Shares,
     ToWrite,
     answered,
+    identity,
     messages_of,
     prismlm_object,
     prompt_of,
@@ -68,17 +70,30 @@ class Server:
     """One model behind OpenAI's routes.
 
     Args:
-        lm, name, together, waiting: as of :func:`create_app`.
+        lm, name, together, waiting, kept: as of :func:`create_app`; here the model may be without
+            a lens, and has no sources to point to.
+
+    Attributes:
+        answers: the last answers, by the ids of their responses.
     """
 
-    def __init__(self, lm: PrismLM, name: str, together: int, waiting: int) -> None:
-        self.lm, self.name, self._most = lm, name, waiting
+    def __init__(
+        self,
+        lm: PrismLM,
+        name: str | None = None,
+        *,
+        together: int = 8,
+        waiting: int = 64,
+        kept: int = 0,
+    ) -> None:
+        self.lm, self._most = lm, waiting
+        self.name = name or lm.path.resolve().name
+        self.answers: Latest[Answer] = Latest(kept)
         self.engine = Engine(lm, together, waiting)
         engine = self.engine
         self.metrics = Metrics(
             {"waiting": lambda: engine.waiting, "running": lambda: engine.writing}
         )
-        self._lens = lm.lens_for("training text to point to")
         # One attribution at a time; what was written gets one in any case.
         self._attributions = Line(waiting=2 * (together + waiting))
         self._began = int(time.time())
@@ -103,11 +118,18 @@ class Server:
         writing = Writing(self.lm, text, prompt, wanted)
         self.engine.submit(writing)
         shape = Shape(self.name, chat, self.lm.tokenizer)
+        if body.shares is not None:
+            self.answers.keep(shape.id, Answer(text, writing))
         if not body.stream:
             whole = self._whole(writing, shape, body.shares, began)
             return Served(await unless_gone(request, whole))
         events = self._streamed(writing, shape, body, began)
         return StreamingResponse(events, media_type="text/event-stream")
+
+    def check_lens(self) -> None:
+        """Raise StaleLensError where the lens was built again since it was opened."""
+        if self.lm.lens is not None:
+            self.lm.lens.check_unchanged()
 
     def _check_queues(self) -> None:
         """Raise Busy where as many wait to be written, or attributed, as may."""
@@ -124,7 +146,7 @@ class Server:
             StaleLensError: the lens was built again since it was opened.
         """
         if body.shares is not None:
-            self._lens.check_unchanged()
+            self.check_lens()
         with no_panics():
             room = self._room(text, body.wanted_tokens, 1)
             return self.lm.encode(text, room), body.wanted(room)
@@ -160,7 +182,7 @@ class Server:
         try:
             async for written in self._told(writing, began):
                 choices += written.choices
-            cited, value = await self._attributed(writing, shares)
+            cited, value = await self._attributed(writing, shares, shape.id)
         finally:
             writing.left = True
         said = {"role": ASSISTANT, "content": writing.words, "refusal": None, "annotations": cited}
@@ -178,7 +200,7 @@ class Server:
                 given = written.choices if writing.wanted.alternatives is not None else None
                 if written.text or given:
                     yield _event(framed({"content": written.text}, choices=given))
-            cited, value = await self._attributed(writing, body.shares)
+            cited, value = await self._attributed(writing, body.shares, shape.id)
             last = {} if body.shares is None else {"annotations": cited}
             yield _event(framed(last, writing.finish_reason) | value)
             if (body.stream_options or {}).get("include_usage"):
@@ -202,13 +224,15 @@ class Server:
         self.metrics.tokens.labels("completion").inc(len(writing.ids))
 
     async def _attributed(
-        self, writing: Writing, shares: Shares | None
+        self, writing: Writing, shares: Shares | None, key: str
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return the annotations of what was written, and what stands beside the choices."""
 
         def work() -> tuple[list[dict[str, Any]], dict[str, Any]]:
             trace = writing.trace()
-            if trace is None or shares is None:
+            if key in self.answers:
+                self.answers[key].trace = trace
+            if trace is None or shares is None or trace.lens is None:
                 return [], {"prismlm": None}
             cited = url_citations(trace, writing.words)
             return cited, {"prismlm": prismlm_object(trace, shares)}
@@ -227,7 +251,7 @@ class Server:
         asked, whole, answer = answered(body)
 
         def work() -> dict[str, Any]:
-            self._lens.check_unchanged()
+            self.check_lens()
             with no_panics():
                 self._room(whole, None, 0)
             trace = self.lm.explain(whole)
@@ -236,7 +260,11 @@ class Server:
                 same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, read))
                 trace = replace(trace, first=max(0, same - 1))
             used = usage_of(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
-            about = {"object": "attribution", "model": self.name, **used}
+            key = identity("attribution")
+            self.answers.keep(key, Answer(asked, None, answer, trace))
+            about = {"id": key, "object": "attribution", "model": self.name, **used}
+            if trace.lens is None:
+                return about | {"annotations": [], "prismlm": None}
             about["annotations"] = url_citations(trace, answer)
             return about | {"prismlm": prismlm_object(trace, body.shares or Shares())}
 
@@ -349,6 +377,7 @@ def create_app(
     hosts: Collection[str] | None = None,
     together: int = 8,
     waiting: int = 64,
+    kept: int = 0,
 ) -> FastAPI:
     """Return the application that serves a model.
 
@@ -360,78 +389,90 @@ def create_app(
             site can have its own name point to 127.0.0.1, and then ask what it likes.
         together: answers that are written at the same time.
         waiting: requests that may wait for their turn; more are refused with 429.
+        kept: answers that the explorer can still show, the last ones.
 
     Raises:
         InputError: the model has no lens, or the key is empty.
     """
     if api_key is not None and not api_key.strip():
         raise InputError("the API key is empty, which would be none: give one, or leave it out.")
-    server = Server(lm, name or lm.path.resolve().name, together, waiting)
-    app = FastAPI(
-        title="prismlm",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        default_response_class=Served,
-        lifespan=lambda app: _running(server),
-    )
+    lm.lens_for("training text to point to")
+    server = Server(lm, name, together=together, waiting=waiting, kept=kept)
+    app = _application(lifespan=lambda app: running(server))
     app.state.server = server
     app.add_middleware(Door, api_key=api_key, hosts=hosts, metrics=server.metrics)
-    for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _refused)
-    _routes(app, server)
-    return app
+    _routes(app, server, "/v1")
 
-
-def _routes(app: FastAPI, server: Server) -> None:
-    anything, lens = dict[str, Any], server.lm.lens_for("training text to point to")
-
-    @app.get("/v1/models", summary="The one model", response_model=anything)
-    def models() -> Response:
-        return Served({"object": "list", "data": [server.model()]})
-
-    @app.get("/v1/models/{name:path}", summary="A model by its name", response_model=anything)
-    def model(name: str) -> Response:
-        server.check_model(name)
-        return Served(server.model())
-
-    @app.post("/v1/chat/completions", summary="Answer a chat", response_model=anything)
-    async def chat(body: ChatRequest, request: Request) -> Response:
-        server.check_model(body.model)
-        body.check()
-        return await server.write(body, messages_of(body.messages), request)
-
-    @app.post("/v1/completions", summary="Write after a prompt", response_model=anything)
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        server.check_model(body.model)
-        body.check()
-        return await server.write(body, prompt_of(body.prompt), request)
-
-    @app.post("/v1/attributions", summary="What an answer relies on", response_model=anything)
-    async def attributions(body: AttributionRequest) -> Response:
-        server.check_model(body.model)
-        return Served(await server.attribute(body))
-
-    @app.get("/health", summary="Whether it serves", response_model=anything)
+    @app.get("/health", summary="Whether it serves", response_model=dict[str, Any])
     def health() -> Response:
         if not server.engine.alive:
             raise RequestError("the thread that writes has ended: start the server again.", 503)
-        lens.check_unchanged()
+        server.check_lens()
         return Served({"status": "ok", "model": server.name})
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     def metrics() -> Response:
         return Response(server.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
+    return app
+
+
+def v1(server: Server) -> FastAPI:
+    """Return OpenAI's routes alone, to be mounted where something else guards the door."""
+    app = _application()
+    _routes(app, server, "")
+    return app
+
+
+def _application(**options: Any) -> FastAPI:
+    told: dict[str, Any] = {"title": "prismlm", "version": __version__}
+    pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
+    app = FastAPI(**told, **pages, default_response_class=Served, **options)
+    for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _refused)
+    return app
+
+
+def _routes(app: FastAPI, server: Server, place: str) -> None:
+    anything = dict[str, Any]
+
+    @app.get(f"{place}/models", summary="The one model", response_model=anything)
+    def models() -> Response:
+        return Served({"object": "list", "data": [server.model()]})
+
+    one = f"{place}/models/{{name:path}}"
+
+    @app.get(one, summary="A model by its name", response_model=anything)
+    def model(name: str) -> Response:
+        server.check_model(name)
+        return Served(server.model())
+
+    @app.post(f"{place}/chat/completions", summary="Answer a chat", response_model=anything)
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        server.check_model(body.model)
+        body.check()
+        return await server.write(body, messages_of(body.messages), request)
+
+    @app.post(f"{place}/completions", summary="Write after a prompt", response_model=anything)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        server.check_model(body.model)
+        body.check()
+        return await server.write(body, prompt_of(body.prompt), request)
+
+    @app.post(f"{place}/attributions", summary="What an answer relies on", response_model=anything)
+    async def attributions(body: AttributionRequest) -> Response:
+        server.check_model(body.model)
+        return Served(await server.attribute(body))
+
 
 @asynccontextmanager
-async def _running(server: Server) -> AsyncIterator[None]:
+async def running(server: Server) -> AsyncIterator[None]:
     """Read the tables that the first answer would wait for; end the engine at the end."""
     lens = server.lm.lens
-    assert lens is not None
 
     def read() -> None:
-        _ = lens.names, lens.categories, lens.cells, lens.corpus, lens.index, lens.telling
+        if lens is not None:
+            _ = lens.names, lens.categories, lens.cells, lens.corpus, lens.index, lens.telling
 
     warming = asyncio.ensure_future(run_in_threadpool(read))
     yield

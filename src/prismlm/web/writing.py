@@ -84,6 +84,7 @@ class Writing:
         words: the same in words, cut at a stop sequence.
         finish_reason: once it has ended by itself.
         left: its reader has gone.
+        stopped: the next token is to be the last.
         told: what was told; None at the end.
         recorded: what passed the output embedding, where ``generate`` wrote it.
         states: those that were read, where the engine's batch did.
@@ -98,6 +99,7 @@ class Writing:
     words: str = ""
     finish_reason: FinishReason | None = None
     left: bool = False
+    stopped: bool = False
     told: asyncio.Queue[Written | None] = field(default_factory=asyncio.Queue)
     recorded: Recorded | None = None
     states: list[Tensor] = field(default_factory=list[Tensor])
@@ -135,8 +137,8 @@ class Writing:
         if stops:
             self.words, self.finish_reason = self.words[: min(stops)], "stop"
             self.ids = self.ids[: self._tokens_of(self.words)]
-        elif self.finish_reason is None and len(self.ids) >= self.wanted.tokens:
-            self.finish_reason = "length"
+        elif self.finish_reason is None and (self.stopped or len(self.ids) >= self.wanted.tokens):
+            self.finish_reason = "stop" if self.stopped else "length"
         self._tell_new()
 
     def _tokens_of(self, words: str) -> int:
@@ -176,7 +178,7 @@ class Writing:
 
     @torch.no_grad()
     def trace(self) -> Trace | None:
-        """Return what stands behind the text; None of an empty one.
+        """Return what stands behind the text, once; None of an empty one.
 
         Raises:
             DecompositionError: parts that do not sum to the model's logit.
@@ -188,6 +190,8 @@ class Writing:
         if recorded is None:
             states, own = torch.cat(self.states), torch.stack(self.own)
             recorded = Kept(states[: ids.shape[1] - 1], own[: len(self.ids)])
+        # The trace may be kept for long, and has what it needs.
+        self.recorded, self.states, self.own = None, [], []
         settings = settings_not_applied(self.lm.model, self.wanted.temperature)
         return self.lm.trace_of(self.text, ids, self.prompt.shape[1], recorded, settings=settings)
 

@@ -12,58 +12,55 @@ const COLUMNS = "Each token as a column: what prototypes add to its logit; left 
 /** Whether tokens are unfolded, in every answer until they are folded again. */
 let unfolded = false;
 
-/** An answer while it comes in, and after. A token has its step once that has come; `bars` are the steps that have columns;
- * `data` is the whole trace, `id` what the server knows it by (of a static page it does not), `chosen` the step that is looked at, `slice` the part of its column (-1: none).
+/** An answer while its words come in, and after. `bars` are the steps that have columns; `data` is the whole trace, `id` what the server knows it by (of a static page it does not), `chosen` the step that is looked at, `slice` the part of its column (-1: none).
  * @typedef {{ words: string, written: boolean, one: any }} Token
- * @typedef {{ id: string, note: string, tokens: Token[], bars: any[], prototypes: Record<string, any>, data: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
+ * @typedef {{ id: string, note: string, words: string, tokens: Token[], bars: any[], data: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./hover.js").Hover | null, failed: unknown }} State
  * What stands behind a step, and, where that was asked for, against it.
  * @typedef {{ found?: any, failed?: unknown, reading?: boolean, opposed?: any, refused?: unknown }} Aside
- * @typedef {{ shared: any, chat: boolean, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>,
- *   began: number, choose: (number: number) => void }} Answer */
+ * @typedef {{ shared: any, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>, choose: (number: number) => void }} Answer */
 
-/** Return an answer that is about to come, to a text or in a chat: its place on the page, and what is to be told of each event. */
-export const live = (shared, chat) => {
+/** Return an answer that is about to come: its place on the page, and what is to be told of it. */
+export const live = (shared) => {
   const node = document.createElement("article");
   node.className = "prismlm x-answer";
   /** @type {Answer} */
-  const answer = { shared, chat, node, began: 0, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", tokens: [], bars: [],
-    prototypes: {}, data: null, asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
+  const answer = { shared, node, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", words: "", tokens: [], bars: [],
+    data: null, asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
   draw(node, () => page(answer, answer.state.value));
   // A finger leaves what it touches: the card stays until another place is touched.
   node.addEventListener("pointerdown", (event) => /** @type {Element} */ (event.target).closest("[data-prototype]") ?? leave(answer));
-  const told = {
-    waiting: ({ before }) => change(answer.state, { note: `Waiting: ${before} before you.` }),
-    start: (data) => begin(answer, data),
-    step: (one) => step(answer, one),
-    done: (data) => finish(answer, data),
+  const { state } = answer;
+  return {
+    node,
+    id: () => state.value.id,
+    /** @param {string} id @param {string} words that are new */
+    write: (id, words) => change(state, { id, words: state.value.words + words, note: "Writing…" }),
+    finish: (data) => finish(answer, data),
+    fail: (failed) => change(state, { failed, note: state.value.words ? "Broken off" : "Not read" }),
   };
-  return { node, told, id: () => answer.state.value.id, fail: (failed) => change(answer.state, { failed, note: broken(answer.state.value) }) };
 };
 
 /** @param {Answer} answer @param {State} now */
 const page = (answer, now) => {
-  const { id, note, tokens, bars, data, chosen } = now, support = data?.support, none = support?.level === "none";
+  const { id, note, words, tokens, bars, data, chosen } = now, support = data?.support, none = support?.level === "none";
   const sentence = support ? html`<p class=${`p-support p-${support.level}`}>${support.sentence}</p>` : nothing;
-  const words = data ? data.answer || html`<i>The model wrote nothing.</i>` : tokens.map((token) => (token.written ? token.words : "")).join("");
-  return html`<header class="p-top-of">${data?.question && !id ? html`<p class="p-question">${data.question}</p>` : nothing}${none ? sentence : nothing}<p class="p-answer" aria-live="polite">${words}</p>${none ? nothing : sentence}
+  const said = data ? data.answer || html`<i>The model wrote nothing.</i>` : words;
+  return html`<header class="p-top-of">${data?.question && !id ? html`<p class="p-question">${data.question}</p>` : nothing}${none ? sentence : nothing}<p class="p-answer" aria-live="polite">${said}</p>${none ? nothing : sentence}
   ${data ? data.notes.map((one) => html`<p class="p-note">${one}</p>`) : html`<p class="p-note x-note">${note}</p>`}</header>
 ${guard([data], () => (data?.whole ? html`<div class="p-whole">${wholeText(data, support?.level)}</div>` : nothing))}
-<details class="p-tokens" ?open=${unfolded} @toggle=${(event) => { unfolded = event.target.open; }}><summary>Token by token: the prototypes behind each prediction</summary>
+${data ? html`<details class="p-tokens" ?open=${unfolded} @toggle=${(event) => { unfolded = event.target.open; }}><summary>Token by token: the prototypes behind each prediction</summary>
 <div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
     guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
-${data ? key(data) : nothing}
+${key(data)}
 <div class="x-columns" tabindex="0" role="group" aria-label=${COLUMNS}
   @pointerover=${(event) => void point(answer, event.target.closest("[data-prototype]"))} @pointerleave=${(event) => event.pointerType === "mouse" && leave(answer)}
-  @keydown=${(event) => keyed(answer, event)}>${chart(bars, now.prototypes, chosen, (position) => focus(answer, position))}</div>
-<div class="x-key">${guard([data], () => (data ? legend(bars, data.prototypes) : nothing))}</div>
+  @keydown=${(event) => keyed(answer, event)}>${chart(bars, data.prototypes, chosen, (position) => focus(answer, position))}</div>
+<div class="x-key">${guard([data], () => legend(bars, data.prototypes))}</div>
 <div class="p-panel" aria-live="polite">${guard([data, chosen], () => (chosen < 0 ? nothing : panel(data, data.steps[chosen])))}${guard([now.asides[chosen]],
     () => (chosen < 0 ? nothing : aside(answer, now)))}</div></details>
-${data ? html`<footer class="p-caveat"><p>${CAVEAT}</p>${id ? exports(id, answer.chat) : facts(data.facts)}</footer>` : nothing}
+<footer class="p-caveat"><p>${CAVEAT}</p>${id ? exports(id, data.messages.length) : facts(data.facts)}</footer>` : nothing}
 ${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 };
-
-// What of an answer had come when it failed.
-const broken = ({ bars }) => (bars.length ? `Broken off after ${count(bars.length)} tokens` : "Not read");
 
 const exports = (id, chat) => html`<p class="x-exports">Save ${["html", "json", "parquet"].map((kind) =>
   html`<a href=${`/api/answers/${id}/report.${kind}`} download=${`answer.${kind}`}>${kind.toUpperCase()}</a>`)}${chat
@@ -78,10 +75,10 @@ const key = ({ feedback, steps }) => html`<ul class="p-legend"><li><span class="
 
 const spelt = (text) => text.split("\n").map((part, i) => (i ? html`<i class="p-return">↵</i>${`\n${part}`}` : part));
 
-/** A token; once all is there those that were read can be walked along. @param {State} now @param {Token} token */
-const tokenOf = ({ data, prototypes, chosen }, { words, written, one }, i) => {
-  const read = data && i < data.steps.length, { style, label } = tinted(one, prototypes, data?.feedback);
-  return html`<span class=${`p-token${written ? " p-written" : ""}${data?.feedback ? " p-fed" : ""}`} role=${read ? "option" : data ? "presentation" : nothing} tabindex=${read ? -1 : nothing}
+/** A token; those that were read can be walked along. @param {State} now @param {Token} token */
+const tokenOf = ({ data, chosen }, { words, written, one }, i) => {
+  const read = i < data.steps.length, { style, label } = tinted(one, data.prototypes, data.feedback);
+  return html`<span class=${`p-token${written ? " p-written" : ""}${data.feedback ? " p-fed" : ""}`} role=${read ? "option" : "presentation"} tabindex=${read ? -1 : nothing}
     aria-selected=${read ? i === chosen : nothing} aria-label=${label ?? nothing} title=${read ? label : nothing} .style=${style}>${spelt(words)}</span>`;
 };
 
@@ -97,35 +94,14 @@ const tinted = (one, prototypes, feedback) => {
   };
 };
 
-/** The text that is read has come. @param {Answer} answer @param {{ id: string, tokens: string[] }} data */
-const begin = (answer, { id, tokens }) => {
-  answer.began = performance.now();
-  change(answer.state, { id, note: "Writing…", tokens: tokens.map((words) => ({ words, written: false, one: null })) });
-};
-
-/** A step has come: a token that was read, or one that was written, with its column. @param {Answer} answer */
-const step = ({ state, node, began }, one) => {
-  const { prototypes, bars } = state.value, tokens = [...state.value.tokens];
-  for (const [id, [name, category, colour]] of Object.entries(one.prototypes)) prototypes[id] = { name, category, colour };
-  tokens[one.position] = { ...tokens[one.position], one };
-  const written = one.from === "generated" ? [...bars, one] : bars, seconds = Math.max((performance.now() - began) / 1000, 1e-3);
-  if (written !== bars && tokens.length === one.position + 1) tokens.push({ words: one.text, written: true, one: null });
-  change(state, { tokens, bars: written,
-    note: written.length ? `Writing… ${written.length} tokens, ${(written.length / seconds).toFixed(1)} a second` : "Reading…" });
-  // Of steps that come together the last one scrolls: each would lay out the page anew.
-  if (written !== bars) requestAnimationFrame(() => { columns(node).scrollLeft = columns(node).scrollWidth; });
-};
-
-const columns = (node) => /** @type {HTMLElement} */ (node.querySelector(".x-columns"));
-
 /** The whole trace has come. @param {Answer} answer @param {any} whole */
 const finish = (answer, { id = "", shared: pool, ...trace }) => {
-  const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps, prototypes } = data;
+  const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps } = data;
   shared.answer = { id, data };
   const tokens = data.tokens.map((words, i) => ({ words, written: i > 0 && steps[i - 1].from === "generated", one: steps[i] ?? null }));
-  // Of a text that was only read all tokens have columns, which are there once it is at its end.
+  // Of a text that was only read all tokens have columns.
   const written = steps.filter(({ from }) => from === "generated"), bars = written.length ? written : steps;
-  change(state, { id, data, prototypes, tokens, bars });
+  change(state, { id, data, tokens, bars });
   if (!steps.length) return;
   const text = node.querySelector(".p-text");
   answer.choose = walk(text, [...node.querySelectorAll(".p-text [role=option]")], (number) => look(answer, number));

@@ -2,7 +2,8 @@
 const failed = async (response) => {
   const text = await response.text();
   try {
-    return new Error(JSON.parse(text).error ?? text);
+    const { error } = JSON.parse(text); // of OpenAI's routes, one with more than a message
+    return new Error(error?.message ?? error ?? text);
   } catch {
     return new Error(text || `the server answered ${response.status}`);
   }
@@ -29,7 +30,7 @@ export const api = async (path, body, signal) => {
   return response.json();
 };
 
-/** Ask, or post a body, and call the handler of each event that comes back, until the last.
+/** Ask, or post a body, and call the handler of each event that comes back, until the last; `chunk` is one of OpenAI's, which have no names.
  * @param {string} path @param {object | null} body @param {AbortSignal} signal
  * @param {Record<string, (data: any) => void>} handlers */
 export const events = async (path, body, signal, handlers) => {
@@ -45,10 +46,10 @@ export const events = async (path, body, signal, handlers) => {
     const blocks = held.split("\n\n");
     held = blocks.pop() ?? "";
     for (const block of blocks) {
-      const name = block.match(/^event: (.*)$/m)?.[1] ?? "";
-      const data = block.match(/^data: (.*)$/m)?.[1] ?? "null";
-      ended ||= name === "done" || name === "error";
-      handlers[name]?.(JSON.parse(data));
+      const data = block.match(/^data: (.*)$/m)?.[1] ?? "null", last = data === "[DONE]";
+      const name = block.match(/^event: (.*)$/m)?.[1] ?? "chunk";
+      ended ||= last || name === "done" || name === "error";
+      if (!last) handlers[name]?.(JSON.parse(data));
     }
     if (done) break;
   }

@@ -5,8 +5,8 @@ for (const root of document.querySelectorAll(".p-root:not([data-ready])")) {
   const { answers, shared } = JSON.parse(root.querySelector("script").textContent);
   root.dataset.ready = "yes";
   for (const { shared: number, ...one } of answers) {
-    const answer = live({ model: { lens: null } }, false);
+    const answer = live({ model: { lens: null } });
     root.append(answer.node);
-    answer.told.done({ ...one, shared: shared[number] });
+    answer.finish({ ...one, shared: shared[number] });
   }
 }
