@@ -2,11 +2,12 @@
 
 import shutil
 import threading
+import time
 
 import pytest
 
 import prismlm
-from tests.explorer.conftest import Served, Stream, unfold, visited
+from tests.explorer.conftest import Served, Stream, unfold, unhurried, visited
 
 TEXT = "The patient was given a dose of the drug"
 WRITING = "/api/v1/completions"
@@ -22,7 +23,8 @@ def test_an_answer_of_the_api_is_asked_about_by_its_id(served, lm):
     response = served.write(TEXT, 6)
     trace, key = lm.explain(TEXT, generate=6), response["id"]
     shown = served.json("GET", f"/api/answers/{key}")
-    assert (shown["id"], shown["messages"]) == (key, [])
+    asked_ = served.json("GET", f"/api/answers/{key}/asked")
+    assert (shown["id"], asked_) == (key, {"text": TEXT, "messages": []})
     assert shown["answer"] == response["choices"][0]["text"].strip() == trace.answer.strip()
     assert len(shown["steps"]) == len(trace)
     for told, step in zip(shown["steps"], trace, strict=True):
@@ -50,15 +52,17 @@ def test_a_text_that_is_read_is_asked_about_too(served, lm):
     logits = [step["logit"] for step in shown["steps"]]
     assert logits == pytest.approx([step.logit for step in trace], rel=1e-5)
     assert not any(step["from"] == "generated" for step in shown["steps"])
+    assert served.json("GET", f"/api/answers/{key}/asked")["text"] == TEXT
+    key = served.json("POST", "/api/v1/attributions", body | {"prompt": "Once upon a time "})["id"]
+    shown = served.json("GET", f"/api/answers/{key}")
+    assert (shown["question"], shown["answer"]) == ("Once upon a time ", TEXT)
 
 
 @pytest.mark.usefixtures("taking_its_time")
 def test_a_stopped_answer_ends_there_and_can_be_asked_about(served):
     stream = Stream(served, {"model": served.name, **LONG}, WRITING)
     key = stream.chunk()["id"]
-    assert "not a text that has been read to its end" in served.refused(
-        "GET", f"/api/answers/{key}"
-    )
+    assert "not there to its end yet" in served.refused("GET", f"/api/answers/{key}")
     served.json("POST", f"/api/answers/{key}/stop", {})
     chunks = list(iter(stream.chunk, None))
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
@@ -66,6 +70,31 @@ def test_a_stopped_answer_ends_there_and_can_be_asked_about(served):
     done = served.json("GET", f"/api/answers/{key}")
     assert 0 < len(done["steps"]) < 300
     assert served.json("GET", f"/api/answers/{key}/steps/0")["documents"]
+
+
+@pytest.mark.usefixtures("taking_its_time")
+def test_nothing_is_kept_of_an_answer_whose_reader_left(served):
+    stream = Stream(served, {"model": served.name, **LONG}, WRITING)
+    path = f"/api/answers/{stream.chunk()['id']}"
+    stream.response.close()
+    stream.connection.close()
+    deadline = time.monotonic() + 10
+    while "there is no answer" not in (said := served.refused("GET", path)):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)
+
+
+def test_an_answer_is_there_however_many_ended_while_it_was_written(lm):
+    with unhurried(lm), Served(lm, answers=1) as server:
+        stream = Stream(server, {"model": server.name, **LONG}, WRITING)
+        key = stream.chunk()["id"]
+        for _ in range(2):
+            server.write(TEXT, 1)
+        server.json("POST", f"/api/answers/{key}/stop", {})
+        assert list(iter(stream.chunk, None))[-1]["choices"][0]["finish_reason"] == "stop"
+        assert server.json("GET", f"/api/answers/{key}")["answer"]
+        assert server.json("POST", f"/api/answers/{key}/stop", {}) == {"stopped": True}
+        assert "there is no answer" in server.refused("POST", "/api/answers/none/stop", {})
 
 
 def test_two_at_once_get_what_each_gets_alone(served, lm):
@@ -183,12 +212,87 @@ def test_an_answer_is_opened_by_its_address_whoever_asked_for_it(browser, served
         page.wait_for_selector(".x-exports")
         assert page.inner_text(".p-answer") == lm.explain(TEXT, generate=6).answer.strip()
         assert page.input_value(".x-prompt") == TEXT
+        # By which command is not known, also when one comes back to it.
+        for view in ("map", "ask"):
+            page.click(f".x-nav a[href='#/{view}']")
+        assert page.locator(".x-foot").is_hidden()
         page.press(".x-prompt", "Enter")
         page.wait_for_function(
             "key => location.hash.length > 8 && !location.hash.endsWith(key)", arg=key
         )
+        assert page.locator(".x-foot").is_visible()
         page.evaluate("location.hash = '#/ask/none'")
         page.wait_for_selector(".x-problem >> text=there is no answer 'none'")
+
+
+def test_a_text_that_was_read_is_there_when_the_page_is_loaded_again(page):
+    page.fill(".x-prompt", TEXT)
+    page.fill("label:has-text('tokens') input", "0")
+    page.press(".x-prompt", "Enter")
+    page.wait_for_selector(".x-exports")
+    page.reload()
+    page.wait_for_selector(".x-exports")
+    assert page.input_value(".x-prompt") == TEXT
+
+
+def held(lm):
+    """Hold every pass of a model; the event lets them go on."""
+    going = threading.Event()
+    hook = lm.model.base_model.register_forward_pre_hook(lambda *_: going.wait(30) and None)
+    return going, hook
+
+
+def test_an_answer_that_has_not_begun_is_given_up(page, served):
+    going, hook = held(served.lm)
+    try:
+        for tokens in ("40", "0"):
+            page.fill(".x-prompt", TEXT)
+            page.fill("label:has-text('tokens') input", tokens)
+            page.click(".x-go")
+            page.click(".x-stop")
+            page.wait_for_selector(".x-problem >> text=Stopped before there was an answer")
+            page.wait_for_selector(".x-stop", state="hidden")
+    finally:
+        going.set()
+        hook.remove()
+
+
+def test_an_answer_that_is_opened_takes_the_place_of_one_that_is_written(page, served):
+    key = served.write("Once upon a time", 3)["id"]
+    going, hook = held(served.lm)
+    try:
+        page.fill(".x-prompt", TEXT)
+        page.click(".x-go")
+        page.wait_for_selector(".x-stop")
+        page.evaluate("key => { location.hash = `#/ask/${key}` }", key)
+        page.wait_for_selector(".x-exports")
+        page.wait_for_selector(".x-stop", state="hidden")
+    finally:
+        going.set()
+        hook.remove()
+    assert page.input_value(".x-prompt") == "Once upon a time"
+    assert page.evaluate("location.hash") == f"#/ask/{key}"
+
+
+def test_marks_that_turn_the_direction_stand_as_codes_while_they_are_written(page, served):
+    lm = served.lm
+    ids = lm.tokenizer("a\u202eb", add_special_tokens=False)["input_ids"]
+    left = [*ids]
+
+    def write(module, args, output):
+        if left:
+            output[..., -1, left.pop(0)] = 1e6
+
+    hook = lm.model.get_output_embeddings().register_forward_hook(write)
+    try:
+        page.fill(".x-prompt", TEXT)
+        page.fill("label:has-text('tokens') input", str(len(ids)))
+        page.press(".x-prompt", "Enter")
+        # What the head does not add up to is no answer to look into.
+        page.wait_for_selector(".x-problem")
+    finally:
+        hook.remove()
+    assert page.inner_text(".p-answer") == "a‹U+202E›b"
 
 
 def test_a_person_asks_looks_and_reads_on(page):

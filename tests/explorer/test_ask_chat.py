@@ -8,6 +8,7 @@ import prismlm
 from prismlm.corpus.chat import asked
 from prismlm.corpus.pieces import visible
 from prismlm.corpus.read import DocumentReader
+from prismlm.web.answers import Answer
 from tests.explorer.conftest import PROMPTS, QUESTIONS, Served, texts_of, unfold, visited
 from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
 
@@ -48,7 +49,7 @@ def test_a_question_follows_an_answer(chats, lm, tmp_path):
     written = [step.target_id for step in lm.explain(asked(QUESTION), generate=4)][-4:]
     answer = lm.tokenizer.decode(written, skip_special_tokens=True)
     said = [*asked(QUESTION), {"role": "assistant", "content": answer}]
-    assert first["messages"] == said
+    assert chats.json("GET", f"/api/answers/{first['id']}/asked")["messages"] == said
     said += asked("Why?")
     done = chats.answer(said, 3)
     assert "".join(done["tokens"]).startswith(lm.as_text(said))
@@ -61,6 +62,19 @@ def test_a_question_follows_an_answer(chats, lm, tmp_path):
     assert [step["target"] for step in done["steps"]] == [
         visible(step.pieces[1].label) for step in trace
     ]
+
+
+def test_a_question_follows_what_was_said_with_its_marks(chats):
+    said = asked("What is\u200f this?")
+    key = chats.write(said, 3)["id"]
+    told = chats.json("GET", f"/api/answers/{key}/asked")
+    assert told["text"] == "What is\u200f this?"
+    assert told["messages"][:-1] == said
+
+
+def test_an_empty_answer_stands_between_questions(lm):
+    messages = Answer(asked(QUESTION), "", lm.explain(QUESTION)).messages
+    assert [one["role"] for one in messages] == ["user", "assistant"]
 
 
 def test_a_text_has_no_messages_to_save(chats):

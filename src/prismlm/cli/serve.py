@@ -25,8 +25,6 @@ EVERYWHERE = ("0.0.0.0", "::")
 LOOPBACK = (HOST, "::1", "[::1]", "localhost")
 # Seconds that an answer that is being written may take to end when the server stops.
 PATIENCE = 3
-# Answers that the explorer of a server can show, the last ones.
-KEPT = 32
 ApiKey = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="Requests must bring this key.", envvar="PRISMLM_API_KEY"),
@@ -109,6 +107,7 @@ def serve(
     """Serve a model through OpenAI's API: each answer with the training text behind it."""
     opt.needs("fastapi", "prometheus_client", "uvicorn")
     from prismlm.explain.language_model import load
+    from prismlm.explorer.session import Limits
     from prismlm.web import create_app
 
     with closing(listening(host, port)) as listener:
@@ -122,7 +121,7 @@ def serve(
             hosts=hosts,
             together=batch,
             waiting=queue,
-            kept=KEPT if explorer else 0,
+            kept=Limits().answers if explorer else 0,
         )
         if api_key is None and host not in LOOPBACK:
             typer.echo("Others can reach this server, and --api-key asks for no key.", err=True)

@@ -29,15 +29,25 @@ def routes(session: Session) -> APIRouter:
         trace = session.trace(key)
         pool = Pool(trace.lens)
         value = trace_data(trace, pool, each=False)
-        about = {"id": key, "messages": list(answers[key].messages)}
-        return Shown(value | about | {"shared": pool.to_dict()})
+        return Shown(value | {"id": key, "shared": pool.to_dict()})
+
+    @router.get(
+        "/answers/{key}/asked", summary="What it answers, and the chat with the answer last"
+    )
+    def asked(key: str) -> Response:
+        one = answers[key]
+        value = {"text": one.question, "messages": list(one.messages)}
+        # Without marks that are shown: the model is to read the same again.
+        return Response(json_text(value), media_type="application/json")
 
     @router.post("/answers/{key}/stop", summary="Stop writing")
     def stop(key: str) -> dict[str, bool]:
         if key in session.jobs:
             session.jobs[key].stop.set()
-        elif (writing := answers[key].writing) is not None:
+        elif (writing := session.server.unfinished.get(key)) is not None:
             writing.stopped = True
+        else:
+            _ = answers[key]
         return {"stopped": True}
 
     @router.get("/answers/{key}/steps/{step}", summary="What stands behind one prediction")

@@ -141,9 +141,11 @@ class Session:
 
     def trace(self, key: str) -> Trace:
         """Return the trace of an answer; InputError if there is none, or not yet, or too long."""
-        trace = self.server.answers[key].trace
-        if trace is None:
-            raise InputError(f"the answer {key!r} is not a text that has been read to its end.")
+        server = self.server
+        writing = server.unfinished.get(key)
+        if key not in server.answers and writing is not None and not writing.left:
+            raise InputError(f"the answer {key!r} is not there to its end yet. Ask in a moment.")
+        trace = server.answers[key].trace
         if len(trace) > self.limits.tokens:
             raise InputError(
                 f"the answer {key!r} has {len(trace):,} tokens: the explorer shows "

@@ -126,13 +126,13 @@ class Pool:
             value |= {"predicted": visible(document.predicted), "probability": document.probability}
         return value
 
-    def uses(self, step: Step, *, contexts: bool = True) -> list[list[float]]:
+    def uses(self, step: Step) -> list[list[float]]:
         """Return id, contribution, evidence and cosine of each prototype, and keep their names.
 
-        With ``contexts`` those that carry most get their nearest ones.
+        Those that carry most get their nearest contexts.
         """
         largest = sorted(step.prototypes, key=lambda use: -abs(use.contribution))
-        with_contexts = {use.id for use in largest[:PROTOTYPES_WITH_CONTEXTS]} if contexts else ()
+        with_contexts = {use.id for use in largest[:PROTOTYPES_WITH_CONTEXTS]}
         for use in step.prototypes:
             new = [called(use.name, use.id), use.category, colour(use.category)]
             known = self.prototypes.setdefault(use.id, new)
@@ -202,7 +202,7 @@ def spelt(piece: Piece) -> str:
     return piece.text if piece.number == 1 else DITTO
 
 
-def step_data(step: Step, pool: Pool, *, contexts: bool = True) -> dict[str, Any]:
+def step_data(step: Step, pool: Pool) -> dict[str, Any]:
     """Return one prediction and its parts, each with its evidence."""
     value: dict[str, Any] = {
         "token": visible(step.pieces[0].label),
@@ -216,11 +216,11 @@ def step_data(step: Step, pool: Pool, *, contexts: bool = True) -> dict[str, Any
         "explained": step.explained_share,
         "bias": [step.bias, step.bias_evidence],
         "residual": [step.residual, step.residual_evidence],
-        "uses": pool.uses(step, contexts=contexts),
+        "uses": pool.uses(step),
     }
     if step.uncertainty is not None:
         value["fed"] = [step.uncertainty, step.uncertainty_code]
-    if contexts and step.chains is not None:
+    if step.chains is not None:
         value["chains"] = [_chain(chain) for chain in step.chains]
     return value
 

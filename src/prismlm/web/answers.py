@@ -6,36 +6,37 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from prismlm.corpus.chat import ASSISTANT, Messages
+from prismlm.corpus.chat import ASSISTANT, Messages, question_of
 from prismlm.errors import InputError
 from prismlm.explain.trace import Trace
-from prismlm.web.writing import Writing
 
 T = TypeVar("T")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Answer:
     """What was written, or read.
 
     Attributes:
         asked: the text or the messages that it answers.
-        writing: what writes it; None where somebody else did.
-        said: what was read, where nothing was written.
-        trace: what stands behind it, once it has ended.
+        said: the answer.
+        trace: what stands behind it.
     """
 
     asked: str | Messages
-    writing: Writing | None = None
-    said: str = ""
-    trace: Trace | None = None
+    said: str
+    trace: Trace
+
+    @property
+    def question(self) -> str:
+        """What was asked last; of a text that was only read, all of it."""
+        return question_of(self.asked) or self.said
 
     @property
     def messages(self) -> Messages:
         """The chat with the answer last; none of a text."""
-        said = self.said if self.writing is None else self.writing.words
-        chat = [] if isinstance(self.asked, str) else [*self.asked]
-        return [*chat, {"role": ASSISTANT, "content": said}] if chat and said else chat
+        said = {"role": ASSISTANT, "content": self.said}
+        return [] if isinstance(self.asked, str) else [*self.asked, said]
 
 
 class Latest(Generic[T]):
@@ -45,12 +46,11 @@ class Latest(Generic[T]):
         self._most = most
         self._values: OrderedDict[str, T] = OrderedDict()
 
-    def keep(self, key: str, value: T) -> T:
+    def keep(self, key: str, value: T) -> None:
         """Keep a value; the oldest is forgotten where there are too many."""
         self._values[key] = value
         while len(self._values) > self._most:
             self._values.popitem(last=False)
-        return value
 
     def __contains__(self, key: str) -> bool:
         return key in self._values

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +29,7 @@ from prismlm import __version__
 from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.errors import FormatError, InputError, PrismError, no_panics, shown
 from prismlm.explain.language_model import PrismLM
+from prismlm.explain.trace import Trace
 from prismlm.files import json_text
 from prismlm.web.answers import Answer, Latest
 from prismlm.web.engine import Engine
@@ -74,7 +76,8 @@ class Server:
             a lens, and has no sources to point to.
 
     Attributes:
-        answers: the last answers, by the ids of their responses.
+        answers: the last answers that have ended, by the ids of their responses.
+        unfinished: those that are being written, likewise.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Server:
         self.lm, self._most = lm, waiting
         self.name = name or lm.path.resolve().name
         self.answers: Latest[Answer] = Latest(kept)
+        self.unfinished: WeakValueDictionary[str, Writing] = WeakValueDictionary()
         self.engine = Engine(lm, together, waiting)
         engine = self.engine
         self.metrics = Metrics(
@@ -118,8 +122,7 @@ class Server:
         writing = Writing(self.lm, text, prompt, wanted)
         self.engine.submit(writing)
         shape = Shape(self.name, chat, self.lm.tokenizer)
-        if body.shares is not None:
-            self.answers.keep(shape.id, Answer(text, writing))
+        self.unfinished[shape.id] = writing
         if not body.stream:
             whole = self._whole(writing, shape, body.shares, began)
             return Served(await unless_gone(request, whole))
@@ -228,16 +231,19 @@ class Server:
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return the annotations of what was written, and what stands beside the choices."""
 
-        def work() -> tuple[list[dict[str, Any]], dict[str, Any]]:
-            trace = writing.trace()
-            if key in self.answers:
-                self.answers[key].trace = trace
-            if trace is None or shares is None or trace.lens is None:
-                return [], {"prismlm": None}
-            cited = url_citations(trace, writing.words)
-            return cited, {"prismlm": prismlm_object(trace, shares)}
+        if shares is None:
+            return [], {}
 
-        return ([], {}) if shares is None else await self._timed(work)
+        def work() -> tuple[Trace | None, list[dict[str, Any]], dict[str, Any] | None]:
+            trace = writing.trace()
+            if trace is None or trace.lens is None:
+                return trace, [], None
+            return trace, url_citations(trace, writing.words), prismlm_object(trace, shares)
+
+        trace, cited, value = await self._timed(work)
+        if trace is not None:
+            self.answers.keep(key, Answer(writing.text, writing.words, trace))
+        return cited, {"prismlm": value}
 
     async def _timed(self, work: Callable[[], T]) -> T:
         began = time.monotonic()
@@ -248,9 +254,9 @@ class Server:
     async def attribute(self, body: AttributionRequest) -> dict[str, Any]:
         """Return what an answer, to messages or a prompt, that anybody wrote relies on."""
         self._check_queues()
-        asked, whole, answer = answered(body)
+        key, (asked, whole, answer) = identity("attribution"), answered(body)
 
-        def work() -> dict[str, Any]:
+        def work() -> tuple[Trace, dict[str, Any]]:
             self.check_lens()
             with no_panics():
                 self._room(whole, None, 0)
@@ -258,17 +264,17 @@ class Server:
             if isinstance(asked, str) and asked:
                 read = zip(self.lm.tokens_of(asked), trace.steps, strict=False)
                 same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token_id, read))
-                trace = replace(trace, first=max(0, same - 1))
+                trace = replace(trace, first=max(0, same - 1), question=asked)
             used = usage_of(trace.first + 1 if trace.first else 0, len(trace.answer_ids))
-            key = identity("attribution")
-            self.answers.keep(key, Answer(asked, None, answer, trace))
             about = {"id": key, "object": "attribution", "model": self.name, **used}
             if trace.lens is None:
-                return about | {"annotations": [], "prismlm": None}
+                return trace, about | {"annotations": [], "prismlm": None}
             about["annotations"] = url_citations(trace, answer)
-            return about | {"prismlm": prismlm_object(trace, body.shares or Shares())}
+            return trace, about | {"prismlm": prismlm_object(trace, body.shares or Shares())}
 
-        return await self._timed(work)
+        trace, found = await self._timed(work)
+        self.answers.keep(key, Answer(asked, answer, trace))
+        return found
 
 
 def _used(writing: Writing) -> dict[str, Any]:

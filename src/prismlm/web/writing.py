@@ -178,7 +178,7 @@ class Writing:
 
     @torch.no_grad()
     def trace(self) -> Trace | None:
-        """Return what stands behind the text, once; None of an empty one.
+        """Return what stands behind the text; None of an empty one.
 
         Raises:
             DecompositionError: parts that do not sum to the model's logit.
@@ -190,8 +190,6 @@ class Writing:
         if recorded is None:
             states, own = torch.cat(self.states), torch.stack(self.own)
             recorded = Kept(states[: ids.shape[1] - 1], own[: len(self.ids)])
-        # The trace may be kept for long, and has what it needs.
-        self.recorded, self.states, self.own = None, [], []
         settings = settings_not_applied(self.lm.model, self.wanted.temperature)
         return self.lm.trace_of(self.text, ids, self.prompt.shape[1], recorded, settings=settings)
 

@@ -34,7 +34,7 @@ export const live = (shared) => {
     node,
     id: () => state.value.id,
     /** @param {string} id @param {string} words that are new */
-    write: (id, words) => change(state, { id, words: state.value.words + words, note: "Writing…" }),
+    write: (id, words) => words && change(state, { id, words: state.value.words + words, note: "Writing…" }),
     finish: (data) => finish(answer, data),
     fail: (failed) => change(state, { failed, note: state.value.words ? "Broken off" : "Not read" }),
   };
@@ -44,7 +44,7 @@ export const live = (shared) => {
 const page = (answer, now) => {
   const { id, note, words, tokens, bars, data, chosen } = now, support = data?.support, none = support?.level === "none";
   const sentence = support ? html`<p class=${`p-support p-${support.level}`}>${support.sentence}</p>` : nothing;
-  const said = data ? data.answer || html`<i>The model wrote nothing.</i>` : words;
+  const said = data ? data.answer || html`<i>The model wrote nothing.</i>` : marked(words);
   return html`<header class="p-top-of">${data?.question && !id ? html`<p class="p-question">${data.question}</p>` : nothing}${none ? sentence : nothing}<p class="p-answer" aria-live="polite">${said}</p>${none ? nothing : sentence}
   ${data ? data.notes.map((one) => html`<p class="p-note">${one}</p>`) : html`<p class="p-note x-note">${note}</p>`}</header>
 ${guard([data], () => (data?.whole ? html`<div class="p-whole">${wholeText(data, support?.level)}</div>` : nothing))}
@@ -58,7 +58,7 @@ ${key(data)}
 <div class="x-key">${guard([data], () => legend(bars, data.prototypes))}</div>
 <div class="p-panel" aria-live="polite">${guard([data, chosen], () => (chosen < 0 ? nothing : panel(data, data.steps[chosen])))}${guard([now.asides[chosen]],
     () => (chosen < 0 ? nothing : aside(answer, now)))}</div></details>
-<footer class="p-caveat"><p>${CAVEAT}</p>${id ? exports(id, data.messages.length) : facts(data.facts)}</footer>` : nothing}
+<footer class="p-caveat"><p>${CAVEAT}</p>${id ? exports(id, data.chat) : facts(data.facts)}</footer>` : nothing}
 ${hovering(now.hover)}${now.failed ? problem(now.failed) : nothing}`;
 };
 
@@ -72,6 +72,10 @@ const key = ({ feedback, steps }) => html`<ul class="p-legend"><li><span class="
   ${feedback ? html`<li><span class="p-key p-key-fed"></span>line above: uncertainty fed back to the token, of the prediction before it</li>` : nothing}
   ${steps.some(({ from }) => from === "generated") ? html`<li><span class="p-key-written">abc</span> written by the model</li>` : nothing}
   <li><kbd>←</kbd> <kbd>→</kbd> move, <kbd>Home</kbd> <kbd>End</kbd> jump</li></ul>`;
+
+/** A text in which marks that turn the direction of writing stand as codes: OpenAI's routes hand them on as they are. @param {string} text */
+const marked = (text) => text.replace(/[\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
+  (mark) => `‹U+${mark.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}›`);
 
 const spelt = (text) => text.split("\n").map((part, i) => (i ? html`<i class="p-return">↵</i>${`\n${part}`}` : part));
 

@@ -10,51 +10,64 @@ import { live } from "./answer.js";
 /** What is asked (`chat` is not there where it is a text to go on from), the answer that is shown, and the one that is being written.
  * `messages` are those of the chat that is shown, with the answer last: another question may follow.
  * @typedef {{ asked: { text: string, chat?: string, generate: string, temperature: string, seed: string },
- *   answer: ReturnType<typeof live> | null, messages: any[], abort: AbortController | null }} State */
-const state = signal(/** @type {State} */ ({ asked: { text: "", generate: "40", temperature: "0.5", seed: "0" }, answer: null, messages: [], abort: null }));
+ *   answer: ReturnType<typeof live> | null, messages: any[], command: (string | number)[] | null, abort: AbortController | null }} State */
+const state = signal(/** @type {State} */ ({ asked: { text: "", generate: "40", temperature: "0.5", seed: "0" }, answer: null, messages: [], command: null, abort: null }));
 let begun = false;
 
 export const show = async (root, at, shared) => {
   if (!begun) {
     if (shared.model.chat) change(state, { asked: { ...state.value.asked, chat: "on" } });
     draw(root, () => page(state.value, shared));
+    command(shared);
   }
   begun = true;
-  command(shared);
+  shared.command(state.value.command);
   if (at.path[1] && at.path[1] !== state.value.answer?.id()) await open(at.path[1], shared);
 };
 
-/** Show an answer that is there, whoever asked for it. @param {string} id */
+/** Show an answer that is there, whoever asked for it: nobody knows by which command. @param {string} id */
 const open = async (id, shared) => {
-  const answer = live(shared);
-  change(state, { answer, messages: [] });
+  command(shared, null);
+  const asked = await come(shared, () => id);
+  if (asked) change(state, { asked: { ...state.value.asked, text: asked.text, chat: asked.messages.length ? "on" : undefined } });
+};
+
+/** Show the answer whose id `work` returns, in the place of the one before; return what was asked, nothing where another took its place.
+ * @param {any} shared @param {(answer: ReturnType<typeof live>, signal: AbortSignal) => string | Promise<string>} work */
+const come = async (shared, work) => {
+  state.value.abort?.abort();
+  const abort = new AbortController(), answer = live(shared), { signal } = abort;
+  let asked;
+  change(state, { abort, answer, messages: [] });
   try {
-    const { question, messages } = await finished(answer, id);
-    change(state, { asked: { ...state.value.asked, text: question, chat: messages.length ? "on" : undefined } });
-    command(shared);
+    const id = await work(answer, signal), path = `/answers/${encodeURIComponent(id)}`;
+    const [data, told] = await Promise.all([api(path, undefined, signal), api(`${path}/asked`, undefined, signal)]);
+    answer.finish({ ...data, chat: told.messages.length });
+    change(state, { messages: told.messages });
+    if (location.hash.startsWith("#/ask") || !location.hash) history.replaceState(null, "", `#/ask/${id}`);
+    asked = told;
   } catch (error) {
-    answer.fail(error);
+    answer.fail(signal.aborted ? new Error("Stopped before there was an answer.") : error);
   }
+  if (state.value.abort === abort) change(state, { abort: null });
+  return asked;
 };
 
-/** @param {ReturnType<typeof live>} answer @param {string} id @param {AbortSignal} [signal] */
-const finished = async (answer, id, signal) => {
-  const data = await api(`/answers/${encodeURIComponent(id)}`, undefined, signal);
-  answer.finish(data);
-  if (state.value.answer !== answer) return data;
-  change(state, { messages: data.messages });
-  if (location.hash.startsWith("#/ask") || !location.hash) history.replaceState(null, "", `#/ask/${id}`);
-  return data;
+/** What is written ends where it is; what has not begun is given up. @param {State} now */
+const stop = ({ answer, abort }) => {
+  if (answer?.id()) api(`/answers/${answer.id()}/stop`, {}).catch(() => abort?.abort());
+  else abort?.abort();
 };
 
-/** @param {any} shared @param {boolean} [followed] whether it is of more than one question, which a file has: the one that can be saved */
-const command = (shared, followed) => {
+/** Tell the command that does the same. @param {any} shared @param {"chat.jsonl" | null} [file] what it reads after more than one question, which can be saved; null where there is no such command */
+const command = (shared, file) => {
   const { text, chat, generate, temperature, seed } = state.value.asked;
-  const words = ["prismlm", "explain", shared.model.path, ...(followed ? ["--file", "chat.jsonl"] : [text.trim() || "TEXT"])];
-  if (chat && !followed) words.push("--chat");
+  const words = ["prismlm", "explain", shared.model.path, ...(file ? ["--file", file] : [text.trim() || "TEXT"])];
+  if (chat && !file) words.push("--chat");
   if (chat || +generate) words.push("--generate", generate);
   if (+temperature) words.push("--temperature", temperature, "--seed", seed);
-  shared.command(words);
+  change(state, { command: file === null ? null : words });
+  shared.command(state.value.command);
 };
 
 /** @param {State} now */
@@ -66,7 +79,7 @@ const page = ({ asked, answer, messages, abort }, shared) => html`
   <div class="x-row">${asking(shared.model, asked.chat)}${field("tokens", numeric("generate", 40, asked.chat ? 1 : 0, 1024, 1))}${field("temperature", numeric("temperature", 0.5, 0, 10, 0.1))}
     ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go">Ask</button>
     ${messages.length && asked.chat && !abort ? html`<button type="submit" name="follow" title="The model reads what was said before, too">Follow up</button>` : nothing}
-    <button type="button" class="x-stop" ?hidden=${!abort} @click=${() => answer?.id() && api(`/answers/${answer.id()}/stop`, {})}>Stop</button></div>
+    <button type="button" class="x-stop" ?hidden=${!abort} @click=${() => stop(state.value)}>Stop</button></div>
   ${answer ? html`<div class="x-examples"><span class="p-note">Try</span>${examples(prompts(shared.model, asked.chat), tried(shared.model))}</div>` : nothing}
 </form>
 <div class="x-out">${answer?.node ?? guard([shared.model, asked.chat], () => beginning({ ...shared.model, prompts: prompts(shared.model, asked.chat) }, "x-ask", tried(shared.model)))}</div>`;
@@ -85,25 +98,19 @@ const entered = (event) => {
 
 /** @param {any} shared @param {any[]} before messages that the question follows */
 const write = async (shared, before) => {
-  state.value.abort?.abort();
   const { text, chat, generate, temperature, seed } = state.value.asked;
-  const abort = new AbortController(), answer = live(shared), { signal } = abort;
-  change(state, { abort, answer, messages: [] });
+  command(shared, before.length ? "chat.jsonl" : undefined);
   history.replaceState(null, "", "#/ask");
-  command(shared, before.length > 0);
   const model = shared.model.name, how = { model, stream: true, max_tokens: +generate, temperature: +temperature, seed: +seed };
-  let id = "";
-  const chunk = ({ error, choices, ...one }) => {
-    if (error) throw new Error(error.message);
-    answer.write(id = one.id, (chat ? choices[0].delta.content : choices[0].text) ?? "");
-  };
-  try {
+  await come(shared, async (answer, signal) => {
+    let id = "";
+    const chunk = ({ error, choices, ...one }) => {
+      if (error) throw new Error(error.message);
+      answer.write(id = one.id, (chat ? choices[0].delta.content : choices[0].text) ?? "");
+    };
     if (chat) await events("/v1/chat/completions", { ...how, messages: [...before, { role: "user", content: text }] }, signal, { chunk });
     else if (+generate) await events("/v1/completions", { ...how, prompt: text }, signal, { chunk });
     else ({ id } = await api("/v1/attributions", { model, prompt: "", answer: text }, signal));
-    await finished(answer, id, signal);
-  } catch (error) {
-    if (!signal.aborted) answer.fail(error);
-  }
-  if (state.value.abort === abort) change(state, { abort: null });
+    return id;
+  });
 };
