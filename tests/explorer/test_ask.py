@@ -215,6 +215,7 @@ def test_an_answer_is_opened_by_its_address_whoever_asked_for_it(browser, served
         # By which command is not known, also when one comes back to it.
         for view in ("map", "ask"):
             page.click(f".x-nav a[href='#/{view}']")
+        page.wait_for_function("key => location.hash === `#/ask/${key}`", arg=key)
         assert page.locator(".x-foot").is_hidden()
         page.press(".x-prompt", "Enter")
         page.wait_for_function(
@@ -238,7 +239,7 @@ def test_a_text_that_was_read_is_there_when_the_page_is_loaded_again(page):
 def held(lm):
     """Hold every pass of a model; the event lets them go on."""
     going = threading.Event()
-    hook = lm.model.base_model.register_forward_pre_hook(lambda *_: going.wait(30) and None)
+    hook = lm.model.base_model.register_forward_pre_hook(lambda *_: going.wait(60) and None)
     return going, hook
 
 

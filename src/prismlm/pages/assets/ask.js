@@ -22,7 +22,9 @@ export const show = async (root, at, shared) => {
   }
   begun = true;
   shared.command(state.value.command);
-  if (at.path[1] && at.path[1] !== state.value.answer?.id()) await open(at.path[1], shared);
+  const id = state.value.answer?.id();
+  if (at.path[1] && at.path[1] !== id) await open(at.path[1], shared);
+  else if (id && id === shared.answer?.id) history.replaceState(null, "", `#/ask/${id}`);
 };
 
 /** Show an answer that is there, whoever asked for it: nobody knows by which command. @param {string} id */
