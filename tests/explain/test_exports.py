@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,6 +70,21 @@ def test_cards_are_neuronpedias_rows(lm, tmp_path):
     for name in ("model", "release", "sourceset", "source"):
         (file,) = out.glob(f"*/*/{name}.jsonl")
         assert json.loads(file.read_text())["creatorId"]
+
+
+@pytest.mark.parametrize("part", ["prototypes", "corpus"])
+def test_another_head_or_corpus_is_another_source(tiny_model, lm, tmp_path, part):
+    other = prismlm.load(tiny_model)
+    other.lens.meta = replace(other.lens.meta, **{part: "another"})
+    ids = set()
+    for one in (lm, other):
+        out = tmp_path / str(len(ids))
+        export_neuronpedia(one, out)
+        ids |= {row["id"] for row in rows_of(out, "activations")[:5]}
+        (features,) = {row["sourceSetName"] for row in rows_of(out, "features")}
+        (file,) = out.glob("*/*/sourceset.jsonl")
+        assert json.loads(file.read_text())["name"] == features
+    assert len(ids) == 10
 
 
 def test_the_head_is_a_dictionary_of_sae_lens(lm, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from prismlm import fingerprints
 from prismlm.corpus.pieces import pieces_of, token_alone
 from prismlm.errors import InputError
 from prismlm.files import atomic_directory, json_text, read_json
@@ -58,7 +59,9 @@ def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
     """
     lens = lm.lens_for("cards to export")
     model, layers = _short(_base_of(lm)).lower(), lm.model.config.num_hidden_layers
-    source = f"{layers}-prismlm-{lens.num_prototypes}"
+    # Another head of this model, or another lens, is another source.
+    own = fingerprints.of_json([lens.meta.prototypes, lens.meta.corpus])[:8]
+    source = f"{layers}-prismlm-{lens.num_prototypes}-{own}"
     about = {"modelId": model, "layer": source}
     # Of rows with one id, whatever their model, only the first is imported.
     prefix = f"{model}-{source}"
@@ -68,7 +71,7 @@ def export_neuronpedia(lm: OpenedModel, directory: Path | str) -> None:
         for name, row in _frame(lm, model, source).items():
             (folder / f"{name}.jsonl").write_text(json_text(row) + "\n", encoding="utf-8")
         kinds = {
-            "features": _features(lm, lens),
+            "features": _features(lm, lens, _set_name(source)),
             "explanations": _explanations(lens, prefix),
             "activations": _activations(lm, lens, prefix),
         }
@@ -92,7 +95,7 @@ def _short(name: str) -> str:
 
 
 def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]]:
-    creator, name = {"creatorId": CREATOR}, source.split("-", 1)[1]
+    creator, name = {"creatorId": CREATOR}, _set_name(source)
     config = lm.model.config
     described = "The prototypes that prismlm splits every logit of this model into."
     return {
@@ -112,7 +115,12 @@ def _frame(lm: OpenedModel, model: str, source: str) -> dict[str, dict[str, Any]
     }
 
 
-def _features(lm: OpenedModel, lens: Lens) -> Iterator[dict[str, Any]]:
+def _set_name(source: str) -> str:
+    """Return the name of a source without its layer."""
+    return source.split("-", 1)[1]
+
+
+def _features(lm: OpenedModel, lens: Lens, set_name: str) -> Iterator[dict[str, Any]]:
     bank, weight = lm.head.prototypes.detach().float(), weight_of(lm.model).detach().float()
     unit, centred = unit_rows(bank), weight - weight.mean(0)
     cards = lens.index.group_by("prototype").aggregate([("activation", "max")]).to_pylist()
@@ -128,7 +136,7 @@ def _features(lm: OpenedModel, lens: Lens) -> Iterator[dict[str, Any]]:
             yield {
                 "index": str(number),
                 "creatorId": CREATOR,
-                "sourceSetName": f"prismlm-{len(bank)}",
+                "sourceSetName": set_name,
                 "hookName": HOOK,
                 "maxActApprox": largest.get(number, 0.0),
                 "frac_nonzero": row["usage"],
