@@ -12,11 +12,12 @@ from prismlm.ops.precision import at_least_float32
 
 
 class MixerEvidence(NamedTuple):
-    """Which channels each position uses; zero on padding.
+    """The gates of one mixer. In its output they are zero on padding.
 
     Attributes:
-        write: the write gate, a share for each channel; the channels of a group sum to 1.
-        read: the read gate, likewise.
+        write: a weight for each channel; the weights of a group sum to 1 unless channels are
+            masked without renormalising.
+        read: likewise.
     """
 
     write: Float[Tensor, "B T R"]
@@ -27,14 +28,13 @@ class GateInputs(NamedTuple):
     """What both gates of a mixer are computed from.
 
     Attributes:
-        x: what positions write by.
-        read_map: W; positions read by W x. None with shared gates.
+        x: the mixer's input; the write gate scores x, the read gate W x.
+        read_map: W, or None with shared gates.
         prototypes: p.
         log_write_temperature: log τ_w.
         log_read_temperature: log τ_r, or None with shared gates.
-        write_excluded: channels whose write scores are −∞, so that the others of their group
-            share its gate.
-        read_excluded: likewise of the read gate.
+        write_excluded: true for channels that interventions leave out of the write softmax.
+        read_excluded: likewise for the read softmax.
     """
 
     x: Float[Tensor, "B T d"]
@@ -47,12 +47,12 @@ class GateInputs(NamedTuple):
 
 
 class ChannelGates(nn.Module):
-    """Both gates of a mixer, without parameters of their own.
+    """Compute both gates of a mixer.
 
-        write = softmax_k(x·p_k / τ_w),   read = softmax_k(x·(Wᵀp_k) / τ_r), or write without W
+        write = softmax_k(x·p_k / τ_w),   read = softmax_k((W x)·p_k / τ_r), or write without W
 
-    Along a sequence both are one product of x with R or 2R columns, since (W x)·p = x·(Wᵀp). They
-    are a module so that a forward hook can stand on them: interventions on channels are hooks.
+    It has no parameters and is a module only so that interventions can hook it: the hooks of
+    ``interventions/channels.py`` replace its :class:`GateInputs` and the gates that it returns.
 
     Args:
         temperature_mode: ``divide`` scores by τ, or ``multiply``.
@@ -66,15 +66,17 @@ class ChannelGates(nn.Module):
 
     def forward(self, inputs: GateInputs) -> MixerEvidence:
         """Return both gates; with shared gates they are one tensor unless exclusions differ."""
-        count = len(inputs.prototypes)
-        scores = at_least_float32(_products(inputs))
-        gate = self._scaled(scores[..., :count], inputs.log_write_temperature)
-        write = self._softmax(gate, inputs.write_excluded)
+        channels = len(inputs.prototypes)
+        products = at_least_float32(_products(inputs))
+        write_scores = self._scaled(products[..., :channels], inputs.log_write_temperature)
+        write = self._softmax(write_scores, inputs.write_excluded)
         if inputs.log_read_temperature is not None:
-            gate = self._scaled(scores[..., count:], inputs.log_read_temperature)
+            read_scores = self._scaled(products[..., channels:], inputs.log_read_temperature)
         elif inputs.write_excluded is inputs.read_excluded:
             return MixerEvidence(write, write)
-        return MixerEvidence(write, self._softmax(gate, inputs.read_excluded))
+        else:
+            read_scores = write_scores
+        return MixerEvidence(write, self._softmax(read_scores, inputs.read_excluded))
 
     def _scaled(self, scores: Tensor, log_temperature: Tensor) -> Tensor:
         temperature = at_least_float32(log_temperature).exp()
@@ -90,11 +92,12 @@ class ChannelGates(nn.Module):
 
 
 def _products(inputs: GateInputs) -> Tensor:
-    """Return x·p, with W followed by (W x)·p: [B, T, R or 2R]."""
-    x, own, read_map = inputs.x, inputs.prototypes, inputs.read_map
+    """Return x·p, followed by (W x)·p unless gates are shared: [B, T, R or 2R]."""
+    x, prototypes, read_map = inputs.x, inputs.prototypes, inputs.read_map
     if read_map is None:
-        return x @ own.T
+        return x @ prototypes.T
     if x.shape[-2] == 1:
-        # Wᵀp costs R·d², whatever the length: for one position W x, at d², is far cheaper.
-        return torch.cat([x @ own.T, x @ read_map.T @ own.T], dim=-1)
-    return x @ torch.cat([own, own @ read_map]).T
+        # In generation, W x costs d² for each row; Wᵀp would cost R·d² for every token.
+        return torch.cat([x @ prototypes.T, x @ read_map.T @ prototypes.T], dim=-1)
+    # (W x)·p = x·(Wᵀp), so that one product with x gives both.
+    return x @ torch.cat([prototypes, prototypes @ read_map]).T
