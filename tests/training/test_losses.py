@@ -14,7 +14,7 @@ from prismlm.training.losses import (
     OutputMap,
     VocabularySample,
     divergence,
-    following,
+    next_labels,
     prototype_only_losses,
     sample_positions,
 )
@@ -35,7 +35,7 @@ def test_the_sampled_positions_shift_until_all_were_taken(length, share, stride)
 
 def test_states_are_paired_with_the_next_label():
     labels = torch.tensor([[10, 11, -100], [20, 21, 22]])
-    assert following(labels).tolist() == [[11, -100, -100], [21, 22, -100]]
+    assert next_labels(labels).tolist() == [[11, -100, -100], [21, 22, -100]]
 
 
 def alone(rebuilt, model, labels, output_map, sample=None, weights=BOTH):

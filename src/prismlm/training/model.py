@@ -20,7 +20,7 @@ from prismlm.training.losses import (
     LossWeights,
     OutputMap,
     VocabularySample,
-    following,
+    next_labels,
     prototype_only_losses,
     sample_positions,
 )
@@ -236,7 +236,7 @@ class PrismForCausalLM(nn.Module):
 
         z = flat(seen.z.detach() if self.detach else seen.z)
         mask = None if mask is None else flat(mask)
-        labels = None if labels is None else flat(following(labels))
+        labels = None if labels is None else flat(next_labels(labels))
         head, k = self.prototype_head, self.prototypes_per_token
         output = head(z, mask=mask, prototypes_per_token=k)
         of_head = head.losses(

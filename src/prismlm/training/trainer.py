@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback
 
 from prismlm.allocator import keep_freed_memory
+from prismlm.corpus.packing import IGNORED
 from prismlm.corpus.windows import WindowBatch
 from prismlm.errors import DivergenceError, FormatError, NotFiniteError
 from prismlm.explain.quality import HeadQuality, measure_quality
@@ -29,7 +30,6 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import TABLE
 from prismlm.training import parallel
 from prismlm.training.layer_logs import LayerLog
-from prismlm.training.losses import NO_LABEL
 from prismlm.training.model import PrismForCausalLM
 from prismlm.training.noise_weight import NoiseWeightSchedule, noise_weight_of
 from prismlm.training.prototypes import HeadSchedule, ReviveUnused
@@ -186,7 +186,7 @@ class PrismTrainer(Trainer):
         assert num_items_in_batch is not None
         output = model(**inputs)
         loss = output.loss
-        share = (inputs["labels"] != NO_LABEL).sum() / num_items_in_batch
+        share = (inputs["labels"] != IGNORED).sum() / num_items_in_batch
         for name, value in (output.losses | {"loss": loss.detach()}).items():
             self._parts.setdefault(name, []).append(value)
         self._shares.append(share)
