@@ -67,7 +67,7 @@ def shipped(made, monkeypatch):
         return Path(shutil.copy(gguf, out / "tiny.gguf"))
 
     monkeypatch.setattr(module, "fetch", fetch)
-    monkeypatch.setattr(module, "_shipped", {module.SHIPPED: archive}.__getitem__)
+    monkeypatch.setattr(module, "_archive", lambda: archive)
     monkeypatch.setattr(module, "pairs_path", lambda: pairs)
     monkeypatch.setattr(module, "plain_texts", lambda path: Path(shutil.copy(plain, path)))
     monkeypatch.setattr(prompts, "ANSWERED", 3)
@@ -131,14 +131,19 @@ def test_other_texts_than_the_lens_is_of_are_refused(shipped, tmp_path, monkeypa
         run_fetched(tmp_path / "demo")
 
 
-def test_without_a_network_nothing_is_begun(shipped, tmp_path, monkeypatch):
-    def fetch(out, **_):
+@pytest.mark.parametrize("out", ["demo", "."])
+def test_without_a_network_nothing_is_begun(tmp_path, monkeypatch, out):
+    def fetch(work, **_):
+        assert work.resolve().parent == (here / out).resolve().parent
         raise Unreachable("no network")
 
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     monkeypatch.setattr(module, "fetch", fetch)
     with pytest.raises(Unreachable):
-        run_fetched(tmp_path / "demo")
-    assert list(tmp_path.iterdir()) == []
+        run_fetched(Path(out))
+    assert list(here.iterdir()) == []
 
 
 def test_without_gguf_nothing_is_fetched(shipped, tmp_path, monkeypatch):
