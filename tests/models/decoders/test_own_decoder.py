@@ -203,6 +203,7 @@ def test_wrong_input_says_what_is_wrong(model):
         ({}, "and not both"),
         ({"input_ids": ids, "past_key_values": DynamicCache()}, "Cache that they return"),
         ({"input_ids": ids, "past_key_values": type(cache)(5)}, "has 5 layers and no rows"),
+        ({"input_ids": ids, "past_key_values": type(cache)(0)}, "has 0 layers and no rows"),
         ({"input_ids": ids[:1], "past_key_values": cache}, "2 rows, and .* its input 1 rows"),
         ({"input_ids": ids[:, :0]}, "at least one row of at least one token"),
         ({"input_ids": ids[:0]}, "at least one row of at least one token"),

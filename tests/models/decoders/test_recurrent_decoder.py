@@ -69,8 +69,11 @@ def test_masks_over_pairs_and_positions_that_do_not_fit(model):
         model(ids, attention_mask=torch.ones(2, 1, 6, 6))
     with pytest.raises(InputError, match=r"position_ids are \[6\]: expected \[2, 6\], or \[1, 6\]"):
         model(ids, position_ids=torch.arange(6))
-    with pytest.raises(InputError, match="cannot be taken back"):
-        model(ids, use_cache=True).past_key_values.crop(2)
+    cache = model(ids, use_cache=True).past_key_values
+    with pytest.raises(InputError, match=r"^2 tokens cannot be taken back"):
+        cache.crop(-2)
+    cache.reset()
+    assert not cache.is_initialized
 
 
 def test_half_precision_checkpoints_load_and_run(model, tmp_path):

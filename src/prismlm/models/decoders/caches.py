@@ -1,4 +1,8 @@
-"""Generation caches: a state of constant size for each layer, or one unrotated tensor per head."""
+"""Generation caches of this package's decoders, through the interface of transformers' ``Cache``.
+
+Layers of a recurrent decoder store a state of constant size; those of a signal/noise decoder one
+unrotated projection per head. Methods without a docstring override what transformers calls.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from prismlm.errors import InputError
 
 
 class _RecurrentLayer(CacheLayerMixin):
-    """The state of one layer, and how many positions went into it, padding included.
+    """The recurrent state of one layer.
 
     Attributes:
-        state: tensors with the batch first, in tuples as the mixer made them; None at the start.
-        tokens: positions seen.
+        state: tensors [B, …], nested in tuples as the mixer returns them; None while empty.
+        tokens: positions seen, padding included.
     """
 
     supports_early_init = False
@@ -29,7 +33,7 @@ class _RecurrentLayer(CacheLayerMixin):
 
     @property
     def rows(self) -> int | None:
-        return next((len(held) for held in tree_leaves(self.state) if held is not None), None)
+        return next((len(leaf) for leaf in tree_leaves(self.state) if leaf is not None), None)
 
     def advance(self, state: Any, tokens: int) -> None:
         """Replace the state by the one after ``tokens`` more positions."""
@@ -41,7 +45,7 @@ class _RecurrentLayer(CacheLayerMixin):
         pass  # there are no keys and values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        raise InputError("a recurrent layer's cache holds a state, no keys and values.")
+        raise InputError("a recurrent layer's cache holds a state, not keys and values.")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.tokens + query_length, 0
@@ -50,38 +54,41 @@ class _RecurrentLayer(CacheLayerMixin):
         return self.tokens
 
     def get_max_length(self) -> int:
-        return -1  # there is none
+        return -1  # no limit
 
     def reset(self) -> None:
         self.state: Any = None
         self.tokens = 0
+        self.is_initialized = False
 
     def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
+        if tokens_to_remove:  # transformers passes -n to remove n
             raise InputError(
-                f"{tokens_to_remove} tokens cannot be taken back from a recurrent state: keep a "
-                "copy of the cache from before them."
+                f"{abs(tokens_to_remove)} tokens cannot be taken back from a recurrent state: "
+                "keep a copy of the cache from before them."
             )
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._change(lambda held: held.index_select(0, indices.to(held.device)))
+        self._map_state(lambda leaf: leaf.index_select(0, indices.to(leaf.device)))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._change(lambda held: held.repeat_interleave(repeats, 0))
+        self._map_state(lambda leaf: leaf.repeat_interleave(repeats, 0))
 
-    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _map_state(self, change: Callable[[Tensor], Tensor]) -> None:
         self.state = tree_map_only(Tensor, change, self.state)
 
 
 class _ProjectionLayer(DynamicLayer):
-    """Z U of what one layer has seen, and at which positions.
+    """The projections Z U of the S positions that one layer has seen, and those positions.
+
+    They are stored as keys and values so that ``DynamicLayer`` grows, crops and selects both.
 
     Attributes:
-        keys: the projections, [B, 2H, S, p]; half of what keys and values take.
-        values: the positions, int64 [B, 1, S, 1]; keys are rotated when they are used.
+        keys: the projections, [B, 2H, S, p], signal heads first.
+        values: the positions, int64 [B, 1, S, 1], by which attention rotates the projections.
     """
 
     keys: Any
@@ -89,6 +96,7 @@ class _ProjectionLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
+        # The base class gives values the dtype of keys, which may not hold large positions exactly.
         self.values = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
 
     @property
@@ -97,10 +105,7 @@ class _ProjectionLayer(DynamicLayer):
 
 
 class OwnCache(Cache):
-    """What each of the ``num_layers`` layers of a decoder of this package holds.
-
-    A layer has ``rows``: how many it holds, None for nothing.
-    """
+    """The cache of a decoder; each layer has ``rows``, its batch size, or None while empty."""
 
     layer_class: type[_RecurrentLayer | _ProjectionLayer]
     layers: list[Any]
@@ -109,11 +114,11 @@ class OwnCache(Cache):
         super().__init__(layers=[self.layer_class() for _ in range(num_layers)])
 
     def check(self, layers: int, batch: int) -> None:
-        """Raise InputError for a model of another depth, or an input of another batch."""
-        held = self.layers[0].rows
-        if len(self.layers) != layers or held not in (None, batch):
+        """Raise InputError for a model of another depth, or an input of another batch size."""
+        rows = next((layer.rows for layer in self.layers), None)
+        if len(self.layers) != layers or rows not in (None, batch):
             raise InputError(
-                f"the cache has {len(self.layers)} layers and {held or 'no'} rows, and the model "
+                f"the cache has {len(self.layers)} layers and {rows or 'no'} rows, and the model "
                 f"{layers} layers and its input {batch} rows: give the cache that this model "
                 "returned, and select or repeat its rows with batch_select_indices or "
                 "batch_repeat_interleave."
@@ -121,12 +126,12 @@ class OwnCache(Cache):
 
 
 class RecurrentCache(OwnCache):
-    """A state for each layer of a recurrent decoder."""
+    """The cache of a recurrent decoder: a state for each layer."""
 
     layer_class = _RecurrentLayer
 
 
 class ProjectionCache(OwnCache):
-    """One unrotated tensor per head for each layer of a signal/noise decoder."""
+    """The cache of a signal/noise decoder: for each layer one unrotated tensor per head."""
 
     layer_class = _ProjectionLayer
