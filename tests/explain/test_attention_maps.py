@@ -99,6 +99,8 @@ def test_heads_are_chosen_by_layer_number_and_group(model, tokenizer):
             heads_of(model, **asked)
     with pytest.raises(InputError, match="no attention heads"):
         heads_of(make_model())
+    with pytest.raises(InputError, match=r"the layer is \[1\]: expected a whole number"):
+        heads_at(model, [([1], 0)])
 
 
 def test_maps_are_the_models_own_attention(tokenizer):
@@ -120,6 +122,7 @@ def test_noise_heads_sum_to_one_and_see_no_later_token(model, tokenizer):
     assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-6)
     assert not weights.triu(1).any()
     assert len({tuple(one.weights[-1].tolist()) for one in maps}) == 16
+    assert read_maps(model, tokenizer, TEXT, []) == ()
 
 
 def test_texts_that_have_no_map(model, tokenizer):

@@ -93,7 +93,7 @@ def _attention(session: Session, read: ReadLayer) -> dict[str, Any]:
         {
             "head": one.head.head,
             "group": one.head.group,
-            "number": one.head.number,
+            "number": one.head.group_head,
             "title": one.head.title,
             "weights": [
                 row[: t + 1]

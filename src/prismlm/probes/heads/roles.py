@@ -325,9 +325,8 @@ def score_roles(
         words = sum(int(sentence.of_role.sum()) for sentence in sentences)
         roles[role] = {"sentences": len(sentences), "words": words}
         if sentences:
-            scores = [
-                {"role": role, "layer": head.layer, "head": head.head, "group": head.group}
-                | {"group_head": head.number, **score}
+            scores: list[Row] = [
+                {"role": role} | head._asdict() | score
                 for head, score in zip(heads, _scores(sentences, draws, generator), strict=True)
             ]
             rows += sorted(scores, key=lambda row: (row["p"], -row["lift"]))
