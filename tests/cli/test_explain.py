@@ -186,6 +186,12 @@ def test_words_come_as_they_are_written(prism, tiny_model, command):
     assert sum(bool(re.search(r"\w", one)) for one in plain[:end]) > 3
 
 
+def test_an_error_after_the_prompt_has_its_own_line(prism, tiny_model):
+    code = IN_A_TERMINAL.format(command=forked.COMMAND)
+    chunks = json.loads(prism("generate", tiny_model, TEXT, "--tokens", 600, code=code).stdout)
+    assert f"{TEXT}\r\nerror: " in "".join(chunks)
+
+
 def test_estimates_stand_on_a_terminal_until_the_text_is_read_again(prism, tiny_model):
     arguments = ("explain", tiny_model, TEXT, "--passages", "--against", 3)
     code = IN_A_TERMINAL.format(command=forked.COMMAND)

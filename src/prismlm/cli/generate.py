@@ -1,8 +1,9 @@
-"""prismlm generate: what the model writes after a prompt."""
+"""prismlm generate: continue a text, or answer a chat message, without opening a lens."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -13,7 +14,9 @@ from prismlm.cli.progress import waiting
 
 def generate(
     model: opt.Model,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text starts with.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="Text to continue; with --chat, to answer.")
+    ],
     chat: opt.Chat = False,
     system: opt.System = None,
     tokens: Annotated[int, opt.option("N", "Tokens to write, at most.", least=0)] = 50,
@@ -21,11 +24,12 @@ def generate(
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
 ) -> None:
-    """Print a prompt with what the model writes after it; stops at the end of a document.
+    """Continue a prompt, and print both.
 
-    With --chat it is the answer alone. On a terminal, words appear as they are written.
+    The model stops at the end of a document. With --chat, only its answer is printed. On
+    a terminal, words appear as they are written.
     """
-    asked = opt.prompt_of(prompt, chat, system)
+    model_input = opt.prompt_of(prompt, chat, system)
     from prismlm.hub import model_directory
     from prismlm.lens.opened_model import OpenedModel, settings_not_applied
     from prismlm.models.checkpoint import load_checkpoint
@@ -33,23 +37,25 @@ def generate(
     with waiting("Opening the model"):
         directory = model_directory(model)
         loaded, tokenizer, sidecar = load_checkpoint(directory)
-    # Writing needs no lens, so one that is stale or one of several is no reason to refuse.
-    lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, None)
-    how: dict[str, Any] = {"tokens": tokens, "temperature": temperature, "seed": seed}
-    left_out = settings_not_applied(loaded, temperature)
+    # Not prismlm.load: it refuses a model with a stale lens or several, and none is needed here.
+    lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, lens=None)
+    write = partial(lm.generate, model_input, tokens=tokens, temperature=temperature, seed=seed)
+    note = settings_not_applied(loaded, temperature)
     if as_json:
-        notes = {"notes": [left_out]} if left_out else {}
-        text = lm.generate(asked, **how)
-        output.print_json({"model": str(model), "prompt": prompt, "text": text, **notes})
+        notes = {"notes": [note]} if note else {}
+        output.print_json({"model": str(model), "prompt": prompt, "text": write(), **notes})
         return
-    if left_out:
-        typer.echo(left_out, err=True)
+    if note:
+        typer.echo(note, err=True)
     console = output.console_for_reading()
     if not console.is_terminal:
-        typer.echo(lm.generate(asked, **how))
+        typer.echo(write())
         return
     writer = output.Writer(console)
-    if isinstance(asked, str):
-        writer.write(asked)
-    lm.generate(asked, **how, on_text=writer.write)
-    writer.end()
+    if isinstance(model_input, str):
+        writer.write(model_input)
+    try:
+        write(on_text=writer.write)
+    finally:
+        # An error message must not follow the prompt on its line.
+        writer.end()
