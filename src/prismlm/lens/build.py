@@ -289,7 +289,7 @@ def write_lens(
     scan, split = scans[0], options.split
     for other in scans[1:]:
         scan.merge(other)
-    kept = top_contexts.finish(scan.top)
+    kept = top_contexts.to_rows(scan.top)
     write_contexts(directory, kept, corpus, progress, with_text=options.with_text)
     layout.write_table(mass_table(scan.mass, given.groups.keys), directory / layout.MASS_FILE)
     Probe.of(model, corpus, split, options.window).save(directory)

@@ -1,8 +1,9 @@
-"""The L best contexts of every prototype, as a value that can be merged in any order.
+"""The L nearest contexts of every prototype, kept while a corpus is scanned.
 
-Contexts rank by cosine descending, then by position ascending: a total order. A document appears
-once per prototype, with its best position. Keeping the L best documents of a stream is the same as
-merging the L best of its parts, whatever the parts and their order, so shards give the same bytes.
+A context is a position of the corpus with its hidden state. Contexts rank by cosine descending,
+then by position ascending: a total order. A document appears once per prototype, with its best
+position. Keeping the L best documents of a stream is the same as merging the L best of its parts,
+whatever the parts and their order, so shards give the same bytes.
 """
 
 from __future__ import annotations
@@ -13,11 +14,19 @@ import torch
 from jaxtyping import BFloat16, Bool, Float32, Int64
 from torch import Tensor
 
-from prismlm.errors import InputError
-
 
 class Contexts(NamedTuple):
-    """Candidate contexts, one a row: M of them in any order."""
+    """Contexts as M rows; after ``prototype`` its columns are those of :class:`TopContexts`.
+
+    Attributes:
+        prototype: that the context is near to.
+        cosine: of state and prototype; never NaN, which has no rank.
+        position: in the corpus.
+        document: that holds the position.
+        activation: of the prototype there.
+        routed: whether the prototype was among those that the head chose there.
+        state: scaled to length 1.
+    """
 
     prototype: Int64[Tensor, " M"]
     cosine: Float32[Tensor, " M"]
@@ -29,7 +38,7 @@ class Contexts(NamedTuple):
 
 
 class TopContexts(NamedTuple):
-    """The best contexts so far, K × L, each row best first; position −1 marks an empty place."""
+    """The best contexts so far, one row per prototype, best first; empty slots have position −1."""
 
     cosine: Float32[Tensor, "K L"]
     position: Int64[Tensor, "K L"]
@@ -45,13 +54,7 @@ class TopContexts(NamedTuple):
 
 
 def empty(prototypes: int, contexts: int, width: int) -> TopContexts:
-    """Return an accumulator of ``contexts`` places for each of ``prototypes`` rows.
-
-    Raises:
-        InputError: no places are asked for.
-    """
-    if contexts < 1:
-        raise InputError(f"contexts kept per prototype must be at least 1, got {contexts}.")
+    """Return ``contexts`` empty slots for each of ``prototypes``, for states of ``width``."""
     shape = (prototypes, contexts)
     return TopContexts(
         torch.full(shape, -torch.inf),
@@ -64,69 +67,57 @@ def empty(prototypes: int, contexts: int, width: int) -> TopContexts:
 
 
 def update(top: TopContexts, candidates: Contexts) -> TopContexts:
-    """Return ``top`` with the candidates let in. The argument's storage is reused.
-
-    Raises:
-        InputError: a cosine is NaN, which has no rank.
-    """
-    if torch.isnan(candidates.cosine).any():
-        raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
+    """Add the candidates that are good enough to ``top``, in place, and return it."""
     entering = (candidates.cosine >= top.threshold[candidates.prototype]).nonzero().squeeze(1)
     if not len(entering):
         return top
-    prototype = candidates.prototype[entering]
     prototypes, contexts = top.cosine.shape
-    present = torch.zeros(prototypes, dtype=torch.bool)
-    present[prototype] = True
-    filled = (present[:, None] & (top.position >= 0)).flatten().nonzero().squeeze(1)
-    rows = torch.cat([filled // contexts, prototype])
+    changing = torch.zeros(prototypes, dtype=torch.bool)
+    changing[candidates.prototype[entering]] = True
+    # Slots are numbered across rows. Rank the occupied ones of changing rows with the newcomers.
+    occupied = (changing[:, None] & (top.position >= 0)).flatten().nonzero().squeeze(1)
+    row = torch.cat([occupied // contexts, candidates.prototype[entering]])
     cosine, position, document = (
-        torch.cat([held.flatten()[filled], new[entering]])
-        for held, new in zip(top[:3], candidates[1:4], strict=True)
+        torch.cat([old.flatten()[occupied], new[entering]])
+        for old, new in zip(top[:3], candidates[1:4], strict=True)
     )
-
-    # Best first: by cosine, then by position; of each document the best alone; then by row.
     order = position.argsort(stable=True)
-    order = order[(-cosine)[order].argsort(stable=True)]
-    alike = (rows * (document.max() + 1) + document)[order]
-    by_document = alike.argsort(stable=True)
-    first = alike[by_document].diff(prepend=alike.new_full((1,), -1)) != 0
-    order = order[by_document[first].sort().values]
-    order = order[rows[order].argsort(stable=True)]
-    rows = rows[order]
-    rank = torch.arange(len(rows)) - torch.searchsorted(rows, rows)
-    kept = rank < contexts
-    source, target = order[kept], (rows * contexts + rank)[kept]
-    old = source < len(filled)
-    # What has its place already stays: states are by far the most of what there is to move.
-    source_old, target_old = filled[source[old]], target[old]
-    moves = source_old != target_old
-    source_old, target_old = source_old[moves], target_old[moves]
-    source_new, target_new = entering[source[~old] - len(filled)], target[~old]
+    for key in (-cosine, row):
+        order = order[key[order].argsort(stable=True)]
+
+    # Only the best of each document in a row stays.
+    pair = (row * (document.max() + 1) + document)[order]
+    by_pair = pair.argsort(stable=True)
+    is_best = pair[by_pair].diff(prepend=pair.new_full((1,), -1)) != 0
+    order = order[by_pair[is_best].sort().values]
+
+    row = row[order]
+    rank = torch.arange(len(row)) - torch.searchsorted(row, row)
+    fits = rank < contexts
+    source, slot = order[fits], (row * contexts + rank)[fits]
+    is_old = source < len(occupied)
+    old_from, old_to = occupied[source[is_old]], slot[is_old]
+    # Most old contexts stay in their slots, and states are large: copy only what moves.
+    moves = old_from != old_to
+    old_from, old_to = old_from[moves], old_to[moves]
+    new_from, new_to = entering[source[~is_old] - len(occupied)], slot[~is_old]
     for store, column in zip(top, candidates[1:], strict=True):
         flat = store.flatten(0, 1)
-        flat[target_old] = flat.index_select(0, source_old)
-        flat[target_new] = column.index_select(0, source_new)
+        flat[old_to] = flat.index_select(0, old_from)
+        flat[new_to] = column.index_select(0, new_from)
     return top
 
 
-def merge(left: TopContexts, right: TopContexts) -> TopContexts:
-    """Return the best contexts of both, in new storage; associative and commutative.
+def merge(top: TopContexts, other: TopContexts) -> TopContexts:
+    """Add the contexts of ``other`` to ``top``, in place, and return it; any order gives the same.
 
-    Raises:
-        InputError: the two differ in prototypes, places or width.
+    Both have the same prototypes; ``top`` keeps its number of contexts.
     """
-    if left.state.shape != right.state.shape:
-        raise InputError(
-            f"cannot merge accumulators of {list(left.state.shape)} and "
-            f"{list(right.state.shape)} [prototypes, contexts, width]: index every shard with the "
-            "same head and the same number of contexts."
-        )
-    return update(TopContexts(*(column.clone() for column in left)), finish(right))
+    return update(top, to_rows(other))
 
 
-def finish(top: TopContexts) -> Contexts:
-    """Return the kept contexts as rows, by prototype and then best first."""
+def to_rows(top: TopContexts) -> Contexts:
+    """Return the contexts as rows, by prototype and then best first."""
     filled = top.position >= 0
     prototype = filled.nonzero()[:, 0]
     return Contexts(prototype, *(column[filled] for column in top))
