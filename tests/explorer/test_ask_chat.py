@@ -77,6 +77,14 @@ def test_an_empty_answer_stands_between_questions(lm):
     assert [one["role"] for one in messages] == ["user", "assistant"]
 
 
+def test_a_question_follows_an_answer_that_the_model_continued(chats):
+    begun = [*asked(QUESTION), {"role": "assistant", "content": "The patient"}]
+    done = chats.write(begun, 3)
+    answer = "The patient" + done["choices"][0]["message"]["content"]
+    messages = chats.json("GET", f"/api/answers/{done['id']}/asked")["messages"]
+    assert messages == [*asked(QUESTION), {"role": "assistant", "content": answer}]
+
+
 def test_a_text_has_no_messages_to_save(chats):
     text = chats.write(QUESTION, 2)["id"]
     assert "has no messages" in chats.refused("GET", f"/api/answers/{text}/chat.jsonl")

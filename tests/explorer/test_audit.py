@@ -140,10 +140,13 @@ def test_files_of_one_name_go_together_where_ids_do(served):
     assert "has the id 'a.txt' too" in served.refused("POST", "/api/audits", {"files": twice})
 
 
-@pytest.mark.parametrize("path", ["none/report.html", "{}/report.exe"])
-def test_reports_that_are_not_there(served, path):
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("none/report.html", "no audit 'none'"), ("{}/report.exe", "no report of kind 'exe'")],
+)
+def test_reports_that_are_not_there(served, path, words):
     key = served.events("/api/audits", texts_of(TEXTS[:1]))[-1][1]["id"]
-    assert "there is no" in served.refused("GET", "/api/audits/" + path.format(key))
+    assert f"there is {words}" in served.refused("GET", "/api/audits/" + path.format(key))
 
 
 def test_one_long_text_can_be_stopped_in_the_middle(served):

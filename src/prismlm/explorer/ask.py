@@ -36,7 +36,7 @@ def routes(session: Session) -> APIRouter:
     )
     def asked(key: str) -> Response:
         one = answers[key]
-        value = {"text": one.question, "messages": list(one.messages)}
+        value = {"text": one.trace.question, "messages": list(one.messages)}
         # Without marks that are shown: the model is to read the same again.
         return Response(json_text(value), media_type="application/json")
 
@@ -68,7 +68,7 @@ def routes(session: Session) -> APIRouter:
 
     @router.get("/answers/{key}/chat.jsonl", summary="The messages up to the question")
     def chat(key: str) -> Response:
-        messages = answers[key].asked
+        messages = answers[key].prompt
         if isinstance(messages, str):
             raise InputError(f"the answer {key!r} is to a text, which has no messages.")
         line = json_text({"messages": list(messages)}) + "\n"

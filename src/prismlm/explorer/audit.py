@@ -58,7 +58,7 @@ def routes(session: Session) -> APIRouter:
         documents, left_out = _documents(session.lm, sent.files, session.limits.audited)
         found = Audit(session.lm, text_options([session.lm]))
         job = Job(audit=found)
-        session.jobs.keep(job.id, job)
+        session.jobs.add(job.id, job)
         return session.streamed(
             job, lambda tell: _read(session.lm, job, found, documents, left_out, tell)
         )
@@ -67,7 +67,7 @@ def routes(session: Session) -> APIRouter:
     async def report(key: str, kind: str) -> Response:
         job = session.jobs[key]
         if not job.summary:
-            raise InputError(f"the answer {key!r} is not an audit that has read a text.")
+            raise InputError(f"{key!r} is not an audit that has read a text.")
         if kind not in KINDS:
             raise InputError(f"there is no report of kind {kind!r}: expected {', '.join(KINDS)}.")
         data = await run_in_threadpool(lambda: _report(job, kind))

@@ -20,7 +20,7 @@ from prismlm.explain.audit import Audit
 from prismlm.explain.trace import Trace
 from prismlm.files import json_text
 from prismlm.lens.labels.catalogue import Catalogue
-from prismlm.web.answers import Latest
+from prismlm.web.answers import Recent
 from prismlm.web.line import Busy, Line
 from prismlm.web.server import Server
 
@@ -123,7 +123,7 @@ class Session:
         self.questions = dict(questions) if lm.tokenizer.chat_template else {}
         self.line = Line(limits.waiting)
         self.catalogue = None if lm.lens is None else Catalogue(lm.lens)
-        self.jobs: Latest[Job] = Latest(limits.answers)
+        self.jobs: Recent[Job] = Recent("audit", limits.answers)
 
     def look_again(self) -> None:
         """Search the names of the prototypes anew, where they were written meanwhile.

@@ -60,7 +60,7 @@ def routes(session: Session) -> APIRouter:
 
         edit = await run_in_threadpool(check)
         job = Job()
-        session.jobs.keep(job.id, job)
+        session.jobs.add(job.id, job)
         return session.streamed(job, lambda tell: _steer(session, job, wanted, edit, tell))
 
     @router.post("/steer/leading", summary="The prototypes that the next token relies on most")

@@ -1,4 +1,4 @@
-"""The last answers of a server, to be asked about by their ids."""
+"""The server's recent answers, which the explorer looks up by the ids of their responses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from prismlm.corpus.chat import ASSISTANT, Messages, question_of
+from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.errors import InputError
 from prismlm.explain.trace import Trace
 
@@ -15,51 +15,56 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Answer:
-    """What was written, or read.
+    """An answer that the model wrote, or that a client sent to have it attributed.
 
     Attributes:
-        asked: the text or the messages that it answers.
-        said: the answer.
-        trace: what stands behind it.
+        prompt: the text or the messages before it; empty if a text alone was sent.
+        text: the answer.
+        trace: what the answer relies on.
     """
 
-    asked: str | Messages
-    said: str
+    prompt: str | Messages
+    text: str
     trace: Trace
 
     @property
-    def question(self) -> str:
-        """What was asked last; of a text that was only read, all of it."""
-        return question_of(self.asked) or self.said
-
-    @property
     def messages(self) -> Messages:
-        """The chat with the answer last; none of a text."""
-        said = {"role": ASSISTANT, "content": self.said}
-        return [] if isinstance(self.asked, str) else [*self.asked, said]
+        """The chat up to the answer, for a follow-up question; empty if the prompt is a text."""
+        if isinstance(self.prompt, str):
+            return []
+        before, text = [*self.prompt], self.text
+        # The model continues a last message of the assistant: both are one message.
+        if before and before[-1]["role"] == ASSISTANT:
+            text = before.pop()["content"] + text
+        return [*before, {"role": ASSISTANT, "content": text}]
 
 
-class Latest(Generic[T]):
-    """Values by their ids, the last so many of them."""
+class Recent(Generic[T]):
+    """The values that were added last, by id.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    Args:
+        what: the values are called in errors, such as ``answer``.
+        limit: on how many are stored; a newer one replaces the oldest.
+    """
+
+    def __init__(self, what: str, limit: int) -> None:
+        self._what, self._limit = what, limit
         self._values: OrderedDict[str, T] = OrderedDict()
 
-    def keep(self, key: str, value: T) -> None:
-        """Keep a value; the oldest is forgotten where there are too many."""
+    def add(self, key: str, value: T) -> None:
+        """Store a value; drop the oldest beyond the limit."""
         self._values[key] = value
-        while len(self._values) > self._most:
+        while len(self._values) > self._limit:
             self._values.popitem(last=False)
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
     def __getitem__(self, key: str) -> T:
-        """Return a value; InputError if it is not here, or no longer."""
+        """Return a value; InputError if it was never added, or has been dropped."""
         try:
             return self._values[key]
         except KeyError:
             raise InputError(
-                f"there is no answer {key!r}: the last {self._most} are kept. Ask again."
+                f"there is no {self._what} {key!r}: the last {self._limit} are kept. Ask again."
             ) from None

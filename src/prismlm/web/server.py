@@ -31,7 +31,7 @@ from prismlm.errors import FormatError, InputError, PrismError, no_panics, shown
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.trace import Trace
 from prismlm.files import json_text
-from prismlm.web.answers import Answer, Latest
+from prismlm.web.answers import Answer, Recent
 from prismlm.web.engine import Engine
 from prismlm.web.line import Busy, Line
 from prismlm.web.metrics import Metrics
@@ -91,7 +91,7 @@ class Server:
     ) -> None:
         self.lm, self._most = lm, waiting
         self.name = name or lm.path.resolve().name
-        self.answers: Latest[Answer] = Latest(kept)
+        self.answers: Recent[Answer] = Recent("answer", kept)
         self.unfinished: WeakValueDictionary[str, Writing] = WeakValueDictionary()
         self.engine = Engine(lm, together, waiting)
         engine = self.engine
@@ -242,7 +242,7 @@ class Server:
 
         trace, cited, value = await self._timed(work)
         if trace is not None:
-            self.answers.keep(key, Answer(writing.text, writing.words, trace))
+            self.answers.add(key, Answer(writing.text, writing.words, trace))
         return cited, {"prismlm": value}
 
     async def _timed(self, work: Callable[[], T]) -> T:
@@ -273,7 +273,7 @@ class Server:
             return trace, about | {"prismlm": prismlm_object(trace, body.shares or Shares())}
 
         trace, found = await self._timed(work)
-        self.answers.keep(key, Answer(asked, answer, trace))
+        self.answers.add(key, Answer(asked, answer, trace))
         return found
 
 
