@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -114,6 +115,15 @@ def test_sources_and_compare_as_json(prism, tiny_model, texts, out):
     assert value["prototypes"]["by_signature"]["mutual"] == 1
     assert pq.read_table(pairs).num_rows == 192
     assert len(value["prototypes"]["pairs"]) == 10
+
+
+def test_compare_prints_no_names_without_a_lens(prism, tiny_model, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("lens"))
+    result = prism("compare", bare, tiny_model, "--top", 1)
+    assert result.returncode == 0, result.stderr
+    assert "b name" in result.stdout
+    assert "a name" not in result.stdout
 
 
 def test_filters_and_methods_of_explain(prism, tiny_model):

@@ -12,12 +12,12 @@ from prismlm.cli import output
 from prismlm.cli.options import option
 
 NAME_WIDTH = 28
-SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "What shares are by.")]
+SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "Group shares by this.")]
 
 
 def compare(
     model_a: Annotated[Path, typer.Argument(metavar="MODEL_A", help="A model or a checkpoint.")],
-    model_b: Annotated[Path, typer.Argument(metavar="MODEL_B", help="Another, of one tokenizer.")],
+    model_b: Annotated[Path, typer.Argument(metavar="MODEL_B", help="Another, same tokenizer.")],
     file: opt.TextFiles = None,
     lens_a: Annotated[str | None, option("NAME|DIR", "A's lens.")] = None,
     lens_b: Annotated[str | None, option("NAME|DIR", "B's lens.")] = None,
@@ -35,33 +35,32 @@ def compare(
     from prismlm.explain.rows import write_rows
     from prismlm.explain.texts import text_options
 
-    read = (model_a, model_b, lens_a, lens_b, *(file or ()))
-    opt.check_results(*read, overwrite=overwrite, parquet=parquet)
+    inputs = (model_a, model_b, lens_a, lens_b, *(file or ()))
+    opt.check_results(*inputs, overwrite=overwrite, parquet=parquet)
     a, b = load(model_a, lens=lens_a), load(model_b, lens=lens_b)
     check_comparable(a, b)
-    value: dict[str, Any] = {
-        name: {"model": str(path), "lens": None if lm.lens is None else str(lm.lens.path)}
-        for name, path, lm in (("a", model_a, a), ("b", model_b, b))
-    }
-    value["texts"] = None
+    texts = None
     if file:
         from prismlm.corpus.read import DocumentReader
 
         options = text_options([a, b], window, stride)
         reader = DocumentReader(list(file), tokenizer=a.tokenizer, answered_chats="last")
-        value["texts"] = compare_texts(a, b, reader, options)
-        value["texts"]["left_out"] = dict(reader.left_out)
-    value["prototypes"] = compare_prototypes(a, b)
-    pairs = value["prototypes"]["pairs"]
+        texts = compare_texts(a, b, reader, options) | {"left_out": dict(reader.left_out)}
+    prototypes = compare_prototypes(a, b)
     if parquet is not None:
-        write_rows(pairs, parquet)
+        write_rows(prototypes["pairs"], parquet)
         output.wrote(parquet)
-    value["prototypes"]["pairs"] = pairs[:top]
+    del prototypes["pairs"][top:]
+    value: dict[str, Any] = {
+        name: {"model": str(path), "lens": None if lm.lens is None else str(lm.lens.path)}
+        for name, path, lm in (("a", model_a, a), ("b", model_b, b))
+    }
+    value |= {"texts": texts, "prototypes": prototypes}
     output.print_json(value) if as_json else _print(value, by, top)
 
 
 def _print(value: dict[str, Any], by: str, top: int) -> None:
-    """Print what ``--json`` holds; ``top`` of the shares."""
+    """Print the JSON document; of the shares by ``by`` only the ``top`` largest."""
     output.say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
     if value["texts"] is not None:
         shares = value["texts"].pop("shares")
@@ -69,16 +68,21 @@ def _print(value: dict[str, Any], by: str, top: int) -> None:
         output.say("")
         if shares is not None:
             rest = shares[by]["unattributed"]
-            rest = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
+            last = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
             columns = {"key": "", "a": ".1%", "b": ".1%", "difference": "+.1%"}
-            output.show_rows(f"Shares by {by}", columns, [*shares[by]["items"][:top], rest])
+            output.show_rows(f"Shares by {by}", columns, [*shares[by]["items"][:top], last])
     pairs = value["prototypes"].pop("pairs")
     output.print_facts(value["prototypes"])
     output.say("")
-    for pair in pairs:
-        pair["mutual"] = "yes" if pair["mutual"] else "no"
-        pair["in_common"] = pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None
-        for name in ("a_name", "b_name"):
-            pair[name] = output.fit_ends(pair[name] or "", NAME_WIDTH)
     columns = {"a": "", "b": "", "cosine": ".3f", "mutual": "", "in_common": ".0%"}
-    output.show_rows("Pairs", columns | {"a_name": "", "b_name": ""}, pairs)
+    columns |= {"a_name": "", "b_name": ""}
+    output.show_rows("Pairs", columns, list(map(_pair_cells, pairs)))
+
+
+def _pair_cells(pair: dict[str, Any]) -> dict[str, Any]:
+    # The Jaccard similarity is of A's best match by contexts, which may be another prototype.
+    jaccard = pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None
+    cells = {"mutual": "yes" if pair["mutual"] else "no", "in_common": jaccard}
+    for key in ("a_name", "b_name"):
+        cells[key] = output.fit_ends(pair[key], NAME_WIDTH) if pair[key] else None
+    return pair | cells
