@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -20,6 +22,7 @@ from transformers import (
 from prismlm.corpus.tokenizer import load_tokenizer
 from prismlm.errors import FormatError, InputError
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.sidecar import HEAD_FILE
 from tests.helpers import families
 
 SMALL = {
@@ -76,6 +79,8 @@ def test_a_tokenizer_that_cannot_read_a_text(saved):
 def test_pickles_alone_are_not_read(saved, name):
     directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
     as_pickle(directory, name)
+    # A head's file is no weight of the model.
+    save_file({}, directory / HEAD_FILE)
     with pytest.raises(InputError, match=rf"{name}, a pickle") as refused:
         read_checkpoint(directory)
     assert "use_safetensors=False).save_pretrained(OUT)" in str(refused.value)
@@ -122,6 +127,27 @@ def test_decoders_of_kinds_that_are_not_always(saved, config):
 def test_a_model_without_its_head(saved):
     with pytest.raises(FormatError, match=r"has no lm_head.weight for LlamaForCausalLM"):
         read_checkpoint(saved(LlamaModel(LlamaConfig(**SMALL))))
+
+
+def test_weights_that_are_missing_under_an_adapter(saved):
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
+    directory = saved(model)
+    lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    get_peft_model(model, lora).save_pretrained(directory)
+    opened, _ = read_checkpoint(directory)
+    assert opened.peft_config
+    weights = load_file(directory / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"has no lm_head.weight for LlamaForCausalLM"):
+        read_checkpoint(directory)
+
+
+@pytest.mark.parametrize("device", ["meta", "cuda:99", "nowhere"])
+def test_a_device_that_cannot_compute(saved, device):
+    directory = saved(AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)))
+    with pytest.raises(InputError, match=f"device '{device}' cannot be used"):
+        read_checkpoint(directory, device=device)
 
 
 def test_code_that_a_model_brings_is_never_run(saved, tmp_path):

@@ -1,4 +1,7 @@
-"""Opening a Hugging Face checkpoint from a directory, whoever wrote it."""
+"""Open a model directory: its Hugging Face model, tokenizer and prototype head.
+
+A directory may come from anyone: no code in it is run, and weights are read from safetensors only.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,11 @@ from prismlm.errors import (
 )
 from prismlm.files import read_json
 from prismlm.models.seam import sees_ahead, verify_logit_map
-from prismlm.models.sidecar import Sidecar, has_sidecar, load_sidecar
+from prismlm.models.sidecar import HEAD_FILE, Sidecar, has_sidecar, load_sidecar
 from prismlm.models.uncertainty_feedback import load_uncertainty
-from prismlm.models.uncertainty_table import has_uncertainty
+from prismlm.models.uncertainty_table import UNCERTAINTY_FILE, has_uncertainty
 
-# As PEFT names them.
+# PEFT's names.
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
@@ -44,30 +47,27 @@ KEYS_NAMED = 5
 def read_checkpoint(
     path: Path | str, *, device: str = "cpu"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Open a checkpoint with its tokenizer, with or without a prototype head beside it.
+    """Open a checkpoint in evaluation mode, and its tokenizer; a prototype head is ignored.
 
-    Uncertainty feedback that was saved with it stands in it again. Code that a checkpoint brings
-    is never run, and weights are read from safetensors alone.
-
-    Returns:
-        The model, in evaluation mode, and its tokenizer.
+    An adapter in the directory is applied, and saved uncertainty feedback is attached.
 
     Raises:
-        InputError: no such directory, a model that is no decoder, weights in pickles alone, or a
-            table of codes beside a model that cannot use one.
-        FormatError: what is in it is no checkpoint, incomplete, or damaged.
+        InputError: no such directory or device, a model that is not a decoder, weights in pickles
+            only, or a table of uncertainty codes for a model that cannot use one.
+        FormatError: the checkpoint is incomplete or damaged.
     """
-    directory, place = _directory(path), _device(device)
-    # It plans anew for each length of a cache, which costs more than the rest of a token.
+    directory, torch_device = _check_directory(path), _check_device(device)
+    # For the whole process: cuDNN's attention makes a new plan for each cache length, which takes
+    # longer than the rest of a token.
     torch.backends.cuda.enable_cudnn_sdp(False)
     refuse_pickles(directory)
-    adapted = _has_adapter(directory)
+    has_adapter = _check_adapter(directory)
     if (directory / "config.json").is_file() and not any(map(any, map(directory.glob, TOKENIZERS))):
         raise FormatError(
-            f"the model in {directory} has no tokenizer. Save its own beside the weights: "
+            f"the model in {directory} has no tokenizer. Save the one it was trained with: "
             f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(directory)!r})."
         )
-    with reading(directory):
+    with wrap_read_errors(directory):
         refuse_encoders(AutoConfig.from_pretrained(directory, trust_remote_code=False), directory)
         opened: Any = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -78,20 +78,51 @@ def read_checkpoint(
         )
         model, info = opened
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-        # Settings of a wrong type are noticed where a text is read.
+        # Settings of the wrong type raise only when a text is encoded.
         tokenizer("a")
-    _check_loaded(directory, model, info, adapted)
-    model.to(place).eval()
+    _check_loaded(directory, model, info, has_adapter)
+    model.to(torch_device).eval()
     if sees_ahead(model):
-        raise _encoder(directory, model.config)
+        raise _not_a_decoder(directory, model.config)
     if has_uncertainty(directory):
         load_uncertainty(directory, model)
     return model, tokenizer
 
 
+class Checkpoint(NamedTuple):
+    """A model with its head, without a lens.
+
+    Attributes:
+        model: the plain Hugging Face model, in evaluation mode.
+        tokenizer: its tokenizer.
+        sidecar: its head, logit map and provenance.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    sidecar: Sidecar
+
+
+def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
+    """Open a model directory with its head, and check that the head belongs to the model.
+
+    Raises:
+        InputError: as :func:`read_checkpoint`.
+        FormatError: no head, a damaged file, or files that do not belong together.
+    """
+    directory = _check_directory(path)
+    if not has_sidecar(directory):
+        load_sidecar(directory)  # raises before the weights are read, which takes far longer
+    model, tokenizer = read_checkpoint(directory, device=device)
+    sidecar = load_sidecar(directory, model)
+    verify_logit_map(model, sidecar.logit_map)
+    sidecar.head.to(device)
+    return Checkpoint(model, tokenizer, sidecar)
+
+
 @contextmanager
-def reading(directory: Path) -> Iterator[None]:
-    """Say of what goes wrong in transformers during the block that the checkpoint is not read."""
+def wrap_read_errors(directory: Path) -> Iterator[None]:
+    """Turn errors of transformers in the block into a FormatError or InputError."""
     try:
         with quiet_transformers(), no_panics():
             yield
@@ -107,7 +138,7 @@ def reading(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _directory(path: object) -> Path:
+def _check_directory(path: object) -> Path:
     directory = check_path("the model", path)
     if not directory.is_dir():
         raise InputError(
@@ -117,11 +148,11 @@ def _directory(path: object) -> Path:
     return directory
 
 
-def _device(name: object) -> torch.device:
-    """Return a device that this machine has."""
+def _check_device(name: object) -> torch.device:
+    """Return a device that this machine can compute on."""
     try:
         device = torch.device(check_text("the device", name))
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError(
             f"the device {shown(name)} cannot be used ({first_line(error)}): expected cpu, or cuda "
@@ -130,10 +161,14 @@ def _device(name: object) -> torch.device:
     return device
 
 
-def _check_loaded(directory: Path, model: Any, info: dict[str, Any], adapted: bool) -> None:
-    """Check that all weights of a model were there, and that its adapter found its own."""
+def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter: bool) -> None:
+    """Check that every weight of the model was loaded, and every weight of the adapter used."""
     missing, unused = (sorted(info[f"{kind}_keys"]) for kind in ("missing", "unexpected"))
-    if adapted and (unused or not getattr(model, "peft_config", None)):
+    if has_adapter:
+        # ``info`` covers only the adapter then; transformers flags each weight that it loads.
+        weights = model.named_parameters()
+        missing += [name for name, one in weights if not hasattr(one, "_is_hf_initialized")]
+    if has_adapter and (unused or not getattr(model, "peft_config", None)):
         raise FormatError(
             f"transformers does not apply the adapter in {directory} to {type(model).__name__} "
             f"({', '.join(unused[:KEYS_NAMED]) or 'all of it'}): it is of another model. Merge it "
@@ -159,33 +194,34 @@ def refuse_adapter_alone(directory: Path) -> None:
         "model. Merge it into that model, and use what is saved (pip install peft):\n"
         f'  python -c "from peft import AutoPeftModelForCausalLM as A; A.from_pretrained('
         f"'{directory}').merge_and_unload().save_pretrained('merged')\"\n"
-        "and put the model's tokenizer beside it: its tokenizer.json and tokenizer_config.json."
+        "and copy the model's tokenizer into it: its tokenizer.json and tokenizer_config.json."
     )
 
 
-def _has_adapter(directory: Path) -> bool:
-    """Say whether an adapter lies beside the weights; transformers ignores one without a word."""
-    there = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (directory / name).is_file()]
-    if len(there) == 1:
+def _check_adapter(directory: Path) -> bool:
+    """Say whether the directory has an adapter; refuse one that transformers would ignore."""
+    files = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (directory / name).is_file()]
+    if len(files) == 1:
         raise FormatError(
-            f"{directory} has {there[0]} alone: an adapter is {ADAPTER_CONFIG} and "
+            f"{directory} has {files[0]} alone: an adapter is {ADAPTER_CONFIG} and "
             f"{ADAPTER_WEIGHTS}. Put the other file back, or remove this one."
         )
-    if there and importlib.util.find_spec("peft") is None:
+    if files and importlib.util.find_spec("peft") is None:
         raise InputError(
             f"{directory} holds an adapter ({ADAPTER_CONFIG}), and the package peft, which applies "
             "it, is not installed: pip install peft. Or merge the adapter into the weights."
         )
-    return bool(there)
+    return bool(files)
 
 
 def refuse_pickles(directory: Path) -> None:
-    """Raise InputError where all weights are pickles: reading them may run what is in them."""
-    found = [path.name for name in PICKLES for path in sorted(directory.glob(name))]
-    if found and not any(directory.glob("*.safetensors")):
+    """Raise InputError where the model's weights are pickles only: reading one can run any code."""
+    pickles = [path.name for name in PICKLES for path in sorted(directory.glob(name))]
+    safe = {path.name for path in directory.glob("*.safetensors")}
+    if pickles and not safe - {ADAPTER_WEIGHTS, HEAD_FILE, UNCERTAINTY_FILE}:
         raise InputError(
-            f"the weights in {directory} are in {found[0]}, a pickle, which can run any code when "
-            "it is read. If you trust where it is from, convert it: AutoModelForCausalLM"
+            f"the weights in {directory} are in {pickles[0]}, a pickle, which can run any code "
+            "when it is read. If you trust where it is from, convert it: AutoModelForCausalLM"
             f".from_pretrained({str(directory)!r}, use_safetensors=False).save_pretrained(OUT) "
             "writes model.safetensors; copy the tokenizer's files to OUT."
         )
@@ -194,49 +230,18 @@ def refuse_pickles(directory: Path) -> None:
 def refuse_encoders(config: PretrainedConfig, directory: Path) -> None:
     """Raise InputError where transformers has no decoder of this type that predicts tokens."""
     if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise _encoder(directory, config)
+        raise _not_a_decoder(directory, config)
 
 
-def _encoder(directory: Path, config: PretrainedConfig) -> InputError:
-    given = ", ".join(getattr(config, "architectures", None) or ["no architecture"])
+def _not_a_decoder(directory: Path, config: PretrainedConfig) -> InputError:
+    names = ", ".join(getattr(config, "architectures", None) or ["no architecture"])
     kind = (
         "an encoder-decoder" if config.is_encoder_decoder else "encoder-only or no language model"
     )
     return InputError(
-        f"the model in {directory} is {kind}: {given}, model_type {config.model_type!r}. Expected "
+        f"the model in {directory} is {kind}: {names}, model_type {config.model_type!r}. Expected "
         "a causal language model, such as a Llama."
     )
-
-
-class Checkpoint(NamedTuple):
-    """A model directory opened without a lens: what an index is built from.
-
-    Attributes:
-        model: the plain Hugging Face model, in evaluation mode.
-        tokenizer: its tokenizer.
-        sidecar: its head, logit map and provenance.
-    """
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    sidecar: Sidecar
-
-
-def load_checkpoint(path: Path | str, *, device: str = "cpu") -> Checkpoint:
-    """Open a model directory with its head, whatever state its lenses are in.
-
-    Raises:
-        InputError: no such directory.
-        FormatError: no head, a damaged file, or files that do not belong together.
-    """
-    directory = _directory(path)
-    if not has_sidecar(directory):
-        load_sidecar(directory)  # raises, saying what is missing
-    model, tokenizer = read_checkpoint(directory, device=device)
-    sidecar = load_sidecar(directory, model)
-    verify_logit_map(model, sidecar.logit_map)
-    sidecar.head.to(device)
-    return Checkpoint(model, tokenizer, sidecar)
 
 
 @contextmanager

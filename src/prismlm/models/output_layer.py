@@ -13,9 +13,9 @@ from prismlm.errors import FormatError, InputError
 from prismlm.models.checkpoint import (
     ADAPTER_CONFIG,
     Checkpoint,
-    reading,
     refuse_encoders,
     refuse_pickles,
+    wrap_read_errors,
 )
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import HEAD_FILE, load_sidecar
@@ -36,7 +36,7 @@ def read_output_layer(directory: Path) -> Checkpoint:
             "computes: merge the adapter, or open the whole model with prismlm.load()."
         )
     refuse_pickles(directory)
-    with reading(directory):
+    with wrap_read_errors(directory):
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         refuse_encoders(config, directory)
         with torch.device("meta"):
