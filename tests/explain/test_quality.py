@@ -9,6 +9,7 @@ import torch
 import prismlm
 from benchmarks.shared.stored_states import measure_states
 from prismlm.corpus import Corpus
+from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
 from prismlm.layers import PrototypeHead
 from prismlm.lens.options import IndexOptions
@@ -47,6 +48,12 @@ def test_figures_by_hand():
     worse = measure_states(like(torch.eye(2)), head, [(z, torch.tensor([0, 1]))])
     assert worse.ce == pytest.approx(math.log(1 + math.e), rel=1e-6)
     assert worse.recovered is None
+
+
+def test_text_without_a_prediction_is_too_short():
+    """Of a corpus that holds no document out, the batches say so before."""
+    with pytest.raises(InputError, match="at least two tokens"):
+        measure_quality(like(torch.eye(2)), PrototypeHead(2, 1, 1), LogitMap(), [])
 
 
 def test_stored_states_give_the_figures_of_the_passes(tiny_model, tiny_corpus, tmp_path):

@@ -1,4 +1,7 @@
-"""How much of a model's prediction its prototypes carry, on text it was not trained on."""
+"""How well a prototype head stands in for a model's hidden states, on held-out text.
+
+z is the state that enters the output embedding, ẑ its reconstruction from prototypes, r = z − ẑ.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prismlm.corpus.layout import NONE_HELD_OUT
 from prismlm.errors import InputError
 from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
@@ -24,20 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeadQuality:
-    """Figures of a head over held-out predictions.
+    """Metrics of a head over held-out predictions; their names are keys in files.
 
     Attributes:
-        tokens: predictions measured.
+        tokens: number of predictions.
         ce: cross-entropy of the model itself, in nats per token.
-        prototype_only_ce: cross-entropy when ẑ takes the place of z before the output embedding.
+        prototype_only_ce: cross-entropy with ẑ in place of z, in nats per token.
         explained_share: median over predictions of Σ e_i / (Σ e_i + e_residual + e_bias) for the
             model's top token, where e is evidence.
         fvu: fraction of variance unexplained, Σ‖r‖² / Σ‖z − mean z‖².
-        agreement: share of predictions whose top token is the same from ẑ alone.
-        in_use: share of prototypes routed with positive activation at least once.
-        usage_perplexity: exp of the entropy of how uses spread over prototypes; K at most.
-        mean_state_ce: cross-entropy when the mean of all z takes the place of z everywhere: what is
-            left when nothing is known of a state. None where it was not measured.
+        agreement: share of predictions with the same top token from ẑ as from z.
+        in_use: share of prototypes with a positive activation for at least one prediction.
+        usage_perplexity: exp of the entropy of the distribution of uses over prototypes; at most K.
+        mean_state_ce: cross-entropy with the mean of all z in place of every z. None in files of
+            versions that did not measure it.
     """
 
     tokens: int
@@ -52,21 +54,21 @@ class HeadQuality:
 
     @property
     def recovered(self) -> float | None:
-        """What ẑ alone recovers: (CE of the mean state − prototype-only CE) / (the same − CE).
+        """(mean-state CE − prototype-only CE) / (mean-state CE − CE): 1 if ẑ is as good as z.
 
-        None where it was not measured, or states say no more than their mean.
+        None without a mean-state CE, or where z predicts no better than its mean.
         """
         if self.mean_state_ce is None or self.mean_state_ce <= self.ce:
             return None
         return (self.mean_state_ce - self.prototype_only_ce) / (self.mean_state_ce - self.ce)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures by name."""
+        """Return the metrics by name, without ``recovered``, which follows from them."""
         return asdict(self)
 
 
 class QualitySums:
-    """Running sums in float64 over the states of predictions, whatever their number."""
+    """The sums behind :class:`HeadQuality`, added up batch by batch."""
 
     def __init__(self, output: OutputLayer, head: PrototypeHead) -> None:
         self._output, self._head = output, head
@@ -79,7 +81,7 @@ class QualitySums:
 
     @torch.no_grad()
     def add(self, z: Tensor, logits: Tensor, targets: Tensor) -> None:
-        """Add states z [N, d] in float32, the model's logits there [N, V], and what follows [N]."""
+        """Add float32 states z [N, d], the model's logits [N, V] and the next tokens [N]."""
         routing, rebuilt = self._head(z)
         from_prototypes, top = self._output.logits(rebuilt), logits.argmax(-1)
         for name, amount in (
@@ -98,23 +100,28 @@ class QualitySums:
         self._shares.append(shares.cpu())
 
     def result(self) -> HeadQuality:
-        """Return the figures of all that was added."""
+        """Return the metrics over all batches; raise InputError without any."""
         if not self._shares:
-            raise InputError(f"the corpus {NONE_HELD_OUT}")
+            raise InputError(
+                "the held-out text has no prediction to measure: expected a document of at least "
+                "two tokens. Build the corpus again with longer held-out documents."
+            )
         shares, sums = torch.cat(self._shares), self._sums
         count = len(shares)
         mean = (self._mean / count).to(self._output.weight.device, torch.float32)
-        of_mean = self._output.logits(mean[None])[0].log_softmax(-1).double().cpu()
+        # The mean state gives every position the same log-probabilities: counts of targets suffice.
+        log_probabilities = self._output.logits(mean[None])[0].log_softmax(-1).double().cpu()
         variance = sums["squared_z"] - (self._mean.square().sum() / count).item()
-        spread = self._usage[self._usage > 0] / self._usage.sum().clamp_min(1)
+        used = self._usage > 0
+        shares_of_use = self._usage[used] / self._usage.sum()
         return HeadQuality(
             tokens=count,
             **{name: sums[name] / count for name in ("ce", "prototype_only_ce", "agreement")},
             explained_share=shares.median().item(),
             fvu=sums["residual"] / max(variance, 1e-30),
-            in_use=(self._usage > 0).double().mean().item(),
-            usage_perplexity=torch.exp(-(spread * spread.log()).sum()).item(),
-            mean_state_ce=-(self._targets @ of_mean).item() / count,
+            in_use=used.double().mean().item(),
+            usage_perplexity=torch.exp(torch.special.entr(shares_of_use).sum()).item(),
+            mean_state_ce=-(self._targets @ log_probabilities).item() / count,
         )
 
 
@@ -130,7 +137,7 @@ def measure_quality(
     A prediction counts if its position is owned by its window and its target lies in the window.
 
     Raises:
-        InputError: no prediction to measure.
+        InputError: the batches hold no prediction that counts.
     """
     output = OutputLayer.of(model, logit_map)
     sums, device = QualitySums(output, head), output.weight.device
