@@ -90,7 +90,7 @@ def test_wrong_input_says_what_is_wrong():
         check(k=k[:, :0])
     with pytest.raises(InputError, match="expected equal shapes"):
         check(q=q[:, :4])
-    with pytest.raises(InputError, match="beside keys"):
+    with pytest.raises(InputError, match="as keys have"):
         check(b=b[:, :4])
     with pytest.raises(InputError, match="another batch"):
         check(state=torch.zeros(1, 2, 3, 4))

@@ -1,4 +1,7 @@
-"""The delta rule in chunks: matrix products, and one triangular system each."""
+"""The delta rule in chunks of positions: within one, a triangular system replaces the recurrence.
+
+:mod:`prismlm.ops.delta_rule.naive` has the recurrence itself.
+"""
 
 from __future__ import annotations
 
@@ -37,15 +40,15 @@ def check_arguments(
     if queries.shape != keys.shape or values.ndim != 4 or values.shape[:3] != rows:
         raise InputError(
             f"keys are {list(keys.shape)}, queries {list(queries.shape)} and values "
-            f"{list(values.shape)}: expected equal shapes, but for the last size of values."
+            f"{list(values.shape)}: expected equal shapes, except for the last dimension of values."
         )
     if rates.shape != rows:
-        raise InputError(f"rates are {list(rates.shape)}: expected {list(rows)}, beside keys.")
-    held = (batch, heads, width, values.shape[3])
-    if state is not None and state.shape != held:
+        raise InputError(f"rates are {list(rates.shape)}: expected {list(rows)}, as keys have.")
+    expected = (batch, heads, width, values.shape[3])
+    if state is not None and state.shape != expected:
         raise InputError(
-            f"the state is {list(state.shape)} and the input needs {list(held)}: it comes from "
-            "another batch or another layer."
+            f"the state is {list(state.shape)} and the input needs {list(expected)}: it comes "
+            "from another batch or another layer."
         )
     check_flags(rows[:2], mask=mask, starts=starts)
 
@@ -60,25 +63,25 @@ def delta_rule(
     mask: Bool[Tensor, "B T"] | None = None,
     starts: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, "B T H D"], Float[Tensor, "B H K D"]]:
-    """Write each value over what its key held, and read.
+    """Replace the value stored under each key, and read; return outputs and the last state.
 
         S_t = S_{t−1} + b_t k_t (v_t − S_{t−1}ᵀ k_t)ᵀ,   out_t = S_tᵀ q_t
 
-    Within a chunk that starts from S_0, what position i writes is n_i with
-    (I + A) n = b ⊙ (v − k S_0), A_ij = b_i k_i·k_j for j < i: a unit triangular system. Computed
-    in float32 (float64 for float64 input); ``out`` has the dtype of the values.
+    In a chunk that starts from S_0, position i adds k_i n_iᵀ, where (I + A) n = b ⊙ (v − k S_0)
+    and A_ij = b_i k_i·k_j for j < i, a unit triangular system. Its solution is n = u − w S_0.
+    Computed in float32 (float64 for float64 input); ``out`` has the dtype of the values.
 
     Source: DeltaNet (Yang et al., 2024), the baseline of ProtoT.
 
     Args:
         queries: q.
-        keys: k, of norm 1 for the memory to stay bounded.
+        keys: k, of norm 1, which keeps the state bounded.
         values: v.
         rates: b, from 0 to 1.
-        state: S after earlier positions, or None for 0.
-        mask: False marks padding, which neither writes nor reads (its output is 0).
-        starts: True where a sequence starts that sees nothing of what is before it, the state
-            included.
+        state: S after the positions before these, or None for 0.
+        mask: False marks padding, which is not written; its output is 0.
+        starts: True at the first position of a sequence, which sees neither earlier positions
+            nor the state.
 
     Raises:
         InputError: shapes that do not fit together.
@@ -92,40 +95,45 @@ def delta_rule(
             memory = state.to(dtype)
         q, k, v, b = (t.to(dtype) for t in (queries, keys, values, rates[..., None]))
         if mask is not None:
-            # What padding holds may be anything, and 0 · NaN is no 0.
+            # Padding may hold NaN, which a product with 0 would keep.
             q, k, v, b = (t.masked_fill(~mask[..., None, None], 0) for t in (q, k, v, b))
         out: list[Tensor] = []
-        # The gradient of a slice is as large as the whole; that of an unbound part is not.
-        unbound = (x.unbind(2) for x in _solved(q, k, v, b, starts))
-        for new, through, asked, read, keys, left in zip(*unbound, strict=True):
-            new = new - through @ memory
-            out.append(asked @ memory + read @ new)
-            memory = left * memory + keys @ new
+        # unbind, since the gradient of an index is as large as the whole tensor.
+        chunks = zip(*(x.unbind(2) for x in _chunk_terms(q, k, v, b, starts)), strict=True)
+        for u, w, chunk_q, scores, chunk_k, carry in chunks:
+            n = u - w @ memory
+            out.append(chunk_q @ memory + scores @ n)
+            memory = carry * memory + chunk_k.mT @ n
     joined = torch.stack(out, 2).flatten(2, 3)[:, :, :length].transpose(1, 2)
     return joined.to(values.dtype), memory
 
 
-def _solved(
+def _chunk_terms(
     q: Tensor, k: Tensor, v: Tensor, b: Tensor, starts: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Return what each chunk writes and reads, but for what it begins with, [B, H, n, …] each."""
-    # Chunks of one size, as many as CHUNK asks for: those of CHUNK could be half padding.
+    """Return u, w, q, scores of q and k, k, and the factor on S_0, [B, H, chunks, …] each.
+
+    Where sequences start, q, w and the factor are 0 for what may not see S_0, and k is 0 for what
+    later chunks may not see.
+    """
+    # Chunks of equal size: with CHUNK positions each, the last could be mostly padding.
     size = math.ceil(q.shape[1] / math.ceil(q.shape[1] / CHUNK))
     q, k, v, b = (_in_chunks(t, size) for t in (q, k, v, b))
-    overlap, reading, written = (b * k) @ k.mT, (q @ k.mT).tril(), b * k
-    held = torch.ones_like(b[..., :1, :])
+    scaled, scores, carry = b * k, (q @ k.mT).tril(), torch.ones_like(b[..., :1, :])
+    overlap = scaled @ k.mT
     if starts is not None:
         sees = reach(_in_chunks(starts.long()[..., None, None], size).squeeze(-1))
-        overlap, reading = overlap * sees.same, reading * sees.same
-        written = written * sees.seen
-        q, k, held = q * sees.seen, k * sees.kept, held * sees.carried[..., None]
+        overlap, scores = overlap * sees.same, scores * sees.same
+        scaled, q, k = scaled * sees.seen, q * sees.seen, k * sees.kept
+        carry = carry * sees.carried[..., None]
     solve = cast("Callable[..., Tensor]", torch.linalg.solve_triangular)  # pyright: ignore[reportUnknownMemberType]
-    known = torch.cat([b * v, written], -1)
-    solved = solve(overlap.tril(-1), known, upper=False, unitriangular=True)
-    return *torch.split(solved, [v.shape[-1], k.shape[-1]], -1), q, reading, k.mT, held
+    right = torch.cat([b * v, scaled], -1)
+    solved = solve(overlap.tril(-1), right, upper=False, unitriangular=True)
+    u, w = torch.split(solved, [v.shape[-1], k.shape[-1]], -1)
+    return u, w, q, scores, k, carry
 
 
 def _in_chunks(tensor: Tensor, size: int) -> Tensor:
-    """Return [B, H, n, size, …] for [B, T, H, …], filled up with zeros, which write nothing."""
+    """Return [B, H, n, size, …] of [B, T, H, …], padded with zeros, which write nothing."""
     padded = F.pad(tensor.transpose(1, 2), (0, 0, 0, -tensor.shape[1] % size))
     return padded.reshape(*padded.shape[:2], -1, size, padded.shape[3])
