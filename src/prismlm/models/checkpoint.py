@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -165,9 +166,17 @@ def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter
     """Check that every weight of the model was loaded, and every weight of the adapter used."""
     missing, unused = (sorted(info[f"{kind}_keys"]) for kind in ("missing", "unexpected"))
     if has_adapter:
-        # ``info`` covers only the adapter then; transformers flags each weight that it loads.
-        weights = model.named_parameters()
-        missing += [name for name, one in weights if not hasattr(one, "_is_hf_initialized")]
+        # ``info`` covers only the adapter then; transformers flags each weight that it loads, but
+        # may not flag one that it quantises.
+        stored = {key for file in directory.glob("*.safetensors") for key in _names_in(file)}
+        adapters = [f".{name}." for name in getattr(model, "peft_config", {})]
+        missing += [
+            name
+            for name, weight in model.named_parameters()
+            if not hasattr(weight, "_is_hf_initialized")
+            and name.replace(".base_layer.", ".") not in stored
+            and not any(adapter in f"{name}." for adapter in adapters)
+        ]
     if has_adapter and (unused or not getattr(model, "peft_config", None)):
         raise FormatError(
             f"transformers does not apply the adapter in {directory} to {type(model).__name__} "
@@ -180,6 +189,11 @@ def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter
             f"{type(model).__name__}, which would be random. Save the whole model, with its "
             "language modelling head."
         )
+
+
+def _names_in(file: Path) -> list[str]:
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
 
 
 def refuse_adapter_alone(directory: Path) -> None:
