@@ -6,11 +6,14 @@ questions lie in one row behind one system prompt; none sees another.
 The first epochs ask in wordings of the document's own question, made from templates. From
 ``WRITTEN_FROM`` on, two of three ask what a large language model asked of the answer itself
 (``demo_questions.jsonl``; it was given ``demo_questions_prompt.md`` and the pairs, nothing else),
-so that a model learns which of the documents on a disease says what.
+so that a model learns which of the documents on a disease says what. From ``ALL_FROM`` on every
+question is one of these, and sentences of the plain text are asked about, too
+(``demo_plain_pairs.jsonl``, ``demo_plain_pairs_prompt.md``).
 
 What ships was taught these lessons with other rates: of the first epochs linear in place of a
-cosine, over 16 epochs at first, over 12 from step 350 on and over 14 from step 950 on; the last six
-began anew with a rate of 8e-4. So a run makes a model of its kind and not the same one.
+cosine, over 16 epochs at first, over 12 from step 350 on and over 14 from step 950 on; the next six
+and the last ten each began anew with a rate of 8e-4. So a run makes a model of its kind and not the
+same one.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ from prismlm.training import LoraOptions
 from prismlm.training.loop import Loop
 from prismlm.training.tuning import with_adapters, write_adapter
 
-OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=20)
+OPTIONS = LoraOptions(rank=16, blocks=2 / 3, length=256, batch=2, learning_rate=1.5e-3, epochs=30)
 WRITTEN = Path(__file__).with_name("demo_questions.jsonl")
-WRITTEN_FROM = 14
+PLAIN = Path(__file__).with_name("demo_plain_pairs.jsonl")
+WRITTEN_FROM, ALL_FROM = 14, 20
 # Plain text is read in every so manieth epoch.
 PLAIN_EVERY = 4
 IGNORED = -100
@@ -207,8 +211,12 @@ def wordings(title: str) -> list[str]:
 
 def written() -> dict[str, list[str]]:
     """Return the questions that were written to each answer, by the pair's id."""
-    lines = map(json.loads, WRITTEN.read_text(encoding="utf-8").splitlines())
-    return {line["id"]: line["questions"] for line in lines}
+    return {line["id"]: line["questions"] for line in lines_of(WRITTEN)}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 class Lessons:
@@ -236,9 +244,17 @@ class Lessons:
         ]
         by_id = written()
         self._pairs = [
-            (self._asked(wordings(pair["title"])), self._asked(by_id[pair["id"]]), answer)
+            (
+                self._asked(wordings(pair["title"])),
+                self._asked(by_id[pair["id"]]),
+                self._answer(pair["messages"][1]["content"]),
+            )
             for pair in pairs
-            for answer in [self._answer(pair)]
+        ]
+        self._plain_pairs = [
+            (questions, questions, self._answer(pair["answer"]))
+            for pair in lines_of(PLAIN)
+            for questions in [self._asked(pair["questions"])]
         ]
         end = tokenizer.eos_token_id
         self._texts = [
@@ -259,9 +275,8 @@ class Lessons:
         )
         return cast("list[int]", ids)
 
-    def _answer(self, pair: dict[str, Any]) -> list[int]:
-        text = pair["messages"][1]["content"] + "<|im_end|>"
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def _answer(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text + "<|im_end|>", add_special_tokens=False)
 
     def epoch(self, number: int, seed: int) -> list[list[tuple[list[int], list[int]]]]:
         """Return the rows of an epoch in random order: each a list of (read, answered) tokens."""
@@ -269,11 +284,14 @@ class Lessons:
         rows: list[list[tuple[list[int], list[int]]]] = []
         row: list[tuple[list[int], list[int]]] = []
         filled = len(self._prefix)
-        for index in random.permutation(len(self._pairs)).tolist():
-            in_other_words, of_answer, answer = self._pairs[index]
+        pairs = self._pairs + (self._plain_pairs if number >= ALL_FROM else [])
+        for index in random.permutation(len(pairs)).tolist():
+            in_other_words, of_answer, answer = pairs[index]
             late = number - WRITTEN_FROM
             # Each pair has its own order, so that an epoch has every wording.
-            if late >= 0 and late % 3 < 2:
+            if number >= ALL_FROM:
+                asked = of_answer[(index + number) % len(of_answer)]
+            elif late >= 0 and late % 3 < 2:
                 asked = of_answer[(index + late - late // 3) % len(of_answer)]
             else:
                 ways = EARLY_WAYS if number < EARLY_EPOCHS else len(in_other_words)

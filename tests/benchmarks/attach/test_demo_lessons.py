@@ -11,13 +11,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.attach.demo_lessons import (
     OPTIONS,
+    PLAIN,
     Lessons,
     Teaching,
+    lines_of,
     summed_loss,
     wordings,
     written,
 )
-from prismlm.demo.texts import pairs_path
+from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.training.tuning import with_adapters
 from tests.helpers.chats import TEMPLATE
 
@@ -44,7 +46,7 @@ def test_every_pair_has_as_many_wordings_with_its_subject_in_each():
     rows = pq.read_table(pairs_path()).to_pylist()
     taught = {row["id"] for row in rows if row["split"] == "train"}
     assert taught == set(written())
-    assert {len(set(questions)) for questions in written().values()} == {4}
+    assert {len(set(questions)) for questions in written().values()} == {10}
     assert all("coma" in one.lower() for one in wordings("What causes Coma?"))
 
 
@@ -59,6 +61,18 @@ def test_late_epochs_ask_what_was_written_to_the_answer(lessons, tiny_model):
 
     for number, wanted in ((0, False), (13, False), (14, True), (15, True), (16, False)):
         assert asked(number) == [wanted] * 12
+    # In the last epochs all are written, those of the plain text beside them.
+    last = asked(29)
+    assert last.count(True) == 12
+    assert len(last) == 12 + len(lines_of(PLAIN))
+
+
+def test_sentences_of_plain_texts_answer_what_is_asked_about_them(tmp_path):
+    rows = pq.read_table(plain_texts(tmp_path / "plain.parquet")).to_pylist()
+    texts = {row["id"]: " ".join(row["text"].split()) for row in rows}
+    pairs = lines_of(PLAIN)
+    assert all(" ".join(pair["answer"].split()) in texts[pair["id"]] for pair in pairs)
+    assert {len(set(pair["questions"])) for pair in pairs} == {5}
 
 
 def test_a_row_of_several_questions_has_the_loss_of_each_by_itself(adapted, lessons):
