@@ -225,6 +225,7 @@ class Lessons:
     Args:
         pairs: chats of one question and one answer, as ``pairs.parquet`` has them; each has written
             questions.
+        plain: answers that are sentences of plain texts, each with questions.
         texts: plain texts.
         tokenizer: with a chat template.
         length: tokens of a row.
@@ -233,6 +234,7 @@ class Lessons:
     def __init__(
         self,
         pairs: list[dict[str, Any]],
+        plain: list[dict[str, Any]],
         texts: list[str],
         tokenizer: PreTrainedTokenizerFast,
         length: int,
@@ -253,7 +255,7 @@ class Lessons:
         ]
         self._plain_pairs = [
             (questions, questions, self._answer(pair["answer"]))
-            for pair in lines_of(PLAIN)
+            for pair in plain
             for questions in [self._asked(pair["questions"])]
         ]
         end = tokenizer.eos_token_id

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 import prismlm
 import prismlm.demo
 from benchmarks.attach.demo_lessons import OPTIONS as LESSONS
-from benchmarks.attach.demo_lessons import Lessons, teach
+from benchmarks.attach.demo_lessons import PLAIN, Lessons, lines_of, teach
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.demo.fetch import fetch
@@ -85,7 +85,7 @@ def taught(
     """Teach the pairs where ``attach`` would fine-tune on the corpus."""
     pairs = [row for row in pq.read_table(pairs_path()).to_pylist() if row["split"] == "train"]
     texts = pq.read_table("plain.parquet")["text"].to_pylist()
-    lessons = Lessons(pairs, texts, corpus.tokenizer, LESSONS.length or WINDOW)
+    lessons = Lessons(pairs, lines_of(PLAIN), texts, corpus.tokenizer, LESSONS.length or WINDOW)
     return teach(model, lessons, out, base=how["base"])
 
 

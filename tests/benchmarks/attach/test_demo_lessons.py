@@ -37,7 +37,8 @@ def lessons(tiny_model):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template = TEMPLATE
     pairs = pq.read_table(pairs_path()).slice(0, 12).to_pylist()
-    return Lessons(pairs, ["A text that stands alone. " * 8], tokenizer, 256)
+    plain = [{"answer": "An answer that stands alone.", "questions": ["What stands alone?"]}]
+    return Lessons(pairs, plain, ["A text that stands alone. " * 8], tokenizer, 256)
 
 
 def test_every_pair_has_as_many_wordings_with_its_subject_in_each():
@@ -64,7 +65,7 @@ def test_late_epochs_ask_what_was_written_to_the_answer(lessons, tiny_model):
     # In the last epochs all are written, those of the plain text beside them.
     last = asked(29)
     assert last.count(True) == 12
-    assert len(last) == 12 + len(lines_of(PLAIN))
+    assert len(last) == 13
 
 
 def test_sentences_of_plain_texts_answer_what_is_asked_about_them(tmp_path):
