@@ -10,10 +10,10 @@ so that a model learns which of the documents on a disease says what. From ``ALL
 question is one of these, and sentences of the plain text are asked about, too
 (``demo_plain_pairs.jsonl``, ``demo_plain_pairs_prompt.md``).
 
-What ships was taught these lessons with other rates: of the first epochs linear in place of a
-cosine, over 16 epochs at first, over 12 from step 350 on and over 14 from step 950 on; the next six
-and the last ten each began anew with a rate of 8e-4. So a run makes a model of its kind and not the
-same one.
+What ships was taught the epochs before ``ALL_FROM``, with the first four questions to each answer
+and other rates: of the first epochs linear in place of a cosine, over 16 epochs at first, over 12
+from step 350 on and over 14 from step 950 on; the last six began anew with a rate of 8e-4. A run
+makes a model that has learned more, and not the same one.
 """
 
 from __future__ import annotations
