@@ -8,7 +8,8 @@ The first epochs ask in wordings of the document's own question, made from templ
 (``demo_questions.jsonl``; it was given ``demo_questions_prompt.md`` and the pairs, nothing else),
 so that a model learns which of the documents on a disease says what. From ``ALL_FROM`` on every
 question is one of these, and sentences of the plain text are asked about, too
-(``demo_plain_pairs.jsonl``, ``demo_plain_pairs_prompt.md``).
+(``demo_plain_pairs.jsonl``, ``demo_plain_pairs_prompt.md``; their answers are the bundled sample's,
+under its licences).
 
 What ships was taught the epochs before ``ALL_FROM``, with the first four questions to each answer
 and other rates: of the first epochs linear in place of a cosine, over 16 epochs at first, over 12
