@@ -253,6 +253,8 @@ def test_an_answer_that_has_not_begun_is_given_up(page, served):
             page.click(".x-stop")
             page.wait_for_selector(".x-problem >> text=Stopped before there was an answer")
             page.wait_for_selector(".x-stop", state="hidden")
+            assert page.inner_text(".p-answer") == ""
+            assert page.locator(".x-exports").count() == 0
     finally:
         going.set()
         hook.remove()

@@ -31,9 +31,7 @@ def routes(session: Session) -> APIRouter:
         value = trace_data(trace, pool, each=False)
         return Shown(value | {"id": key, "shared": pool.to_dict()})
 
-    @router.get(
-        "/answers/{key}/asked", summary="What it answers, and the chat with the answer last"
-    )
+    @router.get("/answers/{key}/asked", summary="What it answers, and the chat up to it")
     def asked(key: str) -> Response:
         one = answers[key]
         value = {"text": one.trace.question, "messages": list(one.messages)}
