@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 import prismlm
+from benchmarks.attach.demo_lessons import REPORTED, lines_of, wordings, words, written
 from benchmarks.attribution.retrieval import BM25
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
@@ -58,9 +60,17 @@ def main() -> None:
 
 
 def questions(half: str) -> list[dict[str, Any]]:
-    """Return one half of the questions."""
-    lines = (FOLDER / "questions.jsonl").read_text(encoding="utf-8").splitlines()
-    return [one for one in map(json.loads, lines) if one["half"] == half]
+    """Return one half of the questions; of those that are reported, the ones in new words."""
+    found = [one for one in lines_of(REPORTED) if one["half"] == half]
+    return in_new_words(found) if half == "report" else found
+
+
+def in_new_words(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out questions that the shipped model was taught."""
+    titles = set(pq.read_table(pairs_path())["title"].to_pylist())
+    taught = [*map(wordings, titles), *written().values()]
+    known = {words(question) for each in taught for question in each}
+    return [row for row in rows if words(row["question"]) not in known]
 
 
 def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
@@ -176,8 +186,6 @@ def _passage_key(row: dict[str, Any], one: dict[str, Any]) -> str:
 
 def answer_items(result: dict[str, Any], former: Path | None) -> dict[str, dict[str, str]]:
     """Return the answers to judge by key, each beside what its document says."""
-    import pyarrow.parquet as pq
-
     pairs = {row["id"]: row["messages"] for row in pq.read_table(pairs_path()).to_pylist()}
     rows = [row for row in result["questions"] if row["set"] == "answered"]
     answers = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.attribution.asked import ORDERS, PASSAGES, questions
+from benchmarks.attribution.asked import ORDERS, PASSAGES, in_new_words, questions
 from prismlm.demo.prompts import ABSENT
 from prismlm.eval.judging.judges import wilson
 from prismlm.explain.attribution import WORTH_SHOWING
@@ -20,7 +20,8 @@ def figures(read: Callable[[str], Any]) -> dict[str, Any]:
         KeyError: an answer or a passage is not judged.
     """
     result = read("asked.json")
-    rows = result["questions"]
+    rows = in_new_words(result["questions"])
+    result = result | {"questions": rows}
     answered = [row for row in rows if row["set"] == "answered"]
     names = read("asked/names.jsonl")
     return {

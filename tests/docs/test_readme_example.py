@@ -1,7 +1,6 @@
 """README's example is what the demo's model says."""
 
 import contextlib
-import json
 import re
 import shlex
 from pathlib import Path
@@ -10,13 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.attribution.asked import questions
 from prismlm.cli.app import app
 from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import run_fetched
 from prismlm.demo.texts import pairs_path, plain_texts
 
 ROOT = Path(__file__).parents[2]
-README, QUESTIONS = ROOT / "README.md", ROOT / "docs/results/asked/questions.jsonl"
+README = ROOT / "README.md"
 
 
 def test_what_readme_says_of_the_demo_is_what_ships(tmp_path):
@@ -24,10 +24,9 @@ def test_what_readme_says_of_the_demo_is_what_ships(tmp_path):
     taught = pq.read_table(pairs_path())["split"].to_pylist().count("train")
     plain = pq.read_table(plain_texts(tmp_path / "plain.parquet")).num_rows
     assert f"{taught:,} questions and answers of MedQuAD and {plain} other texts" in text
-    asked = [json.loads(line) for line in QUESTIONS.read_text("utf-8").splitlines()]
-    reported = sum(one["half"] == "report" for one in asked)
+    reported, chosen_on = (len(questions(half)) for half in ("report", "choose"))
     assert f"[{reported} questions](docs/results/asked.md)" in text
-    assert f"[{len(asked)} questions asked](docs/results/asked.md)" in text
+    assert f"[{reported + chosen_on} questions asked](docs/results/asked.md)" in text
     assert text.count("\n") < 150
 
 

@@ -12,11 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.attach.demo_lessons import (
     OPTIONS,
     PLAIN,
+    REPORTED,
     Lessons,
     Teaching,
     lines_of,
     summed_loss,
     wordings,
+    words,
     written,
 )
 from prismlm.demo.texts import pairs_path, plain_texts
@@ -74,6 +76,20 @@ def test_sentences_of_plain_texts_answer_what_is_asked_about_them(tmp_path):
     pairs = lines_of(PLAIN)
     assert all(" ".join(pair["answer"].split()) in texts[pair["id"]] for pair in pairs)
     assert {len(set(pair["questions"])) for pair in pairs} == {5}
+
+
+def test_no_question_is_taught_that_is_reported(tiny_model):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.chat_template = TEMPLATE
+    rows = pq.read_table(pairs_path()).to_pylist()
+    (pair,) = (row for row in rows if row["title"] == "What causes Autoimmune Hepatitis?")
+    reported = words("How does Autoimmune Hepatitis start?")
+    assert reported in map(words, wordings(pair["title"]))
+    assert reported in {words(one["question"]) for one in lines_of(REPORTED)}
+    taught = Lessons([pair], [], [], tokenizer, 256)
+    said = {tokenizer.decode(one) for n in range(30) for ((one, _),) in taught.epoch(n, 0)}
+    assert len(said) > 20
+    assert not any(reported in words(one) for one in said)
 
 
 def test_a_row_of_several_questions_has_the_loss_of_each_by_itself(adapted, lessons):
