@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from safetensors.torch import load_file, save_file
 
 import prismlm
-from prismlm.cli.trace import place_text
+from prismlm.cli.trace import passage_text
 from prismlm.explain.attribution import worth_showing
 from prismlm.lens.text import Around
 from tests.helpers import forked
@@ -192,22 +192,6 @@ def test_an_error_after_the_prompt_has_its_own_line(prism, tiny_model):
     assert f"{TEXT}\r\nerror: " in "".join(chunks)
 
 
-def test_estimates_stand_on_a_terminal_until_the_text_is_read_again(prism, tiny_model):
-    arguments = ("explain", tiny_model, TEXT, "--passages", "--against", 3)
-    code = IN_A_TERMINAL.format(command=forked.COMMAND)
-    written = "".join(json.loads(prism(*arguments, code=code).stdout))
-    before, estimates, after = written.partition("estimates; the model reads it again")
-    estimated, _, final = after.partition("shares of these alone")
-    assert "Where it comes from" in before
-    assert estimates
-    assert "\x1b[2K" in estimated, "the estimates are left beside the figures"
-    trace = prismlm.load(tiny_model).explain(TEXT)
-    for estimates, shown in ((True, estimated), (False, final)):
-        for one in trace.against(3, estimated=estimates):
-            assert (one.title or one.doc_id)[:20] in shown
-    assert "estimates" not in prism(*arguments).stdout
-
-
 def test_characters_of_several_tokens_are_whole(prism, tiny_model):
     result = prism("explain", tiny_model, "Go to 東京 now.", "--tokens", "0:", columns=100)
     assert result.returncode == 0, result.stderr
@@ -361,7 +345,7 @@ def test_documents_that_carry_far_less_are_printed_if_asked_for(prism, tiny_mode
     ],
 )
 def test_what_is_marked_stands_in_brackets(around, also, shown):
-    assert place_text(around, also, 60).plain.strip("…").endswith(shown)
+    assert passage_text(around, also, 60).plain.strip("…").endswith(shown)
 
 
 def test_a_corpus_that_is_gone_leaves_passages_to_the_lens(prism, refused, copy, tiny_corpus):

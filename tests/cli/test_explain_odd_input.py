@@ -9,7 +9,7 @@ import torch
 
 import prismlm
 from prismlm.cli.explain import explain_and_print
-from prismlm.cli.trace import Shown, repeats
+from prismlm.cli.trace import PrintOptions, repeats_question
 from prismlm.corpus.chat import asked
 from tests.helpers.chats import ANSWER, QUESTION, chatting
 from tests.helpers.lens_meta import change_meta
@@ -52,7 +52,7 @@ def test_an_empty_answer(model, capsys):
         weight = output.weight.clone()
         weight[end] = 100 * state / state.norm()
     output.weight = torch.nn.Parameter(weight)
-    trace = explain_and_print(lm, asked(QUESTION), Shown("domain"), generate=5)
+    trace = explain_and_print(lm, asked(QUESTION), PrintOptions("domain"), generate=5)
     assert (trace.written, trace.answer) == (1, "")
     shown = capsys.readouterr().out
     assert shown.startswith(f"{QUESTION}\n\nThe model wrote nothing: it ended the text at once.\n")
@@ -68,8 +68,8 @@ def test_an_answer_that_repeats_the_question(prism, model, tmp_path):
         shown = printed(prism("explain", model, "--file", chats))
         assert shown.startswith(f"{QUESTION}\n\n{answer}\n")
         assert ("The answer repeats the question" in shown) == (answer != ANSWER)
-    assert not repeats("What is malaria?", "Malaria")
-    assert not repeats("", "")
+    assert not repeats_question("What is malaria?", "Malaria")
+    assert not repeats_question("", "")
 
 
 def test_a_chat_that_ends_with_the_user_is_answered(prism, model, tmp_path):

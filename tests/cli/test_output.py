@@ -5,17 +5,17 @@ from rich.cells import cell_len
 
 from prismlm.cli import steer
 from prismlm.cli.output import (
-    amount,
-    count,
-    duration,
-    fit_ends,
-    plain,
+    format_amount,
+    format_bytes,
+    format_count,
+    format_duration,
     print_cost,
     print_facts,
     print_report,
-    show,
-    show_value,
-    size,
+    print_table,
+    print_value,
+    sanitize,
+    shorten,
 )
 from prismlm.cost import Cost
 from prismlm.probes.results import Report, Table
@@ -26,18 +26,18 @@ MARKED = "[/x] [x] :smile: [bold]it[/]"
 @pytest.mark.parametrize(
     ("shown", "text"),
     [
-        (count(950), "950"),
-        (count(9999), "9,999"),
-        (count(12_345), "12.3 k"),
-        (count(999_600), "1.00 M"),
-        (count(4.2e9), "4.20 G"),
-        (size(0), "0 B"),
-        (size(1500), "1.50 kB"),
-        (size(99_960), "100 kB"),
-        (amount(1500, "bytes"), "1.50 kB"),
-        (amount(1500, "tokens"), "1,500 tokens"),
-        (duration(59.6), "1 min 0 s"),
-        (duration(3661), "1 h 1 min"),
+        (format_count(950), "950"),
+        (format_count(9999), "9,999"),
+        (format_count(12_345), "12.3 k"),
+        (format_count(999_600), "1.00 M"),
+        (format_count(4.2e9), "4.20 G"),
+        (format_bytes(0), "0 B"),
+        (format_bytes(1500), "1.50 kB"),
+        (format_bytes(99_960), "100 kB"),
+        (format_amount(1500, "bytes"), "1.50 kB"),
+        (format_amount(1500, "tokens"), "1,500 tokens"),
+        (format_duration(59.6), "1 min 0 s"),
+        (format_duration(3661), "1 h 1 min"),
     ],
 )
 def test_numbers_as_people_read_them(shown, text):
@@ -53,15 +53,15 @@ def test_numbers_as_people_read_them(shown, text):
     ],
 )
 def test_names_are_cut_in_the_middle(name, width, shown):
-    assert fit_ends(name, width) == shown
+    assert shorten(name, width) == shown
     assert cell_len(shown) <= width
 
 
 def test_text_moves_nothing_on_a_terminal():
-    assert plain("a\u202eb\u2066c\u061cd") == "a‹U+202E›b‹U+2066›c‹U+061C›d"
-    assert plain("\x1b[31m\x07\r\n\t") == "�[31m�\n\t"
+    assert sanitize("a\u202eb\u2066c\u061cd") == "a‹U+202E›b‹U+2066›c‹U+061C›d"
+    assert sanitize("\x1b[31m\x07\r\n\t") == "�[31m�\n\t"
     # What joins the parts of one sign is kept.
-    assert plain("🏳\ufe0f\u200d🌈") == "🏳\ufe0f\u200d🌈"
+    assert sanitize("🏳\ufe0f\u200d🌈") == "🏳\ufe0f\u200d🌈"
 
 
 def the_corpus_of_a_cost():
@@ -74,13 +74,13 @@ def the_corpus_of_a_cost():
 @pytest.mark.parametrize(
     "printed",
     [
-        lambda: show(Table("", {"target": ""}, ({"target": MARKED},))),
-        lambda: show(Table("", {"a": ""}, ({"a": 1},), {"words": {MARKED: 3}})),
-        lambda: show(Table(MARKED, {"a": ""}, ({"a": 1},))),
+        lambda: print_table(Table("", {"target": ""}, ({"target": MARKED},))),
+        lambda: print_table(Table("", {"a": ""}, ({"a": 1},), {"words": {MARKED: 3}})),
+        lambda: print_table(Table(MARKED, {"a": ""}, ({"a": 1},))),
         lambda: print_report(Report("m", {"corpus": MARKED}, {})),
         lambda: print_report(Report("m", {}, {}, {"loss": MARKED})),
         lambda: print_facts({MARKED: "1"}),
-        lambda: show_value({"categories": {MARKED: 1}}),
+        lambda: print_value({"categories": {MARKED: 1}}),
         lambda: print_cost(Cost(1.0, 1, 1, {MARKED: 1}), as_json=False),
         the_corpus_of_a_cost,
     ],
@@ -92,5 +92,5 @@ def test_foreign_text_is_no_markup(printed, capsys, monkeypatch):
 
 
 def test_a_prototype_has_its_number_and_a_count_is_short(capsys):
-    show_value({"pairs": [{"prototype": 12345, "position": 67890, "contexts": 12345}]})
+    print_value({"pairs": [{"prototype": 12345, "position": 67890, "contexts": 12345}]})
     assert capsys.readouterr().out.splitlines()[-2].split() == ["12345", "67890", "12.3", "k"]

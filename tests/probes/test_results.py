@@ -5,9 +5,8 @@ import math
 
 import pytest
 import torch
-from rich.console import Console
 
-from prismlm.cli.output import show
+from prismlm.cli.output import print_table
 from prismlm.errors import InputError
 from prismlm.probes.results import Table, finding, text_of
 from prismlm.statistics import Interval
@@ -42,13 +41,12 @@ def test_a_table_is_found_by_its_figures_and_becomes_json():
     assert value == {"texts": 3, "rows": [{"layer": 0, "gain": gain}, {"layer": 1, "x": [1, 1]}]}
 
 
-def test_figures_stay_whole_on_a_narrow_terminal():
+def test_figures_stay_whole_on_a_narrow_terminal(capsys, monkeypatch):
     assert text_of(Interval(-0.5, NAN, 1), "+.2f") == "−0.50 [–, +1.00]"
     rows = ({"name": "a\x1b[31m long name of it", "mean_of_all": Interval(0.5, 0.25, 1.0)},)
-    console = Console(width=30, markup=False, highlight=False)
-    with console.capture() as seen:
-        show(Table("T", {"name": "", "mean_of_all": ".2f", "gone": ""}, rows), console)
-    shown = seen.get()
+    monkeypatch.setenv("COLUMNS", "30")
+    print_table(Table("T", {"name": "", "mean_of_all": ".2f", "gone": ""}, rows))
+    shown = capsys.readouterr().out
     assert "0.50 [0.25, 1.00]" in shown
     assert "\x1b" not in shown.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
     assert "gone" not in shown

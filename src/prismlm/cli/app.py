@@ -1,4 +1,4 @@
-"""The prismlm command: one Typer app, and one place where errors become messages."""
+"""The prismlm command: one Typer app, and the place where errors become messages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from prismlm import __version__
 from prismlm.cli import (
     attach,
     audit,
-    compare,
     corpus,
     demo,
     eval,
     explain,
     export,
-    generate,
     index,
     inspect,
     label,
-    push,
     serve,
-    sources,
     steer,
     train,
 )
@@ -35,8 +31,11 @@ from prismlm.cli.options import is_first_process
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, Interrupted, PrismError, no_panics, shown
 
-# What several processes do together; lm-eval is accelerate's to spread.
-IN_PARTS, ALONE, ELSEWHERE = ("train", "index"), {"--dry-run", "--search"}, "lm-eval"
+# lm-eval starts processes through accelerate by itself.
+DISTRIBUTED_COMMANDS, SINGLE_PROCESS_FLAGS = (
+    ("train", "index", "lm-eval"),
+    ("--dry-run", "--search"),
+)
 BAD_INPUT = 2
 INTERRUPTED = 130
 EXTRAS = {
@@ -61,29 +60,29 @@ def _fail(message: str) -> typer.Exit:
 
 
 class ErrorsAsMessages(TyperGroup):
-    """Runs commands; an error on purpose is one line on stderr, never a traceback."""
+    """Runs commands; an expected error is one line on stderr, never a traceback."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the arguments as they came."""
-        ctx.obj = list(args)
-        return super().parse_args(ctx, args)
-
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Read the arguments; Ctrl-C says here too that it ended the command."""
+    def make_context(
+        self, info_name: str | None, args: list[str], *others: Any, **extra: Any
+    ) -> Any:
+        """Parse the arguments, all of which must be UTF-8; Ctrl-C ends the command here too."""
+        arguments = list(args)
         try:
-            return super().make_context(*args, **extra)
+            context = super().make_context(info_name, args, *others, **extra)
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
+        context.obj = arguments
+        return context
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; turn errors on purpose, missing extras and Ctrl-C into exit codes."""
+        """Run a command; turn expected errors, missing extras and Ctrl-C into exit codes."""
         try:
-            _check_arguments(ctx.obj)
+            _check_encoding(ctx.obj)
             with no_panics():
                 return super().invoke(ctx)
         except PrismError as error:
-            # Bad input is the same in every process; what fails later may be in one alone.
+            # Every process sees the same bad input; what fails later may fail in one of them only.
             if isinstance(error, InputError) and not is_first_process():
                 raise typer.Exit(BAD_INPUT) from None
             raise _fail(str(error)) from None
@@ -105,17 +104,16 @@ class ErrorsAsMessages(TyperGroup):
             ) from None
         except KeyboardInterrupt as stop:
             if is_first_process():
-                # CPython too writes into an interrupt: one in a codec says which codec failed.
+                # CPython's own interrupts may carry a message too, such as the name of a codec.
                 ours = isinstance(stop, Interrupted)
                 typer.echo(f"interrupted: {stop}" if ours else "interrupted", err=True)
-            # CPython notes an interrupt that left the exec of a string, as in an import that makes
-            # dataclasses, and dies of SIGINT at its end, handled or not; the next exec forgets it.
+            # CPython remembers an interrupt that left exec(string), as dataclasses use it, and
+            # would die of SIGINT at exit although it was handled; another exec clears that.
             exec("")
             raise typer.Exit(getattr(stop, "exit_code", INTERRUPTED)) from None
 
 
-def _check_arguments(arguments: list[str]) -> None:
-    """Check that all is text, which Python's own way of holding other bytes is not."""
+def _check_encoding(arguments: list[str]) -> None:
     for number, argument in enumerate(arguments, 1):
         try:
             argument.encode()
@@ -139,16 +137,16 @@ for command in (demo.demo, train.train, attach.attach, index.index, label.label)
     app.command()(command)
 app.command("map")(label.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
-for command in (explain.explain, serve.explore, serve.serve, audit.audit, sources.sources):
+for command in (explain.explain, serve.explore, serve.serve, audit.audit, audit.sources):
     app.command()(command)
-for command in (compare.compare, steer.steer, generate.generate, push.push, export.export):
+for command in (audit.compare, steer.steer, steer.generate, export.push, export.export):
     app.command()(command)
 app.add_typer(eval.app, name="eval")
-app.command("lm-eval", context_settings=eval.PASSED_ON)(eval.lm_eval)
+app.command("lm-eval", context_settings=eval.PASS_THROUGH)(eval.lm_eval)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"prismlm {__version__}")
         raise typer.Exit
 
@@ -161,22 +159,14 @@ def _options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Refuse several processes where each would do all of the work in the same place."""
-    command, alone = context.invoked_subcommand or "", sorted(ALONE.intersection(context.obj))
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    # On a CPU, accelerate leaves starting the others to mpirun, and tells none its number.
-    untold = os.environ.keys() >= {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} and started == 1
-    if command == ELSEWHERE or not (untold or started > 1):
-        return
-    if command not in IN_PARTS or alone:
+    """Refuse to start the same work in several processes, unless the command divides it."""
+    command = context.invoked_subcommand or ""
+    flags = [flag for flag in SINGLE_PROCESS_FLAGS if flag in context.obj]
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and (command not in DISTRIBUTED_COMMANDS or (flags and command != "lm-eval")):
         raise InputError(
-            f"prismlm {' '.join([command, *alone])} runs in one process; each of several would "
-            "do all of it, in the same place: start it without torchrun or accelerate launch."
-        )
-    if untold:
-        raise InputError(
-            "accelerate launch was asked for several processes, but on a CPU it connects none "
-            f"of them: start them with `torchrun --nproc-per-node N -m prismlm {command} …`."
+            f"prismlm {' '.join([command, *flags])} runs in one process; several would repeat the "
+            "same work in the same place: start it without torchrun or accelerate launch."
         )
 
 
@@ -190,7 +180,7 @@ def main() -> None:
             code = stop.code
         sys.stdout.flush()
     except OSError as error:
-        code = _refused(error)
+        code = _report_os_error(error)
     if os.environ.get("WORLD_SIZE", "1") == "1" or not isinstance(code, int):
         raise SystemExit(code)
     from prismlm.training.parallel import end
@@ -198,16 +188,16 @@ def main() -> None:
     end(code)
 
 
-def _refused(error: OSError) -> int:
-    """Say what the system refuses, as to read a path or to write to a full disk; return a code."""
+def _report_os_error(error: OSError) -> int:
+    """Print an error of the system, such as a full disk; return the exit code."""
     with suppress(OSError):
-        # What could not be printed is dropped: the interpreter would try again at its end.
+        # The interpreter would try to write the rest of stdout again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno == errno.EPIPE:
         return 1
-    what = "the output cannot be written"
+    problem = "the output cannot be written"
     if error.filename is not None:
-        what = f"{shown(error.filename)} cannot be used"
+        problem = f"{shown(error.filename)} cannot be used"
     with suppress(OSError):
-        typer.echo(marks_shown(f"error: {what}: {error.strerror or error}."), err=True)
+        typer.echo(marks_shown(f"error: {problem}: {error.strerror or error}."), err=True)
     return BAD_INPUT

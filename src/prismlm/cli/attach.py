@@ -22,7 +22,7 @@ Base = Annotated[
 Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; may be repeated.")]
 HeadPrototypes = Annotated[int | None, option("K", "Default: 8192, or one for 16 positions.")]
 HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "Of a token's prototypes.")]
-Window = Annotated[int | None, option("N", "Tokens read at once (default: 512).", least=1)]
+Window = Annotated[int | None, option("N", "Tokens read at once (default: 512).", min=1)]
 Rate = Annotated[float, option("R", "Learning rate, in units of the prototypes' elements.")]
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
 Uncertainty = Annotated[bool, flag("--uncertainty", "Train a table of uncertainty feedback.")]
@@ -72,7 +72,7 @@ def attach(
     from prismlm.lens.codes import check_codes
     from prismlm.lens.options import check_share
 
-    opt.needs(*(["peft"] if lora else []))
+    opt.require_packages(*(["peft"] if lora else []))
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
     how: dict[str, Any] = {"window": window, "states_gb": states_gb, "keep_states": keep_states}
     how |= {"device": device, "precision": precision, "revision": revision}

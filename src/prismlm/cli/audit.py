@@ -1,9 +1,10 @@
-"""prismlm audit: what a model's predictions over many texts rely on."""
+"""prismlm audit, sources and compare: what the predictions over many texts rely on."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,28 +12,37 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import option
 from prismlm.cli.progress import ConsoleReporter
+from prismlm.errors import InputError
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
     from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit
 
+NAME_WIDTH = 28
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help=f"Texts: {opt.TEXT_KINDS}.")]
 LeastShare = Annotated[
-    float, option("S", "A row names every document with at least this share.", least=0, most=1)
+    float, option("S", "A row names every document with at least this share.", min=0, max=1)
 ]
 Output = Annotated[Path | None, option("FILE", "Write one row per text.")]
+SharesBy = Annotated[Literal["source", "domain", "license"], option(None, "Group shares by this.")]
+
+
+def _read_documents(files: list[Path], tokenizer: Any = None, **options: Any) -> DocumentReader:
+    from prismlm.corpus.read import DocumentReader
+
+    return DocumentReader(list(files), tokenizer=tokenizer, answered_chats="last", **options)
 
 
 def audit(
     model: opt.Model,
     files: Files,
     lens: opt.Lens = None,
-    corpus: opt.MovedCorpus = None,
+    corpus: opt.CorpusLocation = None,
     where: opt.Where = None,
     by: opt.By = None,
     method: opt.Method = "evidence",
-    documents: Annotated[int, option("N", "Documents shown.", least=0)] = 10,
+    documents: Annotated[int, option("N", "Documents shown.", min=0)] = 10,
     least_share: LeastShare = 0.01,
     window: opt.Window = None,
     stride: opt.Stride = None,
@@ -49,42 +59,40 @@ def audit(
 ) -> None:
     """Show what a model's predictions over many texts rely on, and write reports."""
     from prismlm.corpus.documents import Columns
-    from prismlm.corpus.read import DocumentReader
     from prismlm.explain.audit import Audit, estimate_audit
     from prismlm.explain.language_model import load
     from prismlm.explain.texts import text_options
     from prismlm.lens.where import parse_where
 
-    written = {"parquet": parquet, "jsonl": jsonl, "csv": csv, "html": html}
-    opt.check_results(model, lens, *files, overwrite=overwrite, **written)
+    outputs = {"parquet": parquet, "jsonl": jsonl, "csv": csv, "html": html}
+    opt.check_output_files(model, lens, *files, overwrite=overwrite, **outputs)
     conditions = parse_where(where or [])
     columns = Columns(text=text_column, id=id_column)
-    how: dict[str, Any] = {"skip_bad_rows": skip_bad_rows, "answered_chats": "last"}
-    reader = DocumentReader(list(files), columns, **how)
+    reader = _read_documents(files, columns=columns, skip_bad_rows=skip_bad_rows)
     lm = load(model, lens=lens, corpus=corpus)
     reader.tokenizer = lm.tokenizer
-    audited = Audit(lm, text_options([lm], window, stride, method), conditions, least_share)
+    report = Audit(lm, text_options([lm], window, stride, method), conditions, least_share)
     with orderly_end():
         if dry_run:
-            output.print_cost(estimate_audit(audited, reader), as_json=as_json)
+            output.print_cost(estimate_audit(report, reader), as_json=as_json)
             return
         rows = [path for path in (parquet, jsonl, csv) if path is not None]
-        summary = _run(audited, reader, rows, html)
-    output.wrote(*rows, html)
+        summary = _run_audit(report, reader, rows, html)
+    output.report_written(*rows, html)
     if as_json:
         output.print_json(summary)
     else:
-        _print(audited, summary, by or audited.lens.telling, documents)
+        _print_audit(report, summary, by or report.lens.telling, documents)
 
 
-def _run(
+def _run_audit(
     audit: Audit, reader: DocumentReader, paths: list[Path], html: Path | None
 ) -> dict[str, Any]:
     from prismlm.explain.audit import audit_files
     from prismlm.pages.audit import audit_page
 
     for _ in reader:
-        # A row that cannot be used is named now, and not after what the model makes of those above.
+        # Report a bad row before the model reads those above it.
         pass
     pages = [] if html is None else [html]
     reporter = ConsoleReporter()
@@ -103,24 +111,134 @@ def _run(
     return summary
 
 
-def _print(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
+def _print_audit(audit: Audit, summary: dict[str, Any], by: str, documents: int) -> None:
     from prismlm.cli.trace import print_documents, print_shares
     from prismlm.corpus.read import counted
     from prismlm.explain.support import levels_in_words
     from prismlm.pages.trace import CAVEAT
 
     ce, explained = summary["ce"], summary["explained_share"]
-    facts = [f"{summary['texts']:,} texts", f"{summary['predictions']:,} predictions"]
-    facts += [] if ce is None else [f"cross-entropy {ce:.3f}"]
-    facts += [] if explained is None else [f"explained share {explained:.2f}"]
-    facts += [f"left out: {counted(summary['left_out'])}"] if summary["left_out"] else []
-    output.say(" · ".join(facts))
+    figures = [f"{summary['texts']:,} texts", f"{summary['predictions']:,} predictions"]
+    figures += [] if ce is None else [f"cross-entropy {ce:.3f}"]
+    figures += [] if explained is None else [f"explained share {explained:.2f}"]
+    figures += [f"left out: {counted(summary['left_out'])}"] if summary["left_out"] else []
+    output.say(" · ".join(figures))
     output.say(*summary["notes"], style="bold")
     if summary["support"] is not None:
         output.say(f"Support: {levels_in_words(summary['support']['levels'])}")
     output.say("")
-    whole, where = audit.attribution(), dict(audit.where)
-    print_shares(whole.sources(by, where))
+    attribution, where = audit.attribution(), dict(audit.where)
+    print_shares(attribution.sources(by, where))
     if documents:
-        print_documents(output.console_for_reading(), whole.documents(documents, where))
+        print_documents(attribution.documents(documents, where))
     output.say(CAVEAT, style="dim")
+
+
+def sources(
+    model: opt.Model,
+    doc: Annotated[str, option("ID", "The document's id.", "--doc")],
+    file: opt.TextFiles = None,
+    audit: Annotated[Path | None, option("PARQUET", "Or the rows of an audit.")] = None,
+    lens: opt.Lens = None,
+    corpus: opt.CorpusLocation = None,
+    top: Annotated[int, option("N", "Prototypes and texts shown.", min=1)] = 10,
+    as_json: opt.Json = False,
+) -> None:
+    """Show where a training document shows up: its prototypes, and texts that relied on it."""
+    if file and audit is not None:
+        raise InputError("expected texts (--file) or an audit (--audit), got both.")
+    from prismlm.explain.language_model import load
+    from prismlm.explain.sources import audited_texts_that_rely, document_sources, texts_that_rely
+    from prismlm.explain.texts import text_options
+
+    lm = load(model, lens=lens, corpus=corpus)
+    opened = lm.lens_for("document to find")
+    document, texts, left_out = document_sources(opened, doc), None, dict[str, int]()
+    if audit is not None:
+        texts = audited_texts_that_rely(opened, doc, audit)
+    elif file:
+        reader = _read_documents(file, lm.tokenizer)
+        texts = texts_that_rely(lm, doc, reader, text_options([lm]))
+        left_out = dict(reader.left_out)
+    value: dict[str, Any] = {"model": str(model), "lens": str(opened.path), **asdict(document)}
+    value["texts"] = None
+    if texts is not None:
+        value["texts"] = [text._asdict() for text in texts.texts]
+        value |= {"texts_read": texts.read, "share": texts.share, "left_out": left_out}
+        value |= {} if texts.least is None else {"least_share": texts.least}
+    if as_json:
+        output.print_json(value)
+    else:
+        output.say(document.sentence(texts) + "\n", style="bold")
+        output.print_value(value, top)
+
+
+def compare(
+    model_a: Annotated[Path, typer.Argument(metavar="MODEL_A", help="A model or a checkpoint.")],
+    model_b: Annotated[Path, typer.Argument(metavar="MODEL_B", help="Another, same tokenizer.")],
+    file: opt.TextFiles = None,
+    lens_a: Annotated[str | None, option("NAME|DIR", "A's lens.")] = None,
+    lens_b: Annotated[str | None, option("NAME|DIR", "B's lens.")] = None,
+    by: SharesBy = "domain",
+    window: opt.Window = None,
+    stride: opt.Stride = None,
+    parquet: Annotated[Path | None, option("FILE", "Write every pair of prototypes.")] = None,
+    overwrite: opt.Overwrite = False,
+    top: Annotated[int, option("N", "Pairs and shares shown.", min=0)] = 10,
+    as_json: opt.Json = False,
+) -> None:
+    """Compare two models: losses and sources on the same texts, and which prototypes correspond."""
+    from prismlm.explain.compare import check_comparable, compare_prototypes, compare_texts
+    from prismlm.explain.language_model import load
+    from prismlm.explain.rows import write_rows
+    from prismlm.explain.texts import text_options
+
+    inputs = (model_a, model_b, lens_a, lens_b, *(file or ()))
+    opt.check_output_files(*inputs, overwrite=overwrite, parquet=parquet)
+    a, b = load(model_a, lens=lens_a), load(model_b, lens=lens_b)
+    check_comparable(a, b)
+    texts = None
+    if file:
+        reader = _read_documents(file, a.tokenizer)
+        texts = compare_texts(a, b, reader, text_options([a, b], window, stride))
+        texts |= {"left_out": dict(reader.left_out)}
+    prototypes = compare_prototypes(a, b)
+    if parquet is not None:
+        write_rows(prototypes["pairs"], parquet)
+        output.report_written(parquet)
+    del prototypes["pairs"][top:]
+    value: dict[str, Any] = {
+        name: {"model": str(path), "lens": None if lm.lens is None else str(lm.lens.path)}
+        for name, path, lm in (("a", model_a, a), ("b", model_b, b))
+    }
+    value |= {"texts": texts, "prototypes": prototypes}
+    output.print_json(value) if as_json else _print_comparison(value, by, top)
+
+
+def _print_comparison(value: dict[str, Any], by: str, top: int) -> None:
+    """Print the JSON document, with the ``top`` largest shares by one column."""
+    output.say(f"A  {value['a']['model']}", f"B  {value['b']['model']}\n", style="bold")
+    if value["texts"] is not None:
+        shares = value["texts"].pop("shares")
+        output.print_facts(value["texts"])
+        output.say("")
+        if shares is not None:
+            rest = shares[by]["unattributed"]
+            last = {"key": "unattributed", **rest, "difference": rest["b"] - rest["a"]}
+            columns = {"key": "", "a": ".1%", "b": ".1%", "difference": "+.1%"}
+            output.print_rows(f"Shares by {by}", columns, [*shares[by]["items"][:top], last])
+    pairs = value["prototypes"].pop("pairs")
+    output.print_facts(value["prototypes"])
+    output.say("")
+    columns = {"a": "", "b": "", "cosine": ".3f", "mutual": "", "in_common": ".0%"}
+    columns |= {"a_name": "", "b_name": ""}
+    output.print_rows("Pairs", columns, list(map(_pair_cells, pairs)))
+
+
+def _pair_cells(pair: dict[str, Any]) -> dict[str, Any]:
+    # The Jaccard similarity belongs to A's best match by contexts, maybe another prototype than b.
+    jaccard = pair["jaccard"] if pair["b_by_contexts"] == pair["b"] else None
+    cells = {"mutual": "yes" if pair["mutual"] else "no", "in_common": jaccard}
+    for key in ("a_name", "b_name"):
+        cells[key] = output.shorten(pair[key], NAME_WIDTH) if pair[key] else None
+    return pair | cells

@@ -100,7 +100,7 @@ def dataset_of(
         if config is not None or data_files:
             raise InputError("--dataset-config and --data-files are of a --dataset: name it.")
         return None
-    opt.needs("datasets")
+    opt.require_packages("datasets")
     from prismlm.corpus import HubDataset
 
     return HubDataset.parse(name, split, config, tuple(data_files or ()))
@@ -143,4 +143,4 @@ def _show(corpus: Corpus, *, as_json: bool) -> None:
         ]
         for name, key in {"domains": "domain", "licenses": "license"}.items()
     }
-    output.show_value({name: one for name, one in facts.items() if one} | groups)
+    output.print_value({name: one for name, one in facts.items() if one} | groups)

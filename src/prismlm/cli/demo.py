@@ -119,7 +119,7 @@ def _print_summary(result: DemoResult) -> None:
 
 def _print_answer(answer: Answer) -> None:
     """Print a question, its answer, how well the corpus supports it, and the leading passage."""
-    from prismlm.cli.trace import print_place
+    from prismlm.cli.trace import print_passage
     from prismlm.explain.summary import percent
     from prismlm.explain.support import Level, sentence
     from prismlm.lens.text import Around
@@ -135,7 +135,7 @@ def _print_answer(answer: Answer) -> None:
         output.say(f"The largest part of its evidence, {percent(share)}, is from “{key}”.")
     if answer.passage is not None:
         source, before, token, after = answer.passage
-        print_place(output.console_for_reading(), Around(before, token, after))
+        print_passage(output.stdout_console(), Around(before, token, after))
         output.say(f"       {source}", style="dim")
 
 

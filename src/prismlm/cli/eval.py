@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 PLOT_FILE = "eval.svg"
 # lm-eval reads its own --help.
-PASSED_ON = {"ignore_unknown_options": True, "help_option_names": list[str]()}
+PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": list[str]()}
 
 Tasks = Annotated[str | None, option("A,B", "Only these tasks, such as cola,sst2.")]
 Data = Annotated[Path | None, option("DIR", "Parquet files (default: the hub).")]
-Rate = Annotated[float | None, option("R", "Default: of --search, or the source.", least=0)]
-Warmup = Annotated[float | None, option("W", "Share of the steps.", least=0, most=1)]
+Rate = Annotated[float | None, option("R", "Default: of --search, or the source.", min=0)]
+Warmup = Annotated[float | None, option("W", "Share of the steps.", min=0, max=1)]
 Models = Annotated[list[Path], typer.Argument(metavar="MODEL...", help="To compare.")]
 Judged = Annotated[
     list[Path] | None,
@@ -43,12 +43,12 @@ JudgeBy = Annotated[
     ),
 ]
 Pairs = Annotated[Path, option("FILE", "Pairs of texts, as Parquet, of any slices.")]
-PairLimit = Annotated[int | None, option("N", "Pairs of each slice, drawn.", least=1)]
-Entropy = Annotated[float | None, option("E", "Nats (default: the models' lowest).", least=0)]
+PairLimit = Annotated[int | None, option("N", "Pairs of each slice, drawn.", min=1)]
+Entropy = Annotated[float | None, option("E", "Nats (default: the models' lowest).", min=0)]
 Corpora = Annotated[Path | None, option("DIR", "Of the corpora (default: from the hub).")]
-Similarity = Annotated[float, option("C", "The least cosine of a pair.", least=-1, most=1)]
+Similarity = Annotated[float, option("C", "The least cosine of a pair.", min=-1, max=1)]
 
-app = opt.model_first(
+app = opt.group_with_default(
     "suite", "Ask benchmarks of a model: `prismlm eval MODEL`; or make a study of models."
 )
 
@@ -59,10 +59,10 @@ def suite(
     suite: Annotated[str, option("SUITE", "seed: PRISM's eight tasks.")] = "seed",
     tasks: Tasks = None,
     data: Data = None,
-    limit: Annotated[int | None, option("N", "Questions of each task, drawn.", least=1)] = None,
-    shots: Annotated[int, option("N", "Examples before each question.", least=0)] = 0,
+    limit: Annotated[int | None, option("N", "Questions of each task, drawn.", min=1)] = None,
+    shots: Annotated[int, option("N", "Examples before each question.", min=0)] = 0,
     seed: opt.Seed = 0,
-    batch_size: Annotated[int, option("N", "Texts read at once.", least=1)] = 8,
+    batch_size: Annotated[int, option("N", "Texts read at once.", min=1)] = 8,
     device: opt.Device = "cpu",
     out: opt.OutDir = None,
     as_json: opt.Json = False,
@@ -94,7 +94,7 @@ def suite(
     with output_file(place / PLOT_FILE) as temporary:
         # Without a date, the same result gives the same file.
         accuracy_figure(result).savefig(temporary, format="svg", metadata={"Date": None})
-    output.wrote(place / RESULT_FILE, place / PLOT_FILE)
+    output.report_written(place / RESULT_FILE, place / PLOT_FILE)
     output.print_json(result) if as_json else _print_accuracies(result)
 
 
@@ -125,7 +125,7 @@ def _print_accuracies(result: Row) -> None:
         "questions cut at the left": sum(task["truncated"] for task in result["tasks"]),
     }
     title = f"{result['model']}: accuracy ± one standard error, in brackets the change from plain"
-    output.show_rows(title, columns | dict.fromkeys(result["predictors"], ""), rows, **facts)
+    output.print_rows(title, columns | dict.fromkeys(result["predictors"], ""), rows, **facts)
 
 
 def _accuracy(figure: Row) -> str:
@@ -142,9 +142,9 @@ def judge(
     models: Judged = None,
     corpus: Annotated[Path | None, option("DIR", "Continue its held-out documents.")] = None,
     prompts: Annotated[Path | None, option("FILE", "Or continue the lines of a text.")] = None,
-    prompts_count: Annotated[int, option("N", "Texts, drawn by the seed.", least=2)] = 100,
-    prompt_words: Annotated[int, option("N", "Words of a text that are given.", least=1)] = 64,
-    new_tokens: Annotated[int, option("N", "Tokens each model writes, at most.", least=1)] = 50,
+    prompts_count: Annotated[int, option("N", "Texts, drawn by the seed.", min=2)] = 100,
+    prompt_words: Annotated[int, option("N", "Words of a text that are given.", min=1)] = 64,
+    new_tokens: Annotated[int, option("N", "Tokens each model writes, at most.", min=1)] = 50,
     temperature: opt.Temperature = 0.0,
     judge: Annotated[Path | None, option("DIR", "A model directory that judges.")] = None,
     by: JudgeBy = "asked",
@@ -185,14 +185,14 @@ def judge(
             progress=ConsoleReporter(),
             announce=_announce,
         )
-    output.wrote(place / RESULT_FILE)
+    output.report_written(place / RESULT_FILE)
     output.print_json(result) if as_json else _print_judgement(result)
 
 
 def _announce(what: str, questions: int, tokens: int) -> None:
     if questions:
         typer.echo(
-            f"{questions:,} questions about {what}, some {output.count(tokens)} tokens in; "
+            f"{questions:,} questions about {what}, some {output.format_count(tokens)} tokens in; "
             "verdicts are kept.",
             err=True,
         )
@@ -207,11 +207,11 @@ def _print_judgement(result: Row) -> None:
     if ratings := result["ratings"]:
         if not ratings["readable"]:
             output.say("\nRatings, not to be read since the judge is unusable")
-        output.show_value(ratings)
+        output.print_value(ratings)
     if bleu := result["bleu"]:
         rows = [{"model": name} | figures for name, figures in bleu["models"].items()]
         title = "BLEU, and against another prompt's text"
-        output.show_value({title: rows, "samples": bleu["samples"]})
+        output.print_value({title: rows, "samples": bleu["samples"]})
     output.say(f"{result['prompts']:,} prompts, {len(result['models'])} models", style="dim")
 
 
@@ -220,14 +220,14 @@ def glue(
     model: opt.Model,
     tasks: Tasks = None,
     data: Data = None,
-    limit: Annotated[int | None, option("N", "Rows trained on, drawn.", least=1)] = None,
-    dev_limit: Annotated[int | None, option("N", "Rows of each dev set.", least=3)] = None,
+    limit: Annotated[int | None, option("N", "Rows trained on, drawn.", min=1)] = None,
+    dev_limit: Annotated[int | None, option("N", "Rows of each dev set.", min=3)] = None,
     seeds: Annotated[str, option("A,B", "A run for each.")] = "0,1,2",
     learning_rate: Rate = None,
     warmup: Warmup = None,
     search: Annotated[bool, flag("--search", "Choose both on SST-2 and MNLI for later")] = False,
     from_scratch: Annotated[bool, flag("--from-scratch", "Also without its training.")] = False,
-    epochs: Annotated[int, option("N", "At most.", least=1)] = 3,
+    epochs: Annotated[int, option("N", "At most.", min=1)] = 3,
     test: Annotated[bool, flag("--test/--no-test", "Predict the test sets that are there.")] = True,
     device: opt.Device = "cpu",
     out: opt.OutDir = None,
@@ -259,7 +259,7 @@ def glue(
         columns = {"learning_rate": "g", "warmup": "g", "sst2": ".3f", "mnli": ".3f"}
         chosen = {name: result[name] for name in ("learning_rate", "warmup")}
         title = "Dev accuracies; the choice stands below"
-        output.show_rows(title, columns, result["tried"], **chosen)
+        output.print_rows(title, columns, result["tried"], **chosen)
     else:
         _print_glue(result)
 
@@ -292,7 +292,7 @@ def _print_glue(result: Row) -> None:
     columns |= dict.fromkeys(("mean", "least", "most", "constant", "from scratch"), ".3f")
     facts = {name: result[name] for name in ("learning_rate", "warmup", "rate_from")}
     title = f"{result['name']}: means over seeds, of dev sets unless test is said"
-    output.show_rows(title, columns, rows, **facts)
+    output.print_rows(title, columns, rows, **facts)
 
 
 @app.command()
@@ -366,7 +366,7 @@ def _print_robustness(found: Row) -> None:
         "JS comparable, over one vocabulary": found["comparable"],
     }
     named = {"name": "", "entropy": ".3f", "temperature": ".3f"}
-    output.show_rows("Models", named, found["models"], **facts)
+    output.print_rows("Models", named, found["models"], **facts)
     first = found["models"][0]["name"]
     rows = [
         {"slice": part["name"], "pairs": part["pairs"], "model": name} | figures
@@ -379,7 +379,7 @@ def _print_robustness(found: Row) -> None:
     figures = ("js", "js_matched", "overlap.value", "spearman.value", "same_top.value")
     columns = {"slice": "", "pairs": "", "model": ""} | dict.fromkeys(figures, ".3f")
     title = "JS in bits, plain and at matched entropies; 95 % intervals over pairs"
-    output.show_rows(title, columns, rows)
+    output.print_rows(title, columns, rows)
 
 
 def _print_clamping(found: Row) -> None:
@@ -392,17 +392,17 @@ def _print_clamping(found: Row) -> None:
     columns = {"slice": "", "routing_of": "", "mean": "+.3f", "deviation": ".3f"}
     columns |= {"share_positive": ".3f", "pooled.value": "+.3f", "base.value": ".4f"}
     columns |= {"js.value": ".4f", "pairs": "", "unmoved": ""}
-    output.show_rows(f"PMR: {found['name']}, {found['routing']} clamped", columns, rows)
+    output.print_rows(f"PMR: {found['name']}, {found['routing']} clamped", columns, rows)
     columns = dict.fromkeys(("name", "of_equal_length", "unaligned", "below_floor"), "")
     title = "Pairs left out; gain: JS with random routing minus the original's"
-    output.show_rows(title, columns | {"gain": "+.3f"}, found["slices"])
+    output.print_rows(title, columns | {"gain": "+.3f"}, found["slices"])
 
 
 @app.command()
 def pairs(
     out: Annotated[Path, option("DIR", "Where the two files of pairs go.")],
     data: Corpora = None,
-    per_slice: Annotated[int, option("N", "Pairs of each slice.", least=1)] = 500,
+    per_slice: Annotated[int, option("N", "Pairs of each slice.", min=1)] = 500,
     seed: opt.Seed = 0,
     similarity: Similarity = 0.75,
     overwrite: opt.Overwrite = False,
@@ -419,5 +419,5 @@ def pairs(
     options = PairOptions(per_slice, seed, similarity)
     with orderly_end():
         result = write_pairs(out, data, options, ConsoleReporter())
-    output.wrote(*files)
-    output.print_json(result) if as_json else output.show_value(result)
+    output.report_written(*files)
+    output.print_json(result) if as_json else output.print_value(result)

@@ -1,4 +1,4 @@
-"""prismlm explain: what each prediction along a text relies on, and where that text comes from."""
+"""prismlm explain: which training text each prediction along a text relies on."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import typer
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import flag, option
-from prismlm.cli.progress import waiting
+from prismlm.cli.progress import spinner
 from prismlm.errors import InputError
 from prismlm.files import read_text
 
 if TYPE_CHECKING:
-    from prismlm.cli.trace import Shown
+    from prismlm.cli.trace import PrintOptions
     from prismlm.corpus.chat import Messages
     from prismlm.explain.language_model import PrismLM
     from prismlm.explain.trace import Trace
 
 STDIN = "-"
-WRITTEN_IN_CHAT = 50
+CHAT_TOKENS = 50
 TextFile = Annotated[
     str | None,
     option("FILE", "Read the text from here, or texts (json, jsonl, csv, parquet); - is stdin."),
 ]
 Generate = Annotated[
     int | None,
-    option("N", "Tokens to add and explain (default: 0, or 50 to answer a chat).", least=0),
+    option("N", "Tokens to add and explain (default: 0, or 50 to answer a chat).", min=0),
 ]
 Attention = Annotated[list[str] | None, option("L:H", "For --json: heads H of layers L.")]
-Span = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
+Tokens = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
 
 def explain(
@@ -46,98 +46,102 @@ def explain(
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
     file: TextFile = None,
-    lines: Annotated[bool, flag("--lines", "Every line of the file is a text of its own.")] = False,
+    lines: Annotated[bool, flag("--lines", "Every line of the file is a separate text.")] = False,
     lens: opt.Lens = None,
-    corpus: opt.MovedCorpus = None,
+    corpus: opt.CorpusLocation = None,
     by: opt.By = None,
     method: opt.Method = "evidence",
     where: opt.Where = None,
-    top: Annotated[int, option("K", "With --tokens: prototypes shown of each.", least=0)] = 3,
-    documents: Annotated[int, option("N", "Documents shown at most.", least=0)] = 5,
-    passages: Annotated[bool, flag("--passages", "Show documents that carry little too.")] = False,
-    against: Annotated[int, option("N", "Passages where another token came next.", least=0)] = 0,
-    tokens: Span = None,
+    top: Annotated[int, option("K", "Prototypes per row of --tokens.", min=0)] = 3,
+    documents: Annotated[int, option("N", "Maximum number of documents.", min=0)] = 5,
+    passages: Annotated[bool, flag("--passages", "Show documents with small shares too.")] = False,
+    against: Annotated[int, option("N", "Passages where another token came next.", min=0)] = 0,
+    tokens: Tokens = None,
     attention: Attention = None,
     as_json: opt.Json = False,
     html: opt.Html = None,
-    parquet: Annotated[Path | None, option("FILE", "Write one row per prototype in use.")] = None,
+    parquet: Annotated[Path | None, option("FILE", "Write a row per active prototype.")] = None,
     overwrite: opt.Overwrite = False,
 ) -> None:
-    """Show what an answer, or each prediction along a text, relies on, and where it comes from."""
-    read = None if file == STDIN else file
-    opt.check_results(model, lens, read, overwrite=overwrite, html=html, parquet=parquet)
-    given = _texts(model, text, file, lines)
-    texts = [opt.prompt_of(one, chat, system) if isinstance(one, str) else one for one in given]
-    span, heads = _span(tokens), opt.parse_places("--attention", "HEAD", attention)
+    """Show which training text an answer, or each prediction along a text, relies on."""
+    input_file = None if file == STDIN else file
+    opt.check_output_files(model, lens, input_file, overwrite=overwrite, html=html, parquet=parquet)
+    texts = _read_texts(model, text, file, lines)
+    prompts = [opt.build_prompt(t, chat, system) if isinstance(t, str) else t for t in texts]
+    selection, heads = _parse_span(tokens), opt.parse_layer_pairs("--attention", "HEAD", attention)
     if heads and not as_json:
         raise InputError("--attention is a part of the JSON document: add --json.")
-    from prismlm.cli.trace import Shown
+    from prismlm.cli.trace import PrintOptions
+    from prismlm.explain.language_model import load
     from prismlm.lens.where import parse_where
 
     conditions = parse_where(where or [])
-    needs_lens = bool(by or conditions or against or method != "evidence")
-    lm = _open(model, lens, corpus, needs_lens=needs_lens)
-    column = by or ("domain" if lm.lens is None else lm.lens.telling)
-    table = tokens is not None
-    shown = Shown(column, documents, passages, against, table, top, method, conditions)
-    how: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
+    with spinner("Opening the model"):
+        lm = load(model, lens=lens, corpus=corpus)
+    if by or conditions or against or method != "evidence":
+        lm.lens_for("training text to point to")
+    column, table = by or ("domain" if lm.lens is None else lm.lens.telling), tokens is not None
+    printed = PrintOptions(column, documents, passages, against, table, top, method, conditions)
+    settings: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
     traces: list[Trace] = []
-    for one in texts:
-        how["generate"] = _tokens_to_write(one) if generate is None else generate
+    for prompt in prompts:
+        settings["generate"] = _default_tokens(prompt) if generate is None else generate
         if as_json:
-            traces.append(_select(lm.explain(one, **how), span))
+            traces.append(_select(lm.explain(prompt, **settings), selection))
         else:
-            traces.append(explain_and_print(lm, one, shown, span, **how))
-    _write(traces, html, parquet, against)
+            traces.append(explain_and_print(lm, prompt, printed, selection, **settings))
+    _write_files(traces, html, parquet, against)
     if as_json:
-        kind: dict[str, Any] = {"method": method, "where": conditions, "against": against}
-        values = [trace.to_dict(column, documents, **kind) for trace in traces]
+        figures: dict[str, Any] = {"method": method, "where": conditions, "against": against}
+        values = [trace.to_dict(column, documents, **figures) for trace in traces]
         output.print_json(values[0] if len(values) == 1 else {"texts": values})
 
 
-def _open(model: Path, lens: str | None, corpus: Path | None, *, needs_lens: bool) -> PrismLM:
-    from prismlm.explain.language_model import load
-
-    with waiting("Opening the model"):
-        lm = load(model, lens=lens, corpus=corpus)
-    if needs_lens:
-        lm.lens_for("training text to point to")
-    return lm
-
-
 def explain_and_print(
-    lm: PrismLM, text: str | Messages, shown: Shown, span: slice | None = None, **how: Any
+    lm: PrismLM,
+    prompt: str | Messages,
+    options: PrintOptions,
+    selection: slice | None = None,
+    **settings: Any,
 ) -> Trace:
-    """Return what an answer relies on, and print both, on a terminal while it is written."""
-    from prismlm.cli.trace import AnswerPrinter, find_sources, print_trace
+    """Explain a text and print the explanation; a terminal shows the answer as it is written."""
+    from prismlm.cli.trace import AnswerPrinter, find_evidence, print_trace
     from prismlm.corpus.chat import question_of
 
-    console = output.console_for_reading()
-    answer, special = AnswerPrinter(console, question_of(text)), set(lm.tokenizer.all_special_ids)
-    if console.is_terminal:
-        how["on_step"] = lambda step: None if step.target_id in special else answer.follow(step)
-    whole = lm.explain(text, **how)
-    trace = _select(whole, span)
-    answer.pause()
-    with waiting("Looking for its sources"):
-        found = find_sources(trace, shown)
-    answer.finish(whole, isinstance(text, str))
-    if trace is not whole:
+    console = output.stdout_console()
+    printer, special = (
+        AnswerPrinter(console, question_of(prompt)),
+        set(lm.tokenizer.all_special_ids),
+    )
+
+    def print_step(step: Any) -> None:
+        if step.target_id not in special:
+            printer.print_step(step)
+
+    full = lm.explain(prompt, **settings, on_step=print_step if console.is_terminal else None)
+    trace = _select(full, selection)
+    printer.end_line()
+    # Before anything else is printed, since it may be refused.
+    with spinner("Searching the corpus"):
+        evidence = find_evidence(trace, options)
+    printer.finish(full, isinstance(prompt, str))
+    if trace is not full:
         first, last = trace.steps[0].position, trace.steps[-1].position
         output.say(f"Predictions {first} to {last} alone: “{trace.answer.strip()}”")
-    print_trace(trace, found, shown)
+    print_trace(trace, evidence, options)
     console.print()
     return trace
 
 
-def _tokens_to_write(text: str | Messages) -> int:
-    """Return how many tokens are written by default: some to answer a chat, none after a text."""
+def _default_tokens(prompt: str | Messages) -> int:
     from prismlm.corpus.chat import ASSISTANT
 
-    return 0 if isinstance(text, str) or text[-1]["role"] == ASSISTANT else WRITTEN_IN_CHAT
+    return 0 if isinstance(prompt, str) or prompt[-1]["role"] == ASSISTANT else CHAT_TOKENS
 
 
-def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against: int) -> None:
+def _write_files(
+    traces: list[Trace], html: Path | None, parquet: Path | None, against: int
+) -> None:
     from prismlm.explain.trace import write_parquet
     from prismlm.pages.frame import write_page
     from prismlm.pages.trace import page
@@ -146,18 +150,16 @@ def _write(traces: list[Trace], html: Path | None, parquet: Path | None, against
         write_page(page(traces, against=against), html)
     if parquet is not None:
         write_parquet(traces, parquet)
-    output.wrote(html, parquet)
+    output.report_written(html, parquet)
 
 
-def _texts(
+def _read_texts(
     model: Path, text: str | None, file: str | None, lines: bool
 ) -> list[str] | list[str | Messages]:
-    """Return the text, or every text of a file of records, or every line that is not blank."""
+    """Return the text, every text of a file of records, or every line that is not blank."""
     from prismlm.corpus.formats import WHOLE_FILES, extension
 
-    if (text is None) == (file is None):
-        had = "neither" if text is None else "both"
-        raise InputError(f"expected a TEXT or --file FILE (- reads stdin), got {had}.")
+    opt.check_one_of("a TEXT or --file FILE (- reads stdin)", text, file)
     if file not in (None, STDIN) and extension(Path(file)) not in (None, *WHOLE_FILES):
         if lines:
             raise InputError(f"{file} holds records, not lines of text: leave out --lines.")
@@ -168,14 +170,14 @@ def _texts(
         return [document.messages or document.text for document in reader]
     source = "stdin" if file == STDIN else file or "the text"
     stream = sys.stdin.buffer if file == STDIN else None
-    words = read_text(source, stream) if file is not None else text or ""
-    if (file is not None or lines) and not words.strip():
+    content = read_text(source, stream) if file is not None else text or ""
+    if (file is not None or lines) and not content.strip():
         raise InputError(f"{source} is empty: expected at least one token of text.")
-    return [line for line in words.splitlines() if line.strip()] if lines else [words]
+    return [line for line in content.splitlines() if line.strip()] if lines else [content]
 
 
-def _span(tokens: str | None) -> slice | None:
-    """Return the predictions that were asked for; None for all."""
+def _parse_span(tokens: str | None) -> slice | None:
+    """Return the selected predictions; None for all."""
     if tokens in (None, "all"):
         return None
     if tokens == "last":
@@ -192,10 +194,10 @@ def _span(tokens: str | None) -> slice | None:
         ) from None
 
 
-def _select(trace: Trace, span: slice | None) -> Trace:
-    if span is None:
+def _select(trace: Trace, selection: slice | None) -> Trace:
+    if selection is None:
         return trace
-    chosen = trace[span]
-    if not len(chosen):
-        raise InputError(f"--tokens holds none of the {len(trace)} predictions, from 0 on.")
-    return chosen
+    selected = trace[selection]
+    if not len(selected):
+        raise InputError(f"--tokens selects none of the {len(trace)} predictions, from 0 on.")
+    return selected

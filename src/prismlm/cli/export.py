@@ -1,27 +1,55 @@
-"""prismlm export: a head and its cards in the formats of other tools."""
+"""prismlm push and export: a model on the Hugging Face Hub, or in the formats of other tools."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from prismlm.cli.options import Lens, Model, option
+from prismlm.cli import options as opt
+from prismlm.cli.options import flag, option
+
+Private = Annotated[bool, flag("--private", "Only its owners see it; a public one is refused.")]
+Licenses = Annotated[
+    list[str] | None, option("NAME", "Licence of text that you may pass on; may be repeated.")
+]
+DryRun = Annotated[
+    bool, flag("--dry-run", "Print the card and the names of the files; upload nothing.")
+]
+Format = Annotated[
+    Literal["sae-lens", "neuronpedia"],
+    option(
+        "FORMAT",
+        "sae-lens: a dictionary that SAE.load_from_disk reads. neuronpedia: "
+        "features, explanations and activations, for the importer of a local instance.",
+    ),
+]
+
+
+def push(
+    model: opt.Model,
+    name: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Its name on the hub.")],
+    lens: opt.Lens = None,
+    private: Private = False,
+    no_lens: Annotated[bool, flag("--no-lens", "Leave out the lens, and so all text.")] = False,
+    allow_license: Licenses = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Upload a model with its lens and a card to the Hugging Face Hub."""
+    from prismlm.explain.language_model import load
+
+    options: dict[str, Any] = {"private": private, "with_lens": not no_lens, "dry_run": dry_run}
+    options["allow_licenses"] = allow_license or ()
+    pushed = load(model, lens=lens).push_to_hub(name, **options)
+    typer.echo(f"{pushed.card}\nFiles: {', '.join(pushed.files)}" if dry_run else pushed.url)
 
 
 def export(
-    model: Model,
+    model: opt.Model,
     out: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
-    to: Annotated[
-        Literal["sae-lens", "neuronpedia"],
-        option(
-            "FORMAT",
-            "sae-lens: a dictionary that SAE.load_from_disk reads. neuronpedia: "
-            "features, explanations and activations, for the importer of a local instance.",
-        ),
-    ],
-    lens: Lens = None,
+    to: Format,
+    lens: opt.Lens = None,
 ) -> None:
     """Write the prototypes for SAELens, or their cards for Neuronpedia."""
     from prismlm.explain.exports import export_neuronpedia, export_sae_lens

@@ -32,9 +32,7 @@ SHARD_TOKENS = 2**24
 ReadOrWritten = Annotated[Path | None, option("DIR", "To read, or to write from --dataset.")]
 NewLens = Annotated[str | None, option("NAME|DIR", "Default: the corpus's name.")]
 ColumnNames = Annotated[list[str] | None, option("ROLE=NAME", "Such as text=body; repeatable.")]
-Window = Annotated[
-    int | None, option("N", "Tokens read at once (default: as in training).", least=1)
-]
+Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).", min=1)]
 WithText = Annotated[bool, flag("--text/--no-text", "Keep the text around each place, or offsets.")]
 Part = Annotated[str | None, option("I/N", "Read one of N parts; the last one writes the lens.")]
 Overwrite = Annotated[bool, flag("--overwrite", "Replace a lens, or one that was begun otherwise.")]

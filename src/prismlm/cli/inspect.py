@@ -29,7 +29,7 @@ CHANNELS_SHOWN, TOKENS_SHOWN, LAYERS_OF_A_TEXT = 8, 3, 4
 CARD = ("category", "role", "tags", "description", "usage", "positions", "score", "nearest_cosine")
 ANSWERS = ".themes.answers.jsonl"
 
-Tokens = Annotated[int, option("N", "Tokens to read; 0 for all.", least=0)]
+Tokens = Annotated[int, option("N", "Tokens to read; 0 for all.", min=0)]
 Length = Annotated[int | None, option("T", "Tokens of a window (default: as trained).")]
 SORT_HELP = "text: positions that it is the nearest to; score: of the name."
 SortBy = Annotated[Literal["text", "usage", "score", "name", "id"], option(None, SORT_HELP)]
@@ -55,7 +55,7 @@ SignalFrom = Annotated[
     option(None, "The model's own codes: by passes, or by recursion, the true ones."),
 ]
 
-app = opt.model_first(
+app = opt.group_with_default(
     "index", "Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do."
 )
 
@@ -99,7 +99,7 @@ def attention(
         bool, flag("--roles", "Which heads look for subjects, objects, verbs")
     ] = False,
     cases: Annotated[Path | None, option("FILE", "Sentences for --roles, as JSON lines.")] = None,
-    draws: Annotated[int | None, option("N", "Of random words, for --roles.", least=1)] = None,
+    draws: Annotated[int | None, option("N", "Of random words, for --roles.", min=1)] = None,
     seed: opt.Seed = 0,
     as_json: opt.Json = False,
 ) -> None:
@@ -114,9 +114,9 @@ def attention(
         raise InputError("--out is a picture of one text: give a text in place of --roles.")
     if not roles and (cases is not None or draws is not None):
         raise InputError("--cases and --draws are for --roles: add it, in place of a text.")
-    opt.check_results(model, cases, overwrite=overwrite, png=out)
+    opt.check_output_files(model, cases, overwrite=overwrite, png=out)
     if out is not None:
-        opt.needs("matplotlib")
+        opt.require_packages("matplotlib")
     from prismlm.explain.attention_maps import heads_of, read_maps
     from prismlm.models.checkpoint import read_checkpoint
 
@@ -130,11 +130,11 @@ def attention(
             from prismlm.pages.attention_plots import save_maps
 
             save_maps(maps, out)
-            output.wrote(out)
+            output.report_written(out)
         value = {"text": text, "maps": [_attention_figures(one) for one in maps]}
         columns = {"head": "", "itself": ".2f", "strongest on others: from → to": ""}
         table = Table(text, columns, tuple(map(_attention_row, maps)))
-    output.print_json({"model": str(model)} | value) if as_json else output.show(table)
+    output.print_json({"model": str(model)} | value) if as_json else output.print_table(table)
 
 
 def _attention_figures(one: Any) -> Row:
@@ -176,7 +176,7 @@ def prototypes(
     search: Annotated[str, option("WORDS", "In names, tokens and contexts.", "--search")] = "",
     category: Annotated[str | None, option("NAME", "Only those of a category.")] = None,
     sort: SortBy = "text",
-    limit: Annotated[int, option("N", "Prototypes listed.", least=1)] = 20,
+    limit: Annotated[int, option("N", "Prototypes listed.", min=1)] = 20,
     everything: Annotated[bool, flag("--all", "Also those nearest at few positions.")] = False,
     lens: opt.Lens = None,
     as_json: opt.Json = False,
@@ -205,7 +205,7 @@ def prototypes(
         output.print_json({"total": len(found), "items": rows})
         return
     columns = {"id": "", "name": "", "category": "", "positions": ",", "usage": ".2%"}
-    output.show_rows("", columns | {"score": ".0%"}, rows)
+    output.print_rows("", columns | {"score": ".0%"}, rows)
     if len(found) > len(rows):
         output.say(f"… {len(found) - len(rows):,} more: --limit N", style="dim")
     if few := len(whole) - len(found):
@@ -215,7 +215,7 @@ def prototypes(
 
 
 def _print_card(card: Row) -> None:
-    from prismlm.cli.trace import print_place
+    from prismlm.cli.trace import print_passage
     from prismlm.lens.text import Around
 
     output.say(f"#{card['id']} {card['name']}", style="bold")
@@ -225,7 +225,7 @@ def _print_card(card: Row) -> None:
     output.say("\nWhere it fires", style="bold")
     for place in card["contexts"][:CONTEXTS_SHOWN]:
         texts = (place[name] or "" for name in ("before", "token", "after"))
-        print_place(output.console_for_reading(), Around(*texts))
+        print_passage(output.stdout_console(), Around(*texts))
         origin = (place["doc_id"], place["source"], place["license"])
         output.say("         " + " · ".join(filter(None, origin)), style="dim")
 
@@ -252,9 +252,9 @@ def channels(
     """
     if channel is not None and layer is None:
         raise InputError("--channel needs the --layer that it is in.")
-    opt.check_results(model, corpus, beside, overwrite=overwrite, directory=out, html=html)
+    opt.check_output_files(model, corpus, beside, overwrite=overwrite, directory=out, html=html)
     if out is not None:
-        opt.needs("matplotlib")
+        opt.require_packages("matplotlib")
     from prismlm.corpus.sequences import Sequences
     from prismlm.models.checkpoint import read_checkpoint
 
@@ -275,7 +275,7 @@ def channels(
         from prismlm.pages.frame import write_page
 
         write_page(channel_page(report, opened, sequences.corpus if sequences else None), html)
-        output.wrote(html)
+        output.report_written(html)
     if out is not None:
         _draw_channels(report, other, (layer, channel), out)
     if as_json:
@@ -311,7 +311,7 @@ def _draw_channels(
         with output_file(out / f"{name}.svg") as temporary:
             # Without a date, the same report gives the same file.
             figure.savefig(temporary, format="svg", metadata={"Date": None})
-        output.wrote(out / f"{name}.svg")
+        output.report_written(out / f"{name}.svg")
 
 
 def _channel_figures(
@@ -340,17 +340,18 @@ def _print_channels(
     if report.corpus is not None:
         read = report.corpus
         output.say(
-            f"{output.count(read.positions)} tokens of {read.name}, {read.split}\n", style="dim"
+            f"{output.format_count(read.positions)} tokens of {read.name}, {read.split}\n",
+            style="dim",
         )
         for one in (report, beside):
             if one is not None:
-                output.show(one.metrics)
+                output.print_table(one.metrics)
         for table in report.tables[1:] if channel is None else ():
-            output.show(table)
+            output.print_table(table)
     for one in report.to_dict()["layers"]:
         if channel is not None:
             output.say(f"Layer {one['layer']}", style="bold")
-            output.show_value(one["channels"][channel])
+            output.print_value(one["channels"][channel])
         elif one["channels"]:
             _print_layer(one, all_shown=layer is not None)
     if report.text is not None:
@@ -374,7 +375,7 @@ def _print_layer(layer: Row, *, all_shown: bool) -> None:
     columns = {"channel": "", "half_life": ".2f", "repetition": ".2f"}
     columns |= {"writes_most": "", "in first sequence": ""}
     title = f"Layer {layer['layer']}: {len(chosen)} of {len(layer['channels'])}; all with --layer"
-    output.show_rows(title, columns, rows)
+    output.print_rows(title, columns, rows)
 
 
 def _print_text(text: Any, channel: int | None) -> None:
@@ -388,7 +389,7 @@ def _print_text(text: Any, channel: int | None) -> None:
                 for row, value, number in zip(rows, *largest, strict=True):
                     row[f"layer {curves.layer} {what}"] = f"#{number:<3} {value:.2f}"
         title = "The text: the channel each token writes and reads most"
-        output.show_rows(title, dict.fromkeys(rows[0], ""), rows)
+        output.print_rows(title, dict.fromkeys(rows[0], ""), rows)
         return
     (curves, *_), memory = text.curves, text.curves[0].memory(channel)
     for i, row in enumerate(rows):
@@ -398,7 +399,7 @@ def _print_text(text: Any, channel: int | None) -> None:
         row |= {"still_held": curves.mass[i, channel].item()}
         row |= {"holds_most_of": f"{tokens[strongest]} {share:.0%}" if share > 0 else None}
     columns = {"token": "", "write": ".3f", "read": ".3f", "still_held": ".2f"}
-    output.show_rows("The text", columns | {"holds_most_of": ""}, rows)
+    output.print_rows("The text", columns | {"holds_most_of": ""}, rows)
 
 
 @app.command()
@@ -408,7 +409,7 @@ def interventions(
     channel: Annotated[list[str] | None, option("L:K", "Channel K of layer L; repeatable.")] = None,
     find: Annotated[bool, flag("--find", "Find it, by what writes at the cases' targets.")] = False,
     corpus: Annotated[Path | None, option("DIR", "The corpus that --find reads.")] = None,
-    max_tokens: Annotated[int, option("N", "Tokens that --find reads; 0: all.", least=0)] = 500_000,
+    max_tokens: Annotated[int, option("N", "Tokens that --find reads; 0: all.", min=0)] = 500_000,
     controls: Annotated[int, option("N", "Control channels drawn beside each channel.")] = 5,
     by: Unit = "relative",
     minimum: Annotated[float, option("P", "Leave out cases whose target is less probable.")] = 0.01,
@@ -421,12 +422,12 @@ def interventions(
     as_json: opt.Json = False,
 ) -> None:
     """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
-    chosen = opt.parse_places("--channel", "CHANNEL", channel)
+    chosen = opt.parse_layer_pairs("--channel", "CHANNEL", channel)
     if bool(chosen) == find:
         raise InputError("expected either channels (--channel L:K) or --find.")
     if find and corpus is None:
         raise InputError("--find needs the text to find channels in: --corpus DIR.")
-    opt.check_results(*models, corpus, cases, overwrite=overwrite, directory=out)
+    opt.check_output_files(*models, corpus, cases, overwrite=overwrite, directory=out)
     from prismlm.corpus import Corpus
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.probes.channels.case_files import load_cases
@@ -453,7 +454,7 @@ def _write_interventions(out: Path, found: list[Any], value: Row, by: Any) -> No
         item.table.to_parquet(out / f"{stem}.parquet")
         tables = [item.table.summary(), *(item.table.cases(c, by) for c in item.table.controls)]
         write_text(out / f"{stem}.md", "\n".join(map(markdown_of, tables)))
-        output.wrote(out / f"{stem}.md")
+        output.report_written(out / f"{stem}.md")
 
 
 def _print_interventions(found: list[Any], by: Any) -> None:
@@ -461,15 +462,15 @@ def _print_interventions(found: list[Any], by: Any) -> None:
     for item in found:
         output.say(item.name, style="bold")
         if item.found is not None:
-            output.show(item.found)
+            output.print_table(item.found)
         if item.heldout_difference is not None:
             output.say(
                 f"the same channel on held-out text: {item.heldout_difference:+.2f}, "
                 f"{item.heldout_count:,} occurrences\n"
             )
         for place in item.table.controls:
-            output.show(item.table.cases(place, by))
-        output.show(item.table.summary())
+            output.print_table(item.table.cases(place, by))
+        output.print_table(item.table.summary())
     emerged = [item.emerges for item in found if item.emerges is not None]
     if len(emerged) > 1:
         output.say(f"p below 0.05 in {sum(emerged)} of {len(emerged)} models")
@@ -492,7 +493,7 @@ def heads(
 
     Of several models, such as seeds, it shows each one's comparison and whether they agree.
     """
-    opt.check_results(*models, corpus, overwrite=overwrite, csv=out)
+    opt.check_output_files(*models, corpus, overwrite=overwrite, csv=out)
     from prismlm.probes.heads import across_models, head_report, write_heads
 
     options: dict[str, Any] = {"layers": None if layer is None else (layer,)}
@@ -505,7 +506,7 @@ def heads(
     across = across_models(compared) if len(compared) > 1 else None
     if out is not None:
         write_heads(reports, out)
-        output.wrote(out)
+        output.report_written(out)
     if as_json:
         shown = [report.to_dict() for report in reports]
         output.print_json({"models": shown, "across": across and across.to_dict()})
@@ -516,7 +517,7 @@ def heads(
             tables.pop("heads", None)
         output.print_report(replace(report, tables=tables))
     if across is not None:
-        output.show(across)
+        output.print_table(across)
 
 
 @app.command()
@@ -555,8 +556,8 @@ def themes(
     corpus: opt.CorpusToRead = None,
     split: opt.Split = "heldout",
     tokens: Tokens = 100_000,
-    layer: Annotated[int | None, option("N", "Only this layer's units.", least=0)] = None,
-    units: Annotated[int, option("N", "Units, drawn by seed.", least=1)] = 100,
+    layer: Annotated[int | None, option("N", "Only this layer's units.", min=0)] = None,
+    units: Annotated[int, option("N", "Units, drawn by seed.", min=1)] = 100,
     seed: opt.Seed = 0,
     endpoint: opt.Endpoint = None,
     endpoint_model: opt.EndpointModel = None,
@@ -609,7 +610,7 @@ def _theme_judge(url: str | None, name: str | None, model: Path) -> Any:
 
     def announce(questions: int, characters: int) -> None:
         typer.echo(
-            f"{questions:,} questions of {output.count(characters)} characters, some four to a "
+            f"{questions:,} questions, {output.format_count(characters)} characters, about four per "
             f"token; answers are kept in the model's {ANSWERS}.",
             err=True,
         )
@@ -721,7 +722,7 @@ def index(
     value["spread"] = [{"of each prototype": name.replace("_", " ")} | of for name, of in spread]
     verdict, _ = value.pop("verdict"), value.pop("by_prototype")
     trained = trained_on_words(value["trained_on"], value["split"])
-    output.show_value(value | {"model trained on them": trained})
+    output.print_value(value | {"model trained on them": trained})
     output.say(
         "Effective number = exp(entropy): equally weighted items with the same spread", style="dim"
     )

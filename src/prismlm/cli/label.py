@@ -19,7 +19,7 @@ FOREIGN = (
     "By their words alone these names do not tell where a prototype fires: they may be in another "
     "language than the corpus. To go back, run `prismlm label --overwrite` without an endpoint.\n"
 )
-MostUsed = Annotated[int | None, option("N", "Ask for the N with most text.", least=0)]
+MostUsed = Annotated[int | None, option("N", "Ask for the N with most text.", min=0)]
 
 
 def label(
@@ -28,8 +28,8 @@ def label(
     endpoint: opt.Endpoint = None,
     endpoint_model: opt.EndpointModel = None,
     prototypes: MostUsed = None,
-    concurrency: Annotated[int, option("N", "Questions at once.", least=1)] = 8,
-    timeout: Annotated[float, option("SECONDS", "Of a question.", least=0.001)] = 120.0,
+    concurrency: Annotated[int, option("N", "Questions at once.", min=1)] = 8,
+    timeout: Annotated[float, option("SECONDS", "Of a question.", min=0.001)] = 120.0,
     overwrite: Annotated[bool, flag("--overwrite", "Replace labels that are there.")] = False,
     as_json: opt.Json = False,
 ) -> None:
@@ -40,7 +40,7 @@ def label(
     """
     labeller = None
     if opt.check_endpoint(endpoint, endpoint_model):
-        opt.needs("openai")
+        opt.require_packages("openai")
         from prismlm.lens.labels.by_endpoint import ask_for_names
         from prismlm.lens.labels.endpoint import Endpoint
 
@@ -75,7 +75,7 @@ def _print_examples(lens: Any) -> None:
     used = order[table["usage"].to_numpy()[order] > 0]
     chosen = used[np.linspace(0, len(used) - 1, min(EXAMPLES, len(used))).astype(int)]
     columns = {"prototype": "", "name": "", "category": "", "label_score": ".0%"}
-    output.show_rows("Examples", columns, table.take(chosen).to_pylist())
+    output.print_rows("Examples", columns, table.take(chosen).to_pylist())
 
 
 def map_prototypes(
@@ -91,16 +91,16 @@ def map_prototypes(
     from prismlm.pages.frame import write_page
     from prismlm.pages.prototype_map import prototype_map_page
 
-    opt.check_results(model, overwrite=overwrite, html=html)
+    opt.check_output_files(model, overwrite=overwrite, html=html)
     place = find_lens(Path(model), lens)
     if overwrite or place is None or read_meta(place).map is None:
-        opt.needs("umap")
+        opt.require_packages("umap")
     lm, opened = opt.load_with_lens(model, lens)
     if opened.meta.map is None or overwrite:
         map_lens(opened, lm.head, progress=ConsoleReporter())
     if html is not None:
         write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
-        output.wrote(html)
+        output.report_written(html)
     made, named = opened.meta.map or {}, [region._asdict() for region in regions(opened)]
     value = {"model": str(model), "lens": str(opened.path), **made, "regions": named}
-    output.print_json(value) if as_json else output.show_value(value)
+    output.print_json(value) if as_json else output.print_value(value)

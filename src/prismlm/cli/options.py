@@ -1,4 +1,4 @@
-"""Options that several commands share, and how an option is made."""
+"""Options that several commands share, and checks of their values."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def option(
     metavar: str | None,
     help: str,
     *names: str,
-    least: float | None = None,
-    most: float | None = None,
+    min: float | None = None,
+    max: float | None = None,
 ) -> Any:
-    """Return an option that takes what its parameter is annotated as, within bounds."""
-    bounds = {"min": least, "max": most, "callback": _check_finite}
+    """Return an option of the type of its parameter, within bounds."""
+    bounds = {"min": min, "max": max, "callback": _check_finite}
     return typer.Option(*names, metavar=metavar, help=help, **bounds)
 
 
 def flag(name: str, help: str) -> Any:
-    """Return an option that takes no value, or a pair of them: ``--yes/--no``."""
+    """Return an option without a value, or a pair of them: ``--yes/--no``."""
     return typer.Option(name, help=help)
 
 
@@ -58,7 +58,7 @@ Models = Annotated[
 Device = Annotated[str, option("NAME", "Where the model runs: auto, cpu or cuda.")]
 Precision = Annotated[Literal["auto", "float32", "bf16"], option(None, "Of the forward passes.")]
 Lens = Annotated[str | None, option("NAME|DIR", "The lens, if there are several.")]
-MovedCorpus = Annotated[
+CorpusLocation = Annotated[
     Path | None, option("DIR", "Where the lens's corpus is now, if it was moved.", "--corpus")
 ]
 CorpusToRead = Annotated[
@@ -76,8 +76,8 @@ Method = Annotated[
 ]
 Split = Annotated[Literal["train", "heldout", "all"], option(None, "Documents to read.")]
 Layer = Annotated[int | None, option("N", "Only this layer.")]
-Temperature = Annotated[float, option("T", "0 takes the top token.", least=0)]
-Seed = Annotated[int, option("S", "Random seed.", least=0)]
+Temperature = Annotated[float, option("T", "0 takes the top token.", min=0)]
+Seed = Annotated[int, option("S", "Random seed.", min=0)]
 Chat = Annotated[bool, flag("--chat", "Send the text as a user message through the chat template.")]
 System = Annotated[str | None, option("WORDS", "System prompt (with --chat).")]
 Html = Annotated[Path | None, option("FILE", "Write a self-contained page.")]
@@ -88,10 +88,8 @@ Where = Annotated[
     option("COLUMN=VALUE", "Only text that matches, such as license=CC0; may be repeated."),
 ]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: all, up to 1,024).")]
-Stride = Annotated[
-    int | None, option("N", "Tokens between windows (default: 3/4 of one).", least=1)
-]
-Contexts = Annotated[int, option("L", "Places kept per prototype.", least=1)]
+Stride = Annotated[int | None, option("N", "Tokens between windows (default: 3/4 of one).", min=1)]
+Contexts = Annotated[int, option("L", "Places kept per prototype.", min=1)]
 PositionShare = Annotated[float, option("SHARE", "Positions kept for passages: 1 keeps all.")]
 Codes = Annotated[str, option("NAME", "int8, or pq: a fourth of the size, less exact.", "--codes")]
 Endpoint = Annotated[
@@ -100,27 +98,27 @@ Endpoint = Annotated[
 ]
 EndpointModel = Annotated[str | None, option("NAME", "The model's name at the endpoint.")]
 Host = Annotated[str, option("ADDRESS", "Address to serve at; others can reach 0.0.0.0.")]
-Port = Annotated[int, option("N", "Port to serve at; 0 takes a free one.", least=0, most=65535)]
+Port = Annotated[int, option("N", "Port to serve at; 0 takes a free one.", min=0, max=65535)]
 
 
-def parse_places(option: str, inner: str, given: list[str] | None) -> list[tuple[int, int]]:
-    """Return what was given as ``LAYER:INNER``, such as 6:2."""
-    places: list[tuple[int, int]] = []
-    for text in given or []:
-        place = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
-        if place is None:
+def parse_layer_pairs(option: str, inner: str, values: list[str] | None) -> list[tuple[int, int]]:
+    """Parse values of the form ``LAYER:INNER``, such as 6:2."""
+    pairs: list[tuple[int, int]] = []
+    for text in values or []:
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+        if match is None:
             raise InputError(f"{option} is {shown(text)}: expected LAYER:{inner}, such as 1:14.")
-        places.append((int(place[1]), int(place[2])))
-    return places
+        pairs.append((int(match[1]), int(match[2])))
+    return pairs
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """Return the names of a list with commas."""
+    """Split a list at its commas."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
-def prompt_of(text: str, chat: bool, system: str | None) -> str | Messages:
-    """Return what a model is asked: a text, or with ``--chat`` the messages of a question."""
+def build_prompt(text: str, chat: bool, system: str | None) -> str | Messages:
+    """Return the input of a model: the text, or with ``--chat`` the messages of a question."""
     if system is not None and not chat:
         raise InputError("--system is a system prompt: add --chat, or leave it out.")
     if chat and not text.strip():
@@ -130,33 +128,40 @@ def prompt_of(text: str, chat: bool, system: str | None) -> str | Messages:
     return asked(text, system) if chat else text
 
 
-def check_results(
+def check_one_of(expected: str, *values: object) -> None:
+    """Raise InputError unless exactly one of two alternatives is present."""
+    present = sum(bool(value) or value == "" for value in values)
+    if present != 1:
+        raise InputError(f"expected {expected}, got {'both' if present else 'neither'}.")
+
+
+def check_output_files(
     *inputs: Path | str | None, overwrite: bool, directory: Path | None = None, **files: Path | None
 ) -> None:
-    """Check files to write, whose keywords are their endings, as :func:`check_outputs`."""
+    """Check output files, passed by their extensions, as :func:`check_outputs`."""
     check_outputs(*files.values(), directory=directory, inputs=inputs, overwrite=overwrite)
-    for ending, path in files.items():
-        check_ending(path, f".{ending}")
+    for extension, path in files.items():
+        check_ending(path, f".{extension}")
 
 
-def model_first(default: str, help: str) -> typer.Typer:
-    """Return a group that takes a first argument that is no command for ``default``'s MODEL."""
+def group_with_default(default: str, help: str) -> typer.Typer:
+    """Return a group that runs ``default`` where the first argument is not a command."""
 
-    class ModelFirst(TyperGroup):
+    class GroupWithDefault(TyperGroup):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             if args and args[0] not in self.commands and args[0] != "--help":
                 args = [default, *args]
             return super().parse_args(ctx, args)
 
-    return typer.Typer(cls=ModelFirst, no_args_is_help=True, help=help)
+    return typer.Typer(cls=GroupWithDefault, no_args_is_help=True, help=help)
 
 
 def is_first_process() -> bool:
-    """Say whether this is the process that speaks, of those that torchrun may have started."""
+    """Return whether this process prints, of those that torchrun may have started."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def needs(*packages: str) -> None:
+def require_packages(*packages: str) -> None:
     """Raise ModuleNotFoundError, which names the extra, for a package that is not installed."""
     for package in packages:
         if find_spec(package) is None:
@@ -164,7 +169,7 @@ def needs(*packages: str) -> None:
 
 
 def check_endpoint(url: str | None, model: str | None) -> bool:
-    """Say whether an endpoint was named; InputError where only half of it was."""
+    """Return whether an endpoint is given; InputError for half of one."""
     if (url is None) != (model is None):
         raise InputError("--endpoint URL and --endpoint-model NAME go together: give both.")
     return url is not None

@@ -1,4 +1,4 @@
-"""How every command prints: JSON, tables, facts, and text that cannot drive a terminal."""
+"""How every command prints: JSON, tables, figures, and text that cannot drive a terminal."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 100
 TOKEN_WIDTH, CELL_WIDTH = 14, 32
-# Columns of what is written before its word ends: some scripts have no spaces.
-LONGEST_WORD = 24
-# Numbers that say which one, not how many; ``a`` and ``b`` are prototypes of two models.
+# A longer word is written before it ends: some scripts have no spaces.
+MAX_WORD_WIDTH = 24
+# Numbers that are identifiers, not counts; ``a`` and ``b`` are prototypes of two models.
 IDS = ("prototype", "position", "a", "b", "b_by_contexts", "trial", "layer", "seed")
-# Line ends and tabs, and what joins the parts of one sign, as in emoji and Persian.
-KEPT = "\n\t\u200c\u200d"
+# Line ends, tabs, and the joiners inside emoji and Persian words.
+ALLOWED_CONTROLS = "\n\t\u200c\u200d"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -42,22 +42,21 @@ def print_json(value: Any) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write one JSON document, and say so."""
+    """Write one JSON document, and report it."""
     write_text(path, json_text(value, indent=2) + "\n")
-    wrote(path)
+    report_written(path)
 
 
-def wrote(*paths: Path | None) -> None:
-    """Say on stderr which files were written; None is passed over."""
-    for path in paths:
-        if path is not None:
-            typer.echo(f"wrote {path}", err=True)
+def report_written(*paths: Path | None) -> None:
+    """Print on stderr which files were written; None is skipped."""
+    for path in filter(None, paths):
+        typer.echo(f"wrote {path}", err=True)
 
 
-def console_for_reading() -> Console:
-    """Return a console on stdout that takes text as it is; 100 columns wide where it is piped.
+def stdout_console() -> Console:
+    """Return a console on stdout without markup or emoji codes; 100 columns wide in a pipe.
 
-    Much of what is printed is foreign: ``[x]`` in a name is no markup, and ``:x:`` no emoji.
+    Much of the output is text of others: ``[x]`` in a name is not markup, and ``:x:`` not an emoji.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -67,32 +66,28 @@ def console_for_reading() -> Console:
 
 def say(*lines: str, style: str = "") -> None:
     """Print lines on stdout, wrapped at words."""
-    console = console_for_reading()
+    console = stdout_console()
     for line in lines:
-        console.print(plain(line), style=style)
+        console.print(sanitize(line), style=style)
 
 
-def plain(text: str) -> str:
+def sanitize(text: str) -> str:
     """Return text that cannot drive the terminal: no escape sequences, bells, direction marks."""
-    letters = (letter for letter in marks_shown(text) if letter != "\r")
-    return "".join(one if one in KEPT or one.isprintable() else "�" for one in letters)
+    characters = marks_shown(text).replace("\r", "")
+    return "".join(c if c in ALLOWED_CONTROLS or c.isprintable() else "�" for c in characters)
 
 
 def token_text(token: str, width: int = TOKEN_WIDTH) -> str:
-    """Return a token with its blanks made visible, cut to so many columns."""
+    """Return a token with visible blanks, cut to a number of columns."""
     from prismlm.corpus.pieces import visible
 
-    return fit(visible(plain(token)), width)
-
-
-def fit(text: str, width: int = TOKEN_WIDTH) -> str:
-    """Return a text of at most so many columns, the last an ellipsis where it was cut."""
+    text = visible(sanitize(token))
     return text if cell_len(text) <= width else set_cell_size(text, width - 1) + "…"
 
 
-def fit_ends(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """Return a name of at most so many columns, cut in the middle: both ends tell it apart."""
-    text = " ".join(plain(text).split())
+    text = " ".join(sanitize(text).split())
     if cell_len(text) <= width:
         return text
     left = max(width, 2) // 2
@@ -101,60 +96,56 @@ def fit_ends(text: str, width: int) -> str:
 
 
 def bar(share: float, width: int) -> str:
-    """Return a bar of ``share`` of so many columns."""
+    """Return a bar that fills ``share`` of so many columns."""
     full, rest = divmod(round(min(max(share, 0.0), 1.0) * width * 8), 8)
     return "█" * full + (EIGHTHS[rest] if rest else "")
 
 
 class Writer:
-    """Writes words as they come and breaks lines between them."""
+    """Prints generated text as it arrives, with line breaks between words."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._column, self._waiting = console, 0, ""
+        self._console, self._column, self._pending = console, 0, ""
 
     def write(self, text: str) -> None:
-        """Write what is whole words by now."""
-        self._waiting += plain(text).replace("\t", "    ")
-        *words, self._waiting = re.split(r"(?<=\s)(?=\S)", self._waiting)
-        if cell_len(self._waiting) > LONGEST_WORD:
-            words, self._waiting = [*words, self._waiting], ""
+        """Print all complete words."""
+        self._pending += sanitize(text).replace("\t", "    ")
+        *words, self._pending = re.split(r"(?<=\s)(?=\S)", self._pending)
+        if cell_len(self._pending) > MAX_WORD_WIDTH:
+            words, self._pending = [*words, self._pending], ""
         for word in words:
-            self._put(word)
+            self._print_word(word)
 
     def end(self) -> None:
-        """Write the last word, and end its line."""
-        self._put(self._waiting.rstrip())
-        self._waiting = ""
+        """Print the last word and end its line."""
+        self._print_word(self._pending.rstrip())
+        self._pending = ""
         if self._column:
-            self._out("\n")
+            self._print("\n")
 
-    def _put(self, word: str) -> None:
+    def _print_word(self, word: str) -> None:
         body, width = word.rstrip(), self._console.width
         if self._column and self._column + cell_len(body) > width:
-            self._out("\n")
+            self._print("\n")
         for part in chop_cells(body, width):
-            self._out(part)
+            self._print(part)
         blank = word[len(body) :]
-        self._out("\n" * blank.count("\n") or blank[: max(0, width - self._column)])
+        self._print("\n" * blank.count("\n") or blank[: max(0, width - self._column)])
 
-    def _out(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(Text(text), end="", soft_wrap=True)
         self._column = 0 if text.endswith("\n") else self._column + cell_len(text)
 
 
-def show(table: Table, console: Console | None = None, *, cut: str = "") -> None:
-    """Print a table under its title, without columns that hold nothing, and its facts.
+def print_table(table: Table, *, truncate: str = "") -> None:
+    """Print a table under its title, without empty columns, and its facts below.
 
-    Headings are as narrow as the figures below them; texts wrap where there is no room.
-
-    Args:
-        table: its cells may be rich's ``Text`` as well.
-        console: where to; stdout by default.
-        cut: the last column, whose texts are cut where there is no room.
+    Headings are as narrow as their figures; texts wrap where they do not fit, except those of the
+    last column if ``truncate`` names it. Cells may be rich's ``Text``.
     """
-    console = console or console_for_reading()
+    console = stdout_console()
     if table.title:
-        console.print(plain(table.title), style="bold")
+        console.print(sanitize(table.title), style="bold")
     grid = Grid(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     cells: list[list[Text]] = []
     room = console.width
@@ -162,19 +153,19 @@ def show(table: Table, console: Console | None = None, *, cut: str = "") -> None
         values = [figure_at(row, name) for row in table.rows]
         if all(value is None for value in values):
             continue
-        texts = [v if isinstance(v, Text) else Text(plain(text_of(v, form))) for v in values]
+        texts = [v if isinstance(v, Text) else Text(sanitize(text_of(v, form))) for v in values]
         is_text = all(isinstance(value, (str, Text, type(None))) for value in values)
-        widest = max(text.cell_len for text in texts)
+        width = max(text.cell_len for text in texts)
         heading = name.removesuffix(".value").replace("_", " ").replace(".", " ")
         if not is_text:
-            heading = "\n".join(wrap(heading, widest, break_long_words=False))
+            heading = "\n".join(wrap(heading, width, break_long_words=False))
         justify = "left" if is_text else "right"
         grid.add_column(heading, justify=justify, no_wrap=not is_text, overflow="fold")
         cells.append(texts)
-        if name == cut:
+        if name == truncate:
             column = grid.columns[-1]
             column.no_wrap, column.overflow, column.width = True, "ellipsis", max(12, room)
-        room -= max(widest, *map(cell_len, heading.split("\n"))) + 1
+        room -= max(width, *map(cell_len, heading.split("\n"))) + 1
     for row in zip(*cells, strict=True):
         grid.add_row(*row)
     console.print(grid)
@@ -183,43 +174,43 @@ def show(table: Table, console: Console | None = None, *, cut: str = "") -> None
     console.print()
 
 
-def show_rows(title: str, columns: Mapping[str, str], rows: Sequence[Any], **facts: Any) -> None:
-    """Print rows under named columns with their number formats, as :func:`show`."""
-    show(Table(title, columns, tuple(rows), facts))
+def print_rows(title: str, columns: Mapping[str, str], rows: Sequence[Any], **facts: Any) -> None:
+    """Print rows under columns with number formats, as :func:`print_table`."""
+    print_table(Table(title, columns, tuple(rows), facts))
 
 
-def show_value(value: Mapping[str, Any], top: int = 20) -> None:
+def print_value(value: Mapping[str, Any], top: int = 20) -> None:
     """Print a JSON document: its figures, then ``top`` rows of each list of records."""
     tables = {
         name: rows
         for name, rows in value.items()
         if isinstance(rows, list) and rows and isinstance(rows[0], Mapping)
     }
-    print_facts({name: one for name, one in value.items() if name not in tables})
+    print_facts({name: figure for name, figure in value.items() if name not in tables})
     say("")
-    for name, rows in tables.items():
-        shown = [
-            {key: _cell(key, one) for key, one in row.items() if not isinstance(one, list)}
-            for row in rows[:top]
+    for name, records in tables.items():
+        rows = [
+            {key: _cell(key, x) for key, x in record.items() if not isinstance(x, list)}
+            for record in records[:top]
         ]
-        more = f", {len(shown)} of {len(rows)}: --json has all" if len(rows) > top else ""
-        show_rows(name.replace("_", " ") + more, dict.fromkeys(shown[0], ""), shown)
+        more = f", {top} of {len(records)}: --json has all" if len(records) > top else ""
+        print_rows(name.replace("_", " ") + more, dict.fromkeys(rows[0], ""), rows)
 
 
 def _cell(name: str, value: Any) -> Any:
     if isinstance(value, str):
-        return fit_ends(value, CELL_WIDTH)
-    return None if value is None else Text(_fact(name, value), justify="right")
+        return shorten(value, CELL_WIDTH)
+    return None if value is None else Text(_format(name, value), justify="right")
 
 
 def print_report(report: Report) -> None:
-    """Print what was read, every table, what the tables amount to, and what was left out."""
+    """Print the facts, tables and findings of a report, and why tables were left out."""
     say(report.model, style="bold")
     say(facts_line(report.facts) + "\n", style="dim")
     for table in report.tables.values():
-        show(table)
+        print_table(table)
     if report.findings:
-        show(Table("Findings", FINDINGS, report.findings))
+        print_table(Table("Findings", FINDINGS, report.findings))
     say(*(f"No {name}: {reason}" for name, reason in report.left_out.items()))
 
 
@@ -228,81 +219,80 @@ def print_facts(facts: Mapping[str, Any], last: str = "") -> None:
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim")
     for name, value in facts.items():
-        grid.add_row(plain(name.replace("_", " ")), Text(_fact(name, value)))
-    console = console_for_reading()
+        grid.add_row(sanitize(name.replace("_", " ")), Text(_format(name, value)))
+    console = stdout_console()
     console.print(grid)
     if last:
-        console.print(plain(last), style="dim", soft_wrap=True)
+        console.print(sanitize(last), style="dim", soft_wrap=True)
 
 
 def facts_line(facts: Mapping[str, Any]) -> str:
-    """Return figures in one line: ``texts 64 · tokens 13.7 k``; without long lists of them."""
+    """Return figures in one line, ``texts 64 · tokens 13.7 k``, without lists of records."""
     return " · ".join(
-        f"{name.replace('_', ' ')} {_fact(name, value)}"
+        f"{name.replace('_', ' ')} {_format(name, value)}"
         for name, value in facts.items()
         if not isinstance(value, (list, tuple)) or all(isinstance(x, (int, str)) for x in value)
     )
 
 
-def _fact(name: str, value: Any) -> str:
-    """Return a figure as people read it; the end of its name may say in which unit it is."""
+def _format(name: str, value: Any) -> str:
+    """Return a figure for readers; the end of its name may be its unit."""
     value = as_json(value)
     if isinstance(value, Mapping) and {"value", "low", "high"} <= value.keys():
-        value, low, high = (_fact(name, value[key]) for key in ("value", "low", "high"))
+        value, low, high = (_format(name, value[key]) for key in ("value", "low", "high"))
         return f"{value} [{low}, {high}]"
     if isinstance(value, Mapping):
-        value = {key: one for key, one in value.items() if one not in (None, [], "")}
-        inner = (f"{key.replace('_', ' ')} {_fact(key, one)}" for key, one in value.items())
-        return f"({', '.join(inner)})" if value else "none"
+        items = {key: item for key, item in value.items() if item not in (None, [], "")}
+        inner = (f"{key.replace('_', ' ')} {_format(key, item)}" for key, item in items.items())
+        return f"({', '.join(inner)})" if items else "none"
     if isinstance(value, list):
-        return ", ".join(_fact("", one) for one in value) or "none"
+        return ", ".join(_format("", item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, (int, float)):
-        return plain(str(value or "none"))
+        return sanitize(str(value or "none"))
     if name.endswith("bytes"):
-        return size(value)
+        return format_bytes(value)
     if name.endswith("seconds"):
-        return duration(value)
+        return format_duration(value)
     if isinstance(value, int):
-        return str(value) if name in IDS else count(value)
+        return str(value) if name in IDS else format_count(value)
     return text_of(value, ".1%" if name.endswith(("share", "usage")) else ".4g")
 
 
 def print_cost(cost: Cost, *, as_json: bool) -> None:
-    """Print what a dry run expects, what it cannot know, and that nothing was written."""
+    """Print the estimate of a dry run, and that nothing was written."""
     value = cost.to_dict()
     if as_json:
         print_json(value)
         return
     basis, unknown = value.pop("basis", ""), value.pop("unknown", [])
-    said = [*(f"Not known: {one}" for one in unknown), basis, "Nothing was written."]
-    print_facts(value, "\n".join(filter(None, said)))
+    notes = [*(f"Not known: {item}" for item in unknown), basis, "Nothing was written."]
+    print_facts(value, "\n".join(filter(None, notes)))
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """Return a count that is short where it is large: 950, 9,875, 12.3 k, 4.56 M, 1.20 G."""
     return f"{value:,.0f}" if abs(value) < 9999.5 else _scaled(value, ("", " k", " M", " G", " T"))
 
 
-def size(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Return a number of bytes: 950 B, 12.3 kB, 4.56 MB, 1.20 GB."""
     return _scaled(value, (" B", " kB", " MB", " GB", " TB"))
 
 
-def amount(value: float, unit: str) -> str:
-    """Return an amount of a unit; bytes are scaled as sizes."""
-    return size(value) if unit == "bytes" else f"{count(value)} {unit}"
+def format_amount(value: float, unit: str) -> str:
+    """Return a count with its unit; bytes are scaled."""
+    return format_bytes(value) if unit == "bytes" else f"{format_count(value)} {unit}"
 
 
-def duration(seconds: float) -> str:
-    """Return a time: 4 s, 2 min 5 s, 3 h 10 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+def format_duration(seconds: float) -> str:
+    """Return a duration: 4 s, 2 min 5 s, 3 h 10 min."""
+    minutes, seconds = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:
@@ -314,10 +304,10 @@ def _scaled(value: float, units: tuple[str, ...]) -> str:
 
 
 def quality_facts(quality: HeadQuality) -> dict[str, Any]:
-    """Return what prototypes alone say."""
-    recovered = "nothing to recover: the states say no more than their mean"
+    """Return the figures of a head to print."""
+    recovered = "undefined: the model predicts no better than from the mean state"
     if quality.recovered is not None:
-        recovered = f"{quality.recovered:,.1%} of what the states say beyond their mean"
+        recovered = f"{quality.recovered:,.1%} of the gain over the mean state"
     return {
         "CE of the model": quality.ce,
         "CE of the prototypes alone": quality.prototype_only_ce,

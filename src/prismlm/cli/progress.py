@@ -12,103 +12,80 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from prismlm import progress
-from prismlm.cli.output import amount, duration
+from prismlm.cli.output import format_amount, format_duration
 
 SECONDS_BETWEEN_LINES = 10.0
-FIGURES_WIDTH = 68  # of the description and the figures on a terminal
+FIGURES_WIDTH = 68  # columns for the description and the figures on a terminal
 
 
-def waiting(what: str) -> AbstractContextManager[object]:
-    """Return what shows on a terminal that something of unknown length is being done."""
-    return Console(stderr=True).status(f"{what} …")
+def spinner(description: str) -> AbstractContextManager[object]:
+    """Show on a terminal that work of unknown length is under way."""
+    return Console(stderr=True).status(f"{description} …")
 
 
 class ConsoleReporter:
-    """Shows every task on stderr with what is done, how fast, and the time left."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
+    """Shows every task on stderr with its progress, speed and remaining time."""
 
     @contextmanager
     def task(
         self, description: str, total: int | None = None, unit: str = "tokens"
     ) -> Iterator[progress.Task]:
         """Open a task of ``total`` units (None: unknown), as a context manager."""
-        if not self._console.is_terminal:
-            lines = _Lines(description, total, unit)
-            yield lines
-            lines.finish()
+        console, task = Console(stderr=True), _Task(description, total, unit)
+        if not console.is_terminal:
+            yield task
+            task.print_summary()
             return
-        width = max(8, min(30, self._console.width - FIGURES_WIDTH))
-        columns = (
-            SpinnerColumn(finished_text="[green]✓[/]"),
-            TextColumn("{task.description:<22}", markup=False),
-            BarColumn(width, complete_style="cyan", finished_style="green"),
-            _Figures(),
+        bar = BarColumn(
+            max(8, min(30, console.width - FIGURES_WIDTH)),
+            complete_style="cyan",
+            finished_style="green",
         )
-        with Progress(*columns, console=self._console) as bars:
-            bar = _Bar(bars, description, total, unit)
-            yield bar
-            bar.finish()
+        name = TextColumn("{task.description:<22}", markup=False)
+        columns = (SpinnerColumn(finished_text="[green]✓[/]"), name, bar, _Figures())
+        with Progress(*columns, console=console) as task.bars:
+            number = task.bars.add_task(description, total=total, task=task)
+            yield task
+            # A task of unknown size, or that counted nothing, is complete now.
+            done = task.done or 1
+            task.bars.update(number, total=done, completed=done)
 
 
-class _Bar:
-    def __init__(self, bars: Progress, description: str, total: int | None, unit: str) -> None:
-        self._bars = bars
-        self._task = bars.add_task(description, total=total, unit=unit, note="")
-
-    def advance(self, amount: int = 1) -> None:
-        self._bars.advance(self._task, amount)
-
-    def note(self, text: str) -> None:
-        self._bars.update(self._task, note=text)
-
-    def finish(self) -> None:
-        # Work of unknown size, or that counted nothing, is complete now.
-        done = self._bars.tasks[self._task].completed or 1
-        self._bars.update(self._task, total=done, completed=done)
-
-
-class _Figures(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        elapsed = (task.finished_time if task.finished else task.elapsed) or 0.0
-        total = None if task.total is None else int(task.total)
-        figures = _figures(int(task.completed), total, task.fields["unit"], elapsed)
-        note = task.fields["note"]
-        return Text(f"{figures}\n{note}" if note else figures, style="dim", no_wrap=True)
-
-
-class _Lines:
+class _Task:
     def __init__(self, description: str, total: int | None, unit: str) -> None:
-        self._description, self._total, self._unit = description, total, unit
-        self._done, self._note = 0, ""
-        self._began = self._printed = time.monotonic()
+        self.description, self.total, self.unit = description, total, unit
+        self.bars: Progress | None = None
+        self.done, self._note = 0, ""
+        self._start = self._last_line = time.monotonic()
 
     def advance(self, amount: int = 1) -> None:
-        self._done += amount
-        now = time.monotonic()
-        if now - self._printed >= SECONDS_BETWEEN_LINES:
-            self._printed = now
-            figures = _figures(self._done, self._total, self._unit, now - self._began)
-            self._print(f"{figures} · {self._note}" if self._note else figures)
+        self.done += amount
+        if self.bars is not None:
+            self.bars.advance(self.bars.task_ids[0], amount)
+        elif time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            typer.echo(f"{self.description}: {self.figures(' · ')}", err=True)
 
     def note(self, text: str) -> None:
         self._note = text
 
-    def finish(self) -> None:
-        done = f"{amount(self._done, self._unit)}, " if self._done else ""
-        self._print(f"{done}done in {duration(time.monotonic() - self._began)}")
+    def figures(self, separator: str) -> str:
+        elapsed = time.monotonic() - self._start
+        figures = [format_duration(elapsed)]
+        if self.done:
+            done, rate = format_amount(self.done, self.unit), self.done / max(elapsed, 1e-9)
+            if self.total is not None and self.done < self.total:
+                done += f" of {format_amount(self.total, self.unit)}"
+                figures = [f"{format_duration((self.total - self.done) / rate)} left"]
+            figures = [done, f"{format_amount(rate, self.unit)}/s", *figures]
+        return separator.join(filter(None, (" · ".join(figures), self._note)))
 
-    def _print(self, text: str) -> None:
-        typer.echo(f"{self._description}: {text}", err=True)
+    def print_summary(self) -> None:
+        done = f"{format_amount(self.done, self.unit)}, " if self.done else ""
+        seconds = format_duration(time.monotonic() - self._start)
+        typer.echo(f"{self.description}: {done}done in {seconds}", err=True)
 
 
-def _figures(done: int, total: int | None, unit: str, elapsed: float) -> str:
-    if not done:
-        return duration(elapsed)
-    rate = done / max(elapsed, 1e-9)
-    speed = f"{amount(rate, unit)}/s"
-    if total is None or done >= total:
-        return f"{amount(done, unit)} · {speed} · {duration(elapsed)}"
-    left = f"{duration((total - done) / rate)} left"
-    return f"{amount(done, unit)} of {amount(total, unit)} · {speed} · {left}"
+class _Figures(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["task"].figures("\n"), style="dim", no_wrap=True)

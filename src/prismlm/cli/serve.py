@@ -34,7 +34,7 @@ ApiKey = Annotated[
 def explore(
     model: opt.Model,
     lens: opt.Lens = None,
-    corpus: opt.MovedCorpus = None,
+    corpus: opt.CorpusLocation = None,
     port: opt.Port = EXPLORER_PORT,
     host: opt.Host = HOST,
     browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
@@ -54,7 +54,7 @@ def serve_explorer(
     browser: bool,
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
-    opt.needs("fastapi", "prometheus_client", "uvicorn")
+    opt.require_packages("fastapi", "prometheus_client", "uvicorn")
     from prismlm.explain.language_model import load
 
     lm = load(model, lens=lens, corpus=corpus)
@@ -93,19 +93,19 @@ def _explorer(
 def serve(
     model: opt.Model,
     lens: opt.Lens = None,
-    corpus: opt.MovedCorpus = None,
+    corpus: opt.CorpusLocation = None,
     port: opt.Port = API_PORT,
     host: opt.Host = HOST,
     name: Annotated[str | None, option("NAME", "Of the model (default: its directory's).")] = None,
     api_key: ApiKey = None,
-    batch: Annotated[int, option("N", "Answers written at the same time.", least=1)] = 8,
-    queue: Annotated[int, option("N", "Requests that may wait; others get 429.", least=0)] = 64,
+    batch: Annotated[int, option("N", "Answers written at the same time.", min=1)] = 8,
+    queue: Annotated[int, option("N", "Requests that may wait; others get 429.", min=0)] = 64,
     explorer: Annotated[
         bool, flag("--explorer", "Show the model in a browser, too, as `prismlm explore`.")
     ] = False,
 ) -> None:
     """Serve a model through OpenAI's API: each answer with the training text behind it."""
-    opt.needs("fastapi", "prometheus_client", "uvicorn")
+    opt.require_packages("fastapi", "prometheus_client", "uvicorn")
     from prismlm.explain.language_model import load
     from prismlm.explorer.session import Limits
     from prismlm.web import create_app

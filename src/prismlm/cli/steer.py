@@ -1,8 +1,9 @@
-"""prismlm steer: write under an edit of the prototypes, and say what it did and what it costs."""
+"""prismlm generate and steer: write text, also under an edit of the prototypes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,17 +12,23 @@ import typer
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import option
-from prismlm.cli.progress import ConsoleReporter
+from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_text
 
-ONE_OF = "one of --prototype, --category and --document"
-LEADING_SHOWN = 8
-MEASURED = {
+TARGETS = "one of --prototype, --category and --document"
+MAX_LEADING = 8
+MEASURES = {
     "signature": "signature's top tokens, Δ log p",
     "text": "text's own next token, Δ log p",
     "divergence": "KL (before ‖ after)",
 }
+Prompt = Annotated[
+    str, typer.Argument(metavar="PROMPT", help="Text to continue; with --chat, to answer.")
+]
+OptionalPrompt = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help="Text to continue, or use --file.")
+]
 Strength = Annotated[
     float | None,
     option(
@@ -30,16 +37,61 @@ Strength = Annotated[
         "clamp or group: the largest at which the text does not begin to repeat.)",
     ),
 ]
-Kind = Annotated[Literal["clamp", "scale", "ablate"], option(None, "What is done to a prototype.")]
-Only = Annotated[Literal["prototypes", "residual"] | None, option(None, "Of z, this part alone.")]
+Kind = Annotated[Literal["clamp", "scale", "ablate"], option(None, "Edit of the prototype.")]
+Only = Annotated[Literal["prototypes", "residual"] | None, option(None, "Only this part of z.")]
 HeldOut = Annotated[Path | None, option("DIR", "Held-out text for the cost (default: the lens's).")]
+
+
+def generate(
+    model: opt.Model,
+    prompt: Prompt,
+    chat: opt.Chat = False,
+    system: opt.System = None,
+    tokens: Annotated[int, option("N", "Maximum number of tokens.", min=0)] = 50,
+    temperature: opt.Temperature = 0.0,
+    seed: opt.Seed = 0,
+    as_json: opt.Json = False,
+) -> None:
+    """Continue a prompt, and print both.
+
+    The model stops at the end of a document. With --chat, only its answer is printed. On
+    a terminal, words appear as they are written.
+    """
+    model_input = opt.build_prompt(prompt, chat, system)
+    from prismlm.hub import model_directory
+    from prismlm.lens.opened_model import OpenedModel, settings_not_applied
+    from prismlm.models.checkpoint import load_checkpoint
+
+    with spinner("Opening the model"):
+        directory = model_directory(model)
+        loaded, tokenizer, sidecar = load_checkpoint(directory)
+    # prismlm.load would refuse a stale lens, or several; no lens is needed here.
+    lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, lens=None)
+    write = partial(lm.generate, model_input, tokens=tokens, temperature=temperature, seed=seed)
+    note = settings_not_applied(loaded, temperature)
+    if as_json:
+        notes = {"notes": [note]} if note else {}
+        output.print_json({"model": str(model), "prompt": prompt, "text": write(), **notes})
+        return
+    if note:
+        typer.echo(note, err=True)
+    console = output.stdout_console()
+    if not console.is_terminal:
+        typer.echo(write())
+        return
+    writer = output.Writer(console)
+    if isinstance(model_input, str):
+        writer.write(model_input)
+    try:
+        write(on_text=writer.write)
+    finally:
+        # An error message starts on a new line.
+        writer.end()
 
 
 def steer(
     model: opt.Model,
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="What to write on from, or use --file.")
-    ] = None,
+    prompt: OptionalPrompt = None,
     chat: opt.Chat = False,
     system: opt.System = None,
     prototype: Annotated[int | None, option("ID", "Edit this prototype.")] = None,
@@ -48,123 +100,118 @@ def steer(
     strength: Strength = None,
     edit: Kind = "clamp",
     only: Only = None,
-    generate: Annotated[int, option("N", "Tokens to write; 0: read the prompt's.", least=0)] = 20,
+    generate: Annotated[int, option("N", "Tokens to write; 0: read the prompt's.", min=0)] = 20,
     temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
-    draws: Annotated[int, option("N", "Random prototypes of the control.", least=0)] = 8,
+    draws: Annotated[int, option("N", "Random prototypes of the control.", min=0)] = 8,
     file: Annotated[Path | None, option("FILE", "Effect sizes over a prompt a line.")] = None,
     lens: opt.Lens = None,
     corpus: HeldOut = None,
-    heldout: Annotated[int, option("N", "Held-out tokens for the cost.", least=0)] = 10_000,
+    heldout: Annotated[int, option("N", "Held-out tokens for the cost.", min=0)] = 10_000,
     as_json: opt.Json = False,
 ) -> None:
     """Write under an edit of one prototype or a group; show its effect, a control and its cost."""
-    if (prompt is None) == (file is None):
-        had = "neither" if prompt is None else "both"
-        raise InputError(f"expected a prompt or --file with prompts, got {had}.")
-    edits = _edits(prototype, category, document, edit, strength, alone=only is not None)
-    given = [prompt or ""] if file is None else _prompts(file)
-    prompts = [opt.prompt_of(one, chat, system) for one in given]
+    opt.check_one_of("a prompt or --file with prompts", prompt, file)
+    edits = _parse_edit(prototype, category, document, edit, strength, optional=only is not None)
+    texts = [prompt or ""] if file is None else _read_prompts(file)
+    prompts = [opt.build_prompt(text, chat, system) for text in texts]
     from prismlm.explain.language_model import load
-    from prismlm.interventions.steering import steer as write
+    from prismlm.interventions.steering import steer as steer_text
     from prismlm.interventions.steering_effects import measure_effects
     from prismlm.interventions.strength import strongest
     from prismlm.interventions.values import Clamp, Group
 
-    sought = strength is None and bool(edits) and isinstance(edits[0], (Clamp, Group))
-    if sought and file is not None:
-        raise InputError("give --strength S: over many prompts there is no one to find it for.")
+    search = strength is None and bool(edits) and isinstance(edits[0], (Clamp, Group))
+    if search and file is not None:
+        raise InputError("give --strength S: it is searched for one prompt only, not for a file.")
     lm = load(model, lens=lens)
-    how: dict[str, Any] = {"only": only, "seed": seed}
-    drawn = {"generate": generate, "temperature": temperature}
+    scope: dict[str, Any] = {"only": only, "seed": seed}
+    sampling = {"generate": generate, "temperature": temperature}
     if file is not None:
-        result = measure_effects(lm, prompts, edits, **how, draws=draws, progress=ConsoleReporter())
+        reporter = ConsoleReporter()
+        result = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=reporter)
     else:
-        if sought:
-            edits = [strongest(lm, prompts[0], edits[0], **drawn, seed=seed)]
-        result = write(lm, prompts[0], edits, **how, **drawn, draws=draws)
-    cost, note = _cost(lm, corpus, edits, heldout, how)
-    described = _described(edits)
+        if search:
+            edits = [strongest(lm, prompts[0], edits[0], **sampling, seed=seed)]
+        result = steer_text(lm, prompts[0], edits, **scope, **sampling, draws=draws)
+    cost, note = _measure_cost(lm, corpus, edits, heldout, scope)
+    description = _describe(edits)
     if as_json:
-        head = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": described}
-        spent = {"cost": cost and asdict(cost), "cost_note": note}
-        output.print_json(head | {"only": only} | result.to_dict() | spent)
+        head = {"model": str(model), "lens": lm.lens and lm.lens.name, "edit": description}
+        costs = {"cost": cost and asdict(cost), "cost_note": note}
+        output.print_json(head | {"only": only} | result.to_dict() | costs)
         return
-    _print_edit(described, only)
+    words = [f"{name} {value}" for name, value in (description or {}).items()]
+    title = [" ".join(words).removeprefix("kind ")] * bool(words) + [f"{only} only"] * bool(only)
+    output.say(", ".join(title) + "\n", style="bold")
     _print_effects(result) if file is not None else _print_text(result, edited=bool(edits))
     _print_cost(cost, note)
 
 
-def _edits(
+def _parse_edit(
     prototype: int | None,
     category: str | None,
     document: str | None,
     kind: str,
     strength: float | None,
     *,
-    alone: bool,
+    optional: bool,
 ) -> list[Any]:
-    """Return the edit that the options ask for; none where a part alone is all that is asked."""
+    """Return the edit that the options describe, in a list; with --only there may be none."""
     from prismlm.interventions.values import Ablate, Clamp, Group, Scale
 
-    named = {"--prototype": prototype, "--category": category, "--document": document}
-    given = [name for name, value in named.items() if value is not None]
-    if alone and not given:
+    targets = {"--prototype": prototype, "--category": category, "--document": document}
+    present = [name for name, value in targets.items() if value is not None]
+    if optional and not present:
         if strength is not None:
-            raise InputError(f"--strength belongs to an edit: name {ONE_OF}, or leave it out.")
+            raise InputError(f"--strength belongs to an edit: name {TARGETS}, or leave it out.")
         return []
-    if len(given) != 1:
-        raise InputError(f"expected {ONE_OF}, got {' and '.join(given) or 'none'}.")
+    if len(present) != 1:
+        raise InputError(f"expected {TARGETS}, got {' and '.join(present) or 'none'}.")
     if kind == "ablate" and strength is not None:
-        raise InputError("--edit ablate removes the prototype whole: leave out --strength.")
+        raise InputError("--edit ablate removes the prototype completely: leave out --strength.")
     if kind == "scale" and strength is None:
         raise InputError("give --strength S: the factor of --edit scale.")
-    if prototype is None and kind != "clamp":
-        raise InputError(f"--edit {kind} is for --prototype: a group has a strength alone.")
     amount = 1.0 if strength is None else strength
     if prototype is None:
+        if kind != "clamp":
+            raise InputError(f"--edit {kind} is for --prototype: a group only has a strength.")
         return [Group(amount, category=category, document=document)]
     if kind == "ablate":
         return [Ablate(prototype)]
     return [(Scale if kind == "scale" else Clamp)(prototype, amount)]
 
 
-def _described(edits: list[Any]) -> dict[str, Any] | None:
+def _describe(edits: list[Any]) -> dict[str, Any] | None:
     if not edits:
         return None
     fields = {name: value for name, value in vars(edits[0]).items() if value is not None}
     return {"kind": type(edits[0]).__name__.lower()} | fields
 
 
-def _print_edit(described: dict[str, Any] | None, only: str | None) -> None:
-    words = [" ".join(f"{name} {value}" for name, value in described.items())] if described else []
-    words += [f"{only} only"] if only else []
-    output.say(", ".join(words).removeprefix("kind ") + "\n", style="bold")
-
-
-def _prompts(path: Path) -> list[str]:
+def _read_prompts(path: Path) -> list[str]:
     prompts = [line for line in read_text(path).splitlines() if line.strip()]
     if not prompts:
         raise InputError(f"{path} holds no prompts: expected one a line.")
     return prompts
 
 
-def _cost(
-    lm: Any, corpus: Path | None, edits: list[Any], tokens: int, how: dict[str, Any]
+def _measure_cost(
+    lm: Any, corpus: Path | None, edits: list[Any], tokens: int, scope: dict[str, Any]
 ) -> tuple[Any, str]:
-    """Return the cost on held-out text, or None and why there is none."""
+    """Return the cost on held-out text, or None and the reason."""
     if tokens == 0:
-        return None, "not asked for."
+        return None, "not measured."
     from prismlm.interventions.steering_effects import corpus_of, perplexity_cost
 
     try:
-        heldout, note = corpus_of(lm, corpus)
-        if heldout is None:
+        text, note = corpus_of(lm, corpus)
+        if text is None:
             return None, note
         reporter = ConsoleReporter()
-        return perplexity_cost(lm, heldout, edits, tokens=tokens, **how, progress=reporter), ""
+        return perplexity_cost(lm, text, edits, tokens=tokens, **scope, progress=reporter), ""
     except (InputError, FormatError) as error:
-        # A corpus that was asked for must serve; one that the lens remembers may have changed.
+        # Only a corpus on the command line must be usable; that of the lens may have changed.
         if corpus is not None:
             raise
         return None, str(error)
@@ -173,17 +220,17 @@ def _cost(
 def _print_text(steering: Any, *, edited: bool) -> None:
     from prismlm.interventions.steering import cautions
 
+    tokens = steering.tokens
     output.say(f"with     {steering.text}")
     if steering.unedited != steering.text:
         output.say(f"without  {steering.unedited}", style="dim")
     output.say(*cautions(steering), style="yellow")
     output.say("")
-    if edited and steering.tokens and not any(token.changed for token in steering.tokens):
-        leading = dict.fromkeys(_leader(one.leading_before) for one in steering.tokens)
+    if edited and tokens and not any(token.changed for token in tokens):
+        leading = list(dict.fromkeys(_leading_name(token.leading_before) for token in tokens))
         output.say(
-            "Nothing changed: what is edited is not active at any of the "
-            f"{len(steering.tokens)} tokens. The strongest there: "
-            f"{', '.join(list(leading)[:LEADING_SHOWN])}.\n"
+            f"Nothing changed: the edited prototypes are not active at any of the {len(tokens)} "
+            f"tokens. The strongest there: {', '.join(leading[:MAX_LEADING])}.\n"
         )
         return
     rows = [
@@ -193,27 +240,25 @@ def _print_text(steering: Any, *, edited: bool) -> None:
             "after": token.after,
             "points": 100 * (token.after - token.before),
             "control": token.control,
-            "leads before": _leader(token.leading_before),
-            "leads after": _leader(token.leading_after),
+            "leads before": _leading_name(token.leading_before),
+            "leads after": _leading_name(token.leading_after),
         }
-        for token in steering.tokens
+        for token in tokens
     ]
-    shares = dict.fromkeys(("before", "after"), ".1%") | {"points": "+.1f", "control": ".1%"}
+    shares = {"before": ".1%", "after": ".1%", "points": "+.1f", "control": ".1%"}
+    columns = {"token": "", **shares, "leads before": "", "leads after": ""}
     facts = {"mean change of log p": steering.change, "of the control": steering.control_change}
     facts |= {"draws of the control": steering.draws}
-    columns = {"token": "", **shares, "leads before": "", "leads after": ""}
-    output.show_rows(
-        "" if rows else "The document ends here: nothing was written.", columns, rows, **facts
-    )
+    title = "" if rows else "The document ends here: nothing was written."
+    output.print_rows(title, columns, rows, **facts)
 
 
-def _leader(leading: Any) -> str:
-    """Return the name and number of the leading prototype, below its category if it has one."""
+def _leading_name(leading: Any) -> str:
+    """Return the category or name of the leading prototype, and its number."""
     if leading is None:
         return "–"
-    if leading.category is not None:
-        return f"{output.plain(leading.category)} #{leading.prototype}"
-    return f"{output.fit_ends(leading.name or 'prototype', 24)} #{leading.prototype}"
+    name = leading.category or output.shorten(leading.name or "prototype", 24)
+    return f"{output.sanitize(name)} #{leading.prototype}"
 
 
 def _print_effects(effects: Any) -> None:
@@ -224,7 +269,7 @@ def _print_effects(effects: Any) -> None:
 
     rows = [
         {
-            "nats per prediction": MEASURED[name],
+            "nats per prediction": MEASURES[name],
             "prompts": effect.prompts,
             "edit": figure(effect.edit, effect.edit_interval),
             "control": effect.control,
@@ -241,7 +286,7 @@ def _print_effects(effects: Any) -> None:
         "draws of the control": effects.draws,
         "signature's top tokens": " ".join(map(output.token_text, effects.signature_tokens)),
     }
-    output.show_rows("Effects, with 95 % intervals over prompts", columns, rows, **facts)
+    output.print_rows("Effects, with 95 % intervals over prompts", columns, rows, **facts)
 
 
 def _print_cost(cost: Any, note: str) -> None:
@@ -251,5 +296,5 @@ def _print_cost(cost: Any, note: str) -> None:
     control = "" if cost.control is None else f", control {cost.control:.2f}"
     output.say(
         f"perplexity on held-out text: {cost.perplexity:.2f} → {cost.edited:.2f}{control} "
-        f"({output.count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed)"
+        f"({output.format_count(cost.tokens)} tokens of {cost.corpus}, {cost.changed:.0%} changed)"
     )

@@ -96,7 +96,7 @@ def print_search(result: SearchResult) -> None:
     failed = sum(trial.ce is None for trial in result.trials)
     output.say(str(result.directory), style="bold")
     output.say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
-    output.show_value({"trials": [trial.to_dict() for trial in result.ranked]}, TRIALS_SHOWN)
+    output.print_value({"trials": [trial.to_dict() for trial in result.ranked]}, TRIALS_SHOWN)
     typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
 
 
