@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import prismlm
-from prismlm.cli.index import _own_device
+from prismlm.cli.index import _local_device
 from prismlm.lens.layout import read_meta
 from tests.helpers import forked
 from tests.helpers.forked import SOURCES
@@ -158,9 +158,9 @@ def test_a_lens_without_a_curve_is_inspected(prism, copy):
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
-    assert [_own_device(name) for name in ("cuda", "cpu")] == ["cuda", "cpu"]
+    assert [_local_device(name) for name in ("cuda", "cpu")] == ["cuda", "cpu"]
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert [_own_device(name) for name in ("cuda", "cuda:1", "cpu")] == ["cuda:3", "cuda:1", "cpu"]
+    assert [_local_device(name) for name in ("cuda", "cuda:1", "cpu")] == ["cuda:3", "cuda:1", "cpu"]
 
 
 def under_torchrun(arguments):

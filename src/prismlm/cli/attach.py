@@ -1,24 +1,17 @@
-"""prismlm attach: a prototype head and a lens for a model that exists."""
+"""prismlm attach: a prototype head and a lens for an existing model."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import Annotated, Any, Literal
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import flag, option
+from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 
-if TYPE_CHECKING:
-    from prismlm.training import AttachResult
-
-Base = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a name on the hub.")
-]
+Base = Annotated[str, argument("MODEL", "A directory, a GGUF file or a name on the hub.")]
 Files = Annotated[list[Path], option("DIR|FILE", "A corpus, or texts; may be repeated.")]
 HeadPrototypes = Annotated[int | None, option("K", "Default: 8192, or one for 16 positions.")]
 HeadWeights = Annotated[Literal["cosine", "fitted"], option(None, "Of a token's prototypes.")]
@@ -26,7 +19,7 @@ Window = Annotated[int | None, option("N", "Tokens read at once (default: 512)."
 Rate = Annotated[float, option("R", "Learning rate, in units of the prototypes' elements.")]
 Lora = Annotated[bool, flag("--lora", "Fine-tune the model on the text first. Extra: lora.")]
 Uncertainty = Annotated[bool, flag("--uncertainty", "Train a table of uncertainty feedback.")]
-EFFECTS = {
+UNCERTAINTY_LOSSES = {
     "ce": "CE, uncertainty fed back",
     "ce_without": "CE, nothing fed back",
     "ce_shuffled": "CE, shuffled codes (control)",
@@ -72,12 +65,13 @@ def attach(
     from prismlm.lens.codes import check_codes
     from prismlm.lens.options import check_share
 
-    opt.require_packages(*(["peft"] if lora else []))
+    if lora:
+        opt.require_packages("peft")
+    settings: dict[str, Any] = {"window": window, "states_gb": states_gb, "device": device}
+    settings |= {"precision": precision, "revision": revision, "keep_states": keep_states}
     sizes = (prototypes, prototypes_per_token, epochs, batch, rate)
-    how: dict[str, Any] = {"window": window, "states_gb": states_gb, "keep_states": keep_states}
-    how |= {"device": device, "precision": precision, "revision": revision}
     options = training.AttachOptions(
-        **how,
+        **settings,
         fit=training.FitOptions(*sizes, weights=weights, seed=seed),
         contexts=contexts,
         positions=check_share(positions),
@@ -89,14 +83,13 @@ def attach(
     if dry_run:
         output.print_cost(training.estimate_attach(model, corpus, options), as_json=as_json)
         return
-    began = time.monotonic()
+    start = time.monotonic()
     result = training.attach(model, corpus, out, options, progress=ConsoleReporter())
-    output.print_json(result.to_dict()) if as_json else _print(result, time.monotonic() - began)
-
-
-def _print(result: AttachResult, seconds: float) -> None:
-    effect = result.uncertainty or {}
+    if as_json:
+        output.print_json(result.to_dict())
+        return
+    losses = result.uncertainty or {}
     facts = {"states": result.states, **output.quality_facts(result.quality)}
-    facts |= {title: effect[name] for name, title in EFFECTS.items() if name in effect}
-    facts |= {"lens": str(result.lens), "seconds": seconds}
+    facts |= {title: losses[name] for name, title in UNCERTAINTY_LOSSES.items() if name in losses}
+    facts |= {"lens": str(result.lens), "seconds": time.monotonic() - start}
     output.print_facts(facts, str(result.directory))

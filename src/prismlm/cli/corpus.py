@@ -1,4 +1,4 @@
-"""prismlm corpus: turn texts into a corpus directory, and say what one holds."""
+"""prismlm corpus: turn texts into a corpus directory, and summarise one."""
 
 from __future__ import annotations
 
@@ -9,31 +9,23 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import flag, option
+from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
     from prismlm.corpus import Corpus, HubDataset
 
-Dataset = Annotated[
-    str | None,
-    option(
-        "NAME[:CONFIG]",
-        "Stream a Hugging Face dataset, or a local copy of one; json, parquet and the like are "
-        "formats of --data-files.",
-    ),
-]
+DATASET_HELP = (
+    "Stream a Hugging Face dataset, or a local copy of one; json, parquet and the like are "
+    "formats of --data-files."
+)
+Dataset = Annotated[str | None, option("NAME[:CONFIG]", DATASET_HELP)]
 DataFiles = Annotated[list[str] | None, option("FILE", "Of the dataset; may be repeated.")]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="IN…",
-        help="Files or directories: .txt, .md, .json, .jsonl, .ndjson (also .gz, .zst), .csv, "
-        ".parquet, or what Hugging Face's save_to_disk wrote. "
-        "The word [bold]sample[/bold] is the bundled sample.",
-    ),
-]
+INPUTS_HELP = (
+    "Files or directories: .txt, .md, .json, .jsonl, .ndjson (also .gz, .zst), .csv, .parquet, "
+    "or what Hugging Face's save_to_disk wrote. The word [bold]sample[/bold] is the bundled sample."
+)
 Column = Annotated[str | None, option("NAME", "Name of the column (default: its role's).")]
 Heldout = Annotated[float, option("SHARE", "Share to hold out of documents without a split.")]
 SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
@@ -43,7 +35,7 @@ app = typer.Typer(help="Turn texts into a corpus, and look at one.", no_args_is_
 @app.command()
 def build(
     out: Annotated[Path, option("DIR", "The corpus directory to write.")],
-    inputs: Inputs = None,
+    inputs: Annotated[list[str] | None, argument("IN…", INPUTS_HELP)] = None,
     dataset: Dataset = None,
     dataset_config: Annotated[str | None, option("CONFIG", "Or NAME:CONFIG.")] = None,
     data_files: DataFiles = None,
@@ -68,34 +60,34 @@ def build(
     """Read texts, tokenise them and write a corpus directory."""
     from prismlm.corpus import Columns, build_corpus, estimate_build, sample_path
 
-    named = (source_column, domain_column, license_column, title_column, url_column, split_column)
-    read: Any = [sample_path() if name == "sample" else name for name in inputs or []]
-    streamed = dataset_of(dataset, dataset_config, split, data_files)
-    if streamed is not None and read:
+    paths = [sample_path() if name == "sample" else name for name in inputs or []]
+    stream = open_dataset(dataset, dataset_config, split, data_files)
+    if stream is not None and paths:
         raise InputError("--dataset cannot be combined with files.")
-    if streamed is None and not read:
+    if stream is None and not paths:
         raise InputError("nothing to read: name files or directories, or a --dataset.")
-    arguments: dict[str, Any] = {
-        "inputs": streamed or read,
+    names = (text_column, id_column, source_column, domain_column, license_column, title_column)
+    settings: dict[str, Any] = {
+        "inputs": stream or paths,
         "out": out,
         "tokenizer": tokenizer,
         "vocab_size": vocab_size,
-        "columns": Columns(text_column, id_column, *named),
+        "columns": Columns(*names, url_column, split_column),
         "heldout_fraction": heldout,
         "shard_tokens": shard_tokens,
         "overwrite": overwrite,
         "skip_bad_rows": skip_bad_rows,
     }
     if dry_run:
-        output.print_cost(estimate_build(**arguments), as_json=as_json)
+        output.print_cost(estimate_build(**settings), as_json=as_json)
     else:
-        _show(build_corpus(**arguments, progress=ConsoleReporter()), as_json=as_json)
+        _print_corpus(build_corpus(**settings, progress=ConsoleReporter()), as_json=as_json)
 
 
-def dataset_of(
+def open_dataset(
     name: str | None, config: str | None, split: str, data_files: list[str] | None
 ) -> HubDataset | None:
-    """Return the dataset that the options name, or None."""
+    """Return the dataset of --dataset, or None."""
     if name is None:
         if config is not None or data_files:
             raise InputError("--dataset-config and --data-files are of a --dataset: name it.")
@@ -108,21 +100,21 @@ def dataset_of(
 
 @app.command()
 def info(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A corpus directory.")],
+    directory: Annotated[Path, argument("DIR", "A corpus directory.")],
     as_json: opt.Json = False,
 ) -> None:
     """Say what a corpus holds."""
     from prismlm.corpus import Corpus
 
-    _show(Corpus.open(directory), as_json=as_json)
+    _print_corpus(Corpus.open(directory), as_json=as_json)
 
 
-def _show(corpus: Corpus, *, as_json: bool) -> None:
+def _print_corpus(corpus: Corpus, *, as_json: bool) -> None:
     meta = corpus.meta
     if as_json:
         output.print_json({"path": str(corpus.path), "fingerprint": corpus.fingerprint, **meta})
         return
-    read, tokens = meta.get("read") or {}, max(1, meta["counts"]["tokens"])
+    inputs, tokens = meta.get("read") or {}, max(1, meta["counts"]["tokens"])
     facts = {
         "corpus": str(corpus.path),
         **meta["counts"],
@@ -131,9 +123,9 @@ def _show(corpus: Corpus, *, as_json: bool) -> None:
         "held out": meta["heldout"],
         "by their own split": meta["split"].get("stated"),
         "left out": meta.get("left_out"),
-        "files read": len(read.get("files", ())),
-        "named again and read once": read.get("named_again"),
-        "not read": read.get("not_read"),
+        "files read": len(inputs.get("files", ())),
+        "named again and read once": inputs.get("named_again"),
+        "not read": inputs.get("not_read"),
         "fingerprint": corpus.fingerprint,
     }
     groups = {
@@ -143,4 +135,4 @@ def _show(corpus: Corpus, *, as_json: bool) -> None:
         ]
         for name, key in {"domains": "domain", "licenses": "license"}.items()
     }
-    output.print_value({name: one for name, one in facts.items() if one} | groups)
+    output.print_value({name: value for name, value in facts.items() if value} | groups)

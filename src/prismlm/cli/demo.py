@@ -18,7 +18,6 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
-    from prismlm.cost import Cost
     from prismlm.demo.prompts import Answer, DemoResult
 
 FETCHED_DIRECTORY = Path("prismlm-demo")
@@ -47,45 +46,33 @@ def demo(
     """
     if as_json and not dry_run:
         raise InputError("--json is of --dry-run: a demo ends with the model directory on stdout.")
+    from prismlm.demo import fetched, trained
+    from prismlm.demo.fetch import Unreachable
+    from prismlm.demo.prompts import estimate
+
+    size = trained.QUICK if quick else trained.FULL
+    trained_directory = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
+    fetched_directory = out or FETCHED_DIRECTORY
     if dry_run:
-        output.print_cost(_estimate(out, train=train, quick=quick), as_json=as_json)
+        if train or quick:
+            cost = estimate(trained_directory, trained.identity(size), size.cost, "")
+        else:
+            basis = "; fetching the model (89 MB) comes on top"
+            cost = estimate(fetched_directory, fetched.identity(), fetched.COST, basis)
+        output.print_cost(cost, as_json=as_json)
         return
-    result = _trained(out, quick=quick) if train or quick else _fetched(out)
+    result, progress = None, ConsoleReporter()
+    if not (train or quick):
+        try:
+            result = fetched.run_fetched(fetched_directory, progress=progress)
+        except Unreachable as error:
+            typer.echo(f"{error} A small model is trained instead, as with --train.", err=True)
+    if result is None:
+        result = trained.run_demo(trained_directory, size, progress=progress)
     _print_summary(result)
     typer.echo(str(result.model))
     if not no_serve and sys.stdout.isatty():
         _explore(result.model)
-
-
-def _fetched(out: Path | None) -> DemoResult:
-    """Run the demo with the model that is fetched, or the other where it cannot be."""
-    from prismlm.demo.fetch import Unreachable
-    from prismlm.demo.fetched import run_fetched
-
-    try:
-        return run_fetched(out or FETCHED_DIRECTORY, progress=ConsoleReporter())
-    except Unreachable as error:
-        typer.echo(f"{error} A small model is trained instead, as with --train.", err=True)
-    return _trained(out, quick=False)
-
-
-def _trained(out: Path | None, *, quick: bool) -> DemoResult:
-    from prismlm.demo.trained import FULL, QUICK, run_demo
-
-    directory = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
-    return run_demo(directory, QUICK if quick else FULL, progress=ConsoleReporter())
-
-
-def _estimate(out: Path | None, *, train: bool, quick: bool) -> Cost:
-    from prismlm.demo import fetched, trained
-    from prismlm.demo.prompts import estimate
-
-    if train or quick:
-        size = trained.QUICK if quick else trained.FULL
-        place = out or (QUICK_DIRECTORY if quick else TRAINED_DIRECTORY)
-        return estimate(place, trained.identity(size), size.cost, "")
-    basis = "; fetching the model (89 MB) comes on top"
-    return estimate(out or FETCHED_DIRECTORY, fetched.identity(), fetched.COST, basis)
 
 
 def _print_summary(result: DemoResult) -> None:
@@ -99,20 +86,22 @@ def _print_summary(result: DemoResult) -> None:
     provenance = load_sidecar(result.model).provenance
     if "fine_tuned" in provenance:
         output.say(
-            "The model is SmolLM2-135M-Instruct, fine-tuned on the texts that its lens holds; its "
+            "The model is SmolLM2-135M-Instruct, fine-tuned on the texts in its lens; its "
             "pre-training data is not indexed."
         )
     agreement = percent(provenance["quality"]["agreement"])
     output.say(
-        f"Its prototypes alone choose the same next token as the whole model {agreement} of the "
+        f"Its prototypes alone choose the same next token as the full model {agreement} of the "
         "time on held-out text."
     )
     output.say(CAVEAT, style="dim")
     model = shlex.quote(str(result.model))
-    more = '"What causes asthma?" --chat' if result.chat else '"The court held that" --generate 20'
+    example = '"The court held that" --generate 20'
+    if result.chat:
+        example = '"What causes asthma?" --chat'
     output.say("\nAsk it yourself", style="bold")
     typer.echo(
-        f"  prismlm explain {model} {more}\n  prismlm explore {model}\n"
+        f"  prismlm explain {model} {example}\n  prismlm explore {model}\n"
         f"All of this as a page: {result.report}\nThe model directory:"
     )
 
@@ -134,21 +123,21 @@ def _print_answer(answer: Answer) -> None:
         key, share = answer.shares[0]
         output.say(f"The largest part of its evidence, {percent(share)}, is from “{key}”.")
     if answer.passage is not None:
-        source, before, token, after = answer.passage
-        print_passage(output.stdout_console(), Around(before, token, after))
+        source, *around = answer.passage
+        print_passage(output.stdout_console(), Around(*around))
         output.say(f"       {source}", style="dim")
 
 
 def _explore(model: Path) -> None:
     """Open the explorer on this machine only, until Ctrl-C."""
-    from prismlm.cli.serve import EXPLORER_PORT, HOST, listening, serve_explorer
+    from prismlm.cli.serve import EXPLORER_PORT, HOST, open_socket, serve_explorer
 
     if find_spec("fastapi") is None:
         typer.echo("To look around in it: pip install 'prismlm[explore]'", err=True)
         return
     try:
-        listener = listening(HOST, EXPLORER_PORT)
+        listener = open_socket(HOST, EXPLORER_PORT)
     except InputError:
-        listener = listening(HOST, 0)
+        listener = open_socket(HOST, 0)
     with closing(listener):
         serve_explorer(model, None, listener, HOST, browser=True)

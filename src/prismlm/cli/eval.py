@@ -10,7 +10,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import flag, option
+from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs, output_file
@@ -22,18 +22,15 @@ if TYPE_CHECKING:
     from prismlm.eval.robustness import OpenedModel
 
 PLOT_FILE = "eval.svg"
-# lm-eval reads its own --help.
+# lm-eval handles --help itself.
 PASS_THROUGH = {"ignore_unknown_options": True, "help_option_names": list[str]()}
 
 Tasks = Annotated[str | None, option("A,B", "Only these tasks, such as cola,sst2.")]
 Data = Annotated[Path | None, option("DIR", "Parquet files (default: the hub).")]
 Rate = Annotated[float | None, option("R", "Default: of --search, or the source.", min=0)]
 Warmup = Annotated[float | None, option("W", "Share of the steps.", min=0, max=1)]
-Models = Annotated[list[Path], typer.Argument(metavar="MODEL...", help="To compare.")]
-Judged = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="MODEL...", help="Model directories; none: examine a judge alone."),
-]
+Models = Annotated[list[Path], argument("MODEL...", "To compare.")]
+JUDGED_HELP = "Model directories; none: examine a judge alone."
 JudgeBy = Annotated[
     Literal["asked", "likelihood", "typical"],
     option(
@@ -81,27 +78,25 @@ def suite(
     names = opt.split_names(tasks)
     options = SuiteOptions(suite=suite, data=data, limit=limit, seed=seed, shots=shots)
     benchmarks_of(suite, names)
-    place = model / "eval" / suite if out is None else out
-    check_outputs(directory=place, inputs=(model, data), overwrite=True)
-    # lm-eval's notices and the bars of its documents stay off the console.
+    directory = model / "eval" / suite if out is None else out
+    check_outputs(directory=directory, inputs=(model, data), overwrite=True)
+    # Silence the logging and progress bars of lm-eval.
     import datasets
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
     lm = open_predictors(model, device=device, batch_size=batch_size)
     with orderly_end():
-        result = run_suite(lm, str(model), place, options, names, ConsoleReporter())
-    with output_file(place / PLOT_FILE) as temporary:
-        # Without a date, the same result gives the same file.
+        result = run_suite(lm, str(model), directory, options, names, ConsoleReporter())
+    with output_file(directory / PLOT_FILE) as temporary:
+        # Without a date, so that the same result gives the same file.
         accuracy_figure(result).savefig(temporary, format="svg", metadata={"Date": None})
-    output.report_written(place / RESULT_FILE, place / PLOT_FILE)
+    output.report_written(directory / RESULT_FILE, directory / PLOT_FILE)
     output.print_json(result) if as_json else _print_accuracies(result)
 
 
 def lm_eval(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS...", help="As lm-eval takes them.")
-    ] = None,
+    arguments: Annotated[list[str] | None, argument("ARGS...", "As lm-eval takes them.")] = None,
 ) -> None:
     """Run lm-eval's own command line over prismlm's models and uncertainty feedback."""
     from prismlm.eval.predictors import run_harness
@@ -139,7 +134,7 @@ def _accuracy(figure: Row) -> str:
 
 @app.command()
 def judge(
-    models: Judged = None,
+    models: Annotated[list[Path] | None, argument("MODEL...", JUDGED_HELP)] = None,
     corpus: Annotated[Path | None, option("DIR", "Continue its held-out documents.")] = None,
     prompts: Annotated[Path | None, option("FILE", "Or continue the lines of a text.")] = None,
     prompts_count: Annotated[int, option("N", "Texts, drawn by the seed.", min=2)] = 100,
@@ -166,36 +161,31 @@ def judge(
     from prismlm.eval.judging.judges import judge_opener
     from prismlm.eval.judging.study import RESULT_FILE, named, run_judging
 
-    given = models or []
-    opened = judge_opener(judge, endpoint, endpoint_model, by=by)
-    if not given and (opened is None or out is None):
+    paths = models or []
+    opener = judge_opener(judge, endpoint, endpoint_model, by=by)
+    if not paths and (opener is None or out is None):
         raise InputError("give a MODEL or more; without one, a judge to examine and --out DIR.")
-    if (corpus is None) == (prompts is None):
-        raise InputError("give the texts: --corpus DIR or --prompts FILE, one of them.")
-    place = given[0] / "eval" / "judge" if out is None else out
-    check_outputs(directory=place, inputs=(*given, corpus, prompts, judge), overwrite=True)
-    how = Writing(prompt_words, new_tokens, temperature, seed)
+    opt.check_one_of("texts by --corpus DIR or --prompts FILE, one of them", corpus, prompts)
+    directory = paths[0] / "eval" / "judge" if out is None else out
+    check_outputs(directory=directory, inputs=(*paths, corpus, prompts, judge), overwrite=True)
+    writing = Writing(prompt_words, new_tokens, temperature, seed)
     if prompts is not None:
-        texts = file_prompts(prompts, prompts_count, how)
+        texts = file_prompts(prompts, prompts_count, writing)
     else:
-        texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, how)
+        texts = corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
+
+    def announce(subject: str, questions: int, tokens: int) -> None:
+        size = f"{questions:,} questions about {subject}, some {output.format_count(tokens)} tokens"
+        if questions:
+            typer.echo(f"{size} in; verdicts are kept.", err=True)
+
+    progress = ConsoleReporter()
     with orderly_end():
         result = run_judging(
-            *(named(given), texts, how, place, opened),
-            progress=ConsoleReporter(),
-            announce=_announce,
+            *(named(paths), texts, writing, directory, opener), progress=progress, announce=announce
         )
-    output.report_written(place / RESULT_FILE)
+    output.report_written(directory / RESULT_FILE)
     output.print_json(result) if as_json else _print_judgement(result)
-
-
-def _announce(what: str, questions: int, tokens: int) -> None:
-    if questions:
-        typer.echo(
-            f"{questions:,} questions about {what}, some {output.format_count(tokens)} tokens in; "
-            "verdicts are kept.",
-            err=True,
-        )
 
 
 def _print_judgement(result: Row) -> None:

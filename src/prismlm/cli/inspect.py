@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,7 +11,7 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import flag, option
+from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError, suggest
 from prismlm.outputs import output_file, write_text
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from prismlm.corpus.sequences import Sequences
     from prismlm.probes.channels.report import ChannelReport
 
-# Tokens of a window, of a model whose training rows are not known.
+# Tokens per window of a model without recorded training rows.
 DEFAULT_LENGTH = 256
-# How much is printed; JSON has all.
-CONVERGENCE_POINTS, CONTEXTS_SHOWN, UNITS_SHOWN = 12, 5, 40
-CHANNELS_SHOWN, TOKENS_SHOWN, LAYERS_OF_A_TEXT = 8, 3, 4
+# Limits of the printed output; JSON has everything.
+MAX_CURVE_POINTS, MAX_CONTEXTS, MAX_UNITS = 12, 5, 40
+MAX_CHANNELS, MAX_TOKENS, MAX_TEXT_LAYERS = 8, 3, 4
 CARD = ("category", "role", "tags", "description", "usage", "positions", "score", "nearest_cosine")
 ANSWERS = ".themes.answers.jsonl"
 
@@ -35,33 +36,24 @@ SORT_HELP = "text: positions that it is the nearest to; score: of the name."
 SortBy = Annotated[Literal["text", "usage", "score", "name", "id"], option(None, SORT_HELP)]
 Unit = Annotated[Literal["relative", "points"], option(None, "Changes: in %, or in points.")]
 LeastVisible = Annotated[int, option("N", "Only queries that see so many tokens of their window.")]
-Units = Annotated[
-    Literal["prototypes", "channels", "heads"],
-    option(None, "Prototypes of a lens, channels of mixers, or attention heads."),
-]
-Files = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="FILE...", help=f"Texts in place of a corpus: {opt.TEXT_KINDS}."),
-]
-Checks = Annotated[
-    list[str] | None,
-    option(
-        "CHECK",
-        "ablation, prefill, attention, hedging, mistakes or probe; may be repeated (default: all).",
-    ),
-]
-SignalFrom = Annotated[
-    Literal["passes", "recursion"],
-    option(None, "The model's own codes: by passes, or by recursion, the true ones."),
-]
+UNITS_HELP = "Prototypes of a lens, channels of mixers, or attention heads."
+Units = Annotated[Literal["prototypes", "channels", "heads"], option(None, UNITS_HELP)]
+FILES_HELP = f"Texts in place of a corpus: {opt.TEXT_KINDS}."
+CHECKS_HELP = (
+    "ablation, prefill, attention, hedging, mistakes or probe; may be repeated (default: all)."
+)
+SIGNAL_HELP = "The model's own codes: by passes, or by recursion, the true ones."
+Signal = Annotated[Literal["passes", "recursion"], option(None, SIGNAL_HELP)]
+FirstToken = Annotated[bool, flag("--first-token", "Of a target of several tokens, the first.")]
+FindTokens = Annotated[int, option("N", "Tokens that --find reads; 0: all.", min=0)]
 
 app = opt.group_with_default(
     "index", "Measure what a lens holds: `prismlm inspect MODEL`; or what channels and heads do."
 )
 
 
-def _corpus(model: Path, corpus: Path | None) -> Corpus:
-    """Open a corpus, or the one that a model was trained on."""
+def _open_corpus(model: Path, corpus: Path | None) -> Corpus:
+    """Open a corpus; by default the training corpus of a model."""
     from prismlm.corpus import Corpus
     from prismlm.lens.training_corpus import training_corpus
 
@@ -71,33 +63,33 @@ def _corpus(model: Path, corpus: Path | None) -> Corpus:
 def _open(
     path: Path, corpus: Path | None, split: Any, tokens: int, length: int | None
 ) -> tuple[Any, Sequences]:
-    """Open a model, and the sequences of a corpus that it is to read."""
+    """Open a model, and the windows of a corpus to read with it."""
     from prismlm.corpus.sequences import Sequences
     from prismlm.corpus.tokenizer import check_tokenizer_of
     from prismlm.lens.training_corpus import trained_length
     from prismlm.models.checkpoint import read_checkpoint
 
     model, tokenizer = read_checkpoint(path)
-    opened = _corpus(path, corpus)
+    opened = _open_corpus(path, corpus)
     check_tokenizer_of(opened, tokenizer, path.resolve().name)
     row = trained_length(path) or DEFAULT_LENGTH if length is None else length
     return model, Sequences(opened, split, row, tokens or None)
 
 
+def _print_report(report: Report, as_json: bool) -> None:
+    output.print_json(report.to_dict()) if as_json else output.print_report(report)
+
+
 @app.command()
 def attention(
     model: opt.Model,
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Of at least two tokens.")
-    ] = None,
+    text: Annotated[str | None, argument("TEXT", "Of at least two tokens.")] = None,
     layer: opt.Layer = None,
     head: Annotated[int | None, option("H", "Only this head of a layer, or of --group.")] = None,
     group: Annotated[str | None, option("GROUP", "Only signal or only noise heads.")] = None,
     out: Annotated[Path | None, option("FILE", "Write a PNG; needs the extra plot.")] = None,
     overwrite: opt.Overwrite = False,
-    roles: Annotated[
-        bool, flag("--roles", "Which heads look for subjects, objects, verbs")
-    ] = False,
+    roles: Annotated[bool, flag("--roles", "Find heads for subjects, objects, verbs.")] = False,
     cases: Annotated[Path | None, option("FILE", "Sentences for --roles, as JSON lines.")] = None,
     draws: Annotated[int | None, option("N", "Of random words, for --roles.", min=1)] = None,
     seed: opt.Seed = 0,
@@ -107,9 +99,7 @@ def attention(
 
     Heads may be those of signal/noise attention or of any Hugging Face decoder.
     """
-    if (text is None) != roles:
-        had = "both" if roles else "neither"
-        raise InputError(f"expected either a text or --roles, got {had}.")
+    opt.check_one_of("either a text or --roles", text, roles)
     if roles and out is not None:
         raise InputError("--out is a picture of one text: give a text in place of --roles.")
     if not roles and (cases is not None or draws is not None):
@@ -131,48 +121,46 @@ def attention(
 
             save_maps(maps, out)
             output.report_written(out)
-        value = {"text": text, "maps": [_attention_figures(one) for one in maps]}
-        columns = {"head": "", "itself": ".2f", "strongest on others: from → to": ""}
-        table = Table(text, columns, tuple(map(_attention_row, maps)))
+        value, table = _map_figures(text, maps)
     output.print_json({"model": str(model)} | value) if as_json else output.print_table(table)
 
 
-def _attention_figures(one: Any) -> Row:
-    strongest = [link._asdict() for link in one.strongest()]
-    return one.to_dict() | {"on_itself": one.on_itself(), "strongest": strongest}
-
-
-def _attention_row(one: Any) -> Row:
-    named = [output.token_text(token) for token in one.tokens]
-    links = (f"{named[x.source]} → {named[x.target]} {x.weight:.2f}" for x in one.strongest())
-    strongest = {"strongest on others: from → to": "   ".join(links)}
-    return {"head": one.head.title, "itself": one.on_itself()} | strongest
+def _map_figures(text: str, maps: Iterable[Any]) -> tuple[Row, Table]:
+    figures: list[Row] = []
+    rows: list[Row] = []
+    for attention_map in maps:
+        links, on_itself = attention_map.strongest(), attention_map.on_itself()
+        extra = {"on_itself": on_itself, "strongest": [link._asdict() for link in links]}
+        figures.append(attention_map.to_dict() | extra)
+        names = [output.token_text(token) for token in attention_map.tokens]
+        shown = (f"{names[x.source]} → {names[x.target]} {x.weight:.2f}" for x in links)
+        strongest = {"strongest on others: from → to": "   ".join(shown)}
+        rows.append({"head": attention_map.head.title, "itself": on_itself} | strongest)
+    columns = {"head": "", "itself": ".2f", "strongest on others: from → to": ""}
+    return {"text": text, "maps": figures}, Table(text, columns, tuple(rows))
 
 
 def _search_roles(
     model: Any, tokenizer: Any, path: Path | None, **search: Any
 ) -> tuple[Row, Table]:
-    """Return which heads look for a role, beside the same search with random weights."""
+    """Search heads for roles; the control is the same search with random weights."""
     from prismlm.probes.heads import roles
 
     search["progress"] = ConsoleReporter()
     cases = roles.load_role_cases(path)
-    found = roles.search_roles(model, tokenizer, cases, **search)
-    random = roles.untrained(model, search["seed"])
-    control = roles.search_roles(random, tokenizer, cases, **search)["roles"]
+    result = roles.search_roles(model, tokenizer, cases, **search)
+    untrained = roles.untrained(model, search["seed"])
+    control = roles.search_roles(untrained, tokenizer, cases, **search)["roles"]
     source = None if path is None else str(path)
-    value = {"cases": source, **found.to_dict(), "untrained": control}
-    table = roles.best_of_roles(found)
+    table = roles.best_of_roles(result)
     table.facts["with_random_weights"] = control
-    return value, table
+    return {"cases": source, **result.to_dict(), "untrained": control}, table
 
 
 @app.command()
 def prototypes(
     model: opt.Model,
-    prototype: Annotated[
-        int | None, typer.Argument(metavar="ID", help="Show all of this one.")
-    ] = None,
+    prototype: Annotated[int | None, argument("ID", "Show this prototype in full.")] = None,
     search: Annotated[str, option("WORDS", "In names, tokens and contexts.", "--search")] = "",
     category: Annotated[str | None, option("NAME", "Only those of a category.")] = None,
     sort: SortBy = "text",
@@ -192,26 +180,25 @@ def prototypes(
         output.print_json(card) if as_json else _print_card(card)
         return
     if category is not None and category not in opened.categories:
-        known = sorted({one for one in opened.categories if one is not None})
+        known = sorted(set(filter(None, opened.categories)))
         raise InputError(
             f"no prototype of {opened.path} has the category {category!r}: expected "
             f"{', '.join(known) or 'none, since `prismlm label` has not named them'}."
             f"{suggest(category, known)}"
         )
-    whole = catalogue.of_category(catalogue.search(search, sort, everything=True), category or "")
-    found = whole if everything else whole[opened.listed[whole]]
-    rows = [catalogue.row(one) for one in found[:limit].tolist()]
+    matches = catalogue.of_category(catalogue.search(search, sort, everything=True), category or "")
+    listed = matches if everything else matches[opened.listed[matches]]
+    rows = [catalogue.row(number) for number in listed[:limit].tolist()]
     if as_json:
-        output.print_json({"total": len(found), "items": rows})
+        output.print_json({"total": len(listed), "items": rows})
         return
     columns = {"id": "", "name": "", "category": "", "positions": ",", "usage": ".2%"}
     output.print_rows("", columns | {"score": ".0%"}, rows)
-    if len(found) > len(rows):
-        output.say(f"… {len(found) - len(rows):,} more: --limit N", style="dim")
-    if few := len(whole) - len(found):
-        output.say(
-            f"{few:,} with fewer than {MIN_PLACES} places are not listed: --all", style="dim"
-        )
+    if len(listed) > len(rows):
+        output.say(f"… {len(listed) - len(rows):,} more: --limit N", style="dim")
+    if hidden := len(matches) - len(listed):
+        note = f"{hidden:,} with fewer than {MIN_PLACES} places are not listed: --all"
+        output.say(note, style="dim")
 
 
 def _print_card(card: Row) -> None:
@@ -220,13 +207,13 @@ def _print_card(card: Row) -> None:
 
     output.say(f"#{card['id']} {card['name']}", style="bold")
     output.print_facts({name: card[name] for name in CARD if card[name]})
-    output.say("\nRaises more than others do, the most distinctive first; in logits", style="bold")
+    output.say("\nRaised tokens, the most distinctive first, with their logits", style="bold")
     output.say("  " + "  ".join(f"{token!s} {value:+.2f}" for token, value in card["tokens"]))
     output.say("\nWhere it fires", style="bold")
-    for place in card["contexts"][:CONTEXTS_SHOWN]:
-        texts = (place[name] or "" for name in ("before", "token", "after"))
+    for context in card["contexts"][:MAX_CONTEXTS]:
+        texts = (context[name] or "" for name in ("before", "token", "after"))
         print_passage(output.stdout_console(), Around(*texts))
-        origin = (place["doc_id"], place["source"], place["license"])
+        origin = (context["doc_id"], context["source"], context["license"])
         output.say("         " + " · ".join(filter(None, origin)), style="dim")
 
 
@@ -257,19 +244,26 @@ def channels(
         opt.require_packages("matplotlib")
     from prismlm.corpus.sequences import Sequences
     from prismlm.models.checkpoint import read_checkpoint
+    from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
+    from prismlm.probes.channels import ReportOptions, channel_report
 
     opened, tokenizer = read_checkpoint(model)
     if html is not None or channel is not None:
-        _check_mixers(opened, layer, channel)
+        mixers = mixers_of(opened)
+        if layer is not None and channel is not None:
+            check_layer(len(mixers), layer)
+            check_channel(mixers[layer].channels, layer, channel)
     sequences = None
     if corpus is not None or text is None or beside is not None:
-        sequences = Sequences(_corpus(model, corpus), split, max_tokens=max_tokens or None)
-    layers = None if layer is None else (layer,)
-    report = _channel_report(model, opened, tokenizer, sequences, text, layers=layers)
+        sequences = Sequences(_open_corpus(model, corpus), split, max_tokens=max_tokens or None)
+    shared: dict[str, Any] = {"sequences": sequences, "progress": ConsoleReporter()}
+    settings = ReportOptions(None if layer is None else (layer,))
+    name = model.resolve().name
+    report = channel_report(opened, tokenizer, text=text, name=name, options=settings, **shared)
     other = None
     if beside is not None:
-        # It may have another depth, so it is read in all layers.
-        other = _channel_report(beside, *read_checkpoint(beside), sequences, None)
+        # All its layers: it may have another depth.
+        other = channel_report(*read_checkpoint(beside), name=beside.resolve().name, **shared)
     if html is not None:
         from prismlm.pages.channels import channel_page
         from prismlm.pages.frame import write_page
@@ -284,94 +278,74 @@ def channels(
         _print_channels(report, other, layer, channel)
 
 
-def _check_mixers(model: Any, layer: int | None, channel: int | None) -> None:
-    from prismlm.models.decoders.mixers import check_channel, check_layer, mixers_of
-
-    mixers = mixers_of(model)
-    if layer is not None and channel is not None:
-        check_layer(len(mixers), layer)
-        check_channel(mixers[layer].channels, layer, channel)
-
-
-def _channel_report(
-    path: Path, model: Any, tokenizer: Any, sequences: Any, text: str | None, **options: Any
-) -> ChannelReport:
-    from prismlm.probes.channels import ReportOptions, channel_report
-
-    how: dict[str, Any] = {"options": ReportOptions(**options), "progress": ConsoleReporter()}
-    return channel_report(model, tokenizer, sequences, text=text, name=path.resolve().name, **how)
-
-
 def _draw_channels(
-    report: ChannelReport, beside: ChannelReport | None, place: tuple[Any, Any], out: Path
+    report: ChannelReport, other: ChannelReport | None, selection: tuple[Any, Any], out: Path
 ) -> None:
     from prismlm.pages.channel_plots import figures
 
-    for name, figure in figures(report, beside, None if None in place else place).items():
+    selected = None if None in selection else selection
+    for name, figure in figures(report, other, selected).items():
         with output_file(out / f"{name}.svg") as temporary:
-            # Without a date, the same report gives the same file.
+            # Without a date, so that the same report gives the same file.
             figure.savefig(temporary, format="svg", metadata={"Date": None})
         output.report_written(out / f"{name}.svg")
 
 
 def _channel_figures(
-    report: ChannelReport, beside: ChannelReport | None, channel: int | None
+    report: ChannelReport, other: ChannelReport | None, channel: int | None
 ) -> Row:
     value: Row = {**report.to_dict(), "beside": None}
     if channel is not None:
         for layer in value["layers"]:
             layer["channels"] = [c for c in layer["channels"] if c["channel"] == channel]
-    if beside is not None:
-        other, keys = beside.to_dict(), ("layer", "shared_gates", "metrics")
-        layers = [{key: layer[key] for key in keys} for layer in other["layers"]]
-        value["beside"] = {"model": other["model"], "of": other["of"], "layers": layers}
+    if other is not None:
+        figures, keys = other.to_dict(), ("layer", "shared_gates", "metrics")
+        layers = [{key: layer[key] for key in keys} for layer in figures["layers"]]
+        value["beside"] = {"model": figures["model"], "of": figures["of"], "layers": layers}
     return value
 
 
 def _print_channels(
-    report: ChannelReport, beside: ChannelReport | None, layer: int | None, channel: int | None
+    report: ChannelReport, other: ChannelReport | None, layer: int | None, channel: int | None
 ) -> None:
     """Print a report: some channels of every layer, all of one layer, or one channel in full."""
     output.say(report.model + "\n", style="bold")
     if report.of == "heads":
-        output.say(
-            "No prototype mixers, so there are no channels: these are norms of value heads.\n"
-        )
-    if report.corpus is not None:
-        read = report.corpus
-        output.say(
-            f"{output.format_count(read.positions)} tokens of {read.name}, {read.split}\n",
-            style="dim",
-        )
-        for one in (report, beside):
-            if one is not None:
-                output.print_table(one.metrics)
-        for table in report.tables[1:] if channel is None else ():
+        output.say("No prototype mixers, so no channels: these are the norms of value heads.\n")
+    if part := report.corpus:
+        tokens = f"{output.format_count(part.positions)} tokens of {part.name}, {part.split}\n"
+        output.say(tokens, style="dim")
+        tables = () if channel is not None else report.tables[1:]
+        for table in (report.metrics, *([other.metrics] if other else []), *tables):
             output.print_table(table)
-    for one in report.to_dict()["layers"]:
+    for figures in report.to_dict()["layers"]:
         if channel is not None:
-            output.say(f"Layer {one['layer']}", style="bold")
-            output.print_value(one["channels"][channel])
-        elif one["channels"]:
-            _print_layer(one, all_shown=layer is not None)
+            output.say(f"Layer {figures['layer']}", style="bold")
+            output.print_value(figures["channels"][channel])
+        elif figures["channels"]:
+            _print_layer(figures, all_channels=layer is not None)
     if report.text is not None:
         _print_text(report.text, channel)
 
 
-def _print_layer(layer: Row, *, all_shown: bool) -> None:
-    """Print channels: all, or some spread evenly over the half-lives."""
+def _print_layer(layer: Row, *, all_channels: bool) -> None:
+    """Print all channels of a layer, or some, evenly spaced by half-life."""
     chosen = sorted(layer["channels"], key=lambda channel: channel["half_life"] or 0.0)
-    if not all_shown:
-        step = max(1.0, (len(chosen) - 1) / (CHANNELS_SHOWN - 1))
-        chosen = [chosen[round(step * i)] for i in range(min(CHANNELS_SHOWN, len(chosen)))]
-    rows: list[Row] = []
-    for channel in chosen:
-        first = channel["sequences"][0]["tokens"] if channel["sequences"] else []
-        shown = {"writes_most": channel["tokens"][:TOKENS_SHOWN], "in first sequence": first}
-        texts = {
-            n: "  ".join(output.token_text(t["text"]) for t in some) for n, some in shown.items()
+    if not all_channels:
+        step = max(1.0, (len(chosen) - 1) / (MAX_CHANNELS - 1))
+        chosen = [chosen[round(step * i)] for i in range(min(MAX_CHANNELS, len(chosen)))]
+
+    def join(tokens: list[Row]) -> str | None:
+        return "  ".join(output.token_text(token["text"]) for token in tokens) or None
+
+    rows = [
+        channel
+        | {
+            "writes_most": join(channel["tokens"][:MAX_TOKENS]),
+            "in first sequence": join((channel["sequences"] or [{"tokens": []}])[0]["tokens"]),
         }
-        rows.append(channel | {name: text or None for name, text in texts.items()})
+        for channel in chosen
+    ]
     columns = {"channel": "", "half_life": ".2f", "repetition": ".2f"}
     columns |= {"writes_most": "", "in first sequence": ""}
     title = f"Layer {layer['layer']}: {len(chosen)} of {len(layer['channels'])}; all with --layer"
@@ -383,18 +357,18 @@ def _print_text(text: Any, channel: int | None) -> None:
     tokens = [output.token_text(token) for token in text.text.tokens]
     rows: list[Row] = [{"token": token} for token in tokens]
     if channel is None:
-        for curves in text.curves[-LAYERS_OF_A_TEXT:]:
-            for what, gate in (("writes", curves.write), ("reads", curves.read)):
+        for curves in text.curves[-MAX_TEXT_LAYERS:]:
+            for verb, gate in (("writes", curves.write), ("reads", curves.read)):
                 largest = (x.tolist() for x in gate.max(-1))
                 for row, value, number in zip(rows, *largest, strict=True):
-                    row[f"layer {curves.layer} {what}"] = f"#{number:<3} {value:.2f}"
+                    row[f"layer {curves.layer} {verb}"] = f"#{number:<3} {value:.2f}"
         title = "The text: the channel each token writes and reads most"
         output.print_rows(title, dict.fromkeys(rows[0], ""), rows)
         return
-    (curves, *_), memory = text.curves, text.curves[0].memory(channel)
+    curves = text.curves[0]
+    memory = curves.memory(channel)
     for i, row in enumerate(rows):
-        strongest = int(memory[i].argmax())
-        share = memory[i, strongest].item()
+        share, strongest = (x.item() for x in memory[i].max(-1))
         row |= {"write": curves.write[i, channel].item(), "read": curves.read[i, channel].item()}
         row |= {"still_held": curves.mass[i, channel].item()}
         row |= {"holds_most_of": f"{tokens[strongest]} {share:.0%}" if share > 0 else None}
@@ -409,22 +383,19 @@ def interventions(
     channel: Annotated[list[str] | None, option("L:K", "Channel K of layer L; repeatable.")] = None,
     find: Annotated[bool, flag("--find", "Find it, by what writes at the cases' targets.")] = False,
     corpus: Annotated[Path | None, option("DIR", "The corpus that --find reads.")] = None,
-    max_tokens: Annotated[int, option("N", "Tokens that --find reads; 0: all.", min=0)] = 500_000,
+    max_tokens: FindTokens = 500_000,
     controls: Annotated[int, option("N", "Control channels drawn beside each channel.")] = 5,
     by: Unit = "relative",
     minimum: Annotated[float, option("P", "Leave out cases whose target is less probable.")] = 0.01,
-    first_token: Annotated[
-        bool, flag("--first-token", "Of a target of several tokens, the first.")
-    ] = False,
+    first_token: FirstToken = False,
     seed: opt.Seed = 0,
     out: Annotated[Path | None, option("DIR", "Write JSON, Markdown and Parquet.")] = None,
     overwrite: opt.Overwrite = False,
     as_json: opt.Json = False,
 ) -> None:
     """Disturb a channel and show what becomes of words, beside channels drawn as controls."""
-    chosen = opt.parse_layer_pairs("--channel", "CHANNEL", channel)
-    if bool(chosen) == find:
-        raise InputError("expected either channels (--channel L:K) or --find.")
+    pairs = opt.parse_layer_pairs("--channel", "CHANNEL", channel)
+    opt.check_one_of("either channels (--channel L:K) or --find", pairs, find)
     if find and corpus is None:
         raise InputError("--find needs the text to find channels in: --corpus DIR.")
     opt.check_output_files(*models, corpus, cases, overwrite=overwrite, directory=out)
@@ -434,46 +405,53 @@ def interventions(
     from prismlm.probes.channels.concepts import concept_in_model
     from prismlm.probes.channels.effects import TableOptions
 
-    options = TableOptions(
-        controls=controls, minimum_probability=minimum, first_token=first_token, seed=seed
-    )
-    read = load_cases(cases)
-    asked: dict[str, Any] = {"channels": chosen, "options": options, "progress": ConsoleReporter()}
-    asked |= {"corpus": Corpus.open(corpus) if corpus else None, "max_tokens": max_tokens or None}
-    found = [concept_in_model(*read_checkpoint(m), read, name=str(m), **asked) for m in models]
-    value = {"cases": cases, "models": [item.to_dict() for item in found]}
+    settings: dict[str, Any] = {
+        "channels": pairs,
+        "corpus": Corpus.open(corpus) if corpus else None,
+        "max_tokens": max_tokens or None,
+        "options": TableOptions(
+            controls=controls, minimum_probability=minimum, first_token=first_token, seed=seed
+        ),
+        "progress": ConsoleReporter(),
+    }
+    loaded = load_cases(cases)
+    results = [
+        concept_in_model(*read_checkpoint(path), loaded, name=str(path), **settings)
+        for path in models
+    ]
+    value = {"cases": cases, "models": [result.to_dict() for result in results]}
     if out is not None:
-        _write_interventions(out, found, value, by)
-    output.print_json(value) if as_json else _print_interventions(found, by)
+        _write_interventions(out, results, value, by)
+    output.print_json(value) if as_json else _print_interventions(results, by)
 
 
-def _write_interventions(out: Path, found: list[Any], value: Row, by: Any) -> None:
+def _write_interventions(out: Path, results: list[Any], value: Row, by: Any) -> None:
     output.write_json(out / "interventions.json", value)
-    for place, item in enumerate(found):
-        stem = f"{place}-{Path(item.name).resolve().name}"
-        item.table.to_parquet(out / f"{stem}.parquet")
-        tables = [item.table.summary(), *(item.table.cases(c, by) for c in item.table.controls)]
+    for number, result in enumerate(results):
+        stem, table = f"{number}-{Path(result.name).resolve().name}", result.table
+        table.to_parquet(out / f"{stem}.parquet")
+        tables = [table.summary(), *(table.cases(channel, by) for channel in table.controls)]
         write_text(out / f"{stem}.md", "\n".join(map(markdown_of, tables)))
         output.report_written(out / f"{stem}.md")
 
 
-def _print_interventions(found: list[Any], by: Any) -> None:
+def _print_interventions(results: list[Any], by: Any) -> None:
     """Print every model's channel and tables, and how many models have such a channel."""
-    for item in found:
-        output.say(item.name, style="bold")
-        if item.found is not None:
-            output.print_table(item.found)
-        if item.heldout_difference is not None:
+    for result in results:
+        output.say(result.name, style="bold")
+        if result.found is not None:
+            output.print_table(result.found)
+        if result.heldout_difference is not None:
             output.say(
-                f"the same channel on held-out text: {item.heldout_difference:+.2f}, "
-                f"{item.heldout_count:,} occurrences\n"
+                f"the same channel on held-out text: {result.heldout_difference:+.2f}, "
+                f"{result.heldout_count:,} occurrences\n"
             )
-        for place in item.table.controls:
-            output.print_table(item.table.cases(place, by))
-        output.print_table(item.table.summary())
-    emerged = [item.emerges for item in found if item.emerges is not None]
-    if len(emerged) > 1:
-        output.say(f"p below 0.05 in {sum(emerged)} of {len(emerged)} models")
+        for channel in result.table.controls:
+            output.print_table(result.table.cases(channel, by))
+        output.print_table(result.table.summary())
+    emerges = [result.emerges for result in results if result.emerges is not None]
+    if len(emerges) > 1:
+        output.say(f"p below 0.05 in {sum(emerges)} of {len(emerges)} models")
 
 
 @app.command()
@@ -496,20 +474,20 @@ def heads(
     opt.check_output_files(*models, corpus, overwrite=overwrite, csv=out)
     from prismlm.probes.heads import across_models, head_report, write_heads
 
-    options: dict[str, Any] = {"layers": None if layer is None else (layer,)}
-    options |= {"least_visible": least_visible, "progress": ConsoleReporter()}
+    settings: dict[str, Any] = {"layers": None if layer is None else (layer,)}
+    settings |= {"least_visible": least_visible, "progress": ConsoleReporter()}
     reports: list[Report] = []
     for path in models:
         opened = _open(path, corpus, split, tokens, length)
-        reports.append(head_report(*opened, name=path.resolve().name, **options))
-    compared = [report["comparison"] for report in reports if "comparison" in report.tables]
-    across = across_models(compared) if len(compared) > 1 else None
+        reports.append(head_report(*opened, name=path.resolve().name, **settings))
+    comparisons = [report["comparison"] for report in reports if "comparison" in report.tables]
+    across = across_models(comparisons) if len(comparisons) > 1 else None
     if out is not None:
         write_heads(reports, out)
         output.report_written(out)
     if as_json:
-        shown = [report.to_dict() for report in reports]
-        output.print_json({"models": shown, "across": across and across.to_dict()})
+        values = [report.to_dict() for report in reports]
+        output.print_json({"models": values, "across": across and across.to_dict()})
         return
     for report in reports:
         tables = dict(report.tables)
@@ -543,9 +521,9 @@ def spectra(
     opened = _open(model, corpus, split, tokens, length)
     trained = trained_length(model)
     options = SpectraOptions(positions, distortion, order, context, trained, documents, seed)
-    how: dict[str, Any] = {"loss_only": loss_only, "progress": ConsoleReporter()}
-    report = spectra_report(*opened, name=model.resolve().name, options=options, **how)
-    output.print_json(report.to_dict()) if as_json else output.print_report(report)
+    settings: dict[str, Any] = {"loss_only": loss_only, "progress": ConsoleReporter()}
+    report = spectra_report(*opened, name=model.resolve().name, options=options, **settings)
+    _print_report(report, as_json)
 
 
 @app.command()
@@ -577,29 +555,27 @@ def themes(
     from prismlm.probes.themes import channels_or_heads, theme_report
     from prismlm.probes.themes import prototypes as prototype_units
 
-    given: dict[str, Any] = {"name": model.resolve().name, "of": of, "judge": judge, "seed": seed}
-    given["progress"] = ConsoleReporter()
     if of == "prototypes":
         lm, opened = opt.load_with_lens(model, lens)
-        found = prototype_units(opened, lm.head.prototypes, units, seed)
+        drawn = prototype_units(opened, lm.head.prototypes, units, seed)
         assert opened.corpus is not None
-        given["split"] = opened.meta.split
-        report = theme_report(found, opened.corpus, **given)
+        text, split = opened.corpus, opened.meta.split  # pyright: ignore[reportAssignmentType]
     else:
         checkpoint, sequences = _open(model, corpus, split, tokens, None)
-        given["split"] = sequences.split
         kind = "channel" if of == "channels" else "head"
-        found = channels_or_heads(checkpoint, sequences, kind, layer, units, seed)
-        report = theme_report(found, sequences.corpus, **given)
-    asked = None if judge is None else judge.session.asked()
+        drawn = channels_or_heads(checkpoint, sequences, kind, layer, units, seed)
+        text = sequences.corpus
+    settings: dict[str, Any] = {"split": split, "of": of, "judge": judge, "seed": seed}
+    settings |= {"name": model.resolve().name, "progress": ConsoleReporter()}
+    report = theme_report(drawn, text, **settings)
+    usage = None if judge is None else judge.session.asked()
     if as_json:
-        output.print_json({**report.to_dict(), "asked": asked})
+        output.print_json({**report.to_dict(), "asked": usage})
         return
-    tables = {name: report[name] for name in ("figures", "units")}
-    tables["units"] = replace(tables["units"], rows=tables["units"].rows[:UNITS_SHOWN])
-    output.print_report(replace(report, tables=tables))
-    if asked is not None:
-        output.say(output.facts_line(asked))
+    table = replace(report["units"], rows=report["units"].rows[:MAX_UNITS])
+    output.print_report(replace(report, tables={"figures": report["figures"], "units": table}))
+    if usage is not None:
+        output.say(output.facts_line(usage))
 
 
 def _theme_judge(url: str | None, name: str | None, model: Path) -> Any:
@@ -609,11 +585,8 @@ def _theme_judge(url: str | None, name: str | None, model: Path) -> Any:
     from prismlm.probes.theme_judges import EndpointJudge
 
     def announce(questions: int, characters: int) -> None:
-        typer.echo(
-            f"{questions:,} questions, {output.format_count(characters)} characters, about four per "
-            f"token; answers are kept in the model's {ANSWERS}.",
-            err=True,
-        )
+        size = f"{questions:,} questions of {output.format_count(characters)} characters, some four"
+        typer.echo(f"{size} to a token; answers are kept in the model's {ANSWERS}.", err=True)
 
     if not model.is_dir():
         raise InputError(f"there is no model directory {model}.")
@@ -623,15 +596,15 @@ def _theme_judge(url: str | None, name: str | None, model: Path) -> Any:
 @app.command()
 def uncertainty_feedback(
     model: opt.Model,
-    files: Files = None,
+    files: Annotated[list[Path] | None, argument("FILE...", FILES_HELP)] = None,
     corpus: opt.CorpusToRead = None,
     split: opt.Split = "heldout",
     text: Annotated[list[str] | None, option("TEXT", "A text to read; may be repeated.")] = None,
     text_column: Annotated[str, option("NAME", "Of texts in files.")] = "text",
-    check: Checks = None,
+    check: Annotated[list[str] | None, option("CHECK", CHECKS_HELP)] = None,
     texts: Annotated[int, option("N", "Texts to read.")] = 64,
     tokens: Annotated[int | None, option("T", "Tokens of each (default: a row, or 256).")] = None,
-    signal: SignalFrom = "passes",
+    signal: Signal = "passes",
     passes: Annotated[int | None, option("N", "Of --signal passes (default: the model's).")] = None,
     write: Annotated[int, option("N", "Tokens to write after each text, for hedging.")] = 48,
     temperature: Annotated[float, option("T", "Of what is written; 0 takes the top token.")] = 1.0,
@@ -644,6 +617,9 @@ def uncertainty_feedback(
     Each check stands beside a control. Reads held-out documents of the corpus that the model was
     trained on, or of another, or files, or single texts.
     """
+    from prismlm.corpus.documents import Columns, Document
+    from prismlm.corpus.read import DocumentReader
+    from prismlm.corpus.tokenizer import check_tokenizer_of
     from prismlm.lens.training_corpus import trained_length
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.positions import learned_positions
@@ -653,44 +629,29 @@ def uncertainty_feedback(
         raise InputError("texts come from FILE..., --text or --corpus: give one of them.")
     opened, tokenizer = read_checkpoint(model)
     # With one pass every position has the same code, which carries no information.
-    own = max(2, probe.feedback_of(opened).passes)
-    chosen = probe.Signal(signal, own if passes is None else passes)
-    looked: dict[str, Any] = {"tokens": write, "window": steps, "steps": steps}
-    options = probe.InspectOptions(chosen, **looked, temperature=temperature, seed=seed)
+    default_passes = max(2, probe.feedback_of(opened).passes)
+    codes = probe.Signal(signal, default_passes if passes is None else passes)
+    lengths: dict[str, Any] = {"tokens": write, "window": steps, "steps": steps}
+    options = probe.InspectOptions(codes, **lengths, temperature=temperature, seed=seed)
     row = trained_length(model) or DEFAULT_LENGTH
     if tokens is None:
         tokens = min(row, learned_positions(opened) or row)
-    drawn = {"texts": texts, "tokens": tokens, "seed": seed}
-    if files or text:
-        sample = _sample_of(files or [], text or [], text_column, tokenizer, drawn)
-    else:
-        from prismlm.corpus.tokenizer import check_tokenizer_of
-
-        read = _corpus(model, corpus)
-        check_tokenizer_of(read, tokenizer, model.resolve().name)
-        sample = probe.corpus_sample(read, split, **drawn)
-    how: dict[str, Any] = {"options": options, "progress": ConsoleReporter()}
-    report = probe.inspect_uncertainty_feedback(
-        opened, tokenizer, sample, check or [], name=model.resolve().name, **how
-    )
-    output.print_json(report.to_dict()) if as_json else output.print_report(report)
-
-
-def _sample_of(
-    files: list[Path], texts: list[str], column: str, tokenizer: Any, drawn: dict[str, int]
-) -> Any:
-    """Return texts of files, or of the command line, as tokens of the model."""
-    from prismlm.corpus.documents import Columns, Document
-    from prismlm.corpus.read import DocumentReader
-    from prismlm.probes.uncertainty_feedback import document_sample
-
+    size = {"texts": texts, "tokens": tokens, "seed": seed}
+    name = model.resolve().name
     if files:
-        name = files[0].name + (" …" if len(files) > 1 else "")
-        return document_sample(
-            DocumentReader(files, Columns(text=column)), tokenizer, name=name, **drawn
-        )
-    given = [Document(str(number), text) for number, text in enumerate(texts)]
-    return document_sample(given, tokenizer, name="--text", **drawn)
+        title = files[0].name + " …" * (len(files) > 1)
+        reader = DocumentReader(files, Columns(text=text_column))
+        sample = probe.document_sample(reader, tokenizer, name=title, **size)
+    elif text:
+        documents = [Document(str(number), content) for number, content in enumerate(text)]
+        sample = probe.document_sample(documents, tokenizer, name="--text", **size)
+    else:
+        training_text = _open_corpus(model, corpus)
+        check_tokenizer_of(training_text, tokenizer, name)
+        sample = probe.corpus_sample(training_text, split, **size)
+    settings: dict[str, Any] = {"options": options, "progress": ConsoleReporter(), "name": name}
+    report = probe.inspect_uncertainty_feedback(opened, tokenizer, sample, check or [], **settings)
+    _print_report(report, as_json)
 
 
 @app.command()
@@ -714,18 +675,18 @@ def index(
     if as_json:
         output.print_json(value)
         return
-    # Of a long curve some points; of the spread, which each prototype has, quantiles.
     points = value["convergence"]
-    step = max(1, -(-len(points) // CONVERGENCE_POINTS))
+    step = max(1, -(-len(points) // MAX_CURVE_POINTS))
     value["convergence"] = points[::-1][::step][::-1]
-    spread = value["spread"].items()
-    value["spread"] = [{"of each prototype": name.replace("_", " ")} | of for name, of in spread]
+    value["spread"] = [
+        {"of each prototype": name.replace("_", " ")} | quantiles
+        for name, quantiles in value["spread"].items()
+    ]
     verdict, _ = value.pop("verdict"), value.pop("by_prototype")
     trained = trained_on_words(value["trained_on"], value["split"])
     output.print_value(value | {"model trained on them": trained})
-    output.say(
-        "Effective number = exp(entropy): equally weighted items with the same spread", style="dim"
-    )
+    note = "Effective number = exp(entropy): equally weighted items with the same spread"
+    output.say(note, style="dim")
     output.say(verdict)
     if verify and not value["weights_verified"]:
-        output.say("The weights cannot be verified: an older prismlm noted no checksums of them.")
+        output.say("The weights cannot be verified: the model directory has no checksums of them.")

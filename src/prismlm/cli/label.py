@@ -12,9 +12,9 @@ from prismlm.cli.options import flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
-EXAMPLES = 12
-# Balanced accuracy; names that say nothing have a half by chance.
-SAYS_NOTHING = 0.55
+MAX_EXAMPLES = 12
+# Balanced accuracy; 0.5 is chance.
+CHANCE_ACCURACY = 0.55
 FOREIGN = (
     "By their words alone these names do not tell where a prototype fires: they may be in another "
     "language than the corpus. To go back, run `prismlm label --overwrite` without an endpoint.\n"
@@ -51,29 +51,29 @@ def label(
     from prismlm.lens.labels.write import label_lens
 
     lm, opened = opt.load_with_lens(model, lens)
-    how: dict[str, Any] = {"overwrite": overwrite, "labeller": labeller}
-    made = label_lens(opened, lm.model, **how, progress=ConsoleReporter())
-    value = {"model": str(model), "lens": str(opened.path), **made}
+    settings: dict[str, Any] = {"overwrite": overwrite, "labeller": labeller}
+    summary = label_lens(opened, lm.model, **settings, progress=ConsoleReporter())
+    value = {"model": str(model), "lens": str(opened.path), **summary}
     if as_json:
         output.print_json(value)
         return
-    output.say(f"{made['named']:,} of {made['prototypes']:,} prototypes named\n")
+    output.say(f"{summary['named']:,} of {summary['prototypes']:,} prototypes named\n")
     output.print_facts(value)
-    output.say("\nDetection and fuzzing: balanced accuracy by words alone; 50 % says nothing.\n")
-    scores = made["asked"]["scores"]["own"].values() if made["asked"] is not None else ()
+    output.say("\nDetection and fuzzing: balanced accuracy by words alone; 50 % is chance.\n")
+    scores = summary["asked"]["scores"]["own"].values() if summary["asked"] is not None else ()
     means = [score["mean"] for score in scores if score is not None]
-    if means and max(means) < SAYS_NOTHING:
+    if means and max(means) < CHANCE_ACCURACY:
         output.say(FOREIGN, style="yellow")
     _print_examples(opened)
 
 
 def _print_examples(lens: Any) -> None:
-    """Print some prototypes, evenly through the order of their text: common and rare ones."""
+    """Print some prototypes, evenly spaced from common to rare ones."""
     import numpy as np
 
     table, order = lens.prototypes, lens.leading
     used = order[table["usage"].to_numpy()[order] > 0]
-    chosen = used[np.linspace(0, len(used) - 1, min(EXAMPLES, len(used))).astype(int)]
+    chosen = used[np.linspace(0, len(used) - 1, min(MAX_EXAMPLES, len(used))).astype(int)]
     columns = {"prototype": "", "name": "", "category": "", "label_score": ".0%"}
     output.print_rows("Examples", columns, table.take(chosen).to_pylist())
 
@@ -92,8 +92,8 @@ def map_prototypes(
     from prismlm.pages.prototype_map import prototype_map_page
 
     opt.check_output_files(model, overwrite=overwrite, html=html)
-    place = find_lens(Path(model), lens)
-    if overwrite or place is None or read_meta(place).map is None:
+    directory = find_lens(Path(model), lens)
+    if overwrite or directory is None or read_meta(directory).map is None:
         opt.require_packages("umap")
     lm, opened = opt.load_with_lens(model, lens)
     if opened.meta.map is None or overwrite:
@@ -101,6 +101,7 @@ def map_prototypes(
     if html is not None:
         write_page(prototype_map_page(opened, f"Prototypes of {Path(model).name}"), html)
         output.report_written(html)
-    made, named = opened.meta.map or {}, [region._asdict() for region in regions(opened)]
-    value = {"model": str(model), "lens": str(opened.path), **made, "regions": named}
+    named = [region._asdict() for region in regions(opened)]
+    layout = opened.meta.map or {}
+    value = {"model": str(model), "lens": str(opened.path), **layout, "regions": named}
     output.print_json(value) if as_json else output.print_value(value)

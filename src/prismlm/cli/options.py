@@ -33,6 +33,11 @@ def option(
     return typer.Option(*names, metavar=metavar, help=help, **bounds)
 
 
+def argument(metavar: str, help: str) -> Any:
+    """Return a positional argument."""
+    return typer.Argument(metavar=metavar, help=help)
+
+
 def flag(name: str, help: str) -> Any:
     """Return an option without a value, or a pair of them: ``--yes/--no``."""
     return typer.Option(name, help=help)

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from prismlm.web.server import Server
 
 HOST, EXPLORER_PORT, API_PORT = "127.0.0.1", 8321, 8000
-EVERYWHERE = ("0.0.0.0", "::")
+ALL_INTERFACES = ("0.0.0.0", "::")
+SERVER_PACKAGES = ("fastapi", "prometheus_client", "uvicorn")
 LOOPBACK = (HOST, "::1", "[::1]", "localhost")
-# Seconds that an answer that is being written may take to end when the server stops.
-PATIENCE = 3
-ApiKey = Annotated[
-    str | None,
-    typer.Option(metavar="KEY", help="Requests must bring this key.", envvar="PRISMLM_API_KEY"),
+# Seconds for unfinished answers when the server stops.
+SHUTDOWN_SECONDS = 3
+KEY_HELP = "Requests must bring this key."
+ApiKey = Annotated[str | None, typer.Option(metavar="KEY", help=KEY_HELP, envvar="PRISMLM_API_KEY")]
+ShowExplorer = Annotated[
+    bool, flag("--explorer", "Show the model in a browser, too, as `prismlm explore`.")
 ]
 
 
@@ -40,7 +42,7 @@ def explore(
     browser: Annotated[bool, flag("--browser/--no-browser", "Open the page in a browser.")] = True,
 ) -> None:
     """Ask a model, look at its prototypes and its training text, and steer it, in a browser."""
-    with closing(listening(host, port)) as listener:
+    with closing(open_socket(host, port)) as listener:
         serve_explorer(model, lens, listener, host, corpus=corpus, browser=browser)
 
 
@@ -54,7 +56,7 @@ def serve_explorer(
     browser: bool,
 ) -> None:
     """Serve the explorer of a model until Ctrl-C."""
-    opt.require_packages("fastapi", "prometheus_client", "uvicorn")
+    opt.require_packages(*SERVER_PACKAGES)
     from prismlm.explain.language_model import load
 
     lm = load(model, lens=lens, corpus=corpus)
@@ -74,20 +76,20 @@ def _explorer(
     from prismlm.explorer import create_app
 
     cells, port = lm.lens and lm.lens.cells, listener.getsockname()[1]
-    names = {HOST, "localhost", host}
-    if host in EVERYWHERE:
-        names |= {socket.gethostname(), *socket.gethostbyname_ex(socket.gethostname())[2]}
+    hosts = {HOST, "localhost", host}
+    if host in ALL_INTERFACES:
+        hosts |= {socket.gethostname(), *socket.gethostbyname_ex(socket.gethostname())[2]}
     token = secrets.token_urlsafe(24)
     app = create_app(
         lm,
         token=token,
-        hosts=frozenset(f"{_bracketed(name)}:{port}" for name in names),
+        hosts=frozenset(f"{_bracketed(name)}:{port}" for name in hosts),
         prompts=PROMPTS,
         questions=QUESTIONS if cells and holds_pairs(cells.documents) else {},
         server=server,
     )
-    shown = HOST if host in EVERYWHERE else _bracketed(host)
-    return app, f"http://{shown}:{port}/?token={token}"
+    address = HOST if host in ALL_INTERFACES else _bracketed(host)
+    return app, f"http://{address}:{port}/?token={token}"
 
 
 def serve(
@@ -100,19 +102,17 @@ def serve(
     api_key: ApiKey = None,
     batch: Annotated[int, option("N", "Answers written at the same time.", min=1)] = 8,
     queue: Annotated[int, option("N", "Requests that may wait; others get 429.", min=0)] = 64,
-    explorer: Annotated[
-        bool, flag("--explorer", "Show the model in a browser, too, as `prismlm explore`.")
-    ] = False,
+    explorer: ShowExplorer = False,
 ) -> None:
     """Serve a model through OpenAI's API: each answer with the training text behind it."""
-    opt.require_packages("fastapi", "prometheus_client", "uvicorn")
+    opt.require_packages(*SERVER_PACKAGES)
     from prismlm.explain.language_model import load
     from prismlm.explorer.session import Limits
     from prismlm.web import create_app
 
-    with closing(listening(host, port)) as listener:
+    with closing(open_socket(host, port)) as listener:
         lm = load(model, lens=lens, corpus=corpus)
-        # A page of another site, whose name points here, has no key.
+        # Without a key, the Host header keeps out DNS rebinding by pages of other sites.
         hosts = LOOPBACK if api_key is None and host in LOOPBACK else None
         app = create_app(
             lm,
@@ -128,17 +128,19 @@ def serve(
         address = f"http://{_bracketed(host)}:{listener.getsockname()[1]}/v1"
         typer.echo(f"Serving {app.state.server.name} at {address}", err=True)
         if explorer:
-            page, where = _explorer(lm, listener, host, app.state.server)
+            page, address = _explorer(lm, listener, host, app.state.server)
             app.mount("/", page)
-            typer.echo(f"Explore it at {where}", err=True)
+            typer.echo(f"Explore it at {address}", err=True)
         typer.echo("Ctrl-C ends it.", err=True)
         _run(app, listener)
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, before anything is loaded; InputError if it cannot."""
+def open_socket(host: str, port: int) -> socket.socket:
+    """Listen at an address, before anything is loaded; InputError if that is impossible."""
     if not host.strip():
-        raise InputError("--host is empty, which would be every address: give one, or 0.0.0.0.")
+        raise InputError(
+            "--host is empty, which would be every address: give an address, or 0.0.0.0."
+        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets that name TCP: without it each token of an answer
     # waits 40 ms for the acknowledgement of the last packet.
@@ -159,8 +161,8 @@ def listening(host: str, port: int) -> socket.socket:
 def _run(app: Any, listener: socket.socket) -> None:
     import uvicorn
 
-    quiet: dict[str, Any] = {"log_level": "warning", "access_log": False}
-    config = uvicorn.Config(app, **quiet, timeout_graceful_shutdown=PATIENCE)
+    settings: dict[str, Any] = {"log_level": "warning", "access_log": False}
+    config = uvicorn.Config(app, **settings, timeout_graceful_shutdown=SHUTDOWN_SECONDS)
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:

@@ -11,17 +11,18 @@ import typer
 
 from prismlm.cli import options as opt
 from prismlm.cli import output
-from prismlm.cli.options import flag, option
+from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import Interrupted
 
 if TYPE_CHECKING:
-    from prismlm.training import Recipe, SearchResult, TrainingResult, TrialResult
-TRIALS_SHOWN = 15
+    from prismlm.training import Recipe, TrainingResult, TrialResult
+
+MAX_TRIALS = 15
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, in YAML.")],
+    recipe: Annotated[Path, argument("RECIPE", "A recipe, in YAML.")],
     settings: Annotated[
         list[str] | None, option("KEY=VALUE", "Replace one value of the recipe.", "--set")
     ] = None,
@@ -31,24 +32,22 @@ def train(
     as_json: opt.Json = False,
 ) -> None:
     """Train a model with its prototypes from a recipe."""
-    from prismlm.training import load_recipe
+    from prismlm.training import estimate, estimate_search, load_recipe
 
     loaded = load_recipe(recipe, settings or [])
     if dry_run:
-        from prismlm.training import estimate, estimate_search
-
-        measured = estimate_search if search else estimate
-        output.print_cost(measured(loaded, resume=resume), as_json=as_json)
+        cost = (estimate_search if search else estimate)(loaded, resume=resume)
+        output.print_cost(cost, as_json=as_json)
         return
     try:
         (_search if search else _train)(loaded, resume=resume, as_json=as_json)
     except KeyboardInterrupt as stop:
         if opt.is_first_process():
-            again = ["prismlm", "train", str(recipe), *(["--search"] if search else [])]
+            command = ["prismlm", "train", str(recipe), *(["--search"] if search else [])]
             for setting in settings or []:
-                again += ["--set", setting]
-            where = stop if isinstance(stop, Interrupted) else "stopped"
-            typer.echo(f"{where}. Resume with:\n  {shlex.join([*again, '--resume'])}", err=True)
+                command += ["--set", setting]
+            state = stop if isinstance(stop, Interrupted) else "stopped"
+            typer.echo(f"{state}. Resume with:\n  {shlex.join([*command, '--resume'])}", err=True)
         raise
 
 
@@ -67,43 +66,36 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     from prismlm.training import search
 
     def announce(trial: TrialResult) -> None:
-        values = ", ".join(f"{key} {_shown(value)}" for key, value in trial.values.items())
-        outcome = f"failed: {trial.failed}" if trial.ce is None else f"CE {_ce(trial)}"
+        values = ", ".join(
+            f"{key} {f'{value:.4g}' if isinstance(value, float) else value}"
+            for key, value in trial.values.items()
+        )
+        spread = "" if trial.deviation is None else f" ± {trial.deviation:.4f}"
+        outcome = f"failed: {trial.failed}" if trial.ce is None else f"CE {trial.ce:.4f}{spread}"
         done = f"{trial.number + 1} of {recipe.search.trials} trials done"
         typer.echo(f"trial {trial.number} ({values}): {outcome} · {done}", err=True)
 
     result = search(recipe, resume=resume, progress=ConsoleReporter(), on_trial=announce)
-    output.print_json(result.to_dict()) if as_json else print_search(result)
+    if as_json:
+        output.print_json(result.to_dict())
+        return
+    failed = sum(trial.ce is None for trial in result.trials)
+    output.say(str(result.directory), style="bold")
+    output.say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
+    output.print_value({"trials": [trial.to_dict() for trial in result.ranked]}, MAX_TRIALS)
+    typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
 
 
 def _print_result(result: TrainingResult, corpus: Path) -> None:
     from prismlm.training.evaluation import perplexity
 
     facts = {"model": str(result.directory), "steps": result.steps, "tokens": result.tokens}
-    quality = {"CE of the model": result.ce}
-    output.print_facts(
-        facts | (quality if result.quality is None else output.quality_facts(result.quality))
-    )
-    output.say(f"\nPerplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}")
-    following = ["index", str(result.directory), "--corpus", str(corpus)]
+    next_command = ["index", str(result.directory), "--corpus", str(corpus)]
     if result.quality is None:
-        following = ["attach", *following[1:], "--out", f"{result.directory}-attached"]
-    typer.echo(f"Next:\n  prismlm {shlex.join(following)}")
-
-
-def print_search(result: SearchResult) -> None:
-    """Print the best trials, and where the rest is."""
-    failed = sum(trial.ce is None for trial in result.trials)
-    output.say(str(result.directory), style="bold")
-    output.say(f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds")
-    output.print_value({"trials": [trial.to_dict() for trial in result.ranked]}, TRIALS_SHOWN)
-    typer.echo(f"Train the best with: prismlm train {result.best_recipe}")
-
-
-def _ce(trial: TrialResult) -> str:
-    spread = "" if trial.deviation is None else f" ± {trial.deviation:.4f}"
-    return f"{trial.ce:.4f}{spread}"
-
-
-def _shown(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        facts["CE of the model"] = result.ce  # pyright: ignore[reportArgumentType]
+        next_command = ["attach", *next_command[1:], "--out", f"{result.directory}-attached"]
+    else:
+        facts |= output.quality_facts(result.quality)
+    output.print_facts(facts)
+    output.say(f"\nPerplexity on held-out text: {perplexity(result.ce):,.2f}. {result.verdict}")
+    typer.echo(f"Next:\n  prismlm {shlex.join(next_command)}")
