@@ -152,9 +152,9 @@ def _search_roles(
     untrained = roles.untrained(model, search["seed"])
     control = roles.search_roles(untrained, tokenizer, cases, **search)["roles"]
     source = None if path is None else str(path)
+    value = {"cases": source, **result.to_dict(), "untrained": control}
     table = roles.best_of_roles(result)
-    table.facts["with_random_weights"] = control
-    return {"cases": source, **result.to_dict(), "untrained": control}, table
+    return value, replace(table, facts=table.facts | {"with_random_weights": control})
 
 
 @app.command()
