@@ -160,7 +160,11 @@ def test_a_lens_without_a_curve_is_inspected(prism, copy):
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     assert [_local_device(name) for name in ("cuda", "cpu")] == ["cuda", "cpu"]
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert [_local_device(name) for name in ("cuda", "cuda:1", "cpu")] == ["cuda:3", "cuda:1", "cpu"]
+    assert [_local_device(name) for name in ("cuda", "cuda:1", "cpu")] == [
+        "cuda:3",
+        "cuda:1",
+        "cpu",
+    ]
 
 
 def under_torchrun(arguments):
