@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from scipy import sparse
@@ -23,10 +24,11 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
+from prismlm.lens.labels import embedded
 from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.lens.labels.embedded import Label, shares
 from prismlm.lens.labels.scores import Scores, score_labels
-from prismlm.lens.labels.write import SEED, Made, described, make_labels
+from prismlm.lens.labels.write import SEED, Labelling, described, make_labels
 from prismlm.lens.signatures import signatures_of
 
 DRAWN = 24
@@ -57,7 +59,8 @@ def main() -> None:
     named = time.process_time()
     scores = score_labels(made.labels, made.text, made.held_out, SEED)
     scored = time.process_time()
-    weighed = make_labels(lens, lm.model, weigh=class_tf_idf)
+    with patch.object(embedded, "distinctiveness", class_tf_idf):
+        weighed = make_labels(lens, lm.model)
     others = score_labels(weighed.labels, weighed.text, weighed.held_out, SEED)
     former = by_signature(lm, lens.corpus, made)
     signatures = score_labels(former, made.text, made.held_out, SEED)
@@ -92,7 +95,7 @@ def class_tf_idf(count: sparse.csr_matrix, places: np.ndarray) -> sparse.csr_mat
     return score
 
 
-def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Made) -> list[Label | None]:
+def by_signature(lm: prismlm.PrismLM, corpus: Corpus, made: Labelling) -> list[Label | None]:
     """Return the names that a lens without labels has, for the same prototypes."""
     names = signatures_of(lm.model, lm.head, corpus).names
     return [

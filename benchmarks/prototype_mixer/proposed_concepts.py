@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prismlm.errors import InputError
-from prismlm.lens.labels.vocabulary import Vocabulary
+from prismlm.lens.labels.categories import Vocabulary
 from prismlm.models.decoders.mixers import check_channel, check_layer
 from prismlm.probes.channels.activations import Activations
 from prismlm.probes.channels.concepts import whole_words

@@ -29,7 +29,7 @@ WINDOW = 256
 def measure(directory: Path) -> list[dict[str, Any]]:
     """Return the median and the largest difference of each way to compute the same."""
     model, _ = read_checkpoint(directory / "model")
-    probe = Probe.of(model, Corpus.open(directory / "corpus"), "train", WINDOW)
+    probe = Probe.measure(model, Corpus.open(directory / "corpus"), "train", WINDOW)
     kept = {"model": directory.name, "parameters": sum(one.numel() for one in model.parameters())}
     alone = [replace(probe, rows=[row], **_part(probe, n)) for n, row in enumerate(probe.rows)]
     found = {"each row by itself": torch.cat([one.differences(model)[0] for one in alone])}

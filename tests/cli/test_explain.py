@@ -51,7 +51,7 @@ def test_json_is_the_trace(printed, tiny_model):
     [
         (True, "train", "yes", None),
         (True, "heldout", "no, held out", "were held out when the model was trained"),
-        (True, "all", "yes, but for those held out", None),
+        (True, "all", "yes, except held-out documents", None),
         (False, "heldout", "no", "was not trained on this corpus"),
         (None, "train", "not known", None),
     ],

@@ -67,7 +67,7 @@ def test_places_are_those_of_the_lens(served, lm):
     table = lm.lens.prototypes
     for name in ("x", "y"):
         assert data[name] == pytest.approx(table[name].to_pylist(), abs=1e-3)
-    assert data["leading"] == lm.lens.leading.tolist()
+    assert data["leading"] == lm.lens.by_size.tolist()
     assert data["listed"] == (lm.lens.cell_sizes >= 10).tolist()
     assert data["names"] == [marks_shown(name) for name in lm.lens.names]
     named = [data["categories"][number]["name"] for number in data["category"]]

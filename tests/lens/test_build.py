@@ -35,11 +35,6 @@ def sample_corpus(tiny_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def lens(lm, sample_corpus, tmp_path_factory):
     return build_index(
         lm.model, lm.head, sample_corpus, tmp_path_factory.mktemp("lens") / "heldout", OPTIONS

@@ -181,28 +181,6 @@ def test_two_writers_on_one_lens(corpus, model, straight, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
 
 
-def test_parts_that_begin_together_discard_another_run_once(corpus, model, straight, tmp_path):
-    out = tmp_path / "lens"
-    build_index(*model, corpus, out, part_of(0, 4, contexts=5))
-
-    def part(number):
-        build_index(*model, corpus, out, part_of(number, 4), overwrite=True)
-
-    children = [index_in_child(lambda n=n: part(n)) for n in range(4)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
-    assert_same_lens(straight, out)
-
-
-def test_a_lens_that_another_process_wrote_meanwhile_is_refused_before_reading(
-    corpus, model, straight, tmp_path, monkeypatch
-):
-    out = tmp_path / "lens"
-    monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
-    with pytest.raises(InputError, match="exists"):
-        build_index(*model, corpus, out, OPTIONS)
-    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
-
-
 @pytest.mark.parametrize("codes", ["pq", "pq12"])
 def test_parts_make_the_lens_of_one_with_product_quantisation(corpus, model, tmp_path, codes):
     one = build_index(*model, corpus, tmp_path / "one", replace(OPTIONS, codes=codes))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.lens import codes, layout
+from prismlm.lens import codes
 from prismlm.lens.cells import Cells
 from prismlm.lens.codes import PARTS, ProductCodes, check_codes, parts_of
 from tests.lens.test_write_cells import random_records, write
@@ -63,16 +63,6 @@ def test_codes_take_a_quarter_and_are_near(tmp_path):
     # 256 centres for directions in four dimensions
     assert near.mean() > 0.97
     np.testing.assert_array_equal(cells.positions(0, 9), exact.positions(0, 9))
-
-
-def test_runs_change_no_byte_of_them(tmp_path):
-    records = random_records(500)
-    order = np.random.default_rng(0).permutation(500)
-    one = write(tmp_path / "one", records, [], codes="pq")
-    many = write(tmp_path / "many", records[order], [3, 200], codes="pq")
-    assert one == many
-    for name in (*layout.CELL_FILES, layout.CELL_CENTRES_FILE):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "many" / name).read_bytes()
 
 
 def test_few_positions_or_none(tmp_path):

@@ -4,16 +4,14 @@ import shutil
 
 import pytest
 
-import prismlm
 from prismlm.errors import FormatError
 from prismlm.lens import layout, suffixes
-from prismlm.lens.convergence import inspect_lens
+from prismlm.lens.inspection import inspect_lens
 from prismlm.lens.lens import Lens
 
 
-def test_a_flipped_bit_in_any_file_is_refused(tiny_model, tmp_path, monkeypatch):
-    lens = shutil.copytree(tiny_model / "lens" / "sample", tmp_path / "lens")
-    lm = prismlm.load(tiny_model)
+def test_a_flipped_bit_in_any_file_is_refused(lm, tmp_path, monkeypatch):
+    lens = shutil.copytree(lm.lens.path, tmp_path / "lens")
 
     def read_all():
         opened = Lens.open(lens, lm.model, lm.head)

@@ -21,7 +21,7 @@ def corpus(small_corpus):
 
 
 def probe_of(model, corpus):
-    return Probe.of(model, corpus, "all", 64)
+    return Probe.measure(model, corpus, "all", 64)
 
 
 @pytest.mark.parametrize("preset", ["llama-tiny", "protot-tiny", "signal-noise-tiny"])

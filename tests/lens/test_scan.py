@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from prismlm.lens import scan as module
-from prismlm.lens.convergence import summed_share
+from prismlm.lens.inspection import summed_share
 from prismlm.lens.layout import MASS_FILE, write_table
-from prismlm.lens.scan import OTHER, count_uses, groups_of, mass_table, own_rows, scan_windows
+from prismlm.lens.scan import OTHER, count_uses, groups_of, mass_table, merge_small, scan_windows
 from prismlm.lens.states import probabilities
 from prismlm.ops.prototype_head import Nearest, naive
 
@@ -50,12 +50,6 @@ def test_scan_windows_equals_brute_force(monkeypatch, length, threshold, tile):
     found = dict(zip(zip(*columns, strict=True), scan.cosine.tolist(), strict=True))
     assert found == pytest.approx(expected, abs=1e-6)
     assert len(found) == len(scan.cosine)
-
-
-def test_windows_that_own_nothing():
-    z = torch.randn(2, 10, 4)
-    scan = scan_windows(z, torch.randn(6, 4), 2, torch.zeros(2, 10, dtype=torch.bool))
-    assert [column.shape[0] for column in scan] == [0] * 6
 
 
 class Decoder(nn.Module):
@@ -105,7 +99,7 @@ def counted(groups, documents):
         indices = torch.tensor([[0, 2], [1, 2]])
         activations = torch.tensor([[number + 0.5, 0.0], [2.0, -1.0]])
         used = Nearest(indices, activations, activations)
-        count_uses(mass, groups.of[[number, number]], used)
+        count_uses(mass, groups.of_document[[number, number]], used)
     return mass_table(mass, groups.keys)
 
 
@@ -135,14 +129,14 @@ def test_every_group_has_its_rows_in_any_order(order):
 
 def test_beyond_the_cap_those_with_least_text_are_summed_with_their_domain():
     keys = [(name, "law", "CC0") for name in "abcd"]
-    assert own_rows(keys, [1, 7, 3, 7], 4) == keys
+    assert merge_small(keys, [1, 7, 3, 7], 4) == keys
     summed = (OTHER, "law", "CC0")
     # Of equals the first by name.
-    assert own_rows(keys, [1, 7, 3, 7], 2) == [summed, keys[1], summed, keys[3]]
+    assert merge_small(keys, [1, 7, 3, 7], 2) == [summed, keys[1], summed, keys[3]]
     # With a cap of one: one source, one domain's rest, and all that is left.
     keys = [("a", "law", None), ("b", "art", None), ("c", "sea", None), ("d", "sea", None)]
     sea = (OTHER, "sea", None)
-    assert own_rows(keys, [9, 4, 3, 2], 1) == [keys[0], ALL, sea, sea]
+    assert merge_small(keys, [9, 4, 3, 2], 1) == [keys[0], ALL, sea, sea]
 
 
 @pytest.mark.parametrize("beyond", [0, 1, 60])
@@ -164,7 +158,7 @@ def test_a_lens_says_how_much_was_summed(tmp_path, monkeypatch):
     keys = [(name, "law", "CC0") for name in "abcd"]
     # Four groups of equal use.
     for limit, share in ((4, 0.0), (3, 0.25), (2, 0.5)):
-        monkeypatch.setattr(module.own_rows, "__defaults__", (limit,))
+        monkeypatch.setattr(module.merge_small, "__defaults__", (limit,))
         groups = groups_of(Documents(keys, [9] * 4), "all")
         write_table(counted(groups, range(4)), tmp_path / MASS_FILE)
         assert summed_share(tmp_path) == share

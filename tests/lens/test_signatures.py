@@ -7,16 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import prismlm
 from prismlm.corpus import Corpus
 from prismlm.corpus.pieces import token_alone
 from prismlm.lens import layout
 from prismlm.lens.signatures import signatures_of, top_signatures
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
 
 
 @pytest.fixture(scope="module")

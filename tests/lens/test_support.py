@@ -1,11 +1,9 @@
 """The scale of support against brute force, and by hand."""
 
 import numpy as np
-import pytest
 import torch
 
-import prismlm
-from prismlm.lens import neighbours
+from prismlm.lens import cells as cells_module
 from prismlm.lens.support import (
     MIN_DOCUMENTS,
     SupportScale,
@@ -17,13 +15,8 @@ from prismlm.models.sidecar import weight_of
 from tests.helpers.next_tokens import next_tokens
 
 
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
 def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch):
-    monkeypatch.setattr(neighbours, "MOST_OF_A_RANGE", 10**9)
+    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 10**9)
     cells, head, corpus = lm.lens.cells, lm.head, lm.lens.corpus
     weight = weight_of(lm.model).detach()
     every = np.arange(len(cells))

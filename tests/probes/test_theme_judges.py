@@ -146,7 +146,7 @@ def test_a_unit_is_asked_about_once_with_its_marks(opened):
         assert first.judge([unit(0)]) == [Judgement("tides", 9, 10, 1, "Sea.")]
     assert len(server.requests) == 2
     assert first.source == "endpoint:m"
-    assert (first.session.asked()["requests"], second.session.asked()["requests"]) == (2, 0)
+    assert (first.session.usage()["requests"], second.session.asked()["requests"]) == (2, 0)
     text = server.requests[0]["messages"][0]["content"]
     # Marks of the text itself cannot be taken for ours.
     assert text.count("<< tide") == 10
@@ -174,7 +174,7 @@ def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
     assert found[0] is None
     assert [one.theme for one in found[1:]] == ["tides", "tides"]
     assert len(server.requests) == 4
-    assert sum(asking.session.asked()["failures"].values()) == 1
+    assert sum(asking.session.usage()["failures"].values()) == 1
 
 
 def test_what_it_says_is_one_line_that_drives_no_terminal(opened):

@@ -82,7 +82,7 @@ def audit(
     if as_json:
         output.print_json(summary)
     else:
-        _print_audit(report, summary, by or report.lens.telling, documents)
+        _print_audit(report, summary, by or report.lens.default_group_by, documents)
 
 
 def _run_audit(

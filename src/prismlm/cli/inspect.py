@@ -55,7 +55,7 @@ app = opt.group_with_default(
 def _open_corpus(model: Path, corpus: Path | None) -> Corpus:
     """Open a corpus; by default the training corpus of a model."""
     from prismlm.corpus import Corpus
-    from prismlm.lens.training_corpus import training_corpus
+    from prismlm.lens.options import training_corpus
 
     return training_corpus(model) if corpus is None else Corpus.open(corpus)
 
@@ -66,7 +66,7 @@ def _open(
     """Open a model, and the windows of a corpus to read with it."""
     from prismlm.corpus.sequences import Sequences
     from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.lens.training_corpus import trained_length
+    from prismlm.lens.options import trained_length
     from prismlm.models.checkpoint import read_checkpoint
 
     model, tokenizer = read_checkpoint(path)
@@ -515,7 +515,7 @@ def spectra(
     as_json: opt.Json = False,
 ) -> None:
     """Show coding rates, incoherence, cross terms, and the loss beyond the trained length."""
-    from prismlm.lens.training_corpus import trained_length
+    from prismlm.lens.options import trained_length
     from prismlm.probes.heads import SpectraOptions, spectra_report
 
     opened = _open(model, corpus, split, tokens, length)
@@ -568,7 +568,7 @@ def themes(
     settings: dict[str, Any] = {"split": split, "of": of, "judge": judge, "seed": seed}
     settings |= {"name": model.resolve().name, "progress": ConsoleReporter()}
     report = theme_report(drawn, text, **settings)
-    usage = None if judge is None else judge.session.asked()
+    usage = None if judge is None else judge.session.usage()
     if as_json:
         output.print_json({**report.to_dict(), "asked": usage})
         return
@@ -620,7 +620,7 @@ def uncertainty_feedback(
     from prismlm.corpus.documents import Columns, Document
     from prismlm.corpus.read import DocumentReader
     from prismlm.corpus.tokenizer import check_tokenizer_of
-    from prismlm.lens.training_corpus import trained_length
+    from prismlm.lens.options import trained_length
     from prismlm.models.checkpoint import read_checkpoint
     from prismlm.models.positions import learned_positions
     from prismlm.probes import uncertainty_feedback as probe
@@ -665,7 +665,7 @@ def index(
 
     Every file of the lens is compared with what was written.
     """
-    from prismlm.lens.convergence import inspect_lens
+    from prismlm.lens.inspection import inspect_lens
     from prismlm.lens.layout import trained_on_words
     from prismlm.models.sidecar import verify_weights
 

@@ -71,7 +71,7 @@ def _print_examples(lens: Any) -> None:
     """Print some prototypes, evenly spaced from common to rare ones."""
     import numpy as np
 
-    table, order = lens.prototypes, lens.leading
+    table, order = lens.prototypes, lens.by_size
     used = order[table["usage"].to_numpy()[order] > 0]
     chosen = used[np.linspace(0, len(used) - 1, min(MAX_EXAMPLES, len(used))).astype(int)]
     columns = {"prototype": "", "name": "", "category": "", "label_score": ".0%"}

@@ -204,7 +204,7 @@ def _missing_parts(trace: Trace, lens: Lens) -> Iterator[str]:
     if trace.support is None and not trace.doubts:
         yield f"Support is unknown: this lens has no support scale. To measure one: {REBUILD}"
     if lens.corpus is None:
-        decoded = lens.readable is not None
+        decoded = lens.text_source is not None
         passages = "are decoded from the lens's own tokens" if decoded else "have no text"
         yield (
             f"The corpus {lens.meta.corpus_name} was moved or has changed since it was indexed, so "

@@ -34,8 +34,8 @@ from prismlm.errors import InputError
 from prismlm.explain.attribution import Attribution, Passage, Places
 from prismlm.explain.positions import TEMPERATURE
 from prismlm.explain.prediction import Predictions
+from prismlm.lens.cells import STRETCH, compared, largest
 from prismlm.lens.lens import Lens
-from prismlm.lens.neighbours import STRETCH, compared, largest
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.probe import Probe
 from prismlm.lens.states import probabilities
@@ -157,7 +157,7 @@ class Opposition:
 
 def readable(lens: Lens) -> Corpus | OwnText:
     """Return the text that is read again, where it is by now."""
-    if lens.readable is None:
+    if lens.text_source is None:
         raise InputError(
             "what speaks against a prediction is read again in the corpus "
             f"{lens.meta.corpus_name}, which is not where it was, or has changed since it was "
@@ -165,7 +165,7 @@ def readable(lens: Lens) -> Corpus | OwnText:
             "build the lens again with `prismlm index MODEL --corpus DIR --positions 1 "
             "--overwrite`."
         )
-    return lens.readable
+    return lens.text_source
 
 
 @torch.no_grad()
@@ -175,14 +175,14 @@ def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
     Of cells with more than a million positions together, evenly spaced ones are looked at.
     """
     uses, cells, targets = predictions.uses("source"), lens.cells, predictions.targets
-    first, last = cells.beside(uses.prototype, targets.numpy()[uses.prediction])
+    first, last = cells.ranges_except(uses.prototype, targets.numpy()[uses.prediction])
     query = uses.prediction.repeat(2)
     most = max(STRETCH, LOOKED_AT // max(1, len(query)))
     found = compared(cells, query, first.ravel(), last.ravel(), predictions.states, most)
     kernel = np.exp((found.cosine.astype(np.float64) - 1) / TEMPERATURE)
     bound = (1 - found.probability.astype(np.float64)) * kernel
     chosen = largest(bound, CANDIDATES)
-    chosen = chosen[np.argsort(found.place[chosen], kind="stable")]
+    chosen = chosen[np.argsort(found.position[chosen], kind="stable")]
     prediction = query[found.pair[chosen]]
     # The output layer at the coded states, at the length that states of the lens have.
     length = Probe.open(lens.path).states.norm(dim=1).median()
@@ -192,7 +192,7 @@ def candidates(predictions: Predictions, lm: OpenedModel, lens: Lens) -> Rivals:
     estimated = probabilities(lm.model, z.to(tokens.device), tokens, bf16=half).cpu()
     # No probability is above what the token that did come next left over.
     rest = 1 - found.probability[chosen].astype(np.float32)
-    columns = found.place[chosen], found.cosine[chosen], bound[chosen]
+    columns = found.position[chosen], found.cosine[chosen], bound[chosen]
     return Rivals(prediction, *columns, np.minimum(estimated.numpy(), rest))
 
 

@@ -30,9 +30,9 @@ from prismlm.errors import check_choice
 from prismlm.explain.positions import Carriers, Method
 from prismlm.explain.rows import frame, table
 from prismlm.explain.support import Support, Told, token_weights
+from prismlm.lens.cells import largest
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.lens import Lens
-from prismlm.lens.neighbours import largest
 from prismlm.lens.text import Around
 from prismlm.lens.where import Conditions, Where, normalised
 
@@ -166,7 +166,7 @@ class Passage:
     @cached_property
     def also(self) -> list[tuple[int, int]]:
         """Where other tokens that carry predictions lie in ``text``; adjacent ones are joined."""
-        return [] if self.lens is None else self.lens.beside(self.position, self.others)
+        return [] if self.lens is None else self.lens.spans_in_sentence(self.position, self.others)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""

@@ -55,9 +55,8 @@ from torch.nn import functional
 from prismlm.errors import check_choice
 from prismlm.explain.prediction import Predictions
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cells import Cells
+from prismlm.lens.cells import Cells, group_members, largest, nearest_of, neighbours
 from prismlm.lens.lens import Lens
-from prismlm.lens.neighbours import each_of, largest, nearest_of, neighbours
 
 Method = Literal["evidence", "source"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -104,7 +103,7 @@ class Carriers(NamedTuple):
         """Return the carriers of some predictions, numbered anew."""
         chosen = np.asarray(rows, dtype=np.int64)
         bounds = np.searchsorted(self.prediction, np.arange(len(self.tokens) + 1))
-        owner, within = each_of(bounds[chosen + 1] - bounds[chosen])
+        owner, within = group_members(bounds[chosen + 1] - bounds[chosen])
         kept = bounds[chosen][owner] + within
         columns = (column[kept] for column in self[1:4])
         return Carriers(owner, *columns, *(figures[chosen] for figures in self[4:]))
@@ -191,9 +190,9 @@ def spread(
     asked = uses.prediction, uses.prototype, targets[uses.prediction]
     found = neighbours(cells, *asked, predictions.states)
     prediction = uses.prediction[found.pair]
-    near = found.stands_for * np.exp((found.cosine.astype(np.float64) - 1) / temperature)
+    near = found.sampling_weight * np.exp((found.cosine.astype(np.float64) - 1) / temperature)
     near[found.read == predictions.read.numpy()[prediction]] *= same_token
-    document = cells.document_of(found.place)
+    document = cells.document_of(found.position)
     part, heaviest = np.zeros_like(near), [np.empty(0, dtype=np.int64)]
     bounds = np.searchsorted(prediction, np.arange(count + 1)).tolist()
     for begin, end in pairwise(bounds):
@@ -204,7 +203,7 @@ def spread(
         part[begin:end] = weight
         prior.add(own, k, weight)
         # Each position by itself, not by how many of its range it represents.
-        heaviest.append(begin + largest(weight / found.stands_for[begin:end], HEAVIEST))
+        heaviest.append(begin + largest(weight / found.sampling_weight[begin:end], HEAVIEST))
     named = np.concatenate(heaviest)
     states = cells.codes.states(cells.records(found.row[named]))
     shared = _relied_on(predictions, head, states, prediction[named])
@@ -221,7 +220,7 @@ def spread(
     prediction, weight = prediction[kept], part[kept]
     return Carriers(
         prediction,
-        found.place[kept],
+        found.position[kept],
         found.cosine[kept],
         weight * evidence[prediction],
         targets,
@@ -256,7 +255,7 @@ def _contexts(predictions: Predictions, lens: Lens) -> Carriers:
     uses, count = predictions.uses("source"), len(predictions)
     first = lens.first_rows[uses.prototype]
     counts = lens.first_rows[uses.prototype + 1] - first
-    use, context = each_of(counts)
+    use, context = group_members(counts)
     rows, none = lens.index.take(first[use] + context), counts == 0
     return Carriers(
         uses.prediction[use],

@@ -15,7 +15,7 @@ from prismlm.corpus.store import Corpus
 from prismlm.direction_marks import MARK
 from prismlm.errors import FormatError
 from prismlm.explorer.session import Session
-from prismlm.lens.labels.map import worth_seeing
+from prismlm.lens.labels.map import first_prototype
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Lens
 from prismlm.models.sidecar import load_sidecar
@@ -81,8 +81,8 @@ def _lens(lens: Lens) -> dict[str, Any]:
         "trained_on": None if trained is None else trained_on_words(trained, meta.split),
         "map": meta.map is not None,
         "corpus": lens.corpus is not None,
-        "readable": lens.readable is not None,
-        "opening": worth_seeing(lens),
+        "readable": lens.text_source is not None,
+        "opening": first_prototype(lens),
         "shares": _shares(lens),
     }
 

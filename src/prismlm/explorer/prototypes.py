@@ -40,7 +40,7 @@ def routes(session: Session) -> APIRouter:
     ) -> dict[str, Any]:
         # The first search would wait for all contexts to be read: they are, once a list is shown.
         catalogue = known()
-        if not catalogue.read:
+        if not catalogue.is_loaded:
             later.add_task(lambda: catalogue.texts)
         matching = catalogue.search(query, sort, everything)
         found = catalogue.of_category(matching, category)

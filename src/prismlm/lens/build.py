@@ -1,4 +1,4 @@
-"""Indexing: one pass over a corpus, in one or more parts, and the lens that is written of all."""
+"""Indexing: one pass over a corpus, in one or more parts, that writes a lens."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 RUN_FILE = "run.json"
-# Of what parts must agree on, the keys that the record of a lens has elsewhere, or not.
-NOT_OF_A_LENS = ("model", "shards", "positions", "codes", "states")
+# Settings of a run that meta.json does not repeat.
+NOT_IN_META = ("model", "shards", "positions", "codes", "states")
 SECONDS_MEASURED = 10.0
 CHARACTERS_BEFORE, CHARACTERS_AFTER = 160, 80
-# Bytes of a kept context on disk: its compressed text and columns, and those columns alone.
+# Bytes of a context on disk besides its state: compressed text and columns, or columns alone.
 BYTES_WITH_TEXT, BYTES_WITHOUT_TEXT = 230, 30
-# Of a position, beside its coded state: offset, probability, scale, and its part of the ranges.
+# Bytes of a position besides its coded state: offset, probability, scale, share of the ranges.
 BYTES_PER_POSITION = 16
 
 
@@ -72,30 +72,32 @@ def index(
 
     Args:
         model: the model directory.
-        corpus: the text; any corpus, also one the model was not trained on.
-        lens: a name below ``MODEL/lens``, or a directory; the corpus's name if left out.
+        corpus: the text; also one the model was not trained on.
+        lens: a name below ``MODEL/lens``, or a directory; by default the corpus's name.
         options: how it is read, and which part of it.
         device: where the model runs: auto, cpu or cuda.
-        overwrite: replace an existing lens, and discard parts that were made with other inputs.
-        progress: shows tokens done.
+        overwrite: replace an existing lens, and discard parts made with other inputs.
+        progress: reports tokens.
 
     Returns:
-        The lens, or None where other parts are still to be read.
+        The lens, or None if other parts are missing.
 
     Raises:
-        InputError: the lens exists, or model, corpus and options do not go together.
+        InputError: the lens exists, or model, corpus and options do not match.
         FormatError: model or corpus is damaged.
         PrismError: the disk is full or failing.
-        Interrupted: SIGINT or SIGTERM came; finished parts are kept.
+        Interrupted: SIGINT or SIGTERM; finished parts are kept.
     """
     from prismlm.corpus.store import Corpus
 
-    read = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
-    out = lens_directory(Path(model), lens or read.name)
+    opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
+    out = lens_directory(Path(model), lens or opened.name)
     check_lens(out, overwrite=overwrite)
     checkpoint = load_checkpoint(model, device=device_named(device))
-    chosen = options_for(checkpoint.model, options or IndexOptions(), Path(model))
-    return index_checkpoint(checkpoint, read, out, chosen, overwrite=overwrite, progress=progress)
+    options = options_for(checkpoint.model, options or IndexOptions(), Path(model))
+    return index_checkpoint(
+        checkpoint, opened, out, options, overwrite=overwrite, progress=progress
+    )
 
 
 def index_checkpoint(
@@ -107,7 +109,7 @@ def index_checkpoint(
     overwrite: bool = False,
     progress: Reporter = SILENT,
 ) -> Path | None:
-    """Index a corpus with a checkpoint that is open, as :func:`index`."""
+    """Index a corpus with an open checkpoint, as :func:`index`."""
     fingerprint = tokenizer_fingerprint(checkpoint.tokenizer)
     check_index(checkpoint.model, corpus, options, fingerprint)
     return build_index(
@@ -134,24 +136,10 @@ def build_index(
     states: HiddenStates | None = None,
     progress: Reporter = SILENT,
 ) -> Path | None:
-    """Index a corpus, or one part of it, with a model that is open, as :func:`index`.
+    """Index a corpus, or one part of it, with an open model, as :func:`index`.
 
-    Every position that predicts a token of its document is scored against every prototype. The
-    L nearest positions of each prototype are kept, one per document, ranked by cosine, then by
-    position; uses and activations are summed over all positions.
-
-    Parts are indexed at any time, and each is kept beside the lens, in ``.NAME.partial``, when it
-    is finished. The last one writes the lens, the one of an undivided index if the machines compute
-    the same cosines.
-
-    Args:
-        model, head, corpus: the causal language model, its prototype head, the text.
-        out: the lens directory.
-        options: how it is read, and which part of it.
-        trained_on: whether the model was trained on this corpus, if that is known.
-        overwrite: replace an existing lens, and discard parts that were made with other inputs.
-        states: of the same model, corpus and options, which are not read again.
-        progress: shows tokens done.
+    Finished parts are kept in ``.NAME.partial``; the last one writes the lens, which equals that
+    of a single part. ``states`` of the same model, corpus and options are not computed again.
     """
     options, out = options_for(model, options or IndexOptions()), Path(out)
     check_index(model, corpus, options)
@@ -160,8 +148,7 @@ def build_index(
     run = _run(given)
     with _ready(given, parts):
         parts.check(run, overwrite=overwrite)
-        # Another process may have written it in the meantime.
-        check_lens(out, overwrite=overwrite)
+        check_lens(out, overwrite=overwrite)  # another process may have written it
         part = parts.part(options.shard.number)
         with writing(part):
             if not part.is_dir():
@@ -176,7 +163,7 @@ def build_index(
                 return None
             check_lens(out, overwrite=overwrite)
             with writing(out), atomic_directory(out) as directory:
-                meta = {k: value for k, value in run.items() if k not in NOT_OF_A_LENS}
+                meta = {name: value for name, value in run.items() if name not in NOT_IN_META}
                 write_lens(directory, given, parts, meta | {"trained_on": trained_on}, progress)
             discard(parts.path)
     return out
@@ -184,7 +171,7 @@ def build_index(
 
 @contextmanager
 def _ready(given: ScanInput, parts: Parts) -> Iterator[None]:
-    """Run the block with the model evaluating; say of a full disk or a signal what is kept."""
+    """Put the model in evaluation mode; on a full disk or a signal, say what is kept."""
     what, (documents, tokens) = f"the lens {parts.out}", _counts(given)
     expected = lens_bytes(given.head, given.options, documents, tokens)
     check_room(what, parts.out, expected, parts.path)
@@ -197,10 +184,7 @@ def _ready(given: ScanInput, parts: Parts) -> Iterator[None]:
 
 
 class Parts:
-    """The finished parts of a lens, in the directory ``.NAME.partial`` beside it.
-
-    Each has a file ``run.json`` that says what it is of.
-    """
+    """The finished parts of a lens, in ``.NAME.partial``, each with a ``run.json`` of settings."""
 
     def __init__(self, out: Path, count: int) -> None:
         self.out, self.count = out, count
@@ -215,13 +199,13 @@ class Parts:
         return [number for number in range(self.count) if self.part(number).is_dir()]
 
     def kept(self) -> str:
-        """Say what an interrupted run has left."""
+        """Say what an interrupted run leaves."""
         if any(self.path.glob("part-*")):
             return f"Finished parts are kept in {self.path}. Run the same command again to resume."
-        return "No part was finished: the same command begins anew."
+        return "No part was finished: the same command starts over."
 
     def check(self, run: dict[str, Any], *, overwrite: bool = False) -> None:
-        """Check that finished parts are of the same run; with ``overwrite`` discard the others."""
+        """Check that finished parts are of the same run; discard others with ``overwrite``."""
         # Not while another process writes the lens.
         with writing(self.path, wait=True):
             for part in self.path.glob("part-*"):
@@ -231,7 +215,7 @@ class Parts:
                     discard(part)
                     continue
                 check_same(
-                    f"an index of {self.out} was begun with another input",
+                    f"an index of {self.out} was started with another input",
                     before,
                     run,
                     "Resume that one, choose another --lens, or discard its parts with "
@@ -240,7 +224,7 @@ class Parts:
 
 
 def _run(given: ScanInput) -> dict[str, Any]:
-    """Return everything that the parts of a lens must agree on."""
+    """Return the settings that all parts of a lens share."""
     corpus, options, states = given.corpus, given.options, given.states
     run = {
         "model": fingerprints.of_model(given.model),
@@ -257,15 +241,15 @@ def _run(given: ScanInput) -> dict[str, Any]:
         "shards": options.shard.count,
     }
     if states is not None:
-        of = {name: run[name] for name in ("model", "corpus", "split", "window", "stride")}
-        states.check(of | {"bf16": options.bf16})
-        # They are rounded, so parts with and without them are not of one lens.
+        shared = {name: run[name] for name in ("model", "corpus", "split", "window", "stride")}
+        states.check(shared | {"bf16": options.bf16})
+        # Stored states are rounded, so parts with and without them differ.
         run["states"] = len(states)
     return run
 
 
 def _counts(given: ScanInput) -> tuple[int, int]:
-    """Return how many documents are read, and predictions: the end of a document gives none."""
+    """Return the documents, and the predictions: all tokens but the last of each."""
     documents, tokens = split_counts(given.corpus, given.options.split)
     return documents, tokens - documents
 
@@ -289,16 +273,16 @@ def write_lens(
     scan, split = scans[0], options.split
     for other in scans[1:]:
         scan.merge(other)
-    kept = top_contexts.to_rows(scan.top)
-    write_contexts(directory, kept, corpus, progress, with_text=options.with_text)
+    contexts = top_contexts.to_rows(scan.top)
+    write_contexts(directory, contexts, corpus, progress, with_text=options.with_text)
     layout.write_table(mass_table(scan.mass, given.groups.keys), directory / layout.MASS_FILE)
-    Probe.of(model, corpus, split, options.window).save(directory)
+    Probe.measure(model, corpus, split, options.window).save(directory)
     if options.with_text:
         write_suffixes(directory, corpus, split)
     write_documents(directory, corpus, split)
     cells = write_cells(
         directory,
-        [each.spool for each in scans],
+        [part.spool for part in scans],
         head.num_prototypes,
         len(weight_of(model)),
         options.positions,
@@ -306,7 +290,7 @@ def write_lens(
         codes=options.codes,
         tokens=corpus.num_tokens,
     )
-    scale = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
+    support = measure_support(Cells(directory, cells), model, head, corpus, split, progress)
     files = layout.describe_files(directory)
     table = prototypes_table(model, head, corpus, scan)
     layout.write_prototypes(table, directory / layout.PROTOTYPES_FILE, files)
@@ -318,7 +302,7 @@ def write_lens(
         "with_text": options.with_text,
         "convergence": convergence(scan),
         "cells": cells,
-        "support": None if scale is None else asdict(scale),
+        "support": None if support is None else asdict(support),
         "files": files,
     }
     layout.write_meta(directory, layout.LensMeta(**meta))
@@ -329,52 +313,48 @@ def convergence(scan: Scan) -> list[dict[str, float]]:
     """Return the mean nearest cosine of the prototypes after growing shares of the corpus."""
     points: list[dict[str, float]] = []
     for tokens, nearest in zip(scan.curve_tokens.tolist(), scan.curve_nearest, strict=True):
-        seen = nearest[nearest > ABSENT].double()
-        if len(seen):
-            share, mean = tokens / max(scan.tokens, 1), float(seen.mean())
+        present = nearest[nearest > ABSENT].double()
+        if len(present):
+            share, mean = tokens / max(scan.tokens, 1), float(present.mean())
             points.append({"tokens": tokens, "share": share, "mean_nearest_cosine": mean})
     return points
 
 
 def write_contexts(
     directory: Path,
-    kept: top_contexts.Contexts,
+    contexts: top_contexts.Contexts,
     corpus: Corpus,
     progress: Reporter,
     *,
     with_text: bool,
 ) -> None:
     """Write ``index.parquet``, by prototype and then by rank, and the states of its rows."""
-    prototype = kept.prototype.numpy()
+    prototype = contexts.prototype.numpy()
     rank = np.arange(len(prototype)) - np.searchsorted(prototype, prototype)
-    documents, row = np.unique(kept.document.numpy(), return_inverse=True)
+    documents, row = np.unique(contexts.document.numpy(), return_inverse=True)
     texts = [pa.nulls(len(row), pa.string())] * 3
     if with_text:
-        texts = _texts(corpus, documents, row, kept.position.numpy(), progress)
+        texts = _texts(corpus, documents, row, contexts.position.numpy(), progress)
     facts = corpus.documents.take(documents).select([name for name, _ in FACTS])
     table = pa.table(
         [
             pa.array(prototype.astype(np.int32)),
             pa.array(rank.astype(np.int32)),
-            pa.array(kept.cosine.numpy()),
-            pa.array(kept.activation.numpy()),
-            pa.array(kept.routed.numpy()),
-            pa.array(kept.position.numpy()),
+            pa.array(contexts.cosine.numpy()),
+            pa.array(contexts.activation.numpy()),
+            pa.array(contexts.routed.numpy()),
+            pa.array(contexts.position.numpy()),
             *facts.take(pa.array(row)).columns,
             *texts,
         ],
         schema=layout.INDEX_SCHEMA,
     )
     layout.write_table(table, directory / layout.INDEX_FILE, row_group_size=8192)
-    save_file({"states": kept.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
+    save_file({"states": contexts.state.contiguous()}, str(directory / layout.CONTEXTS_FILE))
 
 
 def _texts(
-    corpus: Corpus,
-    documents: np.ndarray,
-    row: np.ndarray,
-    position: np.ndarray,
-    progress: Reporter,
+    corpus: Corpus, documents: np.ndarray, row: np.ndarray, position: np.ndarray, progress: Reporter
 ) -> list[pa.Array]:
     """Return before, token and after for every context; each document is encoded once."""
     before, token, after = ([""] * len(row) for _ in range(3))
@@ -395,27 +375,31 @@ def _texts(
 def prototypes_table(
     model: PreTrainedModel, head: PrototypeHead, corpus: Corpus, scan: Scan
 ) -> pa.Table:
-    """Return ``prototypes.parquet`` with names made of signatures, until labels replace them."""
+    """Return ``prototypes.parquet`` with names from signatures, before there are labels."""
     count, signatures = head.num_prototypes, signatures_of(model, head, corpus)
     nearest = scan.top.cosine[:, 0]
-    known = {
-        "prototype": pa.array(np.arange(count, dtype=np.int32)),
-        "name": pa.array(signatures.names),
-        "top_tokens": pa.array(signatures.tokens, pa.list_(pa.string())),
-        "top_values": pa.array(list(signatures.values), pa.list_(pa.float32())),
-        "usage": pa.array(scan.mass[0].sum(0).numpy() / max(scan.tokens, 1)),
-        "nearest_cosine": pa.array(
-            nearest.numpy(), mask=torch.isinf(nearest).numpy(), type=pa.float32()
-        ),
-        "label_source": pa.array(["signature"] * count),
+    columns = {
+        "prototype": np.arange(count, dtype=np.int32),
+        "name": signatures.names,
+        "top_tokens": signatures.tokens,
+        "top_values": list(signatures.values),
+        "usage": scan.mass[0].sum(0).numpy() / max(scan.tokens, 1),
+        "nearest_cosine": pa.array(nearest.numpy(), mask=torch.isinf(nearest).numpy()),
+        "label_source": ["signature"] * count,
     }
-    schema = layout.PROTOTYPES_SCHEMA
-    columns = [known.get(one.name, pa.nulls(count, one.type)) for one in schema]
-    return pa.table(columns, schema=schema)
+    return pa.table(
+        [
+            pa.array(columns[field.name], field.type)
+            if field.name in columns
+            else pa.nulls(count, field.type)
+            for field in layout.PROTOTYPES_SCHEMA
+        ],
+        schema=layout.PROTOTYPES_SCHEMA,
+    )
 
 
 def lens_directory(model: Path, lens: Path | str) -> Path:
-    """Return where a lens is written that is named, or given as a directory."""
+    """Return the directory of a lens given by name or path."""
     name = Path(lens).name
     if name.startswith(".") or not name:
         raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
@@ -423,14 +407,14 @@ def lens_directory(model: Path, lens: Path | str) -> Path:
 
 
 def trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
-    """Return whether a model says that it was trained on a corpus; None if it does not say."""
+    """Return whether a model was trained on a corpus; None if it does not say."""
     trained = checkpoint.sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
     return None if fingerprint is None else fingerprint == corpus.fingerprint
 
 
 def check_lens(out: Path, *, overwrite: bool) -> None:
-    """Check that a lens may be written to a directory; InputError if not."""
+    """Raise InputError unless a lens may be written to a directory."""
     if not out.exists():
         return
     if not overwrite:
@@ -442,7 +426,7 @@ def check_lens(out: Path, *, overwrite: bool) -> None:
 def check_index(
     model: PreTrainedModel, corpus: Corpus, options: IndexOptions, tokenizer: str | None = None
 ) -> None:
-    """Check that a corpus suits a model, and its tokenizer's fingerprint; InputError if not."""
+    """Raise InputError unless a corpus matches a model, and the tokenizer fingerprint if given."""
     if split_counts(corpus, options.split)[0] == 0:
         raise InputError(
             f"the corpus {corpus.name} has no documents in its {options.split} split: "
@@ -455,7 +439,7 @@ def check_index(
             "build the corpus with --tokenizer MODEL."
         )
     if len(corpus.tokenizer) > weight_of(model).shape[0]:
-        # Tokens that were added to a model without embeddings hurt nobody until a text has them.
+        # Tokens without embeddings do no harm unless the text has them.
         largest = [int(part.max()) for part in corpus.parts()]
         check_embedded(model, corpus.tokenizer, largest, str(model.name_or_path))
 
@@ -463,7 +447,7 @@ def check_index(
 def lens_bytes(
     head: PrototypeHead, options: IndexOptions, documents: int | None, tokens: int | None
 ) -> int:
-    """Return about how many bytes a lens of so many documents and tokens has; None: at most."""
+    """Estimate the bytes of a lens; None: unknown counts."""
     contexts = options.contexts if documents is None else min(options.contexts, documents)
     per_context = 2 * head.width + (BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT)
     state = head.width if options.codes == "int8" else parts_of(head.width, options.codes)
@@ -478,10 +462,10 @@ def estimate_index(
     options: IndexOptions,
     scale: float | None = 1.0,
 ) -> Cost:
-    """Time some passes of what ``build_index`` with the same arguments would do, and multiply.
+    """Time some passes of ``build_index``, and extrapolate to ``scale`` times the corpus.
 
-    The figures are ``documents`` to read, ``tokens`` to predict and ``tokens_per_second``. There
-    is ``scale`` times as much text as in ``corpus``; None: not known.
+    The figures are ``documents``, ``tokens`` to predict and ``tokens_per_second``; of an unknown
+    scale, None, the first two are None.
     """
     options = options_for(model, options)
     check_index(model, corpus, options)

@@ -1,4 +1,4 @@
-"""Every indexed position in the cell of its nearest prototype, by next token: reading a lens's."""
+"""The cells of a lens: every indexed position by nearest prototype and next token."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from torch import Tensor
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.errors import FormatError, InputError, suggest
@@ -19,13 +20,16 @@ from prismlm.lens.codes import Codes, open_codes
 from prismlm.lens.where import Conditions, Keys
 
 ROWS_AT_ONCE = 2**20
-# Positions and tokens are kept in as few bytes as the last of them needs.
 POSITION_TYPES = {4: "<u4", 8: "<i8"}
 TOKEN_TYPES = {2: "<u2", 4: "<i4"}
+# Positions of one range that are compared at most, in stretches that are contiguous on disk.
+MOST_OF_A_RANGE = 512
+STRETCH = 32
+RECORDS_AT_ONCE = 2**15
 
 
 def record_type(codes: Codes, position_bytes: int = 8, token_bytes: int = 4) -> np.dtype:
-    """Return the record of a position: offset, token there, chance of the next, coded state."""
+    """Return the record of a position: offset, token, probability of the next, coded state."""
     position, token = POSITION_TYPES[position_bytes], TOKEN_TYPES[token_bytes]
     first = ("position", position), ("read", token), ("probability", "<f2")
     return np.dtype([*first, *codes.fields])
@@ -33,13 +37,13 @@ def record_type(codes: Codes, position_bytes: int = 8, token_bytes: int = 4) -> 
 
 @dataclass(frozen=True)
 class CellsMeta:
-    """How cells were written.
+    """The format of the cells of a lens.
 
     Attributes:
-        codes: of hidden states: int8, pq or pq12.
-        share: of all positions that were kept, drawn by a hash of each; 1.0 keeps all.
+        codes: int8, pq or pq12.
+        share: of all positions that were kept.
         rows: positions kept.
-        vocabulary: tokens that the key of a range is counted in: key = cell · V + token.
+        vocabulary: V in the key of a range, cell · V + token.
         width: d.
         position_bytes: of a global position, 4 or 8.
         token_bytes: of a token, 2 or 4.
@@ -55,18 +59,12 @@ class CellsMeta:
 
 
 class Cells:
-    """The positions of a lens, memory-mapped; a question reads the ranges that it needs alone.
-
-    A row is a position's number, in the order of cell, next token and position.
+    """The positions of a lens, memory-mapped, as rows sorted by cell, next token and position.
 
     Args:
         directory: of the lens.
-        meta: what ``meta.json`` says of them.
-        check: compares files of the lens that are read as a whole with their digests.
-
-    Attributes:
-        meta: how they were written.
-        codes: of the hidden states of records.
+        meta: ``cells`` of ``meta.json``.
+        check: compares files of the lens with their digests before they are read.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Cells:
     ) -> None:
         self._directory, self._check_files = directory, check
         self.path = directory / layout.CELLS_FILE
-        # Older lenses noted checksums here.
+        # Older lenses have checksums here.
         self.meta = CellsMeta(**{key: v for key, v in meta.items() if key != "checksums"})
         if self.meta.codes != "int8":
             check([layout.CELL_CENTRES_FILE])
@@ -86,7 +84,7 @@ class Cells:
         opened = (layout.open_array(directory / name) for name in layout.CELL_FILES)
         self._records, self._keys, self._starts = opened
         if self._records.dtype != record or len(self._records) != self.meta.rows:
-            raise FormatError(f"{self.path} is not as {layout.META_FILE} says. {layout.REBUILD}")
+            raise FormatError(f"{self.path} does not match {layout.META_FILE}. {layout.REBUILD}")
         self._bytes = np.asarray(self._records).view(np.uint8).reshape(-1, record.itemsize)
         self._columns: dict[str, Keys] = {}
         self._facts: dict[int, dict[str, Any]] = {}
@@ -101,23 +99,19 @@ class Cells:
         return self.meta.rows
 
     def ranges(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first row of each pair of cell and next token, and the one after: [n] each."""
+        """Return where the rows of pairs of cell and next token start and stop: [n] each."""
         key = cells.astype(np.int64) * self.meta.vocabulary + tokens
         return self._first_row(key), self._first_row(key + 1)
 
-    def beside(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where a cell's rows of other next tokens start and stop, before and after: [n, 2].
-
-        Args:
-            cells, tokens: pairs, int64 [n].
-        """
+    def ranges_except(self, cells: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where the rows of a cell with other next tokens start and stop: [n, 2] each."""
         cell = cells.astype(np.int64) * self.meta.vocabulary
         edges = [cell, cell + tokens, cell + tokens + 1, cell + self.meta.vocabulary]
         rows = self._first_row(np.stack(edges, axis=1))
         return rows[:, ::2], rows[:, 1::2]
 
     def _first_row(self, key: np.ndarray) -> np.ndarray:
-        """Return where the rows of keys start, or of the next keys that there are."""
+        """Return the first row with a key, or a larger one."""
         keys, starts = self.keys_and_starts
         at = np.searchsorted(keys, key)
         rows = np.full(at.shape, self.meta.rows)
@@ -126,8 +120,8 @@ class Cells:
         return rows
 
     def records(self, rows: np.ndarray) -> np.ndarray:
-        """Return copies of records: position, token read there, probability, scale and code."""
-        # As plain bytes, rows are copied whole and not field by field.
+        """Return copies of records: position, token read there, probability, coded state."""
+        # Bytes are copied row by row, which is faster than field by field.
         return self._bytes.take(rows, axis=0).view(self._records.dtype)[:, 0]
 
     def positions(self, first: int, count: int) -> np.ndarray:
@@ -142,15 +136,14 @@ class Cells:
     def tokens(self, start: int, length: int, end: int) -> np.ndarray:
         """Return the tokens of one document from a global position on, int64 [length].
 
-        Of cells that keep every position. All records are looked at for the first. ``end`` is the
-        token that ends a document, which has no record.
+        The cells must have every position. ``end`` is the token that ends a document.
         """
         first = int(self._offset(np.array([start]))[0])
-        found = self._tokens[first : first + length].astype(np.int64)
-        return np.where(found < 0, end, found)
+        tokens = self._tokens[first : first + length].astype(np.int64)
+        return np.where(tokens < 0, end, tokens)
 
     def _offset(self, positions: np.ndarray) -> np.ndarray:
-        """Return where positions lie if one document follows the other, int64 [n]."""
+        """Return where positions lie in the documents of the lens, one after the other."""
         lengths = self.documents["length"].to_numpy()
         document = self.document_of(positions)
         return (np.cumsum(lengths) - lengths - self.starts)[document] + positions
@@ -158,10 +151,10 @@ class Cells:
     @cached_property
     def _tokens(self) -> np.ndarray:
         """The tokens of all documents in order, −1 for their ends: int32 [Σ lengths]."""
-        found = np.full(int(self.documents["length"].to_numpy().sum()), -1, dtype=np.int32)
+        tokens = np.full(int(self.documents["length"].to_numpy().sum()), -1, dtype=np.int32)
         for begin, positions in self._all_positions():
-            found[self._offset(positions)] = self._records["read"][begin : begin + len(positions)]
-        return found
+            tokens[self._offset(positions)] = self._records["read"][begin : begin + len(positions)]
+        return tokens
 
     @cached_property
     def documents(self) -> pa.Table:
@@ -174,7 +167,7 @@ class Cells:
         return layout.read_table(path, DOCUMENT_SCHEMA, columns)
 
     def facts(self, document: int) -> dict[str, Any]:
-        """Return what is known of a document: doc_id, source, domain, license, title and url."""
+        """Return doc_id, source, domain, license, title and url of a document."""
         if document not in self._facts:
             names = DOCUMENT_SCHEMA.names[:6]
             self._facts[document] = {n: self.documents[n][document].as_py() for n in names}
@@ -182,27 +175,27 @@ class Cells:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Where each document starts, int64 [documents]."""
-        # Of a large corpus all columns take some hundred bytes a document.
+        """The global position of each document's first token, int64 [documents]."""
+        # Read alone, since all columns of a large corpus take much memory.
         return self._read_documents(["start"])["start"].to_numpy()
 
     def document_of(self, positions: np.ndarray) -> np.ndarray:
-        """Return which document, by its row in ``documents``, each global position lies in."""
+        """Return the row in ``documents`` of each global position."""
         return np.searchsorted(self.starts, positions, side="right") - 1
 
     def document_number(self, doc_id: str) -> int:
-        """Return a document's row, or −1 where there is none of this id."""
+        """Return a document's row, or −1 if there is no such id."""
         return int(pc.index(self.documents["doc_id"], doc_id).as_py())
 
     def keys(self, column: str) -> Keys:
         """Return the values of a column of the documents; nulls are "(unknown)"."""
         if column not in self._columns:
-            self._columns[column] = Keys.of(self.documents[column])
+            self._columns[column] = Keys.from_column(self.documents[column])
         return self._columns[column]
 
     def matching(self, conditions: Conditions) -> np.ndarray:
         """Return which documents match a filter that is not empty: bool [documents]."""
-        found: list[np.ndarray] = []
+        masks: list[np.ndarray] = []
         for column, values in conditions:
             names, codes = self.keys(column)
             for value in values:
@@ -212,8 +205,8 @@ class Cells:
                         f"no text of this lens has {column}={value}.{suggest(value, names)} "
                         f"Known are: {listed}."
                     )
-            found.append(np.isin(codes, [names.index(value) for value in values]))
-        return np.logical_and.reduce(found)
+            masks.append(np.isin(codes, [names.index(value) for value in values]))
+        return np.logical_and.reduce(masks)
 
     @cached_property
     def _range_sizes(self) -> np.ndarray:
@@ -221,33 +214,32 @@ class Cells:
 
     @cached_property
     def token_rates(self) -> np.ndarray:
-        """The share of each token in what comes next at all positions, float64 [V]."""
+        """The share of each token among the next tokens of all positions, float64 [V]."""
         tokens = self.keys_and_starts[0] % self.meta.vocabulary
         counts = np.bincount(tokens, self._range_sizes, minlength=self.meta.vocabulary)
         return counts / max(1, len(self))
 
     @cached_property
     def document_rates(self) -> np.ndarray:
-        """The share of each document in all positions of the index, float64 [documents]."""
-        # The end of a document predicts nothing of it, so it is no position of the index.
+        """The share of each document in all positions, float64 [documents]."""
+        # The last token of a document has no position.
         weights = self.documents["length"].to_numpy() - 1
         return weights / max(1, weights.sum())
 
     def base_rates(self, column: str) -> np.ndarray:
-        """Return the share of each key of a column in all positions, float64 [keys]."""
+        """Return the share of each value of a column in all positions, float64 [values]."""
         names, codes = self.keys(column)
         return np.bincount(codes, self.document_rates, minlength=len(names))
 
     def sizes(self, cells: int) -> np.ndarray:
-        """Return how many positions each of K cells holds, int64 [K]."""
+        """Return the number of positions in each of K cells, int64 [K]."""
         owners = self.keys_and_starts[0] // self.meta.vocabulary
         return np.bincount(owners, self._range_sizes, minlength=cells).astype(np.int64)
 
     def cells_of(self, document: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many positions of a document each cell holds, and how many it has at all.
+        """Return the positions of a document in each of K cells, and the sizes of these: [K] each.
 
-        Every record is looked at, since cells are not ordered by document: about a second for some
-        million. ``document`` is a row of ``documents``, ``cells`` is K; int64 [K] each.
+        It scans all records: about a second per few million.
         """
         keys, starts = self.keys_and_starts
         first = int(self.starts[document])
@@ -259,3 +251,87 @@ class Cells:
         rows = np.concatenate([np.empty(0, dtype=np.int64), *parts])
         cell = keys[np.searchsorted(starts, rows, side="right") - 1] // self.meta.vocabulary
         return np.bincount(cell, minlength=cells), self.sizes(cells)
+
+
+class Neighbours(NamedTuple):
+    """Positions compared with a state, in the order of the query, [u] each.
+
+    Attributes:
+        pair: the index of the range that each belongs to.
+        row: its row in the cells.
+        position: the global position of its state.
+        read: the token there.
+        cosine: of that state to the query's, float32.
+        sampling_weight: how many positions of its range it represents, float64; 1 if all are there.
+        probability: the model's, of the token that came next there, float16.
+    """
+
+    pair: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+    read: np.ndarray
+    cosine: np.ndarray
+    sampling_weight: np.ndarray
+    probability: np.ndarray
+
+
+def neighbours(
+    cells: Cells, query: np.ndarray, cell: np.ndarray, token: np.ndarray, states: Tensor
+) -> Neighbours:
+    """Compare states with the positions of cells that have a next token.
+
+    Args:
+        cells: of the lens.
+        query: the row in ``states`` of each pair of cell and token, int64 [p], ascending.
+        cell, token: the pairs, int64 [p].
+        states: unit vectors, float32 [Q, d].
+    """
+    return compared(cells, query, *cells.ranges(cell, token), states, MOST_OF_A_RANGE)
+
+
+def compared(
+    cells: Cells, query: np.ndarray, first: np.ndarray, last: np.ndarray, states: Tensor, most: int
+) -> Neighbours:
+    """Compare states with the rows from ``first`` up to, not including, ``last``, int64 [p].
+
+    A range of more than ``most`` rows is sampled, in evenly spaced stretches of 32.
+    """
+    sizes = last - first
+    kept = np.minimum(sizes, most)
+    pair, offset = group_members(kept)
+    step = sizes / np.maximum(kept, 1)
+    stretch, within = np.divmod(offset, STRETCH)
+    rows = first[pair] + (stretch * (STRETCH * step[pair])).astype(np.int64) + within
+    position, read = np.empty((2, len(rows)), dtype=np.int64)
+    cosine = np.empty(len(rows), dtype=np.float32)
+    probability = np.empty(len(rows), dtype=np.float16)
+    owner = query[pair]
+    for begin in range(0, len(rows), RECORDS_AT_ONCE):
+        part = slice(begin, begin + RECORDS_AT_ONCE)
+        records = cells.records(rows[part])
+        position[part], read[part] = records["position"], records["read"]
+        probability[part] = records["probability"]
+        cosine[part] = cells.codes.cosines(records, states, owner[part])
+    return Neighbours(pair, rows, position, read, cosine, step[pair], probability)
+
+
+def group_members(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the group of each member of groups of some sizes, and its number within the group."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return group, np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+def nearest_of(values: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:
+    """Return the largest value of each owner, −1 if it has none: float32 [count]."""
+    nearest = np.full(count, -1, dtype=np.float32)
+    np.maximum.at(nearest, owner, values)
+    return nearest
+
+
+def largest(values: np.ndarray, limit: int) -> np.ndarray:
+    """Return the indices of at most ``limit`` largest values, descending; ties by index."""
+    candidates = np.arange(len(values))
+    if 0 < limit < len(values):
+        # A full sort is much slower.
+        candidates = np.flatnonzero(values >= np.partition(values, -limit)[-limit])
+    return candidates[np.argsort(-values[candidates], kind="stable")][: max(0, limit)]

@@ -1,4 +1,4 @@
-"""The files of a lens directory: names, schemas and the record of what it was built from."""
+"""The files of a lens directory: names, schemas, and the record of how it was built."""
 
 from __future__ import annotations
 
@@ -24,18 +24,16 @@ FORMAT_VERSION = 4
 META_FILE = "meta.json"
 INDEX_FILE, CONTEXTS_FILE = "index.parquet", "contexts.safetensors"
 MASS_FILE, PROTOTYPES_FILE = "mass.parquet", "prototypes.parquet"
-# The source of what has no rows of its own in mass.parquet.
+# The value of groups that have no rows of their own in mass.parquet.
 OTHER = "(other)"
-# Positions in the cells of their nearest prototypes; key and first row of each range, which is a
-# cell and a next token that occur together.
+# Positions by cell and next token; the key and the first row of each such range.
 CELLS_FILE = "cells.npy"
 CELL_KEYS_FILE, CELL_STARTS_FILE = "cell-keys.npy", "cell-starts.npy"
 CELL_FILES = (CELLS_FILE, CELL_KEYS_FILE, CELL_STARTS_FILE)
-# Centres of product quantisation, in lenses whose cells are coded so.
 CELL_CENTRES_FILE = "cell-centres.npy"
 CELL_DOCUMENTS_FILE = "cell-documents.parquet"
-# Cells and suffix arrays up to this size are compared with their digests when they are opened, in
-# a tenth of a second; larger ones, of which a question reads little, by `inspect index` alone.
+# Larger cells and suffix arrays are compared with their digests by `inspect index` alone, since a
+# question reads little of them. 64 MiB take a tenth of a second.
 COMPARED_BYTES = 2**26
 # In the metadata of prototypes.parquet.
 KEY = b"lens"
@@ -77,31 +75,26 @@ PROTOTYPES_SCHEMA = pa.schema(
         ("label_score", pa.float32()),
     ]
 )
-SCHEMAS = {
-    INDEX_FILE: INDEX_SCHEMA,
-    MASS_FILE: MASS_SCHEMA,
-    PROTOTYPES_FILE: PROTOTYPES_SCHEMA,
-}
+SCHEMAS = {INDEX_FILE: INDEX_SCHEMA, MASS_FILE: MASS_SCHEMA, PROTOTYPES_FILE: PROTOTYPES_SCHEMA}
 TrainedOn = bool | Literal["fine-tuned"] | None
 
 
 @dataclass(frozen=True)
 class LensMeta:
-    """What a lens was built from, and how.
+    """How a lens was built.
 
     Attributes:
-        prototypes, tokenizer, corpus: fingerprints; the model is asked by ``probe.safetensors``.
-        corpus_name, corpus_path: where the text was; the path may have moved since.
+        prototypes, tokenizer, corpus: fingerprints; the model is checked by ``probe.safetensors``.
+        corpus_name, corpus_path: of the corpus, which may have moved since.
         split: which documents were read: train, heldout or all.
-        trained_on: whether this corpus is the one the model was trained on, if that is known;
-            "fine-tuned" if it was so on this one after another, which the lens does not hold.
+        trained_on: whether the model was trained on this corpus, if known; "fine-tuned" if it was
+            trained on another one before.
         window, stride, contexts, with_text: as of :class:`~prismlm.lens.options.IndexOptions`.
-        documents, tokens: how much was read. Ends of documents predict nothing and do not count.
+        documents, tokens: documents read, and tokens predicted in them.
         precision: of the passes that read the corpus: float32, which is the model's own, or bf16.
-        cells, support, labels, map: how positions were kept, what text scores that the corpus does
-            not hold, who named the prototypes, how they were laid out; None before.
+        cells, support, labels, map: records of the cells, the scale of support, names and map.
         convergence: points of the mean nearest cosine against the share of the corpus read.
-        files: the size and digest of every file that never changes again.
+        files: the size and digest of every file that is written once.
     """
 
     prototypes: str
@@ -127,24 +120,24 @@ class LensMeta:
 
 
 def trained_on_words(trained_on: TrainedOn, split: str) -> str:
-    """Say whether a model was trained on the documents of its lens: which is not on every split."""
+    """Say whether a model was trained on the documents of its lens."""
     if trained_on is None:
         return "not known"
     if not trained_on:
         return "no"
     if trained_on == "fine-tuned" and split != "heldout":
-        return "fine-tuned on it; what it was trained on before is not in this lens"
-    return {"train": "yes", "heldout": "no, held out"}.get(split, "yes, but for those held out")
+        return "fine-tuned on it; its earlier training text is not in this lens"
+    return {"train": "yes", "heldout": "no, held out"}.get(split, "yes, except held-out documents")
 
 
 def prototypes_fingerprint(head: PrototypeHead) -> str:
-    """Fingerprint all that a lens depends on of a head: the bank, k, τ, and fitted weights."""
+    """Fingerprint what a lens depends on of a head: prototypes, k, τ, and fitted weights."""
     parts = [
         fingerprints.of_tensor(head.prototypes.detach().float()),
         head.prototypes_per_token,
         round(float(head.scale.detach()), 6),
     ]
-    # Heads with cosine weights had lenses before there were others.
+    # Unchanged for cosine weights, which older lenses all have.
     return fingerprints.of_json(parts if head.weights == "cosine" else [*parts, "pursued"])
 
 
@@ -155,7 +148,7 @@ def write_meta(directory: Path, meta: LensMeta) -> None:
 
 
 def read_meta(directory: Path) -> LensMeta:
-    """Read ``meta.json``, and compare the sizes of all files with what it says.
+    """Read ``meta.json``, and compare the sizes of all files with its record.
 
     Raises:
         FormatError: not a lens, incomplete, changed or of another version.
@@ -168,7 +161,7 @@ def read_meta(directory: Path) -> LensMeta:
     value = read_json(path)
     if not isinstance(value, dict) or value.get("format_version") != FORMAT_VERSION:
         raise FormatError(
-            f"{directory} was written in another lens format. Build it again with `prismlm index "
+            f"{directory} has another lens format. Build it again with `prismlm index "
             "MODEL --corpus DIR --overwrite`."
         )
     if value.pop("digest", None) != fingerprints.of_json(value):
@@ -181,13 +174,13 @@ def read_meta(directory: Path) -> LensMeta:
         if not size or size != sizes.get(name, size):
             raise FormatError(
                 f"{directory / name} has {size} bytes, expected {sizes.get(name, 'more')}: it is "
-                f"missing, cut off or was changed. {REBUILD}"
+                f"missing, truncated or changed. {REBUILD}"
             )
     return meta
 
 
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return the size and digest of the files that later steps do not rewrite."""
+    """Return the size and digest of the files that are written once."""
     return {
         path.name: {"bytes": path.stat().st_size, "digest": fingerprints.of_file(path)}
         for path in sorted(directory.iterdir())
@@ -196,7 +189,7 @@ def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def key_of(files: dict[str, dict[str, Any]]) -> str:
-    """Return what ties names and audits to a lens: a digest of its files that never change."""
+    """Return a digest of the files of a lens, by which names and audits belong to it."""
     return fingerprints.of_json(files)
 
 
@@ -207,23 +200,21 @@ def check_files(
     *,
     most: float = math.inf,
 ) -> None:
-    """Compare files with their digests: those named, or all; none of more than ``most`` bytes."""
+    """Compare files, by default all, of up to ``most`` bytes with their digests."""
     for name in meta.files if names is None else names:
         noted = meta.files.get(name)
         if noted is not None and noted["bytes"] > most:
             continue
         if noted is None or fingerprints.of_file(directory / name) != noted["digest"]:
             raise FormatError(
-                f"{directory / name} is damaged, or of another lens: it does not hold what was "
-                f"written. {REBUILD}"
+                f"{directory / name} is damaged or of another lens: its digest differs. {REBUILD}"
             )
 
 
 def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) -> pa.Table:
     """Read a table of a lens."""
     try:
-        there = pq.read_schema(path)
-        if there.equals(schema):
+        if pq.read_schema(path).equals(schema):
             return pq.read_table(path, columns=columns, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} cannot be read ({error}). {REBUILD}") from error
@@ -233,19 +224,19 @@ def read_table(path: Path, schema: pa.Schema, columns: list[str] | None = None) 
     )
 
 
-def open_array(path: Path, way_out: str = REBUILD) -> np.ndarray:
-    """Map an array of a file."""
+def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
+    """Memory-map an array."""
     try:
         return np.load(path, mmap_mode="r")
     except Exception as error:  # numpy raises half a dozen unrelated types here
-        raise FormatError(f"{path} is damaged ({error}). {way_out}") from error
+        raise FormatError(f"{path} is damaged ({error}). {advice}") from error
 
 
 @contextmanager
 def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], None]]:
-    """Yield what appends to a file of one array [n]; its header is written again at the end.
+    """Yield a function that appends to a file of one array [n].
 
-    It is written, not memory-mapped: a full disk is then an error and not the end of the process.
+    It writes instead of memory-mapping, so that a full disk raises an error.
     """
     rows = 0
 
@@ -261,7 +252,7 @@ def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], N
     with path.open("wb") as file:
         header()
         yield append
-        # A header leaves room for as many digits as a length can have.
+        # A header has room for the digits of any length.
         file.seek(0)
         header()
 
@@ -272,7 +263,7 @@ def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any
 
 
 def read_prototypes(directory: Path, meta: LensMeta) -> pa.Table:
-    """Read ``prototypes.parquet``, which is rewritten and so belongs to a lens by its key."""
+    """Read ``prototypes.parquet``, which belongs to a lens by its key since it is rewritten."""
     path = directory / PROTOTYPES_FILE
     table = read_table(path, PROTOTYPES_SCHEMA)
     if (table.schema.metadata or {}).get(KEY) != key_of(meta.files).encode():
@@ -288,7 +279,7 @@ def write_table(table: pa.Table, path: Path, **options: Any) -> None:
 def check_fresh(
     meta: LensMeta, directory: Path, head: PrototypeHead, tokenizer: str | None = None
 ) -> None:
-    """Raise StaleLensError if a lens was built for another head, or tokenizer if one is given."""
+    """Raise StaleLensError if a lens was built for another head, or tokenizer if given."""
     now = {"prototypes": prototypes_fingerprint(head), "tokenizer": tokenizer}
     stale = [what for what, value in now.items() if value not in (None, getattr(meta, what))]
     if stale:
@@ -299,10 +290,10 @@ def check_fresh(
 
 
 def find_lens(model_directory: Path, lens: Path | str | None) -> Path | None:
-    """Return the lens directory to use: the one named, or the only one under ``lens/``.
+    """Return the lens with a name or path, or by default the only one of the model.
 
     Raises:
-        InputError: several lenses and none named, or the named one does not exist.
+        InputError: there are several lenses and no name, or it does not exist.
     """
     if lens is not None:
         named = check_path("the lens", lens)
@@ -310,7 +301,7 @@ def find_lens(model_directory: Path, lens: Path | str | None) -> Path | None:
             if candidate.is_dir():
                 return candidate
         raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")
-    # A name that starts with a dot is a lens still being written.
+    # Hidden ones are still being written.
     root = model_directory / "lens"
     lenses = sorted(path for path in root.glob("[!.]*") if path.is_dir())
     if len(lenses) > 1:

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
 T = TypeVar("T")
-# Whose passages are asked for again and again: those of one answer share documents.
-DOCUMENTS_KEPT = 64
-# What fewer places have in common is chance: such prototypes get no name, and lists leave them out.
+# The passages of one answer often share documents.
+CACHED_DOCUMENTS = 64
+# Prototypes with fewer positions are too rare to be named or listed.
 MIN_PLACES = 10
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is replaced or rewritten; None where there is none."""
+    """Return what changes when a file is replaced or rewritten; None for a missing file."""
     try:
         stat = path.stat()
     except OSError:
@@ -45,8 +45,8 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
-class read_once(cached_property[T]):
-    """A property that is read when it is first needed, of a lens checked at every access."""
+class lens_property(cached_property[T]):
+    """A cached property of a lens that checks at every access that the lens is unchanged."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:  # pyright: ignore
         if instance is not None:
@@ -54,23 +54,23 @@ class read_once(cached_property[T]):
         return super().__get__(instance, owner)
 
     def __set__(self, instance: Any, value: Any) -> None:  # pyright: ignore
-        # With it, Python asks __get__ also where a value is kept.
+        # A data descriptor: Python calls __get__ even if the value is cached.
         instance.__dict__[str(self.attrname)] = value
 
 
 class Lens:
-    """A lens directory. Open one with :meth:`open`; tables are read when they are first needed.
+    """A lens directory. Open one with :meth:`open`; tables are read on first use.
 
     Attributes:
         path: the directory.
-        meta: what it was built from.
-        head: that it was built with.
-        tokenizer: decodes the lens's own tokens, where its corpus is not at hand; None for no text.
+        meta: how it was built.
+        head: the prototype head.
+        tokenizer: decodes the lens's own tokens if the corpus is missing; None for no text.
     """
 
     def __init__(self, path: Path, meta: layout.LensMeta, head: PrototypeHead) -> None:
         self.path, self.meta, self.head = path, meta, head
-        self._seen = _identity(path / layout.META_FILE)
+        self._opened = _identity(path / layout.META_FILE)
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._moved_corpus: Path | None = None
         self._corpus: tuple[object, Corpus | None] = object(), None
@@ -86,26 +86,24 @@ class Lens:
         *,
         decoder: bool = True,
     ) -> Lens:
-        """Open a lens that was built for this model and head, and tokenizer if one is given.
-
-        The model reads the probe again: see :class:`~prismlm.lens.probe.Probe`.
+        """Open a lens, and check its probe: see :class:`~prismlm.lens.probe.Probe`.
 
         Args:
             path: the lens directory.
-            model, head: that are to be read with it.
-            tokenizer: the fingerprint of its tokenizer; None leaves that unchecked.
-            decoder: whether the model can read; otherwise its output layer alone is compared.
+            model, head: those it must have been built for.
+            tokenizer: the fingerprint of their tokenizer; None leaves that unchecked.
+            decoder: whether the model can run; otherwise only its output layer is compared.
 
         Raises:
             FormatError: not a lens, damaged or of another version.
             StaleLensError: built for another model, head or tokenizer.
         """
         directory = Path(path)
-        seen = _identity(directory / layout.META_FILE)
+        opened = _identity(directory / layout.META_FILE)
         meta = layout.read_meta(directory)
         layout.check_fresh(meta, directory, head, tokenizer)
         lens = cls(directory, meta, head)
-        lens._seen = seen
+        lens._opened = opened
         _ = lens.cells
         layout.check_files(directory, meta, [PROBE_FILE])
         probe = Probe.open(directory)
@@ -123,19 +121,19 @@ class Lens:
         return self.path.resolve().name
 
     def check_unchanged(self) -> None:
-        """Check that the files are still those that were opened; forget names if they are not.
+        """Check that the files are those that were opened; reload names that were rewritten.
 
         Raises:
             StaleLensError: the lens was rebuilt or removed since it was opened.
         """
-        seen = _identity(self.path / layout.META_FILE)
-        if seen == self._seen:
+        current = _identity(self.path / layout.META_FILE)
+        if current == self._opened:
             return
         with suppress(FormatError):
-            noted = layout.read_meta(self.path)
-            if noted == replace(self.meta, labels=noted.labels, map=noted.map):
-                self.meta, self._seen = noted, seen
-                for name in ("prototypes", "names", "categories", "leading"):
+            meta = layout.read_meta(self.path)
+            if meta == replace(self.meta, labels=meta.labels, map=meta.map):
+                self.meta, self._opened = meta, current
+                for name in ("prototypes", "names", "categories", "by_size"):
                     self.__dict__.pop(name, None)
                 return
         raise StaleLensError(
@@ -150,100 +148,100 @@ class Lens:
         self._check_files([name])
         return layout.read_table(self.path / name, layout.SCHEMAS[name])
 
-    @read_once
+    @lens_property
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
         return self._table(layout.INDEX_FILE)
 
-    @read_once
+    @lens_property
     def mass(self) -> pa.Table:
         """``mass.parquet``: uses and activation by prototype, source, domain and licence."""
         return self._table(layout.MASS_FILE)
 
-    @read_once
+    @lens_property
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
         return layout.read_prototypes(self.path, self.meta)
 
-    @read_once
+    @lens_property
     def names(self) -> list[str]:
         """The name of every prototype."""
         return self.prototypes["name"].to_pylist()
 
-    @read_once
+    @lens_property
     def categories(self) -> list[str | None]:
-        """The category of every prototype; None where it has no label."""
+        """The category of every prototype; None without a label."""
         return self.prototypes["category"].to_pylist()
 
-    @read_once
+    @lens_property
     def cells(self) -> Cells:
-        """Every position, or a sample, in the cell of its prototype."""
+        """Every position, or a sample, in the cell of its nearest prototype."""
         self._check_files([layout.CELLS_FILE], most=layout.COMPARED_BYTES)
         return Cells(self.path, self.meta.cells, self._check_files)
 
     @cached_property
     def cell_sizes(self) -> np.ndarray:
-        """At how many positions each prototype is the nearest, int64 [K]."""
+        """The positions that each prototype is nearest to, int64 [K]."""
         return self.cells.sizes(self.num_prototypes)
 
     @property
     def listed(self) -> np.ndarray:
-        """Which prototypes lists show by default, bool [K]: those of ``MIN_PLACES`` or more."""
+        """Which prototypes lists show by default: those of ``MIN_PLACES`` or more, bool [K]."""
         return self.cell_sizes >= MIN_PLACES
 
-    @read_once
-    def leading(self) -> np.ndarray:
-        """The prototypes by how much text is theirs, int64 [K].
+    @lens_property
+    def by_size(self) -> np.ndarray:
+        """The prototypes by the size of their cell, the largest first, then by use, int64 [K].
 
-        The nearest one at most positions comes first. With fitted weights those used at most
-        positions correct many others by a little and may be near to no text at all.
+        Use alone is misleading with fitted weights: the most used prototypes make small
+        corrections and may be nearest to no position.
         """
         return np.lexsort((-self.prototypes["usage"].to_numpy(), -self.cell_sizes))
 
-    @read_once
+    @lens_property
     def support(self) -> SupportScale | None:
-        """What text scores that the corpus does not hold; None with too little text."""
+        """The scale of support from text that is not indexed; None with too little text."""
         return None if self.meta.support is None else SupportScale(**self.meta.support)
 
-    @read_once
+    @lens_property
     def suffixes(self) -> Suffixes | None:
-        """The suffix array of its text; None in a lens without one."""
+        """The suffix array of its text, if it has one."""
         if not suffixes.has_suffixes(self.path):
             return None
         self._check_files([suffixes.DOCUMENTS_FILE])
         self._check_files(suffixes.FILES, most=layout.COMPARED_BYTES)
         return Suffixes.open(self.path)
 
-    @read_once
+    @lens_property
     def states(self) -> Tensor:
-        """The unit hidden state of every kept context, bf16 [rows, d], row for row."""
+        """The unit hidden state of each row of the index, bf16 [rows, d]."""
         self._check_files([layout.CONTEXTS_FILE])
         with safe_open(str(self.path / layout.CONTEXTS_FILE), framework="pt") as file:
             return file.get_tensor("states")
 
     @property
     def corpus(self) -> Corpus | None:
-        """The corpus it was built from; None if that is no longer there, or has changed."""
+        """The corpus it was built from; None if it is missing or has changed."""
         from prismlm.corpus.layout import META_FILE
         from prismlm.corpus.store import Corpus
 
-        seen = _identity(self.corpus_path / META_FILE)
-        if self._corpus[0] != seen:
+        current = _identity(self.corpus_path / META_FILE)
+        if self._corpus[0] != current:
             self.__dict__.pop("_text", None)
             corpus = None
             with suppress(InputError, FormatError, OSError):
                 corpus = Corpus.open(self.corpus_path)
             same = corpus is not None and corpus.fingerprint == self.meta.corpus
-            self._corpus = seen, corpus if same else None
+            self._corpus = current, corpus if same else None
         return self._corpus[1]
 
     @property
     def corpus_path(self) -> Path:
-        """Where its corpus is looked for."""
+        """Where its corpus is expected."""
         return self._moved_corpus or Path(self.meta.corpus_path)
 
     def use_corpus(self, path: Path | str) -> None:
-        """Look for the corpus in another directory than where it was when the lens was built.
+        """Read its corpus from another directory.
 
         Raises:
             InputError: there is no corpus, or another one.
@@ -253,17 +251,17 @@ class Lens:
 
         if Corpus.open(path).fingerprint != self.meta.corpus:
             raise InputError(
-                f"{path} is not the corpus that the lens {self.name} was built from, which is "
-                f"{self.meta.corpus_name}: expected where that is now."
+                f"{path} is not the corpus that the lens {self.name} was built from: expected the "
+                f"directory where {self.meta.corpus_name} is now."
             )
         self._moved_corpus = Path(path)
 
     @property
-    def readable(self) -> Corpus | OwnText | None:
-        """What text is read from: the corpus, or the lens's own tokens where that is not at hand.
+    def text_source(self) -> Corpus | OwnText | None:
+        """The corpus, or the lens's own tokens if that is missing.
 
-        None too where the lens was built to hold no text, where it holds a sample of the positions
-        alone, and where it was opened without a tokenizer.
+        None if the lens was built without text, has a sample of the positions alone, or was opened
+        without a tokenizer.
         """
         corpus = self.corpus
         return self._own_text if corpus is None else corpus
@@ -277,29 +275,26 @@ class Lens:
 
     @cached_property
     def _text(self) -> Callable[[int], tuple[int, str, np.ndarray]]:
-        """Where a document starts, its text, and where its tokens lie; the last few are kept."""
-        source = self.readable
+        """Return a cached function: a document's first position, text, and spans of its tokens."""
+        source = self.text_source
         assert source is not None
 
         def read(number: int) -> tuple[int, str, np.ndarray]:
             return int(source.starts[number]), source.text(number), source.spans(number)
 
-        return lru_cache(DOCUMENTS_KEPT)(read)
+        return lru_cache(CACHED_DOCUMENTS)(read)
 
     def sentence(self, position: int) -> Around | None:
-        """Return the sentence around the token at a global position; None where there is no text.
-
-        See :attr:`readable`.
-        """
-        source = self.readable
+        """Return the sentence around a global position; None without :attr:`text_source`."""
+        source = self.text_source
         if source is None:
             return None
         start, text, spans = self._text(source.document_at(position))
         return sentence_around(text, *spans[position - start].tolist())
 
-    def beside(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
-        """Return where other tokens lie in the text of :meth:`sentence`, as :func:`joined`."""
-        around, source = self.sentence(position), self.readable
+    def spans_in_sentence(self, position: int, others: Iterable[int]) -> list[tuple[int, int]]:
+        """Return the spans of other tokens in the text of :meth:`sentence`, as :func:`joined`."""
+        around, source = self.sentence(position), self.text_source
         if around is None or source is None:
             return []
         start, text, spans = self._text(source.document_at(position))
@@ -311,7 +306,7 @@ class Lens:
 
     @cached_property
     def first_rows(self) -> np.ndarray:
-        """Where each prototype's contexts start in the index, int64 [K + 1]."""
+        """The first row of each prototype in the index, and the end, int64 [K + 1]."""
         prototypes = np.arange(self.num_prototypes + 1)
         return np.searchsorted(self.index["prototype"].to_numpy(), prototypes)
 
@@ -329,19 +324,16 @@ class Lens:
         """Return the values of a column of the index or the mass; nulls are "(unknown)"."""
         if (table, column) not in self._keys:
             rows = self.index if table == "index" else self.mass
-            self._keys[table, column] = Keys.of(rows[column])
+            self._keys[table, column] = Keys.from_column(rows[column])
         return self._keys[table, column]
 
     def shares(self, column: str) -> dict[str, float]:
-        """Return the share of each value of a column in the text of the lens, the largest first."""
+        """Return the share of the text of each value of a column, the largest first."""
         keys, rates = self.cells.keys(column), self.cells.base_rates(column)
-        named = {key: float(rate) for key, rate in zip(keys.names, rates, strict=True)}
-        return dict(sorted(named.items(), key=lambda one: -one[1]))
+        shares = {key: float(rate) for key, rate in zip(keys.names, rates, strict=True)}
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     @property
-    def telling(self) -> str:
-        """The column that shares are by unless another is asked for: domain, or source.
-
-        Where documents have no domains, or all the same, their sources stand for them.
-        """
+    def default_group_by(self) -> str:
+        """The column that shares are grouped by: domain, or source if there is one domain."""
         return "domain" if len(self.keys("mass", "domain").names) > 1 else "source"

@@ -1,4 +1,4 @@
-"""A model directory, opened: the model with its head and lens, which can read and write text."""
+"""An opened model directory: the model with its head and lens, tokenizing and generating text."""
 
 from __future__ import annotations
 
@@ -34,21 +34,19 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens.lens import Lens
 from prismlm.models.seam import LogitMap
 
-LARGEST_SEED = 2**63 - 1
-MOST_WRITTEN = 2**31 - 1
-# Characters.
-LONGEST_TEXT = 16_000_000
-# Logits over a smaller temperature leave the range of float32.
-COLDEST = 1e-6
-# Settings of a model's generation_config.json that every call decides itself, name tokens, or
-# change no token; those that act where tokens are drawn; and values that do nothing, beside None,
-# False and 0.
-DECIDED = {
+MAX_SEED = 2**63 - 1
+MAX_NEW_TOKENS = 2**31 - 1
+MAX_CHARACTERS = 16_000_000
+# Logits divided by a smaller temperature overflow float32.
+MIN_TEMPERATURE = 1e-6
+# Settings of a model's generation_config.json that a call sets itself or that change no token;
+# those that act on sampling only; and values without effect, besides None, False and 0.
+SET_BY_CALL = {
     "max_length", "max_new_tokens", "do_sample", "temperature", "bos_token_id", "eos_token_id",
     "pad_token_id", "decoder_start_token_id", "use_cache", "output_attentions", "output_logits",
     "output_hidden_states", "output_scores", "return_dict_in_generate",
 }  # fmt: skip
-OF_SAMPLING = {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
+SAMPLING = {"top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"}
 NEUTRAL: dict[str, Any] = {
     "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "length_penalty": 1,
     "encoder_repetition_penalty": 1, "top_p": 1, "typical_p": 1,
@@ -89,7 +87,7 @@ class OpenedModel:
         )
 
     def lens_for(self, what: str) -> Lens:
-        """Return the lens, which something is read from."""
+        """Return the lens; InputError, naming what is missing, if there is none."""
         if self.lens is None:
             raise InputError(
                 f"{self.path} has no lens, so there is no {what}. Build one with `prismlm index "
@@ -99,7 +97,7 @@ class OpenedModel:
 
     @property
     def context_length(self) -> int | None:
-        """The most tokens the model reads, or None if it has no bound."""
+        """The most tokens that the model reads, None if unlimited."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     @cached_property
@@ -107,9 +105,10 @@ class OpenedModel:
         return max(map(len, self.tokenizer.get_vocab()))
 
     def check_length(self, text: str, most: int | None = None, reader: str = "") -> None:
-        """Check in no time that a text can have few enough tokens: tokenising may take minutes."""
+        """Raise InputError for a text that is certainly too long, before tokenising it."""
         reads = self.context_length if most is None else most
-        bound = LONGEST_TEXT if reads is None else min(LONGEST_TEXT, reads * self._longest_token)
+        bound = MAX_CHARACTERS
+        bound = bound if reads is None else min(bound, reads * self._longest_token)
         if len(text) > bound:
             tokens = "" if reads is None else f"{reads:,} tokens, which have "
             raise InputError(
@@ -126,51 +125,50 @@ class OpenedModel:
         seed: int = 0,
         on_text: Callable[[str], object] | None = None,
     ) -> str:
-        """Return ``text`` with what the model writes after it; stops at the end of a document.
-
-        After messages it is the answer alone.
+        """Return ``text`` with its continuation, or the answer to messages.
 
         Args:
             text: a text or messages.
-            tokens: the most that are written.
+            tokens: the most that are generated; an end of text stops earlier.
             temperature, seed: as of :meth:`PrismLM.explain`.
-            on_text: is called with what was written as soon as it is, in whole characters.
+            on_text: called with each new piece of text, in whole characters.
         """
         prompt = self.encode(text, tokens)
-        said = ""
+        written = ""
 
-        def tell(ids: Tensor, *, last: bool = False) -> bool:
-            nonlocal said
+        def stream(ids: Tensor, *, last: bool = False) -> bool:
+            nonlocal written
             words = self.words(ids[0, prompt.shape[1] :])
-            if last or (words.startswith(said) and not words.endswith(BROKEN)):
+            if last or (words.startswith(written) and not words.endswith(BROKEN)):
                 if on_text is not None:
-                    on_text(words[len(said) :])
-                said = words
+                    on_text(words[len(written) :])
+                written = words
             return False
 
-        tell(self.write(prompt, tokens, temperature, seed, enough=on_text and tell), last=True)
-        return text + said if isinstance(text, str) else said
+        enough = stream if on_text else None
+        stream(self.write(prompt, tokens, temperature, seed, enough=enough), last=True)
+        return text + written if isinstance(text, str) else written
 
     def words(self, ids: Tensor | Sequence[int]) -> str:
-        """Return tokens [T] as text, special ones left out."""
+        """Decode tokens [T] without special ones."""
         listed = ids.tolist() if isinstance(ids, Tensor) else list(ids)
         return str(self.tokenizer.decode(listed, skip_special_tokens=True))
 
     def as_text(self, text: str | Messages, room: int = 0) -> str:
-        """Return a text as it is, and messages as the model's chat template writes them.
+        """Return a text unchanged, or messages in the model's chat template.
 
-        ``room`` is how many tokens are to be written after it.
+        ``room`` is how many tokens are to be generated after it.
         """
         if is_messages(text):
             return chat_text(self.tokenizer, cast("Messages", text), goes_on=room > 0)
         return check_text("the text", text)
 
     def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
-        """Return the tokens of a text or of messages, as the model's own tokenizer reads them.
+        """Tokenize a text or messages.
 
         Raises:
-            InputError: empty text, far too much of it, a token without an embedding; no chat
-                template, or messages that it refuses.
+            InputError: empty or far too long, or a token without an embedding; no chat template, or
+                messages that it refuses.
         """
         written = self.as_text(text, room)
         self.check_length(written)
@@ -185,32 +183,31 @@ class OpenedModel:
         return ids
 
     def encode(self, text: str | Messages, room: int = 0) -> Tensor:
-        """Return :meth:`tokens_of`, [1, T]; InputError unless there is ``room`` for more."""
-        room = check_whole("the number of tokens to generate", room, most=MOST_WRITTEN)
+        """Return :meth:`tokens_of`, [1, T]; InputError unless ``room`` more fit the context."""
+        room = check_whole("the number of tokens to generate", room, most=MAX_NEW_TOKENS)
         ids = torch.tensor([self.tokens_of(text, room)])
         longest = self.context_length
         if longest is not None and ids.shape[1] + room > longest:
             left = longest - ids.shape[1]
-            wanted = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
+            needed = f"{ids.shape[1]} tokens" + (f" and {room} to generate" if room else "")
             shorter = f"shorten it by {room - left} tokens."
-            way_out = f"generate at most {left}." if room and left >= 1 else shorter
+            advice = f"generate at most {left}." if room and left >= 1 else shorter
             raise InputError(
-                f"the text has {wanted}, and {self.path.name} reads {longest}: {way_out}"
+                f"the text has {needed}, and {self.path.name} reads {longest}: {advice}"
             )
         return ids.to(self.model.device)
 
     def write(
         self, prompt: Tensor, tokens: int, temperature: float, seed: int, **options: Any
     ) -> Tensor:
-        """Return ``prompt`` and what the model writes after it, as :func:`write_after`."""
+        """Return ``prompt`` with its continuation, as :func:`write_after`."""
         return write_after(self.model, self.tokenizer, prompt, tokens, temperature, seed, **options)
 
 
-class _Plain(GenerationConfig):
-    """Settings of one generation: those that it is made with, and no others.
+class _OwnSettings(GenerationConfig):
+    """Settings that ``generate`` does not fill in from the model's generation_config.json.
 
-    ``generate`` fills what is unset from the model's generation_config.json, in an update that may
-    add entries of its own; after that it fills in the defaults of transformers.
+    It does so by an update that allows custom entries.
     """
 
     def update(
@@ -220,20 +217,19 @@ class _Plain(GenerationConfig):
 
 
 def settings_not_applied(model: PreTrainedModel, temperature: float) -> str:
-    """Say what of a model's generation_config.json :func:`write_after` leaves out; "" for nothing.
+    """Name the settings of a model's generation_config.json that are ignored; "" if none are.
 
-    That is beams, penalties, forced and forbidden tokens, and with a temperature top-k, top-p and
-    the like: what is explained is the model's own distribution, and the next token is its top one
-    or drawn from it.
+    These are beams, penalties, forced and suppressed tokens, and with a temperature top-k, top-p
+    and the like: explanations are of the model's own distribution, so tokens come from it too.
     """
     settings = json.loads(model.generation_config.to_json_string(ignore_metadata=True))
-    left_out = DECIDED if temperature else DECIDED | OF_SAMPLING
+    skipped = SET_BY_CALL if temperature else SET_BY_CALL | SAMPLING
     named = ", ".join(
         f"{name}={shown(settings[name])}"
         for name in vars(GenerationConfig())
-        if name in settings.keys() - left_out
+        if name in settings.keys() - skipped
         and settings[name] is not None
-        # 0 does nothing, but as the id of a token.
+        # 0 has an effect as the id of a token only.
         and (settings[name] or name.endswith("_token_id"))
         and settings[name] != NEUTRAL.get(name)
     )
@@ -247,17 +243,17 @@ def check_embedded(
     path: Path | str,
     text: str = "the text",
 ) -> None:
-    """Raise InputError for a token that the tokenizer knows and the model has no embedding for."""
+    """Raise InputError for a token without an embedding."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
     largest = max(ids, default=0)
     if largest >= len(weight):
         token = tokenizer.convert_ids_to_tokens(largest)
         raise InputError(
-            f"{text} has the token {token!r} ({largest}), which the tokenizer of the model "
-            f"{path} knows, and the model embeds {len(weight)} tokens. Embed all that the "
-            "tokenizer has, with model.resize_token_embeddings(len(tokenizer)), and train what was "
-            "added, or give a text without it."
+            f"{text} has the token {token!r} ({largest}) of the tokenizer of {path}, but the model "
+            f"embeds {len(weight)} tokens. Add embeddings with "
+            "model.resize_token_embeddings(len(tokenizer)) and train them, or use a text without "
+            "it."
         )
 
 
@@ -274,44 +270,42 @@ def write_after(
     all_logits: bool = False,
     enough: Callable[[Tensor], bool] | None = None,
 ) -> Tensor:
-    """Return ``prompt`` [1, T] and up to ``tokens`` tokens that the model writes after it.
+    """Return ``prompt`` [1, T] and up to ``tokens`` generated tokens.
 
-    Of the model's generation_config.json only the tokens that end a text are taken.
-    With ``top_p`` below 1, tokens are drawn from the fewest that hold so much of the probability.
-    With ``all_logits`` every position of the prompt passes the output embedding. ``enough`` is
-    asked after every token, with all tokens so far, whether to stop.
+    Of the model's generation_config.json, only the tokens that end a text are used. With
+    ``all_logits``, logits are computed at every position of the prompt. Generation stops when
+    ``enough`` of all tokens so far is true.
     """
     tokens = check_whole("the number of tokens to generate", tokens)
-    seed = check_whole("the seed", seed, most=LARGEST_SEED)
+    seed = check_whole("the seed", seed, most=MAX_SEED)
     temperature = check_number(
         "the temperature",
         temperature,
-        f"0, which takes the top token, or a number from {COLDEST:g} on",
-        lambda number: number == 0 or number >= COLDEST,
+        f"0 for the top token, or a number from {MIN_TEMPERATURE:g} on",
+        lambda number: number == 0 or number >= MIN_TEMPERATURE,
     )
     if tokens == 0:
         return prompt
-    own = model.generation_config
-    padding = tokenizer.eos_token_id if own.pad_token_id is None else own.pad_token_id
-    ends: dict[str, Any] = {"eos_token_id": own.eos_token_id, "pad_token_id": padding}
-    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
-    drawn = drawn if temperature else {}
+    defaults = model.generation_config
+    padding = tokenizer.eos_token_id if defaults.pad_token_id is None else defaults.pad_token_id
+    settings: dict[str, Any] = {"eos_token_id": defaults.eos_token_id, "pad_token_id": padding}
+    if temperature:
+        settings |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": top_p}
     options: dict[str, Any] = {}
     if all_logits and "logits_to_keep" in signature(model.forward).parameters:
-        # Otherwise only the prompt's last position would pass the output embedding.
-        options["logits_to_keep"] = 0
+        options["logits_to_keep"] = 0  # all
     if enough is not None:
 
-        def stop(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        def criterion(ids: Tensor, scores: Any, **_: Any) -> Tensor:
             return torch.full((len(ids),), enough(ids), device=ids.device)
 
-        options["stopping_criteria"] = StoppingCriteriaList([stop])  # pyright: ignore
+        options["stopping_criteria"] = StoppingCriteriaList([criterion])  # pyright: ignore
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         ids = model.generate(  # pyright: ignore[reportCallIssue]
             inputs=prompt,
             attention_mask=torch.ones_like(prompt),
-            generation_config=_Plain(max_length=prompt.shape[1] + tokens, **ends, **drawn),
+            generation_config=_OwnSettings(max_length=prompt.shape[1] + tokens, **settings),
             **options,
         )
     assert isinstance(ids, Tensor)

@@ -1,26 +1,30 @@
-"""How a corpus is read for a lens."""
+"""How a corpus is read for a lens, and how the model itself was trained."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
+from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_whole
+from prismlm.files import read_json
 from prismlm.lens.codes import CodeName, check_codes
-from prismlm.lens.training_corpus import trained_length
+from prismlm.models.sidecar import META_FILE
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Split
 
 MAX_DEFAULT_WINDOW = 1024
+# Written by ``prismlm train``, for models without a head too.
+RUN_FILE = "training.json"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One part of an index that several processes make: which, from 0, and of how many."""
+    """One part of an index, from 0, and the number of parts."""
 
     number: int = 0
     count: int = 1
@@ -31,14 +35,13 @@ class IndexOptions:
     """How a corpus is read.
 
     Attributes:
-        contexts: L, the places kept per prototype; one per document.
+        contexts: L, the positions kept per prototype; one per document.
         window: tokens of a window, at most what the model can read; 0: as in training if that is
             known, otherwise what the model can read, up to 1,024.
         stride: tokens between windows; 0: three quarters of a window. A token sees at least
             window − stride tokens before it, or its document's start.
         split: which documents to read.
-        with_text: keep the text around each context and what finds spans word for word, or offsets
-            only.
+        with_text: keep the text around each context, and a suffix array of the tokens.
         positions: the share of all positions that goes to the cells.
         codes: of their hidden states: int8, or pq for a quarter of the size.
         bf16: run the forward passes in bfloat16 (autocast).
@@ -59,11 +62,7 @@ class IndexOptions:
 def options_for(
     model: PreTrainedModel, options: IndexOptions, path: Path | None = None
 ) -> IndexOptions:
-    """Return options with window and stride filled in for a model, of a directory if one is given.
-
-    Raises:
-        InputError: one that no corpus is needed for cannot be used.
-    """
+    """Fill in window and stride for a model, and its directory if given; InputError if invalid."""
     for name, least in (("contexts", 1), ("window", 0), ("stride", 0)):
         check_whole(f"--{name}", getattr(options, name), least)
     check_whole("the part to read", options.shard.number, 0, options.shard.count - 1)
@@ -82,10 +81,53 @@ def options_for(
 
 
 def check_share(share: float) -> float:
-    """Return a share of positions; InputError unless it is above 0 and up to 1."""
-    if not 0 < share <= 1:  # NaN is refused too
+    """Return a share of positions; InputError unless it is above 0 and at most 1."""
+    if not 0 < share <= 1:  # rejects NaN too
         raise InputError(
-            f"--positions is {share:g}: expected a share of the corpus's positions above 0 and up "
-            "to 1."
+            f"--positions is {share:g}: expected a share of the corpus's positions, above 0 and "
+            "at most 1."
         )
     return share
+
+
+def training_corpus(directory: Path | str) -> Corpus:
+    """Open the corpus that a model directory was trained on.
+
+    A relative path in its recipe is relative to the current directory.
+
+    Raises:
+        InputError: the directory does not name a corpus, or it is missing or another one.
+        FormatError: a file is damaged.
+    """
+    record = _training_record(Path(directory))
+    path = (record.get("recipe") or {}).get("corpus")
+    advice = "Name the corpus with --corpus DIR."
+    if not isinstance(path, str):
+        raise InputError(f"{directory} does not say which corpus it was trained on. {advice}")
+    if not Path(path).is_dir():
+        raise InputError(f"{directory} was trained on {path}, which is not there. {advice}")
+    corpus = Corpus.open(path)
+    fingerprint = (record.get("corpus") or {}).get("fingerprint")
+    if fingerprint not in (None, corpus.fingerprint):
+        raise InputError(
+            f"the corpus {path} is not the one that {directory} was trained on: it was rebuilt "
+            f"or renamed. {advice}"
+        )
+    return corpus
+
+
+def trained_length(directory: Path | str) -> int | None:
+    """Return the tokens of a training row, or None if the model directory does not say."""
+    data = (_training_record(Path(directory)).get("recipe") or {}).get("data") or {}
+    length = data.get("length")
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _training_record(directory: Path) -> dict[str, Any]:
+    for name in (META_FILE, RUN_FILE):
+        if (directory / name).is_file():
+            value = read_json(directory / name)
+            record = value.get("provenance") if name == META_FILE else value
+            if isinstance(record, dict) and "recipe" in record:
+                return record
+    return {}

@@ -1,7 +1,7 @@
-"""The probe of a lens: a few indexed positions, read again to see whether this is still the model.
+"""The probe of a lens: indexed positions that are read again to check that the model is the same.
 
-``probe.safetensors`` holds the token ids of 16 beginnings of documents and, at four positions of
-each, the state z that the output embedding was given and the logit of the token that follows.
+``probe.safetensors`` has the token ids of the starts of 16 documents and, at four positions of
+each, the state z before the output embedding and the logit of the next token.
 """
 
 from __future__ import annotations
@@ -29,26 +29,25 @@ if TYPE_CHECKING:
 PROBE_FILE = "probe.safetensors"
 ROWS, SHORT, PER_ROW = 16, 16, 4
 TINY = torch.finfo(torch.float32).tiny
-# What rounding explains of a difference, by the median over positions and at most: some twenty
-# times what was measured in float32, and three to six times that of a copy in half precision.
+# Bounds of the median and the largest relative difference that rounding explains: some twenty times
+# the measured ones in float32, and three to six times those of a copy in half precision.
 SINGLE, HALF = (2e-5, 2e-4), (0.05, 0.3)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Rows of tokens, and what a model gives at four positions of each.
+    """Rows of tokens, with a model's states and logits at four positions of each.
 
-    The same weights pass whatever their file format, dtype, device, sharding or batch. What no
-    probe sees: a change that moves states by less than rounding does, such as the last digits of a
-    weight, or in half precision a matrix of 8 bits in place of 16; one that acts beyond the window
-    of the index, as a longer sliding window does; one on tokens that are in none of the rows.
+    The same weights pass in any file format, dtype, device, sharding or batch. A probe does not
+    detect changes smaller than rounding, such as 8-bit weights under half precision; changes beyond
+    the window of the index, such as a longer sliding window; changes on tokens in none of the rows.
 
     Attributes:
-        rows: token ids, each row the beginning of a document and the token after it: the first as
-            many as a window of the index, the others at most 16.
-        kind: the type that they were computed in: float32, bfloat16, tf32 and so on.
+        rows: token ids of the start of a document: as many as a window of the index and one more
+            for the first row, at most 17 for the others.
+        kind: the number format of the computation: float32, bfloat16, tf32 and so on.
         states: z at the positions, row after row, float32 [n, d].
-        logits: of the token after each position, as the model gives it, float32 [n].
+        logits: of the token after each position, float32 [n].
     """
 
     rows: list[Tensor]
@@ -57,10 +56,10 @@ class Probe:
     logits: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, corpus: Corpus, split: Split, window: int) -> Probe:
-        """Read the beginnings of 15 documents spread evenly over a split, and of its longest."""
+    def measure(cls, model: nn.Module, corpus: Corpus, split: Split, window: int) -> Probe:
+        """Read the starts of 15 documents spread evenly over a split, and of its longest one."""
         numbers = corpus.split(split)
-        # The end of a document predicts nothing of it.
+        # The last token of a document predicts nothing.
         most = int(corpus.lengths[numbers].max())
         numbers = numbers[corpus.lengths[numbers] > min(SHORT, most - 1)]
         spread = numbers[np.unique(np.linspace(0, len(numbers) - 1, ROWS - 1).astype(np.int64))]
@@ -91,42 +90,35 @@ class Probe:
             return cls(rows, file.metadata()["kind"], tensors["states"], tensors["logits"])
 
     def check(self, model: nn.Module, directory: Path) -> None:
-        """Read the rows with a model and compare: is it still the one that the lens is of?
-
-        Raises:
-            StaleLensError: rounding does not explain the difference, or the model cannot read this.
-        """
+        """Raise StaleLensError if a model differs on these rows by more than rounding."""
         self._check_shape(model, directory, max(int(row.max()) for row in self.rows))
-        off, kind = self.differences(model)
-        median, most = off.median().item(), off.max().item()
+        difference, kind = self.differences(model)
+        median, most = difference.median().item(), difference.max().item()
         allowed = tuple(map(max, _bounds(self.kind), _bounds(kind)))
         if not (median <= allowed[0] and most <= allowed[1]):
             raise _stale(
                 directory,
-                f"of {len(off)} positions read again with the model, the states and logits "
-                f"differ from those of the lens by {median:.2g} (median) and up to {most:.2g} of "
-                f"their size, where rounding explains {allowed[0]:g} and {allowed[1]:g}. Weights, "
+                f"at {len(difference)} positions, its states and logits differ from those of the "
+                f"lens by {median:.2g} (median) and up to {most:.2g} of their size, more than the "
+                f"{allowed[0]:g} and {allowed[1]:g} that rounding explains. Weights, "
                 "configuration, adapters or quantisation have changed",
             )
 
     @torch.no_grad()
     def check_output(self, model: nn.Module, directory: Path) -> None:
-        """Check what needs no decoder: whether W gives the lens's logits at the lens's states.
-
-        Raises:
-            StaleLensError: rounding does not explain the difference.
-        """
+        """Raise StaleLensError if W gives other logits at the states; it needs no decoder."""
         following = torch.cat([row[_positions(len(row) - 1) + 1] for row in self.rows])
         self._check_shape(model, directory, int(following.max()))
         weight, bias = weight_of(model), getattr(output_embedding(model), "bias", None)
         embedded = nn.functional.linear(self.states.to(weight.dtype), weight, bias).float()
-        off = self._off(LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]).max()
+        logits = LogitMap.of(model)(embedded).gather(1, following[:, None])[:, 0]
+        difference = self._logit_differences(logits).max()
         allowed = max(_bounds(self.kind)[1], _bounds(_kind(weight.dtype))[1])
-        if not off <= allowed:
+        if not difference <= allowed:
             raise _stale(
                 directory,
-                "its output layer gives other logits at the states of the lens, by up to "
-                f"{off:.2g} of their size, where rounding explains {allowed:g}",
+                "the logits of its output layer differ at the states of the lens by up to "
+                f"{difference:.2g} of their size, more than the {allowed:g} that rounding explains",
             )
 
     def _check_shape(self, model: nn.Module, directory: Path, largest: int) -> None:
@@ -137,17 +129,16 @@ class Probe:
             )
 
     def differences(self, model: nn.Module) -> tuple[Tensor, str]:
-        """Return how far a model is from the lens at each position, [n], and its kind of numbers.
+        """Return the difference at each position, [n], and the number format of the model.
 
-        The larger of ‖z − z′‖ / ‖z‖ and |l − l′| / max |l|, z and l from the lens, z′ and l′ from
-        the model, the maximum over all positions.
+        It is the larger of ‖z − z′‖ / ‖z‖ and |l − l′| / max |l|, with z and l of the lens, z′ and
+        l′ of the model, and the maximum over all positions.
         """
         kind, states, logits = _read(model, self.rows)
         moved = (states - self.states).norm(dim=1) / self.states.norm(dim=1).clamp_min(TINY)
-        return torch.maximum(moved, self._off(logits)), kind
+        return torch.maximum(moved, self._logit_differences(logits)), kind
 
-    def _off(self, logits: Tensor) -> Tensor:
-        """Return |l − l′| / max |l| at each position."""
+    def _logit_differences(self, logits: Tensor) -> Tensor:
         return (logits - self.logits).abs() / self.logits.abs().max().clamp_min(TINY)
 
 
@@ -159,7 +150,7 @@ def _stale(directory: Path, why: str) -> StaleLensError:
 
 
 def _kind(dtype: torch.dtype) -> str:
-    """Return the type that states were computed in; TF32 rounds the factors of float32."""
+    """Return the number format of a computation; TF32 rounds the factors of float32."""
     exact = dtype.itemsize < 4 or torch.get_float32_matmul_precision() == "highest"
     return str(dtype).removeprefix("torch.") if exact else "tf32"
 
@@ -169,19 +160,17 @@ def _bounds(kind: str) -> tuple[float, float]:
 
 
 def _positions(length: int) -> Tensor:
-    """Return four positions of a row, the last among them; fewer of a row of less."""
+    """Return up to four positions of a row, the last among them."""
     parts = {max(1, length * part // PER_ROW) for part in range(1, PER_ROW + 1)}
     return torch.tensor(sorted(parts)) - 1
 
 
 def _read(model: nn.Module, rows: list[Tensor]) -> tuple[str, Tensor, Tensor]:
-    """Return the type, z [n, d] and the next token's logit [n] at the positions of all rows.
-
-    The first row is read by itself, the others in one pass, padded as an index pads windows.
-    """
+    """Return the number format, z [n, d] and the next token's logit [n] at all positions."""
     with evaluating(model):
-        found = [_pass(model, part) for part in (rows[:1], rows[1:]) if part]
-    states, logits = (torch.cat(column) for column in zip(*found, strict=True))
+        # The long row by itself, the others padded in one pass.
+        outputs = [_pass(model, part) for part in (rows[:1], rows[1:]) if part]
+    states, logits = (torch.cat(column) for column in zip(*outputs, strict=True))
     return _kind(states.dtype), states.float().cpu(), logits.float()
 
 

@@ -1,4 +1,4 @@
-"""The forward passes of an index: contexts, uses and positions found in the blocks of one part."""
+"""The forward passes of an index: contexts, uses and positions found in one part of a corpus."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens.codes import quantise
 from prismlm.lens.layout import GROUP_COLUMNS, MASS_SCHEMA, OTHER
 from prismlm.lens.options import IndexOptions
-from prismlm.lens.states import (
-    HiddenStates,
-    next_tokens,
-    passes,
-    probabilities,
-    states_of,
-)
+from prismlm.lens.states import HiddenStates, next_tokens, passes, probabilities, states_of
 from prismlm.lens.write_cells import DOCUMENTS_AT_ONCE, Spool, drawn, record_type
 from prismlm.ops import top_contexts
 from prismlm.ops.prototype_head import Nearest
@@ -43,13 +37,13 @@ if TYPE_CHECKING:
 
 # Points of the convergence curve for each tenfold of blocks.
 POINTS_PER_DECADE = 8
-# Activations are summed as whole multiples of 2⁻²⁰, so that no order of addition changes a bit.
+# Activations are summed as integers, so that the order of addition does not matter.
 STEPS_PER_UNIT = 2**20
-# How many (source, domain, licence) have rows of their own: at K = 2,048, 64 MiB.
+# Groups that have rows of their own: 64 MiB at K = 2,048.
 MAX_GROUPS = 2048
-# Cosines formed at once: 64 MiB, but for a single window that has more.
+# Cosines computed at once: 64 MiB, except for a single window that has more.
 TILE_ELEMENTS = 2**24
-# Stands for the cosine where there is no position.
+# The cosine of a missing position.
 ABSENT = -2.0
 SCAN_FILE, POSITIONS_FILE = "scan.safetensors", "positions"
 Key = tuple[str | None, ...]
@@ -57,10 +51,7 @@ Key = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class ScanInput:
-    """What is read and how.
-
-    The model is in evaluation mode; ``states`` were read before and need not be again.
-    """
+    """A model in evaluation mode, the corpus it reads, and states that were read before, if any."""
 
     model: PreTrainedModel
     head: PrototypeHead
@@ -70,7 +61,7 @@ class ScanInput:
 
     @cached_property
     def order(self) -> BlockOrder:
-        """In which the blocks of the corpus are read."""
+        """The order in which the blocks of the corpus are read."""
         return BlockOrder.of(self.corpus.num_tokens)
 
     @cached_property
@@ -80,7 +71,7 @@ class ScanInput:
 
     @cached_property
     def curve_slots(self) -> list[int]:
-        """After how many blocks nearest cosines are noted: evenly spaced logarithms."""
+        """The numbers of blocks after which nearest cosines are recorded, evenly in logarithm."""
         blocks = self.order.count
         steps = int(np.ceil(np.log10(max(blocks, 2)) * POINTS_PER_DECADE)) + 1
         grid = {round(10 ** (step / POINTS_PER_DECADE)) for step in range(steps)}
@@ -88,50 +79,47 @@ class ScanInput:
 
 
 class Groups(NamedTuple):
-    """The (source, domain, licence) with rows of their own, and the number of each document's."""
+    """The (source, domain, licence) with rows of their own, and the group of each document."""
 
     keys: list[Key]
-    of: Tensor
+    of_document: Tensor
 
 
 def groups_of(corpus: Corpus, split: Split) -> Groups:
-    """Read which groups the documents of a split are of; see :func:`own_rows`."""
+    """Read the groups of the documents of a split; see :func:`merge_small`."""
     numbering: dict[Key, int] = {}
     numbers, group = corpus.split(split), np.zeros(len(corpus), np.int64)
     for first in range(0, len(numbers), DOCUMENTS_AT_ONCE):
         part = numbers[first : first + DOCUMENTS_AT_ONCE]
         table = corpus.documents.take(part)
-        columns = (table[name].to_pylist() for name in GROUP_COLUMNS)
-        rows = zip(*columns, strict=True)
+        rows = zip(*(table[name].to_pylist() for name in GROUP_COLUMNS), strict=True)
         group[part] = [numbering.setdefault(key, len(numbering)) for key in rows]
     tokens = np.bincount(group[numbers], corpus.lengths[numbers], minlength=len(numbering))
-    owner = own_rows(list(numbering), tokens.tolist())
-    keys = sorted(set(owner), key=_sort_key)
+    merged = merge_small(list(numbering), tokens.tolist())
+    keys = sorted(set(merged), key=_sort_key)
     number = {key: i for i, key in enumerate(keys)}
-    own = np.array([number[key] for key in owner], np.int64)
-    return Groups(keys, torch.from_numpy(own[group]))
+    renumbered = np.array([number[key] for key in merged], np.int64)
+    return Groups(keys, torch.from_numpy(renumbered[group]))
 
 
-def own_rows(keys: Sequence[Key], tokens: Sequence[float], limit: int = MAX_GROUPS) -> list[Key]:
-    """Return as what each group is counted.
+def merge_small(keys: Sequence[Key], tokens: Sequence[float], limit: int = MAX_GROUPS) -> list[Key]:
+    """Return the group that each key is counted in, so that K alone determines the memory.
 
-    The ``limit`` groups with the most tokens have rows of their own. The others are summed as
-    source "(other)" of their domain and licence, and where even these are too many, as "(other)"
-    in all three. Memory is thus set by K, whatever the corpus.
+    The ``limit`` keys with the most tokens are groups. Others are summed as source "(other)" of
+    their domain and licence, or "(other)" in all three if these are too many as well.
     """
 
     def largest(sizes: Counter[Key]) -> set[Key]:
         return set(sorted(sizes, key=lambda key: (-sizes[key], _sort_key(key)))[:limit])
 
-    size = Counter(dict(zip(keys, map(int, tokens), strict=True)))
-    own = largest(size)
-    owners = [key if key in own else (OTHER, *key[1:]) for key in keys]
+    kept = largest(Counter(dict(zip(keys, map(int, tokens), strict=True))))
+    merged = [key if key in kept else (OTHER, *key[1:]) for key in keys]
     others: Counter[Key] = Counter()
-    for key, owner in zip(keys, owners, strict=True):
-        if owner not in own:
-            others[owner] += size[key]
-    kept = own | largest(others)
-    return [owner if owner in kept else (OTHER,) * len(GROUP_COLUMNS) for owner in owners]
+    for key, size in zip(merged, tokens, strict=True):
+        if key not in kept:
+            others[key] += int(size)
+    kept |= largest(others)
+    return [key if key in kept else (OTHER,) * len(GROUP_COLUMNS) for key in merged]
 
 
 def _sort_key(key: Key) -> list[tuple[bool, str]]:
@@ -139,9 +127,9 @@ def _sort_key(key: Key) -> list[tuple[bool, str]]:
 
 
 def count_uses(mass: Tensor, group: Tensor, used: Nearest) -> None:
-    """Add to [2, groups, K] the uses of N positions, each of a group and k prototypes.
+    """Add the uses of N positions, each of a group and k prototypes, to [2, groups, K].
 
-    Uses are counted, and their activations summed in steps; 0 or less is no use.
+    It counts positive activations and sums them, as integers.
     """
     cell = (group[:, None] * mass.shape[2] + used.indices.cpu()).flatten()
     positive = used.activations.cpu().clamp_min(0).flatten()
@@ -166,14 +154,14 @@ def mass_table(mass: Tensor, keys: Sequence[Key]) -> pa.Table:
 
 @dataclass
 class Scan:
-    """What has been found in the blocks of one part.
+    """The results of a scan.
 
     Attributes:
         top: the best contexts.
-        mass: uses, and activations in steps, of every group and prototype, int64 [2, groups, K].
-        curve_tokens: the tokens read when each point of the curve was passed, int64 [points].
+        mass: uses, and activations as integers, of every group and prototype, int64 [2, groups, K].
+        curve_tokens: the tokens read at each point of the curve, int64 [points].
         curve_nearest: each prototype's nearest cosine then, −2 before any, [points, K].
-        spool: where positions are written for the cells.
+        spool: positions for the cells, on disk.
         tokens: predictions read.
     """
 
@@ -186,7 +174,7 @@ class Scan:
 
     @classmethod
     def empty(cls, given: ScanInput, directory: Path) -> Scan:
-        """Return a scan that has read nothing yet and writes positions to a directory."""
+        """Return an empty scan that writes positions to a directory."""
         points, prototypes = len(given.curve_slots), given.head.num_prototypes
         return cls(
             top_contexts.empty(prototypes, given.options.contexts, given.head.width),
@@ -196,13 +184,13 @@ class Scan:
             Spool(directory / POSITIONS_FILE, given.head.width),
         )
 
-    def note(self, points: slice) -> None:
-        """Note the nearest cosines at points of the curve."""
+    def record(self, points: slice) -> None:
+        """Record the nearest cosines at points of the curve."""
         self.curve_tokens[points] = self.tokens
         self.curve_nearest[points] = self.top.cosine[:, 0].clamp_min(ABSENT)
 
     def merge(self, other: Scan) -> None:
-        """Add a finished scan of other blocks; any order gives the same bits."""
+        """Add the scan of another part; the order does not matter."""
         self.top = top_contexts.merge(self.top, other.top)
         self.mass += other.mass
         self.curve_tokens += other.curve_tokens
@@ -210,7 +198,7 @@ class Scan:
         self.tokens += other.tokens
 
     def save(self, directory: Path) -> None:
-        """Write what was found beside its positions."""
+        """Write everything but the positions, which are on disk."""
         self.spool.flush()
         tensors = {name: getattr(self, name) for name in ("mass", "curve_tokens", "curve_nearest")}
         noted = {"tokens": self.tokens, "runs": self.spool.runs}
@@ -219,7 +207,7 @@ class Scan:
 
     @classmethod
     def load(cls, directory: Path, width: int) -> Scan:
-        """Read what :meth:`save` wrote."""
+        """Read a saved scan."""
         with safe_open(str(directory / SCAN_FILE), framework="pt") as file:
             noted = json.loads(file.metadata()["noted"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -229,19 +217,16 @@ class Scan:
 
 
 def scan_blocks(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
-    """Scan the blocks of some slots of the order; yield each pass's predictions.
-
-    Memory is set by K × L and one pass, not by the corpus.
-    """
-    points, model, how = given.curve_slots, given.model, given.options
+    """Scan some blocks, by their slots in the order; yield the predictions of each pass."""
+    points, model, options = given.curve_slots, given.model, given.options
     for slot in slots:
-        kept = None if given.states is None else given.states.of_block(slot)
-        for batch, owned in passes(model, given.corpus, given.order, slot, how):
+        stored = None if given.states is None else given.states.of_block(slot)
+        for batch, owned in passes(model, given.corpus, given.order, slot, options):
             with torch.inference_mode():
-                if kept is None:
-                    z = states_of(model, batch, owned, bf16=how.bf16)
+                if stored is None:
+                    z = states_of(model, batch, owned, bf16=options.bf16)
                 else:
-                    known, kept = kept.tensor_split([int(owned.sum())])
+                    known, stored = stored.tensor_split([int(owned.sum())])
                     z = torch.zeros(*owned.shape, known.shape[1])
                     z[owned] = known
                 done = scan_pass(scan, given, batch, owned, z.to(model.device))
@@ -249,69 +234,69 @@ def scan_blocks(scan: Scan, given: ScanInput, slots: range) -> Iterator[int]:
             yield done
         if slot + 1 in points:
             point = points.index(slot + 1)
-            scan.note(slice(point, point + 1))
-    # Points that lie beyond this part.
-    scan.note(slice(sum(point <= slots.stop for point in points), None))
+            scan.record(slice(point, point + 1))
+    # Points beyond this part.
+    scan.record(slice(sum(point <= slots.stop for point in points), None))
 
 
 def scan_pass(
-    scan: Scan, given: ScanInput, batch: WindowBatch, kept: Tensor, states: Tensor
+    scan: Scan, given: ScanInput, batch: WindowBatch, owned: Tensor, states: Tensor
 ) -> int:
-    """Take what a pass has found: contexts, uses, positions; return its predictions.
+    """Add contexts, uses and positions of a pass; return its predictions.
 
-    ``kept`` says which positions count, bool [B, T]; ``states`` are [B, T, d], on the model's
-    device.
+    ``owned`` marks the positions that count, bool [B, T], of ``states`` [B, T, d].
     """
-    head, owned = given.head, kept.to(states.device)
+    head, mask = given.head, owned.to(states.device)
     z = states.float()
     threshold = scan.top.threshold.to(z.device)
-    found = scan_windows(z, head.prototypes, head.nearest_needed, owned, threshold)
-    own = z[owned]
-    unit = own * inverse_norms(own)
-    nearest = Nearest(found.indices, found.cosines, torch.relu(head.scale * found.cosines))
-    relied = head.chosen(own, nearest)
-    scan.spool.add(_records(given, batch, kept, states[owned], found.indices[:, 0]))
-    window = kept.nonzero()[:, 0]
-    count_uses(scan.mass, given.groups.of[batch.document[window]], relied)
-    rank = owned.flatten().cumsum(0)[found.window * z.shape[1] + found.offset] - 1
-    here = relied.indices[rank] == found.prototype[:, None]
-    activation = torch.relu(head.scale * found.cosine)
+    best = scan_windows(z, head.prototypes, head.nearest_needed, mask, threshold)
+    z_owned = z[mask]
+    unit = z_owned * inverse_norms(z_owned)
+    nearest = Nearest(best.indices, best.cosines, torch.relu(head.scale * best.cosines))
+    used = head.chosen(z_owned, nearest)
+    scan.spool.add(_records(given, batch, owned, states[mask], best.indices[:, 0]))
+    window = owned.nonzero()[:, 0]
+    count_uses(scan.mass, given.groups.of_document[batch.document[window]], used)
+    # The row of each candidate among the owned positions.
+    row = mask.flatten().cumsum(0)[best.window * z.shape[1] + best.offset] - 1
+    routed = used.indices[row] == best.prototype[:, None]
+    activation = torch.relu(head.scale * best.cosine)
     if head.weights == "fitted":
-        activation = (relied.activations[rank] * here).sum(1)
+        activation = (used.activations[row] * routed).sum(1)
     candidates = top_contexts.Contexts(
-        found.prototype.cpu(),
-        found.cosine.cpu(),
-        batch.positions[found.window.cpu(), found.offset.cpu()],
-        batch.document[found.window.cpu()],
+        best.prototype.cpu(),
+        best.cosine.cpu(),
+        batch.positions[best.window.cpu(), best.offset.cpu()],
+        batch.document[best.window.cpu()],
         activation.cpu(),
-        here.any(1).cpu(),
-        unit.bfloat16()[rank].cpu(),
+        routed.any(1).cpu(),
+        unit.bfloat16()[row].cpu(),
     )
     scan.top = top_contexts.update(scan.top, candidates)
     return len(window)
 
 
 def _records(
-    given: ScanInput, batch: WindowBatch, kept: Tensor, z: Tensor, cell: Tensor
+    given: ScanInput, batch: WindowBatch, owned: Tensor, z: Tensor, cell: Tensor
 ) -> np.ndarray:
-    """Return the records of the share that is stored of N kept positions, with their states z."""
-    positions = batch.positions[kept].numpy()
+    """Return the records of the stored share of N owned positions, with states z."""
+    positions = batch.positions[owned].numpy()
     chosen = torch.from_numpy(drawn(positions, given.options.positions))
-    z, cell = (of[chosen.to(z.device)] for of in (z, cell))
-    following = next_tokens(batch, given.corpus)[kept][chosen]
+    z, cell = (column[chosen.to(z.device)] for column in (z, cell))
+    following = next_tokens(batch, given.corpus)[owned][chosen]
     records = np.empty(len(z), record_type(z.shape[1]))
     records["cell"] = cell.cpu().numpy()
-    records["token"], records["read"] = following, batch.input_ids[kept][chosen]
+    records["token"], records["read"] = following, batch.input_ids[owned][chosen]
     records["position"] = positions[chosen.numpy()]
-    likely = probabilities(given.model, z, following.to(z.device), bf16=given.options.bf16)
-    records["probability"] = likely.cpu().numpy()
+    chance = probabilities(given.model, z, following.to(z.device), bf16=given.options.bf16)
+    records["probability"] = chance.cpu().numpy()
     unit = z.float() * inverse_norms(z.float())
     records["scale"], records["code"] = quantise(unit.cpu().numpy())
     return records
 
 
 class WindowScan(NamedTuple):
-    """Routing of N owned positions in their order, and M positions that enter for a prototype."""
+    """The nearest prototypes of N owned positions, and M candidates for contexts."""
 
     indices: Int64[Tensor, "N k"]
     cosines: Float[Tensor, "N k"]
@@ -329,10 +314,10 @@ def scan_windows(
     owned: Bool[Tensor, "B T"],
     threshold: Float[Tensor, " K"] | None = None,
 ) -> WindowScan:
-    """Route owned positions and find the best of each window that reach a prototype's threshold.
+    """Route owned positions, and find candidates for contexts, with one matrix product.
 
-    What indexing needs from one product: for every window b and prototype i, the owned t with the
-    largest cos(z_bt, p_i), where that is at least threshold_i (None: always).
+    A candidate of window b and prototype i is the owned t with the largest cos(z_bt, p_i), if that
+    is at least threshold_i (None: always).
     """
     bank = (prototypes * inverse_norms(prototypes)).T.float()
     lowest = bank.new_full((bank.shape[1],), ABSENT / 2)
@@ -340,12 +325,12 @@ def scan_windows(
     windows = max(1, TILE_ELEMENTS // (z.shape[1] * bank.shape[1]))
     parts: list[WindowScan] = []
     for first in range(0, len(z), windows):
-        states, own = z[first : first + windows], owned[first : first + windows]
+        states, mask = z[first : first + windows], owned[first : first + windows]
         scores = (states * inverse_norms(states)) @ bank
         cosines, indices = scores.topk(k)
-        best, offset = scores.masked_fill_(~own[:, :, None], ABSENT).max(1)
+        best, offset = scores.masked_fill_(~mask[:, :, None], ABSENT).max(1)
         at = (best >= lowest).nonzero(as_tuple=True)
         parts.append(
-            WindowScan(indices[own], cosines[own], at[0] + first, offset[at], at[1], best[at])
+            WindowScan(indices[mask], cosines[mask], at[0] + first, offset[at], at[1], best[at])
         )
     return WindowScan(*map(torch.cat, zip(*parts, strict=True)))

@@ -1,7 +1,6 @@
-"""Which tokens a prototype stands for: the one ranking of lists, names, cards and clamps.
+"""The tokens that a prototype raises most compared with others: for lists, names, cards and clamps.
 
-A prototype adds its signature τ W p to the logits where its cosine is 1. Its tokens are those that
-this raises more than the signatures of the other prototypes do.
+A prototype with cosine 1 adds its signature τ W p to the logits.
 """
 
 from __future__ import annotations
@@ -28,26 +27,25 @@ if TYPE_CHECKING:
     from prismlm.lens.opened_model import OpenedModel
 
 TILE = 256
-# The least count in a corpus of the tokens listed; rarer ones are hardly ever read.
+# Tokens with fewer occurrences in the corpus are not listed.
 SEEN = 5
 TOKENS_AT_ONCE = 2**20
-# Tokens looked at for each one wanted: a word may be there with a space, a capital.
+# Candidates for each token listed, since a word has variants with a space or a capital.
 WAYS = 4
 LISTED = 10
-# Tokens that stand for a group of prototypes.
 MAX_OF_GROUP = 128
 MOST_WORDS = 3
 LINE, BLANK = "↵", "␣"
 
 
 class Signatures(NamedTuple):
-    """The tokens that distinguish every prototype from the others.
+    """The most distinctive tokens of every prototype.
 
     Attributes:
-        ids: of the tokens, the most telling first, int64 [K, count].
-        tokens: the same decoded, [K][count].
-        values: τ (W p)[v] of those, float32 [K, count].
-        names: a short name made of the first ones.
+        ids: of the tokens, the most distinctive first, int64 [K, count].
+        tokens: their texts, [K][count].
+        values: their logits τ (W p)[v], float32 [K, count].
+        names: a short name of the first ones.
     """
 
     ids: Tensor
@@ -57,7 +55,7 @@ class Signatures(NamedTuple):
 
 
 def signatures_of(model: nn.Module, head: PrototypeHead, corpus: Corpus) -> Signatures:
-    """Return the tokens that tell the prototypes of a model's head, of those a corpus has."""
+    """Return the signatures of a model's prototypes, over the tokens of a corpus."""
     weight = weight_of(model).detach().float()
     return top_signatures(
         head.prototypes.detach().float(),
@@ -69,9 +67,9 @@ def signatures_of(model: nn.Module, head: PrototypeHead, corpus: Corpus) -> Sign
 
 
 def signature_ids(lm: OpenedModel, prototypes: Sequence[int]) -> list[list[int]]:
-    """Return the tokens that the cards of some prototypes list, the first ones first.
+    """Return the tokens listed on the cards of some prototypes, in order.
 
-    They are read from the lens; without one they are of the whole vocabulary.
+    They are read from the lens; without one they are computed over the whole vocabulary.
     """
     weight, bank = weight_of(lm.model).detach().float(), lm.head.prototypes.detach().float()
     if lm.lens is None:
@@ -79,7 +77,7 @@ def signature_ids(lm: OpenedModel, prototypes: Sequence[int]) -> list[list[int]]
         return top_signatures(bank, weight, 1.0, lm.tokenizer, seen, chosen=prototypes).ids.tolist()
     listed: list[list[str]] = lm.lens.prototypes["top_tokens"].take(prototypes).to_pylist()
     ids = _by_text(lm.tokenizer, len(weight))
-    # Of several tokens with one text, the one with the largest logit, as where they were listed.
+    # Of several tokens with one text, the one with the largest logit.
     return [
         [max(ids[text], key=lambda token: float(weight[token] @ bank[i])) for text in texts]
         for i, texts in zip(prototypes, listed, strict=True)
@@ -87,26 +85,24 @@ def signature_ids(lm: OpenedModel, prototypes: Sequence[int]) -> list[list[int]]
 
 
 def tokens_of_group(lm: OpenedModel, prototypes: Sequence[int]) -> list[int]:
-    """Return the tokens that tell a group of prototypes from the others, the most telling first.
+    """Return the tokens that distinguish a group of prototypes from the others, best first.
 
         n_G(v) ln(n_G(v) K / n(v) |G|)
 
-    with n the number of cards that list v, of all and of the group; of those that the group's cards
-    list more often than all do at most 128, and half the width: what moves as many tokens as there
-    are dimensions moves all others too. Without a lens there are no other cards, and those listed
-    most are returned.
+    with n cards listing v overall, and n_G in the group; only positive ones, at most 128 and half
+    the width, since moving as many tokens as there are dimensions moves all others too. Without a
+    lens, the tokens listed most often are returned.
     """
-    ids = [one for own in signature_ids(lm, prototypes) for one in own]
-    own = Counter(ids)
+    scores = Counter(v for tokens in signature_ids(lm, prototypes) for v in tokens)
     if lm.lens is not None:
         cards = lm.lens.prototypes["top_tokens"]
-        everywhere = Counter(cards.combine_chunks().flatten().to_pylist())
+        total = Counter(cards.combine_chunks().flatten().to_pylist())
         expected = len(prototypes) / len(cards)
-        texts = {v: token_alone(lm.tokenizer, v) for v in own}
-        gains = {v: n * math.log(n / expected / everywhere[texts[v]]) for v, n in own.items()}
-        own = Counter({v: gain for v, gain in gains.items() if gain > 0}) or own
+        texts = {v: token_alone(lm.tokenizer, v) for v in scores}
+        gains = {v: n * math.log(n / expected / total[texts[v]]) for v, n in scores.items()}
+        scores = Counter({v: gain for v, gain in gains.items() if gain > 0}) or scores
     most = min(MAX_OF_GROUP, max(1, lm.head.width // 2))
-    return [v for v, _ in own.most_common(most)]
+    return [v for v, _ in scores.most_common(most)]
 
 
 @lru_cache(maxsize=1)
@@ -127,23 +123,21 @@ def top_signatures(
     count: int = LISTED,
     chosen: Sequence[int] | None = None,
 ) -> Signatures:
-    """Return the tokens that prototypes raise more than the others do, a tile at a time.
+    """Return the tokens that prototypes raise more than other prototypes do.
 
         z_iv = w_v·(u_i − ū) / σ_v,   u = p / ‖p‖, ū and σ_v their mean and the standard
                                          deviation of w_v·u over the prototypes
 
-    Those that they raise come first, (W p)[v] > 0, by z. The largest (W p)[v] themselves are of few
-    tokens with long rows of W, again and again: common ones, and beginnings of words that are
-    hardly ever read and that W was hardly trained for. ``seen`` is how often the corpus has each
-    token; those it has less than ``SEEN`` times are left out, unless too few remain, and of those
-    that write one word in several ways one stays.
-    ``chosen`` are the prototypes to tell, all where it is None.
+    Raised tokens, (W p)[v] > 0, come first, by z: the largest (W p)[v] themselves are mostly of the
+    same few tokens with long rows of W, common or hardly trained. ``seen`` has the occurrences of
+    each token in the corpus; rare ones are left out unless too few remain, and so are variants of
+    one word. ``chosen`` are the prototypes, by default all.
     """
     count = min(count, len(weight))
     rare = torch.from_numpy(seen < SEEN).to(weight.device)
     if int((~rare).sum()) < count:
         rare = torch.zeros_like(rare)
-    wide = min(WAYS * count, int((~rare).sum()))
+    candidates = min(WAYS * count, int((~rare).sum()))
     texts: dict[int, str] = {}
     unit = prototypes * inverse_norms(prototypes)
     mean = unit.mean(0) if len(unit) > 1 else torch.zeros_like(unit[0])
@@ -154,10 +148,10 @@ def top_signatures(
     for tile, raw in zip(apart[rows].split(TILE), prototypes[rows].split(TILE), strict=True):
         distinct = tile @ weight.T
         lowered = distinct <= -common
-        # No z-score of K values is above √(K − 1): what is not raised comes after what is.
+        # No z-score of K values exceeds √(K − 1): this puts lowered tokens after raised ones.
         distinct.div_(spread.clamp_min(torch.finfo(spread.dtype).tiny))
         distinct.add_(lowered, alpha=-1 - len(unit))
-        first = distinct.masked_fill_(rare, -torch.inf).topk(wide, dim=1).indices
+        first = distinct.masked_fill_(rare, -torch.inf).topk(candidates, dim=1).indices
         logits = scale * (raw[:, None] @ weight[first].transpose(1, 2)).squeeze(1)
         for token in set(first.flatten().tolist()) - texts.keys():
             texts[token] = token_alone(tokenizer, token)
@@ -175,9 +169,9 @@ def top_signatures(
 def _different(
     pairs: list[tuple[int, float]], texts: dict[int, str], count: int
 ) -> list[tuple[int, float]]:
-    """Return the first tokens that write different words, and more where these are too few.
+    """Return the first tokens of different words, then others if these are too few.
 
-    Of several that write one word it is the one with the largest logit.
+    Of several variants of a word, the one with the largest logit stays.
     """
     words: dict[str, tuple[int, float]] = {}
     for token, value in pairs:
@@ -188,16 +182,16 @@ def _different(
 
 
 def tokens_seen(corpus: Corpus, vocabulary: int) -> Int64[np.ndarray, " V"]:
-    """Return how often a corpus has each token."""
-    found = np.zeros(vocabulary, np.int64)
+    """Return the occurrences of each token in a corpus."""
+    counts = np.zeros(vocabulary, np.int64)
     for start in range(0, corpus.num_tokens, TOKENS_AT_ONCE):
         part = corpus.tokens(start, min(TOKENS_AT_ONCE, corpus.num_tokens - start))
-        found += np.bincount(part, minlength=vocabulary)
-    return found
+        counts += np.bincount(part, minlength=vocabulary)
+    return counts
 
 
 def different_words(tokens: Sequence[str]) -> list[str]:
-    """Return the first three words of a list as a name shows them, each once."""
+    """Return the first three distinct words of a list as shown in a name."""
     words: dict[str, str] = {}
     for word in map(shown_word, tokens):
         words.setdefault(word.lower(), word)
@@ -205,7 +199,7 @@ def different_words(tokens: Sequence[str]) -> list[str]:
 
 
 def shown_word(word: str) -> str:
-    """Return a word as a name has it: signs in quotes, blanks and ends of lines visible."""
+    """Return a word as shown in a name: signs in quotes, whitespace visible."""
     bare = word.strip()
     if not bare:
         return LINE if "\n" in word else BLANK

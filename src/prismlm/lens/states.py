@@ -1,9 +1,9 @@
-"""Hidden states of a corpus: the passes that give them, and a store that keeps them on disk.
+"""Hidden states of a corpus: the forward passes, and a store on disk.
 
 The store has ``states.npy``, d bfloat16 numbers for every position that predicts a token of its
-document, ``next-tokens.npy``, the token that does follow, and ``states.json``: of what, and where
-each block ends. Blocks come in an order that spreads the first of them over the corpus, so what
-fits a limit is an even sample.
+document, ``next-tokens.npy``, that token, and ``states.json``, the settings and the end of each
+block. The order of blocks spreads the first of them over the corpus, so that a store limited in
+size is an even sample.
 """
 
 from __future__ import annotations
@@ -37,37 +37,31 @@ if TYPE_CHECKING:
 
 STATES_FILE, TOKENS_FILE, META_FILE = "states.npy", "next-tokens.npy", "states.json"
 FORMAT_VERSION = 2
-WAY_OUT = "Remove the directory, and the states are read again."
-# A pass of a CPU's size leaves a GPU waiting for the next. Larger ones need as much more memory.
+ADVICE = "Remove the directory to read the states again."
+# Small passes leave a GPU idle; larger ones need more memory.
 GPU_PASS_TOKENS = 4 * PASS_TOKENS
-# Logits formed at once: 2 MB, which stay in a processor's cache; but with fewer rows the weights of
-# a large vocabulary would be fetched more often than that is worth.
+# Logits computed at once: 2 MB, to stay in the cache, but of rows enough to amortise reading W.
 LOGITS_AT_ONCE, MIN_ROWS = 2**19, 192
 
 
 def passes(
     model: PreTrainedModel, corpus: Corpus, order: BlockOrder, slot: int, options: IndexOptions
 ) -> Iterator[tuple[WindowBatch, Tensor]]:
-    """Yield the forward passes of the ``slot``-th block.
+    """Yield the forward passes of the ``slot``-th block, with the positions that give a state.
 
-    With each comes which of its positions give a state, bool [B, T]: those that it owns and that
-    predict a token of their document.
+    These, bool [B, T], are owned by their window and predict a token of their document.
     """
-    how = options.split, options.window, options.stride
-    block = read_block(corpus, order, order.block(slot), *how)
-    for batch, _ in block_passes(block, corpus, corpus.eos_token_id, pass_tokens(model.device)):
+    windows = options.split, options.window, options.stride
+    block = read_block(corpus, order, order.block(slot), *windows)
+    size = PASS_TOKENS if model.device.type == "cpu" else GPU_PASS_TOKENS
+    for batch, _ in block_passes(block, corpus, corpus.eos_token_id, size):
         yield batch, predicting(batch, corpus)
 
 
-def pass_tokens(device: torch.device) -> int:
-    """Return how many positions a forward pass has at most."""
-    return PASS_TOKENS if device.type == "cpu" else GPU_PASS_TOKENS
-
-
 def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
-    """Return which positions of a batch give a state: those that predict a token, bool [B, T]."""
+    """Return which positions of a batch give a state, bool [B, T]."""
     ends = batch.input_ids == corpus.eos_token_id
-    # Some tokenizers begin a text with what ends it.
+    # Some tokenizers start a text with the token that ends it.
     ends[:, : len(corpus.prefix)] = False
     return batch.owned & ~ends
 
@@ -76,22 +70,24 @@ def states_of(
     model: PreTrainedModel, batch: WindowBatch, owned: Tensor, *, bf16: bool = False
 ) -> Tensor:
     """Return the hidden states of a forward pass, [B, T, d]."""
-    ids, attended = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
+    ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
     with (
         torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
         capture(model, logits=False) as seen,
     ):
-        model(input_ids=ids, attention_mask=attended.long(), use_cache=False)
+        model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
     if not torch.isfinite(seen.z[owned.to(seen.z.device)]).all():
-        raise InputError("a hidden state is not finite: the model's weights hold NaN or infinity.")
+        raise InputError(
+            "a hidden state is not finite: the model's weights hold NaN or infinity. Use a "
+            "checkpoint from before training diverged."
+        )
     return seen.z
 
 
 def next_tokens(batch: WindowBatch, corpus: Corpus) -> Tensor:
-    """Return the token that follows each position of its document, int64 [B, T].
+    """Return the token that follows each position that gives a state, int64 [B, T].
 
-    What follows the last token of a window is read from the corpus where the window owns that
-    token and does not end its document; elsewhere it is the padding's, and means nothing.
+    At the last token of a window it is read from the corpus. Other positions have no meaning.
     """
     following = torch.roll(batch.input_ids, -1, 1)
     lengths = (batch.positions >= 0).sum(1)
@@ -107,32 +103,32 @@ def next_tokens(batch: WindowBatch, corpus: Corpus) -> Tensor:
 def probabilities(
     model: PreTrainedModel, z: Tensor, tokens: Tensor, *, bf16: bool = False
 ) -> Tensor:
-    """Return the probability that a model gives one token after each state, float32 [N].
+    """Return the model's probability of one token after each state, float32 [N].
 
-    In bfloat16 the relative error is some hundredths: good enough to pick places to read again.
+    In bfloat16 the relative error is a few percent.
     """
     embedding, logit_map = output_embedding(model), LogitMap.of(model)
     weight, bias = embedding.weight, getattr(embedding, "bias", None)
     assert isinstance(weight, Tensor)
     if bf16:
         weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
-    found = torch.empty(len(z), device=z.device)
+    chances = torch.empty(len(z), device=z.device)
     rows = max(MIN_ROWS, LOGITS_AT_ONCE // len(weight))
     for first in range(0, len(z), rows):
         part = slice(first, first + rows)
-        # States from disk come in float32, whatever the model computes in.
+        # Stored states are float32, whatever the dtype of the model.
         logits = functional.linear(z[part].to(weight.dtype), weight, bias).float()
-        found[part] = logit_map(logits).softmax(-1).gather(1, tokens[part, None])[:, 0]
-    return found
+        chances[part] = logit_map(logits).softmax(-1).gather(1, tokens[part, None])[:, 0]
+    return chances
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenStates:
-    """The states of the blocks that were read.
+    """Stored hidden states.
 
     Attributes:
-        run: what they are of, as :func:`read_states` noted it.
-        ends: where each block ends, after a 0.
+        run: the settings that they were read with.
+        ends: the end of each block, after a 0.
         bits: of bfloat16 numbers, int16 [n, d].
         following: the token that follows each, [n].
     """
@@ -144,14 +140,14 @@ class HiddenStates:
 
     @classmethod
     def open(cls, directory: Path) -> HiddenStates:
-        """Map the states in a directory; FormatError if a file is damaged."""
+        """Memory-map a store; FormatError if a file is damaged."""
         meta = read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
-        bits = open_array(directory / STATES_FILE, WAY_OUT).reshape(-1, meta["width"])
-        following = open_array(directory / TOKENS_FILE, WAY_OUT)
+        bits = open_array(directory / STATES_FILE, ADVICE).reshape(-1, meta["width"])
+        following = open_array(directory / TOKENS_FILE, ADVICE)
         return cls(meta["run"], [0, *meta["ends"]], bits, following)
 
     def check(self, run: Mapping[str, Any]) -> None:
-        """Check that they are of a run that an index has as well; InputError if not."""
+        """Raise InputError if a setting of an index differs."""
         other = [name for name, value in run.items() if self.run.get(name) != value]
         if other:
             raise InputError(
@@ -165,12 +161,12 @@ class HiddenStates:
         return self.bits.shape[1]
 
     def __len__(self) -> int:
-        """How many positions there are."""
+        """The number of positions."""
         return self.ends[-1]
 
     @property
     def blocks(self) -> int:
-        """How many blocks of the corpus were read."""
+        """The number of blocks."""
         return len(self.ends) - 1
 
     def states(self, rows: np.ndarray | slice) -> Tensor:
@@ -178,16 +174,16 @@ class HiddenStates:
         return torch.from_numpy(np.array(self.bits[rows])).view(torch.bfloat16).float()
 
     def tokens(self, rows: np.ndarray | slice = slice(None)) -> Tensor:
-        """Return the tokens that follow some rows, int64 [n]; of all rows if none are named."""
+        """Return the tokens that follow some rows, by default all, int64 [n]."""
         return torch.from_numpy(self.following[: len(self)][rows].astype(np.int64))
 
     def of_block(self, slot: int) -> Tensor | None:
-        """Return all states of the ``slot``-th block that is read, float32; None if it was not."""
+        """Return the states of the ``slot``-th block, float32; None if it is not stored."""
         return self.states(slice(*self.ends[slot : slot + 2])) if slot < self.blocks else None
 
 
 def bytes_per_position(width: int) -> int:
-    """Return what a position takes on disk: d bfloat16 numbers and the token that follows."""
+    """Return the disk space of a position: d bfloat16 numbers and the token that follows."""
     return 2 * width + 4
 
 
@@ -200,35 +196,31 @@ def read_states(
     limit_bytes: float,
     progress: Reporter = SILENT,
 ) -> HiddenStates:
-    """Read a corpus with a model and keep its hidden states, unless they are there already.
+    """Read a corpus with a model and store its hidden states, or open them if they are there.
 
-    Args:
-        model, corpus, directory: the causal language model, the text, where files are written.
-        options: how an index reads the corpus.
-        limit_bytes: whole blocks are read until the files are this large.
-        progress: shows positions done.
+    Whole blocks are read until the files have ``limit_bytes``.
 
     Raises:
-        InputError: the directory holds states of something else; a state is not finite.
-        FormatError: what is there is damaged.
+        InputError: the directory has states of something else; a state is not finite.
+        FormatError: the store is damaged.
         PrismError: the disk is full.
     """
     run: dict[str, Any] = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     run |= {name: getattr(options, name) for name in ("split", "window", "stride", "bf16")}
     run["limit_bytes"] = limit_bytes
     if (directory / META_FILE).is_file():
-        kept = HiddenStates.open(directory)
-        if kept.run != run:
+        stored = HiddenStates.open(directory)
+        if stored.run != run:
             raise InputError(
                 f"{directory} holds the hidden states of another model, corpus or setting. "
-                "Put the former settings back, or remove it."
+                "Restore the former settings, or remove it."
             )
-        return kept
+        return stored
     directory.mkdir(parents=True, exist_ok=True)
     width = weight_of(model).shape[1]
     most = int(limit_bytes / bytes_per_position(width))
     documents, tokens = split_counts(corpus, options.split)
-    ends = [0]
+    ends, order = [0], BlockOrder.of(corpus.num_tokens)
     with (
         room_to_write("hidden states", directory, "Make room or lower --states-gb."),
         atomic_file(directory / STATES_FILE) as states_file,
@@ -238,11 +230,14 @@ def read_states(
         evaluating(model),
         progress.task("Reading hidden states", min(tokens - documents, most), "tokens") as task,
     ):
-        for block in _blocks(model, corpus, options):
+        for slot in range(order.count):
             ends.append(ends[-1])
-            for states, following in block:
+            for batch, owned in passes(model, corpus, order, slot, options):
+                with torch.inference_mode():
+                    z = states_of(model, batch, owned, bf16=options.bf16)
+                states = z[owned.to(z.device)].bfloat16().cpu()
                 add_states(states.view(torch.int16).numpy().reshape(-1))
-                add_tokens(following.numpy())
+                add_tokens(next_tokens(batch, corpus)[owned].numpy())
                 ends[-1] += len(states)
                 task.advance(len(states))
             if ends[-1] >= most:
@@ -250,18 +245,3 @@ def read_states(
     note = {"format_version": FORMAT_VERSION, "run": run, "width": width, "ends": ends[1:]}
     write_json(directory / META_FILE, note)
     return HiddenStates.open(directory)
-
-
-def _blocks(
-    model: PreTrainedModel, corpus: Corpus, options: IndexOptions
-) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
-    """Yield for every block its passes: states, bfloat16 [n, d], and the tokens that follow."""
-    order = BlockOrder.of(corpus.num_tokens)
-
-    def read(slot: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch, owned in passes(model, corpus, order, slot, options):
-            with torch.inference_mode():
-                z = states_of(model, batch, owned, bf16=options.bf16)
-            yield z[owned.to(z.device)].bfloat16().cpu(), next_tokens(batch, corpus)[owned]
-
-    return map(read, range(order.count))

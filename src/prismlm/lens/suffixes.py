@@ -1,10 +1,9 @@
-"""Every token sequence of a lens's documents, found in a few dozen looks: a suffix array.
+"""A suffix array of a lens's documents, which finds token sequences by binary search.
 
-The documents of the split stand one after the other in ``suffixes-tokens.npy``, each ended by the
-end-of-text token, and ``suffixes-order.npy`` lists all places of it in the order of the tokens that
-follow. What begins with the same tokens stands together there, so a binary search finds it. Whole
-documents of some 2 million tokens are ordered at a time, so that memory does not grow with the
-corpus, and each such part is searched.
+``suffixes-tokens.npy`` has the documents of the split one after the other, each ending in the
+end-of-text token, and ``suffixes-order.npy`` the indices of all its suffixes, sorted. Parts of
+whole documents with some 2 million tokens are sorted separately, so that memory does not grow with
+the corpus, and each part is searched.
 """
 
 from __future__ import annotations
@@ -30,22 +29,21 @@ ORDER_FILE = "suffixes-order.npy"
 DOCUMENTS_FILE = "suffixes-documents.npy"
 FILES = (TOKENS_FILE, ORDER_FILE, DOCUMENTS_FILE)
 PACKAGE = "pydivsufsort"
-# Tokens that are ordered together, unless a single document has more.
+# Tokens that are sorted together, unless a single document has more.
 PART = 2**21
-# Places up to here fit 4 bytes.
 LARGEST_SHORT = 2**32 - 1
-FIRST_LOOK = 32
+# Tokens of a query that are compared first, since few longer sequences occur.
+FIRST_LENGTH = 32
 
 Tokens = Sequence[int] | np.ndarray
 
 
 def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
-    """Write the suffix array of a split into a lens directory, where pydivsufsort is installed.
+    """Write the suffix array of a split into a lens directory, if pydivsufsort is installed.
 
-    The lens then needs the corpus no more: it keeps a copy of the n tokens, 2 or 4 bytes each, the
-    order of their n places, 4 bytes each (8 from 2³² tokens on), and 24 bytes a document. Memory:
-    5·w bytes for each of 2 million tokens, w being the bytes of the largest token id; more if one
-    document is longer.
+    It takes 2 or 4 bytes a token for the tokens, 4 (8 from 2³² tokens on) for the order, and 24 a
+    document. Sorting takes 5·w bytes of memory for each token of a part, with w bytes in the
+    largest token id.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         return
@@ -58,9 +56,9 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             append(corpus.tokens(start, length))
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
-    places = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
+    indices = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
     parts = parts_of(firsts, total)
-    with array_file(directory / ORDER_FILE, places) as append:
+    with array_file(directory / ORDER_FILE, indices) as append:
         for order in _orders(tokens, parts):
             append(order)
     part = np.searchsorted([end for _, end in parts], firsts, side="right")
@@ -68,19 +66,19 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
 
 
 def _orders(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np.ndarray]:
-    """Yield the places of all suffixes of each part, in the order of what follows them."""
+    """Yield the indices of the sorted suffixes of each part."""
     sorter: Any = import_module(PACKAGE)
-    # Big-endian bytes sort as the tokens do; those that are zero in every token are left out.
+    # Big-endian bytes sort as the tokens do; leading bytes that are always zero are left out.
     size, width = tokens.itemsize, max(1, (int(tokens.max()).bit_length() + 7) // 8)
     for first, end in parts:
         text = tokens[first:end].view(np.uint8).reshape(-1, size)
         order = sorter.divsufsort(np.array(text[:, size - width :], order="C").reshape(-1))
-        # Suffixes within a token are no suffixes of the tokens.
+        # Drop suffixes that start within a token.
         yield first + order[order % width == 0].astype(np.int64) // width
 
 
 def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
-    """Return where parts of whole documents begin and end: as large as fits, or one document."""
+    """Return begin and end of parts of whole documents: as many as fit, or one."""
     ends, edges = np.append(firsts[1:], total), [0]
     while edges[-1] < total:
         following, beyond = np.searchsorted(ends, [edges[-1], edges[-1] + PART], side="right")
@@ -89,11 +87,10 @@ def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:
 
 
 class Suffixes:
-    """Where token sequences stand in the documents of a lens. Open one with :meth:`open`.
+    """Occurrences of token sequences in the documents of a lens, memory-mapped.
 
-    Nothing is read before a question is asked: a search looks at about 2·log₂ n places. Positions
-    are those of the corpus: global int64 token offsets. No match holds an end of text, so none goes
-    beyond a document; a sequence with one in it stands nowhere.
+    A search compares about 2·log₂ n suffixes. Positions are global token offsets in the corpus. No
+    match contains an end of text, so that none crosses documents.
     """
 
     def __init__(self, tokens: np.ndarray, order: np.ndarray, documents: np.ndarray) -> None:
@@ -105,18 +102,18 @@ class Suffixes:
 
     @classmethod
     def open(cls, directory: Path | str) -> Suffixes:
-        """Open the suffix array of a lens directory; InputError where the lens has none."""
+        """Open the suffix array of a lens directory; InputError if it has none."""
         path = Path(directory)
         if not has_suffixes(path):
             raise InputError(
-                f"the lens {path} cannot say what stands in its corpus word for word: it has no "
-                f"{ORDER_FILE}. Install prismlm with its extra verbatim, pip install "
-                "'prismlm[verbatim]', and build the lens again with `prismlm index`."
+                f"the lens {path} cannot find verbatim text: it has no {ORDER_FILE}. Install the "
+                "extra verbatim, pip install 'prismlm[verbatim]', and build the lens again with "
+                "`prismlm index`."
             )
         return cls(*(np.asarray(open_array(path / name)) for name in FILES))
 
     def __len__(self) -> int:
-        """How many tokens can be found: all but the ends of documents."""
+        """The number of tokens, without the ends of documents."""
         return len(self._tokens) - len(self._firsts)
 
     def tokens(self, position: int, length: int) -> np.ndarray:
@@ -126,73 +123,66 @@ class Suffixes:
         return self._tokens[first : first + length].astype(np.int64)
 
     def count(self, tokens: Tokens) -> int:
-        """Return how often a sequence of one token or more stands in the documents."""
+        """Return how often a sequence of one token or more occurs."""
         return sum(map(len, self.rows(tokens)))
 
     def find(self, tokens: Tokens, limit: int) -> np.ndarray:
-        """Return the first ``limit`` positions that a sequence begins at, ascending: int64 [m].
-
-        It reads all places of the sequence, 4 or 8 bytes each.
-        """
+        """Return the first ``limit`` positions where a sequence starts, ascending: int64 [m]."""
         columns = [self._order[rows.start : rows.stop] for rows in self.rows(tokens)]
-        found = np.concatenate(columns).astype(np.int64)
-        if limit < len(found):
-            found = np.partition(found, limit)[:limit]
-        found = np.sort(found)
-        document = np.searchsorted(self._firsts, found, side="right") - 1
-        return found - self._firsts[document] + self._starts[document]
+        starts = np.concatenate(columns).astype(np.int64)
+        if limit < len(starts):
+            starts = np.partition(starts, limit)[:limit]
+        starts = np.sort(starts)
+        document = np.searchsorted(self._firsts, starts, side="right") - 1
+        return starts - self._firsts[document] + self._starts[document]
 
     def longest_prefix(self, tokens: Tokens) -> tuple[int, int]:
-        """Return how many of the first tokens stand in the documents together, and how often.
-
-        Where not even the first token does, 0 and 0.
-        """
-        look = FIRST_LOOK
+        """Return the length of the longest prefix of a sequence that occurs, and how often."""
+        most = FIRST_LENGTH
         while True:
-            # Few sequences stand there for long: comparing all of a text would be slow.
-            length = self._matched(self._encode(tokens[:look]))
-            if length < look or look >= len(tokens):
+            length = self._matched(self._encode(tokens[:most]))
+            if length < most or most >= len(tokens):
                 return length, self.count(tokens[:length])
-            look *= 2
+            most *= 2
 
     def rows(self, tokens: Tokens) -> list[range]:
-        """Return the rows of the order, in each part, that begin with a sequence."""
-        wanted = self._encode(tokens)
-        if not len(wanted) or len(wanted) < len(tokens):
+        """Return the rows of each part whose suffixes start with a sequence."""
+        query = self._encode(tokens)
+        if not len(query) or len(query) < len(tokens):
             return [range(0)]
-        found: list[range] = []
+        ranges: list[range] = []
         for first, end in self._parts:
-            low = self._row(wanted, first, end, bisect_left)
-            found.append(range(low, self._row(wanted, low, end, bisect_right)))
-        return found
+            low = self._row(query, first, end, bisect_left)
+            ranges.append(range(low, self._row(query, low, end, bisect_right)))
+        return ranges
 
-    def _row(self, wanted: np.ndarray, first: int, end: int, bisect: Any) -> int:
-        """Return where a sequence is, or would be, among some rows: big-endian bytes in order."""
+    def _row(self, query: np.ndarray, first: int, end: int, bisect: Any) -> int:
+        """Return the row of a sequence, or where it would be; big-endian bytes sort as tokens."""
 
         def read(row: int) -> bytes:
             at = int(self._order[row])
-            return self._tokens[at : at + len(wanted)].tobytes()
+            return self._tokens[at : at + len(query)].tobytes()
 
-        return bisect(range(len(self._order)), wanted.tobytes(), first, end, key=read)
+        return bisect(range(len(self._order)), query.tobytes(), first, end, key=read)
 
-    def _matched(self, wanted: np.ndarray) -> int:
-        """Return how many of the first tokens stand somewhere: beside the place to insert them."""
+    def _matched(self, query: np.ndarray) -> int:
+        """Return the longest common prefix with any suffix, one of those next to its row."""
         longest = 0
         for first, end in self._parts:
-            row = self._row(wanted, first, end, bisect_left)
+            row = self._row(query, first, end, bisect_left)
             for near in self._order[max(first, row - 1) : min(end, row + 1)].tolist():
-                found = self._tokens[near : near + len(wanted)]
-                differing = np.flatnonzero(found != wanted[: len(found)])
-                longest = max(longest, int(differing[0]) if len(differing) else len(found))
+                suffix = self._tokens[near : near + len(query)]
+                differing = np.flatnonzero(suffix != query[: len(suffix)])
+                longest = max(longest, int(differing[0]) if len(differing) else len(suffix))
         return longest
 
     def _encode(self, tokens: Tokens) -> np.ndarray:
-        """Return tokens as they are stored, up to the first that stands in no document."""
+        """Return tokens in the stored type, up to the first that cannot occur."""
         ids, dtype = np.asarray(tokens, dtype=np.int64), self._tokens.dtype
-        nowhere = (ids < 0) | (ids > np.iinfo(dtype).max) | (ids == self._end_of_text)
-        return ids[: int(nowhere.argmax()) if nowhere.any() else None].astype(dtype)
+        impossible = (ids < 0) | (ids > np.iinfo(dtype).max) | (ids == self._end_of_text)
+        return ids[: int(impossible.argmax()) if impossible.any() else None].astype(dtype)
 
 
 def has_suffixes(directory: Path) -> bool:
-    """Say whether a lens directory has a suffix array, whole or in part."""
+    """Whether a lens directory has files of a suffix array."""
     return any((directory / name).is_file() for name in FILES)

@@ -1,11 +1,10 @@
-"""How near the corpus comes to text of its own kind that it does not hold: the scale of support.
+"""The scale of support: how near the corpus comes to text of its kind that it does not contain.
 
-For a prediction of y at a state z, the nearest position is the one with the largest cosine among
-those of the active cells whose next token is y. For stretches of the corpus's other split, read by
-themselves, that is what text of the same kind finds which the lens does not have; where there is no
-such split, for stretches of its own documents with each left out. F is the percentile of a nearest
-cosine among theirs. What is as near as their median is near enough to say that a document carries a
-prediction; :mod:`prismlm.explain.support` says what becomes of that.
+The nearest position of a prediction of y at a state z is the one with the largest cosine to z
+among those in the active cells whose next token is y. The scale has the nearest cosines of excerpts
+of the corpus's other split, each read by itself; if that is too small, of its own documents, each
+leaving itself out. F is the percentile of a nearest cosine in this distribution. At the median or
+above, a document is near enough to carry a prediction; :mod:`prismlm.explain.support` uses this.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cells import Cells
-from prismlm.lens.neighbours import nearest_of, neighbours
+from prismlm.lens.cells import Cells, nearest_of, neighbours
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -30,20 +28,20 @@ from prismlm.progress import SILENT, Reporter
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus, Split
 
-# Stretches that the scale is measured on, and the predictions of each.
-DOCUMENTS, RUN = 160, 32
-READ_TOGETHER = 8
+# Excerpts that the scale is measured on, and the predictions of each.
+DOCUMENTS, LENGTH = 160, 32
+BATCH = 8
 MIN_DOCUMENTS = 40
 PERCENTILES = 101
 
 
 @dataclass(frozen=True)
 class SupportScale:
-    """What unseen text of the corpus has.
+    """The distribution of nearest cosines for unseen text.
 
     Attributes:
         nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
-        predictions: how many it was measured on.
+        predictions: how many were measured.
     """
 
     nearest: list[float]
@@ -51,7 +49,7 @@ class SupportScale:
 
     @property
     def median(self) -> float:
-        """The nearest cosine of the median prediction of unseen text."""
+        """The nearest cosine of the median prediction."""
         return self.nearest[len(self.nearest) // 2]
 
     def score(self, nearest: np.ndarray) -> np.ndarray:
@@ -68,43 +66,39 @@ def measure_support(
     split: Split,
     progress: Reporter = SILENT,
 ) -> SupportScale | None:
-    """Measure the scale on stretches of 32 predictions of 160 documents that the cells lack.
-
-    None where there is too little text to measure it.
-    """
-    stretches = calibration_stretches(corpus, split)
-    found: list[np.ndarray] = []
-    with progress.task("Measuring support", len(stretches), "stretches") as task:
-        for first in range(0, len(stretches), READ_TOGETHER):
-            part = stretches[first : first + READ_TOGETHER]
-            found += leave_one_out(cells, model, head, corpus, part)
-            task.advance(len(part))
-    if not found:
+    """Measure the scale of a lens of a split of the corpus; None without text to measure it on."""
+    excerpts = sample_excerpts(corpus, split)
+    parts: list[np.ndarray] = []
+    with progress.task("Measuring support", len(excerpts), "excerpts") as task:
+        for first in range(0, len(excerpts), BATCH):
+            batch = excerpts[first : first + BATCH]
+            parts += leave_one_out(cells, model, head, corpus, batch)
+            task.advance(len(batch))
+    if not parts:
         return None
-    nearest = np.concatenate(found)
-    grid = np.quantile(nearest, np.linspace(0, 1, PERCENTILES)).tolist()
-    return SupportScale(grid, len(nearest))
+    nearest = np.concatenate(parts)
+    percentiles = np.quantile(nearest, np.linspace(0, 1, PERCENTILES)).tolist()
+    return SupportScale(percentiles, len(nearest))
 
 
 def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
-    """Return the documents of the other split, or, where they are too few, those of this one."""
+    """Return the documents of the other split, or those of this one if they are too few."""
     others = np.setdiff1d(corpus.split("all"), corpus.split(split))
     others = others[corpus.lengths[others] > 2]
     return others if len(others) >= MIN_DOCUMENTS else corpus.split(split)
 
 
-def calibration_stretches(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
-    """Return where stretches of unseen documents start, and their tokens; one a document."""
-    generator, before = np.random.default_rng(0), len(corpus.prefix)
+def sample_excerpts(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
+    """Return the first position and the tokens of excerpts, one per document, drawn by seed."""
+    generator, prefix = np.random.default_rng(0), len(corpus.prefix)
     documents = unseen_documents(corpus, split)
-    # Without what stands before a text and after it.
-    lengths = corpus.lengths[documents] - 1 - before
+    lengths = corpus.lengths[documents] - 1 - prefix
     usable = np.flatnonzero(lengths > 1)
     chosen = np.sort(generator.choice(usable, min(DOCUMENTS, len(usable)), replace=False))
-    room = np.maximum(1, lengths[chosen] - RUN)
-    offset = before + (generator.random(len(chosen)) * room).astype(np.int64)
+    room = np.maximum(1, lengths[chosen] - LENGTH)
+    offset = prefix + (generator.random(len(chosen)) * room).astype(np.int64)
     start = corpus.starts[documents[chosen]] + offset
-    return list(zip(start.tolist(), np.minimum(RUN + 1, lengths[chosen]).tolist(), strict=True))
+    return list(zip(start.tolist(), np.minimum(LENGTH + 1, lengths[chosen]).tolist(), strict=True))
 
 
 @torch.no_grad()
@@ -113,34 +107,33 @@ def leave_one_out(
     model: PreTrainedModel,
     head: PrototypeHead,
     corpus: Corpus,
-    stretches: Sequence[tuple[int, int]],
+    excerpts: Sequence[tuple[int, int]],
 ) -> list[np.ndarray]:
-    """Return the nearest cosine of each prediction of stretches among those of other documents.
+    """Return the nearest cosine, in other documents, of each prediction of some excerpts.
 
-    A stretch is the global position of its first token and its tokens, all of one document; each
-    but the first is predicted: float32 [tokens − 1] of each stretch.
+    An excerpt is the global position of its first token and its length, within one document; all
+    tokens but the first are predicted: float32 [length − 1] each.
     """
-    counts = np.array([length - 1 for _, length in stretches])
-    before = len(corpus.prefix)
-    # Each is read as a text of its own.
-    rows = ([*corpus.prefix, *corpus.read_tokens(*stretch).tolist()] for stretch in stretches)
+    counts = np.array([length - 1 for _, length in excerpts])
+    prefix = len(corpus.prefix)
+    rows = ([*corpus.prefix, *corpus.read_tokens(*excerpt).tolist()] for excerpt in excerpts)
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     with capture(model, logits=False) as seen:
-        # What is padded comes after all that is looked at, so that no mask is needed.
+        # No mask: the padding comes after every state that is used.
         model(input_ids=ids.to(model.device), use_cache=False)
-    predicts = torch.arange(ids.shape[1] - 1 - before) < torch.from_numpy(counts)[:, None]
-    z, tokens = seen.z[:, before:-1].float().cpu()[predicts], ids[:, before + 1 :][predicts]
+    predicts = torch.arange(ids.shape[1] - 1 - prefix) < torch.from_numpy(counts)[:, None]
+    z, tokens = seen.z[:, prefix:-1].float().cpu()[predicts], ids[:, prefix + 1 :][predicts]
     states = z * inverse_norms(z)
-    # The prototypes in use at each state that speak for the token.
-    used = head.nearest(states.to(head.prototypes.device))
+    # The active prototypes of each state that raise the token.
+    active = head.nearest(states.to(head.prototypes.device))
     weight = weight_of(model)
     signature = (weight[tokens].float() - weight.float().mean(0)).to(head.prototypes.device)
-    speaks = torch.einsum("nkd,nd->nk", head.prototypes.float()[used.indices], signature)
-    query, slot = ((used.activations > 0) & (speaks > 0)).nonzero(as_tuple=True)
-    cell, query = used.indices[query, slot].cpu().numpy(), query.cpu().numpy()
-    found = neighbours(cells, query, cell, tokens.numpy()[query], states)
-    owner = query[found.pair]
-    starts = [int(corpus.starts[corpus.document_at(start)]) for start, _ in stretches]
-    others = cells.starts[cells.document_of(found.place)] != np.repeat(starts, counts)[owner]
-    nearest = nearest_of(found.cosine[others], owner[others], len(tokens))
+    raised = torch.einsum("nkd,nd->nk", head.prototypes.float()[active.indices], signature) > 0
+    query, slot = ((active.activations > 0) & raised).nonzero(as_tuple=True)
+    cell, query = active.indices[query, slot].cpu().numpy(), query.cpu().numpy()
+    near = neighbours(cells, query, cell, tokens.numpy()[query], states)
+    owner = query[near.pair]
+    starts = [int(corpus.starts[corpus.document_at(start)]) for start, _ in excerpts]
+    others = cells.starts[cells.document_of(near.position)] != np.repeat(starts, counts)[owner]
+    nearest = nearest_of(near.cosine[others], owner[others], len(tokens))
     return np.split(nearest, np.cumsum(counts)[:-1])

@@ -1,4 +1,4 @@
-"""Text of a lens: the sentence around a token, and documents decoded from the lens's own tokens."""
+"""Text of a lens: sentences around tokens, and documents decoded from the lens's own tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from prismlm.corpus.pieces import pieces_of
 from prismlm.lens.cells import Cells
 from prismlm.lens.suffixes import Suffixes
 
-# Of a sentence that does not end, so many characters are kept on either side.
+# Characters kept on either side of a token in a sentence without end.
 MAX_CHARACTERS = 240
-# Marks of chats and texts end one too, and are in none.
+# The end of a sentence; special tokens of chats and texts end one too.
 _END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+|<\|[^|<>\s]*\|>|</?s>")
 
 
 class Around(NamedTuple):
-    """The text at a place of the corpus: what comes before it, the token there, what follows."""
+    """A token of the corpus with the text before and after it."""
 
     before: str
     token: str
@@ -34,12 +34,9 @@ class Around(NamedTuple):
 
 
 def sentence_around(text: str, left: int, right: int) -> Around:
-    """Return the sentence that the characters from ``left`` to ``right`` of a text lie in.
-
-    It is cut to 240 characters on either side.
-    """
+    """Return the sentence around a span of a text, cut to 240 characters on either side."""
     begin = max(0, left - MAX_CHARACTERS)
-    # A token may begin with the space that ends the sentence before.
+    # A token may start with the space that ends the previous sentence.
     first = next((i for i in range(left, right) if not text[i].isspace()), left)
     ends = [match.end() for match in _END.finditer(text, begin, first)]
     begin = min(ends[-1], left) if ends else begin
@@ -49,42 +46,36 @@ def sentence_around(text: str, left: int, right: int) -> Around:
 
 
 def sentences(text: str) -> list[tuple[int, int]]:
-    """Return where the sentences of a text begin and end, without the blanks between them."""
-    edges = [0, *(one.end() for one in _END.finditer(text)), len(text)]
-    return [span for edge in pairwise(edges) if (span := _stripped(text, *edge))]
+    """Return the spans of the sentences of a text, without surrounding whitespace."""
+    edges = [0, *(match.end() for match in _END.finditer(text)), len(text)]
+    spans: list[tuple[int, int]] = []
+    for begin, end in pairwise(edges):
+        sentence = text[begin:end]
+        if words := sentence.strip():
+            begin += len(sentence) - len(sentence.lstrip())
+            spans.append((begin, begin + len(words)))
+    return spans
 
 
 def joined(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans of a text without blanks at their begin; with only blanks between, as one.
-
-    Spans come in ascending order; of those that overlap, the later adds what is new.
-    """
-    found: list[tuple[int, int]] = []
+    """Strip leading whitespace of ascending spans, and join those with only whitespace between."""
+    result: list[tuple[int, int]] = []
     for begin, end in spans:
         word = text[begin:end]
         begin += len(word) - len(word.lstrip())
         if begin == end:
             continue
-        if found and not text[found[-1][1] : begin].strip():
-            begin = found.pop()[0]
-        found.append((begin, end))
-    return found
-
-
-def _stripped(text: str, begin: int, end: int) -> tuple[int, int] | None:
-    """Return a span without blanks at either end; None if there is nothing else."""
-    words = text[begin:end].strip()
-    begin += len(text[begin:end]) - len(text[begin:end].lstrip())
-    return (begin, begin + len(words)) if words else None
+        if result and not text[result[-1][1] : begin].strip():
+            begin = result.pop()[0]
+        result.append((begin, end))
+    return result
 
 
 class OwnText:
-    """Tokens and text of the documents of a lens, by the positions of its corpus.
+    """Tokens and text of the documents of a lens, with the interface of a corpus for reading.
 
-    It has what :class:`~prismlm.corpus.store.Corpus` has for reading around a position. A suffix
-    array holds the tokens in order; without one, cells must hold every position, which give it.
-    What is decoded is the text but for what a tokenizer changes before it reads, such as capitals
-    in a vocabulary without them.
+    The tokens come from the suffix array, or from cells that have every position. The decoded text
+    differs where the tokenizer normalises, such as by lowercasing.
     """
 
     def __init__(
@@ -112,7 +103,7 @@ class OwnText:
         return self._decoded(number)[0]
 
     def spans(self, number: int) -> np.ndarray:
-        """Return where each token of a document lies in its text: int64 [length, 2]."""
+        """Return the span of each token of a document in its text, int64 [length, 2]."""
         return self._decoded(number)[1]
 
     def _decode(self, number: int) -> tuple[str, np.ndarray]:
@@ -120,10 +111,10 @@ class OwnText:
         ids = self.read_tokens(int(self.starts[number]), length)[:-1].tolist()
         before = len(self.prefix) * (ids[: len(self.prefix)] == self.prefix)
         after = len(self._suffix) * (ids[len(ids) - len(self._suffix) :] == self._suffix)
-        own = np.array(ids[before : len(ids) - after], dtype=np.int64)
-        pieces = pieces_of(self._tokenizer, own.tolist())
+        tokens = np.array(ids[before : len(ids) - after], dtype=np.int64)
+        pieces = pieces_of(self._tokenizer, tokens.tolist())
         text = "".join(piece.shown for piece in pieces)
-        spans = None if self._token_bytes is None else self._token_bytes.spans(own, text)
+        spans = None if self._token_bytes is None else self._token_bytes.spans(tokens, text)
         if spans is None:
             ends = np.cumsum([len(piece.shown) for piece in pieces])
             begins = ends - [len(piece.text) if piece.number == 1 else 0 for piece in pieces]

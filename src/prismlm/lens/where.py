@@ -1,4 +1,4 @@
-"""Filters on the text behind a prediction: only this source, only these licences."""
+"""Filters on the text behind a prediction, by source, domain and licence."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Conditions = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 class Keys(NamedTuple):
-    """The distinct values of a column, and which of them every row has, int [rows]."""
+    """The distinct values of a column, and the index of every row's value, int [rows]."""
 
     names: list[str]
     codes: np.ndarray
 
     @classmethod
-    def of(cls, column: pa.ChunkedArray) -> Keys:
-        """Return those of a column of a table; nulls are "(unknown)"."""
+    def from_column(cls, column: pa.ChunkedArray) -> Keys:
+        """Encode a column of a table; nulls are "(unknown)"."""
         encoded = column.fill_null(UNKNOWN).combine_chunks().dictionary_encode()
         return cls(encoded.dictionary.to_pylist(), encoded.indices.to_numpy())
 
 
 def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
-    """Read ``column=value`` conditions; a column that is named twice may have either value."""
+    """Parse ``column=value`` conditions; several values of one column are alternatives."""
     where: dict[str, list[str]] = {}
     for condition in conditions:
         column, _, value = condition.partition("=")
@@ -45,7 +45,7 @@ def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
 
 
 def normalised(where: Where | None) -> Conditions:
-    """Return a filter in one order, so that equal filters are equal; InputError for none."""
+    """Return a filter as sorted tuples; InputError if it is invalid."""
     if where is None:
         return ()
     check_kind("the filter", where, Mapping, 'a column and its values, such as {"license": "CC0"}')
@@ -54,7 +54,7 @@ def normalised(where: Where | None) -> Conditions:
         what = f"the value of {_column(column)}"
         kinds = (list, tuple, set, frozenset)
         several = check_kind(what, [values] if isinstance(values, str) else values, kinds, "text")
-        conditions.append((column, tuple(sorted({check_text(what, one) for one in several}))))
+        conditions.append((column, tuple(sorted({check_text(what, value) for value in several}))))
     return tuple(sorted(conditions))
 
 

@@ -43,7 +43,7 @@ def map_data(lens: Lens) -> dict[str, Any]:
         "y": table["y"].to_numpy().astype(np.float64).round(DIGITS).tolist(),
         "category": [-1 if name is None else names.index(name) for name in lens.categories],
         "names": [called(name, number) for number, name in enumerate(lens.names)],
-        "leading": lens.leading.tolist(),
+        "leading": lens.by_size.tolist(),
         "listed": lens.listed.tolist(),
         "categories": [
             {"name": name, "colour": colour(name), "prototypes": counts[name]} for name in names

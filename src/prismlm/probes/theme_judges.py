@@ -35,10 +35,17 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from prismlm.files import json_text
-from prismlm.lens.labels.answers import Answers, Question, fenced, one_line, prompt
+from prismlm.lens.labels.categories import FUNCTION
 from prismlm.lens.labels.embedded import NAME_LENGTH
-from prismlm.lens.labels.endpoint import Endpoint, Session
-from prismlm.lens.labels.vocabulary import FUNCTION
+from prismlm.lens.labels.endpoint import (
+    Answers,
+    Endpoint,
+    Question,
+    Session,
+    fenced,
+    one_line,
+    prompt,
+)
 from prismlm.lens.signatures import LINE
 from prismlm.progress import SILENT, Reporter
 
@@ -259,7 +266,7 @@ def theme_question(unit: Sequence[Passage]) -> Question:
     return Question(
         ({"role": "user", "content": asked},),
         {"theme": str, **dict.fromkeys(FIGURES, int), "explanation": str},
-        holds=lambda answer: (
+        is_valid=lambda answer: (
             bool(one_line(answer["theme"], NAME_LENGTH))
             and all(1 <= answer[name] <= SEQUENCES for name in FIGURES)
         ),

@@ -14,7 +14,7 @@ from prismlm.corpus.chat import ASSISTANT, Messages
 from prismlm.corpus.pieces import BROKEN, decode_token
 from prismlm.errors import shown
 from prismlm.explain.trace import Trace
-from prismlm.lens.opened_model import COLDEST
+from prismlm.lens.opened_model import MIN_TEMPERATURE
 from prismlm.web.writing import Choice, Wanted
 
 STOPS, LONGEST_STOP = 16, 1000
@@ -134,7 +134,7 @@ class ToWrite(Asked):
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Wanted(
             tokens=tokens,
-            temperature=heat if heat >= COLDEST else 0.0,
+            temperature=heat if heat >= MIN_TEMPERATURE else 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed % 2**63,
             stop=tuple(one for one in stop if one),
@@ -284,7 +284,7 @@ def prismlm_object(trace: Trace, shares: Shares) -> dict[str, Any]:
             for one in trace.documents(most)
         ],
         "passages": [one.to_dict() for one in trace.passages(most)],
-        "sources": trace.sources(shares.by or lens.telling).to_dict(),
+        "sources": trace.sources(shares.by or lens.default_group_by).to_dict(),
         "verbatim": [],
         "notes": trace.notes,
         "lens": {"name": lens.name, "corpus": lens.meta.corpus_name},

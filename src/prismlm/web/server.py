@@ -478,7 +478,7 @@ async def running(server: Server) -> AsyncIterator[None]:
 
     def read() -> None:
         if lens is not None:
-            _ = lens.names, lens.categories, lens.cells, lens.corpus, lens.index, lens.telling
+            _ = lens.names, lens.categories, lens.cells, lens.corpus, lens.index, lens.mass
 
     warming = asyncio.ensure_future(run_in_threadpool(read))
     yield

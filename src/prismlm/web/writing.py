@@ -15,7 +15,7 @@ from prismlm.corpus.pieces import BROKEN
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import Kept, Recorded
 from prismlm.explain.trace import Trace
-from prismlm.lens.opened_model import COLDEST, settings_not_applied
+from prismlm.lens.opened_model import MIN_TEMPERATURE, settings_not_applied
 
 FinishReason = Literal["stop", "length"]
 
@@ -196,7 +196,7 @@ class Writing:
 
 def pick(logits: Tensor, wanted: Wanted, generator: torch.Generator) -> int:
     """Return the next token, as ``generate`` takes or draws it: from logits, float32 [V]."""
-    if wanted.temperature < COLDEST:
+    if wanted.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     scores = logits.cpu() / wanted.temperature
     if wanted.top_p < 1:

@@ -11,11 +11,10 @@ import pytest
 import prismlm
 from prismlm.errors import InputError
 from prismlm.files import json_text
-from prismlm.lens.labels.answers import PROMPTS, fenced, prompt
 from prismlm.lens.labels.by_endpoint import AFTER, BEFORE, ask_for_names
 from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.lens.labels.embedded import NAME_LENGTH
-from prismlm.lens.labels.endpoint import Endpoint
+from prismlm.lens.labels.endpoint import PROMPTS, Endpoint, fenced, prompt
 from prismlm.lens.labels.places import marked
 from prismlm.lens.labels.write import MIN_PLACES, label_lens, make_labels
 from tests.helpers.chat_server import ChatServer, good, wanted

@@ -2,24 +2,18 @@
 
 import pytest
 
-import prismlm
 from prismlm.lens.labels.catalogue import Catalogue
 from prismlm.lens.labels.write import write_columns
 from tests.helpers.named_lens import named_model
 
 
 @pytest.fixture(scope="module")
-def catalogue(tiny_model):
-    return Catalogue(prismlm.load(tiny_model).lens)
+def catalogue(lm):
+    return Catalogue(lm.lens)
 
 
-@pytest.fixture(scope="module")
-def texts(catalogue):
-    return catalogue.texts
-
-
-def looked_through(catalogue, texts, query, sort):
-    words = query.lower().split()
+def looked_through(catalogue, query, sort):
+    words, texts = query.lower().split(), catalogue.texts
     found = [int(n) for n in catalogue.orders[sort] if all(word in texts[n] for word in words)]
     if sort in ("text", "usage", "score"):
         found.sort(
@@ -32,8 +26,8 @@ def looked_through(catalogue, texts, query, sort):
 @pytest.mark.parametrize(
     "query", ["", "the", "THE and", "#3", "ab", "e", "東京", "·", "zzzq", "\ud800"]
 )
-def test_queries_of_every_length(catalogue, texts, query, sort):
-    expected = looked_through(catalogue, texts, query, sort)
+def test_queries_of_every_length(catalogue, query, sort):
+    expected = looked_through(catalogue, query, sort)
     assert catalogue.search(query, sort, everything=True).tolist() == expected
     sizes = catalogue.lens.cell_sizes
     listed = [number for number in expected if sizes[number] >= 10]

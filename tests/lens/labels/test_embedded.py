@@ -5,19 +5,15 @@ import re
 import numpy as np
 import pytest
 
-import prismlm
 from prismlm.lens.labels.categories import CATEGORIES, subject_words
 from prismlm.lens.labels.embedded import NAME_LENGTH, embedded_labels
-from prismlm.lens.labels.places import Text, sample_places
-from prismlm.lens.labels.vocabulary import Vocabulary
+from prismlm.lens.labels.places import sample_places
 from prismlm.models.sidecar import weight_of
 
 
 @pytest.fixture(scope="module")
-def named(tiny_model):
-    lm = prismlm.load(tiny_model)
+def named(lm, text):
     weight = weight_of(lm.model).detach()
-    text = Text(lm.lens.corpus, Vocabulary(lm.lens.corpus.tokenizer, len(weight)))
     places = sample_places(lm.lens.cells, lm.lens.num_prototypes, 100)
     subjects = subject_words(weight, text.vocabulary)
     raised = lm.lens.prototypes["top_tokens"].to_pylist()

@@ -7,9 +7,8 @@ import time
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.lens.labels.answers import Answers, Failed, Question
 from prismlm.lens.labels.categories import CATEGORIES
-from prismlm.lens.labels.endpoint import Endpoint, Session
+from prismlm.lens.labels.endpoint import Answers, Endpoint, NoAnswer, Question, Session
 from prismlm.progress import SILENT
 from tests.helpers.chat_server import ChatServer, completion
 
@@ -89,11 +88,9 @@ def test_a_server_that_is_down_is_told_at_once(session):
     ("answer", "message"),
     [
         ((401, errors("your key")), r"something about your key.*Set OPENAI_API_KEY"),
-        ((403, errors("your key")), r"Set OPENAI_API_KEY"),
         ((404, errors("the model")), r"something about the model.*Check the name of the model"),
         ((429, errors("quota")), r"something about quota.*Try again later"),
         ((500, errors("\x1b[31mmemory\nfull")), r"about .*memory"),
-        ((400, errors("the weather")), r"something about the weather"),
     ],
 )
 def test_what_no_question_would_change_ends_the_run(session, answer, message):
@@ -116,18 +113,15 @@ def test_a_busy_server_is_asked_again(session):
     ("text", "reason"),
     [
         ("Morphology, I think", "no JSON object with the fields category"),
-        ('{"category": "Morphology"} Here you are', "no JSON object"),
         ('{"category": 3}', "no JSON object"),
         ('{"category": "Morphology", "more": 1}', "no JSON object"),
         ('["Morphology"]', "no JSON object"),
         ("[" * 100_000, "no JSON object"),
-        ('{"category": "Cookery"}', "category is none of those"),
+        ('{"category": "Cookery"}', "category is not one of the choices"),
         (None, "no text"),
         ((200, completion({"role": "assistant", "content": None})), "no text"),
         ((200, {"object": "error"}), "no text"),
         ((200, {"choices": {"0": 1}, "usage": {"prompt_tokens": "many"}}), "no text"),
-        ((200, {"choices": [None], "usage": 3}), "no text"),
-        ((200, '{"choices": [{'), "no text"),
         ((200, "<html>login</html>"), "no text"),
     ],
 )
@@ -136,7 +130,7 @@ def test_what_is_no_answer_is_asked_for_once_more(session, text, reason):
         assert session(server.url).ask(QUESTION) == GOOD
         assert reason in server.requests[1]["messages"][-1]["content"]
         server.behave = lambda request, number: text
-        with pytest.raises(Failed, match=reason):
+        with pytest.raises(NoAnswer, match=reason):
             session(server.url).ask(questions(1)[0])
         assert len(server.requests) == 4
 

@@ -8,11 +8,11 @@ import torch
 
 import prismlm
 from prismlm.lens.labels.map import (
+    first_prototype,
     laid_out,
     map_lens,
     nearest_prototypes,
     regions,
-    worth_seeing,
 )
 from prismlm.lens.labels.write import write_columns
 from tests.helpers.named_lens import named_model
@@ -56,17 +56,17 @@ def test_regions_are_called_by_their_category_or_their_words(tiny_model, tmp_pat
     assert found["Morphology"] < 20 < 50 <= found["river"] <= 57
 
 
-def test_a_page_opens_at_a_prototype_worth_seeing(tiny_model, tmp_path):
+def test_a_page_opens_at_a_prototype_first_prototype(tiny_model, tmp_path):
     lm = named_model(tiny_model, tmp_path / "model")
     lens = lm.lens
-    assert worth_seeing(lens) == lens.leading[0]
-    first, _, third, fourth = lens.leading[:4].tolist()
+    assert first_prototype(lens) == lens.by_size[0]
+    first, _, third, fourth = lens.by_size[:4].tolist()
     scores, kinds = [0.5] * 192, ["Named Entities"] * 192
     scores[first] = scores[third] = scores[fourth] = 0.95
     kinds[first] = "Misc / Other"
     columns = {"label_score": np.array(scores, np.float32), "category": kinds}
     write_columns(lens, columns, map={"method": "by hand"})
-    assert worth_seeing(prismlm.load(lm.path).lens) == third
+    assert first_prototype(prismlm.load(lm.path).lens) == third
 
 
 @pytest.mark.slow

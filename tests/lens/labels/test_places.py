@@ -3,22 +3,14 @@
 import numpy as np
 import pytest
 
-import prismlm
 from prismlm.corpus import build_corpus
+from prismlm.lens.labels.categories import Vocabulary
 from prismlm.lens.labels.places import Text, sample_places
-from prismlm.lens.labels.vocabulary import Vocabulary
-from prismlm.models.sidecar import weight_of
 
 
 @pytest.fixture(scope="module")
-def lens(tiny_model):
-    return prismlm.load(tiny_model).lens
-
-
-@pytest.fixture(scope="module")
-def text(tiny_model):
-    lm = prismlm.load(tiny_model)
-    return Text(lm.lens.corpus, Vocabulary(lm.lens.corpus.tokenizer, len(weight_of(lm.model))))
+def lens(lm):
+    return lm.lens
 
 
 def test_every_position_stands_in_its_cell_once(lens, text):

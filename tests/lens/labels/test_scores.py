@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 
-import prismlm
 from prismlm.lens.labels.embedded import Label
-from prismlm.lens.labels.places import Text, sample_places
+from prismlm.lens.labels.places import sample_places
 from prismlm.lens.labels.scores import _accuracy, bare, score_labels, words_of
-from prismlm.lens.labels.vocabulary import Vocabulary
-from prismlm.models.sidecar import weight_of
 
 
 def passages(*texts):
@@ -42,12 +39,9 @@ def test_accuracy_by_hand(label, expected):
     assert _accuracy(frozenset([label]), seen, rarity) == pytest.approx(expected)
 
 
-def test_a_name_that_is_right_scores_above_the_others(tiny_model):
+def test_a_name_that_is_right_scores_above_the_others(lm, text):
     """Names with the very words that come next, one that is nowhere, and none at all."""
-    lm = prismlm.load(tiny_model)
-    cells = lm.lens.cells
-    text = Text(lm.lens.corpus, Vocabulary(lm.lens.corpus.tokenizer, len(weight_of(lm.model))))
-    places = sample_places(cells, lm.lens.num_prototypes, 60)
+    places = sample_places(lm.lens.cells, lm.lens.num_prototypes, 60)
     chosen = np.flatnonzero(places.size >= 20)[:40]
     labels: list[Label | None] = [None] * len(places.size)
     for cell in chosen.tolist():

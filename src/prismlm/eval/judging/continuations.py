@@ -21,7 +21,7 @@ from prismlm.corpus.encode import encode_text
 from prismlm.corpus.store import Corpus
 from prismlm.errors import InputError, check_whole
 from prismlm.files import read_text
-from prismlm.lens.opened_model import LARGEST_SEED, write_after
+from prismlm.lens.opened_model import MAX_SEED, write_after
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
@@ -127,7 +127,7 @@ def continue_prompts(
                     f"prompt {prompt.id!r} has {length} tokens and {how.tokens} are to follow: "
                     f"{name} reads 1 to {longest}. Give fewer --prompt-words."
                 )
-            seed = (how.seed + number) % LARGEST_SEED
+            seed = (how.seed + number) % MAX_SEED
             written = write_after(model, tokenizer, ids, how.tokens, how.temperature, seed)
             added = written[0, length:].tolist()
             texts.append(str(tokenizer.decode(added, skip_special_tokens=True)).strip())

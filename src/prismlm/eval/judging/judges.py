@@ -28,8 +28,15 @@ from prismlm.corpus.chat import asked, encode_chat
 from prismlm.corpus.encode import encode_text
 from prismlm.errors import InputError
 from prismlm.eval.judging.continuations import Prompt
-from prismlm.lens.labels.answers import Answers, Question, fenced, one_line, prompt
-from prismlm.lens.labels.endpoint import Endpoint, Session
+from prismlm.lens.labels.endpoint import (
+    Answers,
+    Endpoint,
+    Question,
+    Session,
+    fenced,
+    one_line,
+    prompt,
+)
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.statistics import Interval
@@ -147,7 +154,7 @@ class EndpointJudge(Judge):
 
     def asked(self) -> dict[str, Any]:
         """Return requests, tokens in and out, and what failed how often."""
-        return self._session.asked()
+        return self._session.usage()
 
 
 class LocalJudge(Judge):

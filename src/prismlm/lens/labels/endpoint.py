@@ -1,66 +1,213 @@
-"""A language model behind an OpenAI-compatible endpoint: some questions at once, and what fails."""
+"""Questions to a language model behind an OpenAI-compatible endpoint, and the answers on disk.
+
+Replies are untrusted: an answer has exactly the fields that the question names, or it is rejected.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from string import Template
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from prismlm.errors import InputError, check_number, check_text, check_whole, shown
-from prismlm.lens.labels.answers import Answers, Failed, Question, one_line, prompt
+from prismlm.errors import FormatError, InputError, check_number, check_text, check_whole, shown
+from prismlm.files import check_json, json_text, room_to_write
 from prismlm.progress import Task
 from prismlm.run_state import Interrupts
 
-CONCURRENCY, TIMEOUT, RETRIES = 8, 120.0, 2
-# Servers on one's own machine want some key, and look at none.
+# Local servers want some key and ignore its value.
 KEY_VARIABLE, NO_KEY = "OPENAI_API_KEY", "none"
-# How an answer's schema is asked for, the first that the endpoint knows; then not at all, and last
-# with no option whatever.
+# How to ask for a schema, in the order tried: "text" names no format, "plain" sets no option.
 FORMATS = ("json_schema", "json_object", "text", "plain")
-# Enough for a model that thinks aloud before it answers; one that never ends is cut off.
-MOST_TOKENS = 2048
-# Give up when more than half of so many questions failed, or so many one after another.
-MIN_ASKED, MOST_IN_A_ROW = 8, 32
+# Enough for a model that reasons before it answers; one that never stops is cut off.
+MAX_TOKENS = 2048
+# Give up when more than half of the first 8 questions fail, or 32 in a row.
+MIN_QUESTIONS, MAX_FAILURES_IN_A_ROW = 8, 32
 MESSAGE_LENGTH = 300
-# What to do about a status.
-WAYS_OUT = {
+ADVICE = {
     401: f"Set {KEY_VARIABLE} to a key that is valid there.",
     403: f"Set {KEY_VARIABLE} to a key that is valid there.",
     404: "Check the name of the model, and that the path ends in /v1.",
-    429: "Try again later, or ask less at once with --concurrency.",
+    429: "Try again later, or send fewer requests at once with --concurrency.",
 }
+CODE_BLOCK = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+JSON_TYPES: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    list[str]: {"type": "array", "items": {"type": "string"}},
+}
+# The text below each heading of the file.
+PROMPTS = dict(
+    re.findall(
+        r"^# (\w+)\n+(.*?)\s*(?=^# |\Z)",
+        (Path(__file__).parent / "prompts.md").read_text(encoding="utf-8"),
+        re.DOTALL | re.MULTILINE,
+    )
+)
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class Endpoint:
-    """Where a language model is, and how it may be asked; InputError for what cannot be.
+class NoAnswer(Exception):
+    """A question without a usable answer: refused, timed out, or not in the format requested."""
+
+
+def prompt(name: str, **values: str) -> str:
+    """Fill in a prompt of ``prompts.md``."""
+    return Template(PROMPTS[name]).substitute(values)
+
+
+def fenced(data: str) -> str:
+    """Put untrusted text between two lines made of its digest, which it cannot contain."""
+    fence = "data-" + hashlib.sha256(data.encode(errors="replace")).hexdigest()[:12]
+    return f"<{fence}>\n{data}\n</{fence}>"
+
+
+def one_line(text: str, length: int) -> str:
+    """Return untrusted text as one line of at most ``length`` characters, without control codes.
+
+    Zero-width joiners, as in emoji and Persian, are kept.
+    """
+    start = text[: 8 * length]
+    printable = "".join(c if c.isprintable() or c in "\u200c\u200d" else " " for c in start)
+    line = " ".join(printable.split())
+    return line if len(line) <= length else line[: length - 1].rstrip() + "…"
+
+
+class Question(NamedTuple):
+    """A chat that asks for a JSON object.
 
     Attributes:
-        url: what ``/chat/completions`` is put after, such as ``http://localhost:8080/v1``.
-        model: its name there.
-        concurrency: questions at once.
+        messages: each with role and content.
+        fields: the fields of the answer with their types, among ``JSON_TYPES``.
+        choices: the allowed values of some fields.
+        is_valid: whether the values of an answer can be used.
+    """
+
+    messages: tuple[dict[str, str], ...]
+    fields: dict[str, Any]
+    choices: Mapping[str, Sequence[str]] = {}
+    is_valid: Callable[[dict[str, Any]], bool] = lambda answer: True
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of an answer."""
+        properties = {
+            name: JSON_TYPES[kind]
+            | ({"enum": list(self.choices[name])} if name in self.choices else {})
+            for name, kind in self.fields.items()
+        }
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+
+    def answer(self, text: object) -> dict[str, Any]:
+        """Parse a reply; raise NoAnswer with the reason if it is not an answer."""
+        if not isinstance(text, str):
+            raise NoAnswer("there is no text in it")
+        block = CODE_BLOCK.fullmatch(text)
+        try:
+            answer = json.loads(block[1] if block else text)
+            check_json(answer, self.fields, "the answer")
+        except (ValueError, RecursionError, FormatError):
+            answer = {}
+        if answer.keys() != self.fields.keys():
+            raise NoAnswer(f"it is no JSON object with the fields {', '.join(self.fields)}")
+        for name, choices in self.choices.items():
+            # Case, spaces and punctuation do not count.
+            by_letters = {_letters(choice): choice for choice in choices}
+            if _letters(answer[name]) not in by_letters:
+                raise NoAnswer(f"its {name} is not one of the choices")
+            answer[name] = by_letters[_letters(answer[name])]
+        if not self.is_valid(answer):
+            raise NoAnswer("a value in it is empty or out of range")
+        return answer
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"\W", "", name).casefold()
+
+
+class Answers:
+    """Answers in a file of JSON lines, by question; threads may add to it.
+
+    A damaged line is skipped, so its question is asked again.
+    """
+
+    def __init__(self, path: Path, model: str) -> None:
+        self.path, self.model, self._lock = path, model, threading.Lock()
+        self._answers: dict[str, Any] = {}
+        data = path.read_bytes() if path.is_file() else b""
+        # Ends a truncated last line before the next one is added.
+        self._separator = b"" if data.endswith(b"\n") or not data else b"\n"
+        for line in data.splitlines():
+            with suppress(ValueError, RecursionError, TypeError, KeyError):
+                row = json.loads(line)
+                self._answers[row["key"]] = row["answer"]
+
+    def _key(self, question: Question) -> str:
+        value = json_text([self.model, question.messages, question.schema])
+        return hashlib.sha256(value.encode(errors="replace")).hexdigest()
+
+    def get(self, question: Question) -> dict[str, Any] | None:
+        """Return the stored answer to a question; None if it is missing or invalid."""
+        try:
+            return question.answer(json_text(self._answers.get(self._key(question))))
+        except NoAnswer:
+            return None
+
+    def add(self, question: Question, answer: dict[str, Any]) -> None:
+        """Store an answer on disk."""
+        key = self._key(question)
+        line = json_text({"key": key, "answer": answer}) + "\n"
+        with self._lock, room_to_write(str(self.path), self.path.parent, self.kept):
+            with self.path.open("ab") as file:
+                file.write(self._separator + line.encode(errors="replace"))
+            self._separator = b""
+            self._answers[key] = answer
+
+    def kept(self) -> str:
+        """Say where the answers are."""
+        if not self.path.is_file():
+            return "No answers have been saved."
+        return f"The answers so far are kept in {self.path}; run the same command again to resume."
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible endpoint; InputError for invalid settings.
+
+    Attributes:
+        url: the base URL, before ``/chat/completions``, such as ``http://localhost:8080/v1``.
+        model: the model's name there.
+        concurrency: requests at once.
         timeout: seconds until a request is given up.
-        retries: of a request that was given up, or that the endpoint was too busy for.
+        retries: for requests that time out or that the endpoint is too busy for.
     """
 
     url: str
     model: str
-    concurrency: int = CONCURRENCY
-    timeout: float = TIMEOUT
-    retries: int = RETRIES
+    concurrency: int = 8
+    timeout: float = 120.0
+    retries: int = 2
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(check_text("the endpoint", self.url))
-            # An impossible port is an error only when it is asked for.
+            # An invalid port raises only when it is read.
             valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
             valid = False
@@ -75,10 +222,10 @@ class Endpoint:
 
 
 def request_options(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a request that asks for a schema in one of ``FORMATS``."""
+    """Return the options of a request for one of ``FORMATS``."""
     if kind == "plain":
         return {}
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": MOST_TOKENS}
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS}
     if kind == "json_schema":
         named = {"name": "answer", "strict": True, "schema": schema}
         options["response_format"] = {"type": kind, kind: named}
@@ -91,8 +238,8 @@ class Session:
     """Questions to an endpoint.
 
     Attributes:
-        tally: requests that were answered, and their tokens in and out, where it counts them.
-        failures: how often each thing went wrong with a question that got no answer.
+        tally: requests that got a reply, and tokens in and out where the endpoint reports them.
+        failures: how often a question failed, by reason.
     """
 
     def __init__(self, endpoint: Endpoint, answers: Answers) -> None:
@@ -102,8 +249,7 @@ class Session:
         self.tally: Counter[str] = Counter(requests=0, tokens_in=0, tokens_out=0)
         self.failures: Counter[str] = Counter()
         self._lock = threading.Lock()
-        # The first of FORMATS that was not refused so far.
-        self._format = 0
+        self._format = 0  # the first of FORMATS that the endpoint has not refused
         self._client = openai.OpenAI(
             base_url=endpoint.url,
             api_key=os.environ.get(KEY_VARIABLE) or NO_KEY,
@@ -111,24 +257,24 @@ class Session:
             max_retries=endpoint.retries,
         )
 
-    def asked(self) -> dict[str, Any]:
-        """Return what asking came to: answers, tokens in and out, what went wrong how often."""
+    def usage(self) -> dict[str, Any]:
+        """Return requests, tokens in and out, and failures by reason."""
         return {**self.tally, "failures": dict(self.failures)}
 
     def ask(self, question: Question) -> dict[str, Any]:
-        """Return the answer to a question, the one that was kept where there is one.
+        """Return the stored answer to a question, or ask for it.
 
         Raises:
-            Failed: there is none, after one more try.
-            InputError: there can be none to any: nobody is there, or lets nobody in.
+            NoAnswer: the second attempt failed too.
+            InputError: the endpoint cannot be reached or rejects every request.
         """
-        if (known := self.answers.get(question)) is not None:
-            return known
+        if (stored := self.answers.get(question)) is not None:
+            return stored
         messages = list(question.messages)
         text = self._reply(messages, question)
         try:
             answer = question.answer(text)
-        except Failed as error:
+        except NoAnswer as error:
             said = {"role": "assistant", "content": str(text)[:MESSAGE_LENGTH]}
             again = {"role": "user", "content": prompt("again", reason=str(error))}
             answer = question.answer(self._reply([*messages, said, again], question))
@@ -137,8 +283,8 @@ class Session:
 
     def _reply(self, messages: list[dict[str, str]], question: Question) -> str | None:
         reply = self._request(messages, question)
+        # The client does not validate what it receives.
         usage, choices = getattr(reply, "usage", None), getattr(reply, "choices", None)
-        # The client believes whatever it is sent.
         counts = [getattr(usage, name, 0) for name in ("prompt_tokens", "completion_tokens")]
         with self._lock:
             self.tally["requests"] += 1
@@ -147,11 +293,11 @@ class Session:
         first = choices[0] if isinstance(choices, list) and choices else None
         message = getattr(first, "message", None)
         if getattr(message, "refusal", None):
-            raise Failed("the model refused")
+            raise NoAnswer("the model refused")
         return getattr(message, "content", None)
 
     def _request(self, messages: list[dict[str, str]], question: Question) -> object:
-        """Return the reply; what the endpoint refuses to be asked with is left out from then on."""
+        """Send a request, and fall back to a simpler format for good if the endpoint refuses it."""
         import openai
 
         refusals = (
@@ -166,61 +312,61 @@ class Session:
             try:
                 reply = create(model=self.endpoint.model, messages=messages, **options)
             except refusals as error:
-                # What has been answered once is not the reason.
+                # A format that has worked before is not the cause.
                 if (self.tally["requests"] and tried == self._format) or tried + 1 == len(FORMATS):
-                    raise self._failure(error) from error
+                    raise self._error(error) from error
                 tried = max(tried + 1, self._format)
             except openai.APIError as error:
-                raise self._failure(error) from error
-            except ValueError:  # no JSON
+                raise self._error(error) from error
+            except ValueError:  # the body is not JSON
                 return None
             else:
                 self._format = tried
                 return reply
 
-    def _failure(self, error: Exception) -> Failed | InputError:
-        """Return what a request that failed comes to: for its question, or for all of them."""
+    def _error(self, error: Exception) -> NoAnswer | InputError:
+        """Return the error of a failed request: InputError if it would stop every other as well."""
         import openai
 
         status = getattr(error, "status_code", None)
         reason, fatal = f"it answered with status {status}", status in (401, 403, 404)
-        way_out = WAYS_OUT.get(status or 0, "Look at what the server says of it.")
+        advice = ADVICE.get(status or 0, "Look at what the server logs about it.")
         if isinstance(error, openai.APITimeoutError):
             reason = f"it did not answer within {self.endpoint.timeout:g} seconds"
-            way_out = "Wait longer with --timeout, or ask less at once with --concurrency."
+            advice = "Raise --timeout, or send fewer requests at once with --concurrency."
         elif isinstance(error, openai.APIConnectionError):
             fatal, reason = True, "it cannot be reached"
-            way_out = "Start the server, or check host, port and path: mostly it ends in /v1."
-        # What is wrong before anything was right will not become so.
+            advice = "Start the server, or check host, port and path, which usually ends in /v1."
+        # Before the first reply, every failure is likely to repeat.
         if not fatal and self.tally["requests"]:
-            return Failed(reason)
-        said = one_line(str(error.__cause__ or error), MESSAGE_LENGTH)
+            return NoAnswer(reason)
+        cause = one_line(str(error.__cause__ or error), MESSAGE_LENGTH)
         return InputError(
-            f"{self.endpoint.url}: {reason} ({said}). {way_out} {self.answers.kept()}"
+            f"{self.endpoint.url}: {reason} ({cause}). {advice} {self.answers.kept()}"
         )
 
     def each(
         self, jobs: Sequence[T], work: Callable[[T], R], task: Task
     ) -> Iterator[tuple[T, R | None]]:
-        """Yield each job with what its work came to, as they come; None where it failed.
+        """Yield each job with its result, in order of completion; None if it failed.
 
         Raises:
             InputError: more than half of them fail, or none can succeed.
-            Interrupted: a signal came.
+            Interrupted: a signal arrived.
         """
-        left = deque(jobs)
+        waiting = deque(jobs)
         done: SimpleQueue[tuple[T, R | None, Exception | None]] = SimpleQueue()
 
         def run() -> None:
             with suppress(IndexError):
                 while True:
-                    job = left.popleft()
+                    job = waiting.popleft()
                     try:
                         done.put((job, work(job), None))
-                    except Exception as error:  # looked at by whoever waits
+                    except Exception as error:  # raised by the loop below
                         done.put((job, None, error))
 
-        # Daemons: a request under way does not keep a process that was told to end.
+        # Daemon threads, so that a pending request does not delay the end of the process.
         for _ in range(min(self.endpoint.concurrency, len(jobs))):
             threading.Thread(target=run, daemon=True).start()
         failed = in_a_row = 0
@@ -228,26 +374,26 @@ class Session:
             with Interrupts(self.answers.kept) as signals:
                 signals.now = True
                 for count in range(1, len(jobs) + 1):
-                    job, found, error = done.get()
-                    if error is not None and not isinstance(error, Failed):
+                    job, result, error = done.get()
+                    if error is not None and not isinstance(error, NoAnswer):
                         raise error
                     in_a_row = 0 if error is None else in_a_row + 1
                     if error is not None:
                         failed += 1
                         self.failures[str(error)] += 1
-                        task.note(f"{failed:,} failed, the last since {error}")
-                        most = 2 * failed > count and count >= min(MIN_ASKED, len(jobs))
-                        if most or in_a_row >= MOST_IN_A_ROW:
-                            raise self._abort(failed, count)
+                        task.note(f"{failed:,} failed, the last because {error}")
+                        many = 2 * failed > count and count >= min(MIN_QUESTIONS, len(jobs))
+                        if many or in_a_row >= MAX_FAILURES_IN_A_ROW:
+                            raise self._too_many_failures(failed, count)
                     task.advance()
-                    yield job, found
+                    yield job, result
         finally:
-            left.clear()
+            waiting.clear()
 
-    def _abort(self, failed: int, count: int) -> InputError:
+    def _too_many_failures(self, failed: int, count: int) -> InputError:
         reason = self.failures.most_common(1)[0][0]
         return InputError(
             f"{failed:,} of the first {count:,} questions to {self.endpoint.model!r} at "
-            f"{self.endpoint.url} got no answer that can be used, mostly since {reason}. "
-            f"Try another model, or look at the server. {self.answers.kept()}"
+            f"{self.endpoint.url} got no usable answer, mostly because {reason}. "
+            f"Try another model, or check the server. {self.answers.kept()}"
         )

@@ -1,4 +1,4 @@
-"""Where every prototype stands on a map: UMAP of the prototypes by cosine (McInnes et al. 2018)."""
+"""A map of the prototypes, UMAP of their cosines (McInnes et al. 2018), with named regions."""
 
 from __future__ import annotations
 
@@ -21,49 +21,47 @@ from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import writing
 
-NEIGHBOURS, LEAST_DISTANCE, SEED = 15, 0.1, 0
-# Regions of a map: how many prototypes each has on average, how many regions at most, and how large
-# a part of one is of the category that it is called by, or how many prototypes have its word.
+NEIGHBOURS, MIN_DISTANCE, SEED = 15, 0.1, 0
+# Prototypes of a region on average, and regions at most.
 REGION, REGIONS = 60, 24
-CATEGORY_PART, CATEGORY_LIFT = 0.3, 1.3
+# The least share and lift of the category that a region is named by.
+CATEGORY_SHARE, CATEGORY_LIFT = 0.3, 1.3
+# For words: the least prototypes and lift, letters of a word, and words of a name.
 WORD_PROTOTYPES, WORD_LIFT, WORD_LETTERS, WORDS_SHOWN = 5, 5.0, 4, 2
-# A prototype to begin with: its name tells its places apart so well, and it is of a subject.
-WELL_NAMED = 0.9
-UNTELLING = {None, BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD}
+# The prototype that a page opens at has this score, and a category other than these.
+GOOD_SCORE = 0.9
+UNINFORMATIVE = {None, BOILERPLATE, MORPHOLOGY, OTHER, SCAFFOLD}
 ROWS_AT_ONCE = 512
-# What the record of every map says of how it was made.
-MADE = {
+# The record of every map in ``meta.json``.
+MAP_RECORD = {
     "method": "umap",
     "neighbours": NEIGHBOURS,
-    "least_distance": LEAST_DISTANCE,
+    "least_distance": MIN_DISTANCE,
     "seed": SEED,
 }
 
 
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
-    """Lay the prototypes of a lens out in two dimensions; ``x`` and ``y`` of its table get them.
-
-    Returned is how the map was made, as its record says. The same prototypes have the same map each
-    time: one thread, seeded.
+    """Write columns ``x`` and ``y`` of a seeded map of the prototypes; return its record.
 
     Raises:
-        ModuleNotFoundError: umap-learn is not installed, of the extra ``map``.
+        ModuleNotFoundError: umap-learn, of the extra ``map``, is not installed.
     """
     room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
-        places = laid_out(head.prototypes.detach().float())
-        write_columns(lens, {"x": places[:, 0], "y": places[:, 1]}, map=MADE)
+        points = laid_out(head.prototypes.detach().float())
+        write_columns(lens, {"x": points[:, 0], "y": points[:, 1]}, map=MAP_RECORD)
         task.advance()
-    return MADE
+    return MAP_RECORD
 
 
 def nearest_prototypes(prototypes: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearest of each prototype, itself the first, and 1 − cosine: [K, n] each."""
+    """Return the n nearest of each prototype, itself first, and 1 − cosine: [K, n] each."""
     unit = prototypes * inverse_norms(prototypes)
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
     for first in range(0, len(unit), ROWS_AT_ONCE):
         cosines = unit[first : first + ROWS_AT_ONCE] @ unit.T
-        # Rounding must not put another before it; its distance is 0.
+        # Rounding could put another first.
         cosines.diagonal(first).fill_(1.0)
         values, indices = cosines.topk(NEIGHBOURS)
         parts.append((indices, 1 - values))
@@ -72,38 +70,37 @@ def nearest_prototypes(prototypes: torch.Tensor) -> tuple[np.ndarray, np.ndarray
 
 
 def laid_out(prototypes: torch.Tensor) -> np.ndarray:
-    """Return a place for each prototype, [K, d] to float32 [K, 2]; seeded."""
-    points = prototypes.numpy()
-    if len(points) <= NEIGHBOURS:
-        # Too few to have neighbours: the first two principal directions say as much.
-        left, size, _ = np.linalg.svd(points - points.mean(0), full_matrices=False)
-        flat = np.zeros((len(points), 2), np.float32)
-        flat[:, : min(2, len(size))] = (left * size)[:, :2]
-        return flat
+    """Return a point for each of [K, d] prototypes, float32 [K, 2]."""
+    vectors = prototypes.numpy()
+    if len(vectors) <= NEIGHBOURS:
+        # Too few for UMAP: the first two principal components.
+        left, size, _ = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
+        points = np.zeros((len(vectors), 2), np.float32)
+        points[:, : min(2, len(size))] = (left * size)[:, :2]
+        return points
     from umap import UMAP
 
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
-        # A seed means one thread, which is what a seed is given for; and no point comes later,
-        # which would need more than the neighbours.
+        # Both are intended: one thread, and neighbours without an index for new points.
         warnings.filterwarnings("ignore", "n_jobs value|precomputed_knn", UserWarning)
-        layout_of = UMAP(
+        umap = UMAP(
             n_neighbors=NEIGHBOURS,
-            min_dist=LEAST_DISTANCE,
+            min_dist=MIN_DISTANCE,
             metric="cosine",
             random_state=SEED,
             n_jobs=1,
             precomputed_knn=nearest_prototypes(prototypes),
         )
         try:
-            return np.asarray(layout_of.fit_transform(points), np.float32)
+            return np.asarray(umap.fit_transform(vectors), np.float32)
         finally:
-            # numba sets the number of threads of the OpenMP that PyTorch uses too.
+            # numba sets the threads of the OpenMP that PyTorch uses too.
             torch.set_num_threads(threads)
 
 
 class Region(NamedTuple):
-    """A part of a map: its middle and what it is called."""
+    """The center and the name of a region."""
 
     x: float
     y: float
@@ -111,40 +108,39 @@ class Region(NamedTuple):
 
 
 def regions(lens: Lens) -> list[Region]:
-    """Return the regions of a map, those with most prototypes first.
+    """Return the named regions of a map, the largest first.
 
-    They are the cells of k-means over the places, seeded. A region is called by the category for
-    which n log²(lift) is largest: n counts the region's prototypes of it, lift is their part of the
-    region over that of the whole map. Each category names one region at most. The other regions are
-    called by words that their prototypes raise, chosen alike.
+    Regions are clusters of k-means, seeded. A region is named by the category with the largest
+    n log²(lift): n is how many of its prototypes have it, lift their share relative to the whole
+    map. A category names one region. Other regions are named by words that their prototypes
+    raise, ranked alike.
     """
-    places = np.stack([lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
-    count = min(REGIONS, len(places) // REGION)
+    points = np.stack([lens.prototypes[name].to_numpy() for name in ("x", "y")], axis=1)
+    count = min(REGIONS, len(points) // REGION)
     if count < 2:
         return []
-    of = kmeans2(places.astype(np.float64), count, minit="++", rng=SEED)[1]
-    sizes = np.bincount(of, minlength=count)
-    kinds = [{one} - {None, OTHER} for one in lens.categories]
+    region_of = kmeans2(points.astype(np.float64), count, minit="++", rng=SEED)[1]
+    sizes = np.bincount(region_of, minlength=count)
+    categories = [{category} - {None, OTHER} for category in lens.categories]
     words = [
         {word.strip().lower() for word in row if _is_word(word)}
         for row in lens.prototypes["top_tokens"].to_pylist()
     ]
-    called: dict[int, list[str]] = {}
-    for region, name, some, lift in _telling(of, sizes, kinds):
-        large = some >= CATEGORY_PART * sizes[region] and lift >= CATEGORY_LIFT
-        if large and region not in called and [name] not in called.values():
-            called[region] = [name]
-    categorised = set(called)
-    for region, name, some, lift in _telling(of, sizes, words):
-        own = called.setdefault(region, [])
-        often = some >= WORD_PROTOTYPES and lift >= min(WORD_LIFT, count / 2)
-        if often and region not in categorised and len(own) < WORDS_SHOWN:
-            own.append(name)
-    middles = [np.median(places[of == region], axis=0).round(3).tolist() for region in range(count)]
+    names: dict[int, list[str]] = {}
+    for region, name, n, lift in _ranked(region_of, sizes, categories):
+        large = n >= CATEGORY_SHARE * sizes[region] and lift >= CATEGORY_LIFT
+        if large and region not in names and [name] not in names.values():
+            names[region] = [name]
+    categorised = set(names)
+    for region, name, n, lift in _ranked(region_of, sizes, words):
+        shown = names.setdefault(region, [])
+        frequent = n >= WORD_PROTOTYPES and lift >= min(WORD_LIFT, count / 2)
+        if frequent and region not in categorised and len(shown) < WORDS_SHOWN:
+            shown.append(name)
     return [
-        Region(middles[region][0], middles[region][1], ", ".join(called[region]))
+        Region(*np.median(points[region_of == region], axis=0).round(3).tolist(), ", ".join(name))
         for region in np.argsort(-sizes).tolist()
-        if called.get(region)
+        if (name := names.get(region))
     ]
 
 
@@ -152,25 +148,27 @@ def _is_word(token: str) -> bool:
     return token.strip().isalpha() and len(token.strip()) >= WORD_LETTERS
 
 
-def _telling(
-    of: np.ndarray, sizes: np.ndarray, names: Sequence[set[Any]]
+def _ranked(
+    region_of: np.ndarray, sizes: np.ndarray, names: Sequence[set[Any]]
 ) -> list[tuple[int, str, int, float]]:
-    """Return region, name, n and lift of each name in a region, the most telling first."""
-    seen = Counter(name for some in names for name in some)
+    """Return region, name, n and lift of each name in a region, the most distinctive first."""
+    total = Counter(name for of_one in names for name in of_one)
     inside = Counter(
-        (int(region), name) for region, some in zip(of, names, strict=True) for name in some
+        (int(region), name)
+        for region, of_one in zip(region_of, names, strict=True)
+        for name in of_one
     )
     rows = [
-        (region, name, n, n * len(of) / (int(sizes[region]) * seen[name]))
+        (region, name, n, n * len(region_of) / (int(sizes[region]) * total[name]))
         for (region, name), n in inside.items()
     ]
     return sorted(rows, key=lambda row: (-row[2] * math.log(max(row[3], 1.0)) ** 2, row[:2]))
 
 
-def worth_seeing(lens: Lens) -> int:
-    """Return the prototype that a page opens at: well named, of a subject, with most text."""
+def first_prototype(lens: Lens) -> int:
+    """Return the prototype a page opens at: the largest with a good name and a subject."""
     scores = lens.prototypes["label_score"].to_pylist()
-    for number in lens.leading.tolist():
-        if (scores[number] or 0) >= WELL_NAMED and lens.categories[number] not in UNTELLING:
+    for number in lens.by_size.tolist():
+        if (scores[number] or 0) >= GOOD_SCORE and lens.categories[number] not in UNINFORMATIVE:
             return number
-    return int(lens.leading[0])
+    return int(lens.by_size[0])

@@ -1,13 +1,14 @@
-"""How much a label says: from its text alone, can the places of a prototype be told from others?
+"""How much a name says: can the positions of a prototype be told from others by its words?
 
-Detection and fuzzing as delphi defines them (Paulo et al. 2024). *Detection* shows a passage and
-asks whether the prototype is nearest somewhere in it, *fuzzing* shows which place is meant. The
-scorer here reads words alone: a passage's score is the summed rarity of the label's words in it,
+Detection and fuzzing as delphi defines them (Paulo et al. 2024): *detection* asks whether the
+prototype is nearest somewhere in a passage, *fuzzing* whether it is at the marked position. The
+scorer here compares words alone. The score of a passage is the rarity of the words w that it
+shares with the name,
 
-    Σ_w ln(N / n_w)   over the words w that label and passage share,
+    Σ_w ln(N / n_w),   n_w of N passages having w.
 
-with n_w of N passages that have w. The half with the larger scores is said to fire; equal scores
-are halved. The figure is the balanced accuracy, 0.5 for a label that says nothing.
+The half of the passages with the larger scores is predicted positive, with ties split evenly. The
+result is the balanced accuracy, 0.5 for an uninformative name.
 """
 
 from __future__ import annotations
@@ -19,27 +20,22 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prismlm.lens.labels.categories import FUNCTION
 from prismlm.lens.labels.embedded import Label
 from prismlm.lens.labels.places import Places, Text
-from prismlm.lens.labels.vocabulary import FUNCTION
 from prismlm.lens.signatures import LINE
 from prismlm.progress import SILENT, Reporter
 
-# Passages of each kind a label is asked about, at most, and below which it is not scored.
+# Positive passages of a label at most, and at least for it to be scored.
 MOST, LEAST = 16, 3
 PASSAGE = 24
-# A quoted sign is a word of a name; these are not.
+# Quoted signs are words of a name; the others separate them.
 NAME_SIGNS = re.compile(r"“([^”]*)”|, |[()→…]")
 TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
 class Scores(NamedTuple):
-    """Balanced accuracies of each label; nan where too few places were kept for it, [K].
-
-    Attributes:
-        detection, fuzzing: of the labels.
-        shuffled_detection, shuffled_fuzzing: the control, each with the label of another one.
-    """
+    """Balanced accuracies of labels, and of labels of other cells as a control; nan if unscored."""
 
     detection: np.ndarray
     fuzzing: np.ndarray
@@ -47,8 +43,8 @@ class Scores(NamedTuple):
     shuffled_fuzzing: np.ndarray
 
 
-# Rows of places that fire for each label, and as many that do not.
-Asked = dict[int, tuple[list[int], list[int]]]
+# Rows of positive places of each label, and of as many negative ones.
+Passages = dict[int, tuple[list[int], list[int]]]
 
 
 def score_labels(
@@ -58,94 +54,86 @@ def score_labels(
     seed: int = 0,
     progress: Reporter = SILENT,
 ) -> Scores:
-    """Score labels on places that they were not made of."""
-    asked, owner = draw_passages(labels, places, seed)
-    # Words that a label's name and description have of their own.
+    """Score labels on held-out places."""
+    drawn, control = draw_passages(labels, places, seed)
     words = {
         cell: frozenset([*words_of(bare(label.name)), *label.topic])
         for cell, label in enumerate(labels)
         if label is not None
     }
-    found = np.full((4, len(labels)), np.nan)
-    with progress.task("Scoring names", 2 * len(asked), "names") as task:
-        for kind, passages in enumerate(_passages(text, places, asked)):
-            rarity = _rarity(list(passages.values()))
-            for cell, (firing, others) in asked.items():
-                seen = [passages[row] for row in [*firing, *others]]
-                for shuffled, own in enumerate((cell, owner[cell])):
-                    found[kind + 2 * shuffled, cell] = _accuracy(words[own], seen, rarity)
+    scores = np.full((4, len(labels)), np.nan)
+    with progress.task("Scoring names", 2 * len(drawn), "names") as task:
+        for kind, passages in enumerate(_words_of_passages(text, places, drawn)):
+            counts = Counter(word for passage in passages.values() for word in passage)
+            rarity = {word: float(np.log(len(passages) / n)) for word, n in counts.items()}
+            for cell, (positive, negative) in drawn.items():
+                chosen = [passages[row] for row in [*positive, *negative]]
+                scores[kind, cell] = _accuracy(words[cell], chosen, rarity)
+                scores[kind + 2, cell] = _accuracy(words[control[cell]], chosen, rarity)
                 task.advance()
-    return Scores(*found)
+    return Scores(*scores)
 
 
 def draw_passages(
     labels: Sequence[Label | None], places: Places, seed: int = 0
-) -> tuple[Asked, dict[int, int]]:
-    """Draw what each label is scored on, and whose label is its control.
-
-    Fewer than ``LEAST`` places are too few.
-    """
+) -> tuple[Passages, dict[int, int]]:
+    """Draw positive and negative passages for each label, and the label that is its control."""
     generator = np.random.default_rng(seed)
     first: list[int] = np.searchsorted(places.cell, np.arange(len(labels) + 1)).tolist()
     named = np.array([label is not None for label in labels], dtype=bool)
     scored = np.flatnonzero((np.diff(first) >= LEAST) & named)
-    asked: Asked = {}
+    drawn: Passages = {}
     for cell in scored.tolist():
-        firing = generator.permutation(np.arange(first[cell], first[cell + 1]))[:MOST]
-        # One draw too many for each that could be of the cell itself.
-        drawn = generator.integers(len(places.cell), size=4 * len(firing))
-        others = drawn[places.cell[drawn] != cell][: len(firing)]
-        if len(others) == len(firing):
-            asked[cell] = firing.tolist(), others.tolist()
-    order = generator.permutation(len(scored))
-    return asked, dict(zip(scored[order].tolist(), scored[np.roll(order, 1)].tolist(), strict=True))
+        positive = generator.permutation(np.arange(first[cell], first[cell + 1]))[:MOST]
+        # More than needed, since some may be of the cell itself.
+        others = generator.integers(len(places.cell), size=4 * len(positive))
+        negative = others[places.cell[others] != cell][: len(positive)]
+        if len(negative) == len(positive):
+            drawn[cell] = positive.tolist(), negative.tolist()
+    order = scored[generator.permutation(len(scored))]
+    return drawn, dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
 
 
 def bare(name: str) -> str:
-    """Return a name without the signs that part its words: “(”, the → a (fur) says ( the a fur."""
-    return NAME_SIGNS.sub(lambda found: f" {found[1] or ''} ", name)
+    """Return a name without separators: “(”, the → a (fur) becomes ( the a fur."""
+    return NAME_SIGNS.sub(lambda sign: f" {sign[1] or ''} ", name)
 
 
 def content_words(text: str) -> tuple[str, ...]:
-    """Return the words of a text that say what it is about, each once."""
+    """Return the distinct content words of a text."""
     words = dict.fromkeys(words_of(text))
     return tuple(word for word in words if word.isalnum() and word not in FUNCTION)
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words and signs of a text, in lower case; ends of lines are a sign."""
+    """Return the words and signs of a text, in lower case; a line break is a sign."""
     return TOKEN.findall(text.lower().replace("\n", LINE))
 
 
-def _passages(
-    text: Text, places: Places, asked: Asked
+def _words_of_passages(
+    text: Text, places: Places, drawn: Passages
 ) -> tuple[dict[int, frozenset[str]], dict[int, frozenset[str]]]:
-    """Return the words of every passage that is asked about, and of its marked place."""
-    rows = sorted({row for pair in asked.values() for kind in pair for row in kind})
-    some = places.of(np.array(rows, dtype=np.int64))
+    """Return the words of every passage, and those at its marked position."""
+    rows = sorted({row for pair in drawn.values() for kind in pair for row in kind})
+    chosen = places.of(np.array(rows, dtype=np.int64))
     texts = np.array([*text.vocabulary.texts, ""], dtype=object)
-    windows = text.window(some, PASSAGE, 1)
-    whole = [frozenset(words_of("".join(texts[window]))) for window in windows]
+    windows = text.window(chosen, PASSAGE, 1)
+    passages = [frozenset(words_of("".join(texts[window]))) for window in windows]
     marked = [
         frozenset(words_of(f"{text.beginning(position)} {text.end(position + 1)}"))
-        for position in some.position.tolist()
+        for position in chosen.position.tolist()
     ]
-    return dict(zip(rows, whole, strict=True)), dict(zip(rows, marked, strict=True))
-
-
-def _rarity(passages: Sequence[frozenset[str]]) -> dict[str, float]:
-    seen = Counter(word for passage in passages for word in passage)
-    return {word: float(np.log(len(passages) / times)) for word, times in seen.items()}
+    return dict(zip(rows, passages, strict=True)), dict(zip(rows, marked, strict=True))
 
 
 def _accuracy(
     label: frozenset[str], passages: Sequence[frozenset[str]], rarity: dict[str, float]
 ) -> float:
-    """Return the balanced accuracy of a label; the first half of the passages fire."""
+    """Return the balanced accuracy of a label; the first half of the passages is positive."""
     scores = np.array([sum(rarity[word] for word in label & passage) for passage in passages])
     half = len(scores) // 2
-    least = np.sort(scores)[half]
-    above, equal = scores > least, scores == least
-    # Of those that are equal at the border, so many are said to fire that it is half of all.
-    said = above + equal * ((half - above.sum()) / equal.sum())
-    return float((said[:half].mean() + 1 - said[half:].mean()) / 2)
+    threshold = np.sort(scores)[half]
+    above, equal = scores > threshold, scores == threshold
+    # Ties at the threshold share what is left of the positive half.
+    predicted = above + equal * ((half - above.sum()) / equal.sum())
+    return float((predicted[:half].mean() + 1 - predicted[half:].mean()) / 2)

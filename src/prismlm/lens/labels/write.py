@@ -1,4 +1,4 @@
-"""Naming the prototypes of a lens: read its places, name them, score the names, keep both."""
+"""Naming the prototypes of a lens: sample positions, name, score the names, and write them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from torch import nn
 from prismlm.errors import InputError
 from prismlm.files import WAY_OUT, atomic_file, room_to_write
 from prismlm.lens import layout
-from prismlm.lens.labels.categories import CATEGORIES, subject_words
-from prismlm.lens.labels.embedded import Label, Weigh, embedded_labels
+from prismlm.lens.labels.categories import CATEGORIES, Vocabulary, subject_words
+from prismlm.lens.labels.embedded import Label, embedded_labels
 from prismlm.lens.labels.places import Places, Text, sample_places
 from prismlm.lens.labels.scores import Scores, score_labels
-from prismlm.lens.labels.vocabulary import Vocabulary
 from prismlm.lens.lens import MIN_PLACES, Lens
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
@@ -26,15 +25,14 @@ from prismlm.run_state import writing
 from prismlm.statistics import mean_intervals
 
 EMBEDDED, SIGNATURE = "embedded", "signature"
-# Places of a cell that are looked at; documents whose places name nothing, but score the names.
+# Positions sampled from a cell; the share of documents held out to score the names.
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
 
 
-class Made(NamedTuple):
-    """Labels, None for a prototype without any place, and what they are to be scored on.
+class Labelling(NamedTuple):
+    """Embedded labels, None for an empty cell, and the positions that name and score them.
 
-    ``places`` may name them, ``held_out`` are of documents that name nothing; ``documents`` counts
-    both kinds.
+    ``documents`` counts those that name and those that are held out.
     """
 
     labels: list[Label | None]
@@ -45,15 +43,15 @@ class Made(NamedTuple):
 
 
 class Named(NamedTuple):
-    """The labels of those prototypes that a labeller could name, who that is, what it took."""
+    """The labels of those prototypes that a labeller could name, its name and usage."""
 
     labels: dict[int, Label]
     source: str
     report: dict[str, Any]
 
 
-# Names prototypes better than the embedded labels: an endpoint, or answers read from a file.
-Labeller = Callable[[Lens, Made, Reporter], Named]
+# Replaces embedded labels where it can: a language model, or answers read from a file.
+Labeller = Callable[[Lens, Labelling, Reporter], Named]
 
 
 def label_lens(
@@ -66,21 +64,18 @@ def label_lens(
 ) -> dict[str, Any]:
     """Name every prototype of a lens in ``prototypes.parquet``, and score the names.
 
-    A fifth of the documents, drawn by seed, names nothing; the names are scored on their places.
+    A fifth of the documents, drawn by seed, is held out from naming; names are scored on it.
+    Labels of a ``labeller`` replace the embedded ones; prototypes with fewer than ten positions
+    then have no name.
 
-    A ``labeller`` names what it can in place of the embedded labels; prototypes with fewer than ten
-    places then have no name.
-
-    Returned is what ``meta.json`` keeps of it: ``source``, who named them; ``prototypes``, K, and
-    how many are ``named`` and ``scored``, those with enough places that named nothing;
-    ``detection``, whether passages of the prototype can be told from others by its name, and
-    ``fuzzing``, whether marked places can, both as :func:`accuracy`; ``categories``, the prototypes
-    of each; ``documents`` that named prototypes, and ``held_out`` ones that scored the names;
-    ``asked``, what a labeller did, and how its names score beside the embedded ones of the same
-    prototypes, None without one.
+    Returns:
+        What ``meta.json`` records: the ``source`` of the names; how many of the ``prototypes`` are
+        ``named`` and ``scored``; :func:`accuracy` of ``detection`` and ``fuzzing``; prototypes by
+        ``categories``; ``documents`` that name, and ``held_out`` ones; ``asked``, the usage of the
+        labeller, and scores of its names next to the embedded names of the same prototypes.
 
     Raises:
-        InputError: the lens has no corpus, or labels already; or by the labeller.
+        InputError: the corpus of the lens is missing, or it is labelled already.
     """
     if lens.corpus is None:
         raise InputError(
@@ -99,44 +94,42 @@ def label_lens(
         labels = [named.labels.get(cell, label) for cell, label in enumerate(made.labels)]
         if named.labels:
             few = (made.places.size < MIN_PLACES).tolist()
-            labels = [None if small else one for one, small in zip(labels, few, strict=True)]
+            labels = [None if small else label for label, small in zip(labels, few, strict=True)]
         scores = score_labels(labels, made.text, made.held_out, SEED, progress)
-        seen = Counter(label.category for label in labels if label is not None)
+        categories = Counter(label.category for label in labels if label is not None)
         record = {
             "source": named.source if named.labels else EMBEDDED,
             "prototypes": len(labels),
-            "named": seen.total(),
+            "named": categories.total(),
             **described(scores),
-            "categories": {name: seen[name] for name in CATEGORIES},
+            "categories": {name: categories[name] for name in CATEGORIES},
             "documents": made.documents[0],
             "held_out": made.documents[1],
-            "asked": None if labeller is None else _asked(named, made),
+            "asked": None if labeller is None else _compared(named, made),
         }
         _write(lens, labels, scores, named, record)
     return record
 
 
-def make_labels(
-    lens: Lens, model: nn.Module, progress: Reporter = SILENT, *, weigh: Weigh | None = None
-) -> Made:
+def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> Labelling:
     """Name every prototype from four fifths of the documents; the lens has its corpus."""
     cells, corpus, count = lens.cells, lens.corpus, lens.num_prototypes
     assert corpus is not None
     with progress.task("Reading places", 1, "steps") as task:
         weight = weight_of(model).detach()
         text = Text(corpus, Vocabulary(corpus.tokenizer, len(weight)))
-        places = sample_places(cells, count, PLACES)
+        sample = sample_places(cells, count, PLACES)
         subjects = subject_words(weight, text.vocabulary)
         task.advance()
-    drawn = np.random.default_rng(SEED).random(cells.documents.num_rows) < HELD_OUT
-    held = drawn[places.document]
-    shown = places.of(~held)
-    # What has places in held-out documents alone is named by these, and not scored.
-    held &= (np.bincount(shown.cell, minlength=count) > 0)[places.cell]
+    held_out = np.random.default_rng(SEED).random(cells.documents.num_rows) < HELD_OUT
+    scoring = held_out[sample.document]
+    places = sample.of(~scoring)
+    # Cells with positions in held-out documents alone are named by these, and not scored.
+    scoring &= (np.bincount(places.cell, minlength=count) > 0)[sample.cell]
     raised = lens.prototypes["top_tokens"].to_pylist()
-    labels = embedded_labels(text, places.of(~held), cells, subjects, raised, weigh, progress)
-    documents = int((~drawn).sum()), int(drawn.sum())
-    return Made(labels, text, shown, places.of(held), documents)
+    labels = embedded_labels(text, sample.of(~scoring), cells, subjects, raised, progress)
+    documents = int((~held_out).sum()), int(held_out.sum())
+    return Labelling(labels, text, places, sample.of(scoring), documents)
 
 
 def described(scores: Scores) -> dict[str, Any]:
@@ -148,23 +141,23 @@ def described(scores: Scores) -> dict[str, Any]:
     }
 
 
-def accuracy(own: np.ndarray, shuffled: np.ndarray) -> dict[str, float] | None:
-    """Return the ``mean`` balanced accuracy over prototypes; None where nothing is scored.
+def accuracy(values: np.ndarray, shuffled: np.ndarray) -> dict[str, float] | None:
+    """Return the ``mean`` balanced accuracy over prototypes, ½ being chance; None without any.
 
-    Beside it that of each with the name of another, ``shuffled``, and of the difference ``low`` and
-    ``high``, 95 % of a bootstrap over prototypes. ½ says nothing; nan is not scored.
+    ``shuffled`` is that with the names of other prototypes; ``low`` and ``high`` bound the
+    difference, a 95 % bootstrap interval over prototypes. NaN values are not scored.
     """
-    scored = np.isfinite(own)
-    own, shuffled = own[scored], shuffled[scored]
-    if not len(own):
+    scored = np.isfinite(values)
+    values, shuffled = values[scored], shuffled[scored]
+    if not len(values):
         return None
-    (difference,) = mean_intervals((own - shuffled)[:, None], seed=SEED)
-    means = {"mean": float(own.mean()), "shuffled": float(shuffled.mean())}
+    (difference,) = mean_intervals((values - shuffled)[:, None], seed=SEED)
+    means = {"mean": float(values.mean()), "shuffled": float(shuffled.mean())}
     return means | {"low": difference.low, "high": difference.high}
 
 
-def _asked(named: Named, made: Made) -> dict[str, Any]:
-    """Return what a labeller did, and its scores beside the embedded ones of the same."""
+def _compared(named: Named, made: Labelling) -> dict[str, Any]:
+    """Return the usage of a labeller, and its scores next to embedded names of the same cells."""
     own = [named.labels.get(cell) for cell in range(len(made.labels))]
     embedded = [label if cell in named.labels else None for cell, label in enumerate(made.labels)]
     scores: dict[str, Any] = {}
@@ -177,8 +170,7 @@ def _asked(named: Named, made: Made) -> dict[str, Any]:
 def _write(
     lens: Lens, labels: list[Label | None], scores: Scores, named: Named, record: dict[str, Any]
 ) -> None:
-    """Replace the labels of ``prototypes.parquet``, then say so in ``meta.json``."""
-    # Beside the names of a labeller, those of signatures would look like more of them.
+    # Names from signatures would look like those of the labeller.
     names = [""] * len(labels) if named.labels else lens.names
     columns: dict[str, Any] = {
         column: [None if label is None else getattr(label, column) for label in labels]
@@ -191,14 +183,14 @@ def _write(
         SIGNATURE if label is None else named.source if cell in named.labels else EMBEDDED
         for cell, label in enumerate(labels)
     ]
-    columns["label_score"] = [None if np.isnan(one) else float(one) for one in scores.detection]
+    columns["label_score"] = [None if np.isnan(x) else float(x) for x in scores.detection]
     write_columns(lens, columns, labels=record)
 
 
 def write_columns(
     lens: Lens, columns: Mapping[str, Sequence[Any] | np.ndarray], **noted: Any
 ) -> None:
-    """Replace columns of ``prototypes.parquet``, then note in ``meta.json`` what made them."""
+    """Replace columns of ``prototypes.parquet``, then record their origin in ``meta.json``."""
     table, schema = lens.prototypes, layout.PROTOTYPES_SCHEMA
     for name, values in columns.items():
         i = schema.get_field_index(name)

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from prismlm.corpus import Corpus
-from prismlm.lens.labels.categories import SUBJECTS, subject_words
-from prismlm.lens.labels.vocabulary import FUNCTION, Vocabulary
+from prismlm.lens.labels.categories import FUNCTION, SUBJECTS, Vocabulary, subject_words
 
 
 @pytest.fixture(scope="module")

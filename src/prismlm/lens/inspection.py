@@ -1,4 +1,4 @@
-"""What a finished lens says about itself: had it converged, and how varied are its contexts?"""
+"""Figures of a finished lens: whether it has converged, and how varied its contexts are."""
 
 from __future__ import annotations
 
@@ -13,44 +13,39 @@ import torch
 from prismlm.lens import layout
 from prismlm.lens.lens import Lens
 
-# Unit states closer than this are the same place in all but rounding and a few tokens.
+# States with a larger cosine have nearly the same context.
 NEAR_DUPLICATE = 0.999
 CONVERGED = 0.99
-# An index has enough text where so little of it converges it, and so many prototypes are filled.
+# Enough text: converged after this share of it, with this share of prototypes having all contexts.
 ENOUGH_AT, FILLED = 0.5, 0.95
 QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 
 
 def inspect_lens(lens: Lens) -> dict[str, Any]:
-    """Measure a lens, as JSON values; every file is read and compared with what was written.
+    """Measure a lens, as JSON values; every file is compared with its digest.
 
-    The last of the keys beside those of :class:`~prismlm.lens.layout.LensMeta`:
-
-    - ``with_contexts``, ``in_use``: prototypes that have a context, that are used at least once
-    - ``kept``, ``filled``: places that are kept of each prototype where the text has as many, and
-      prototypes in use that have as many
+    - ``with_contexts``, ``in_use``: prototypes with a context, and those used at least once
+    - ``kept``, ``filled``: contexts kept per prototype, and prototypes in use that have as many
     - ``converged_at``: the first share of the text at which the mean nearest cosine is within 1 %
-      of its last value; None without a curve
-    - ``licenses``: of the text that the lens holds, each with its share
-    - ``largest_document_share``: the share of contexts that one document gives
-    - ``enough``, ``verdict``: whether more text would change little, and why: see :func:`verdict`
-    - ``spread``, ``by_prototype``: of each prototype's contexts ``documents`` among them;
+      of its final value; None without a curve
+    - ``enough``, ``verdict``: see :func:`verdict`
+    - ``spread``, ``by_prototype``: of the contexts of each prototype, ``documents``;
       ``effective_documents``, exp of the entropy of activation over these; ``effective_sources``,
-      the same over the sources of all positions that use it, 0 if none does; ``duplicates``, those
-      whose text, or state where there is none, a better one has too; ``near_duplicates``, with a
-      cosine above 0.999 to a better one's state
+      the same over the sources of all positions that use it; ``duplicates``, with the text, or
+      state if there is no text, of a better one; ``near_duplicates``, with a cosine above 0.999 to
+      the state of a better one
 
     Raises:
         FormatError: a file is damaged.
     """
     layout.check_files(lens.path, lens.meta)
-    spread, meta, curve = _spread(lens), lens.meta, lens.meta.convergence
+    spread, meta = _spread(lens), lens.meta
     used = lens.prototypes["usage"].to_numpy() > 0
     document = lens.documents.codes
     count = max(1, len(document))
-    converged_at, in_use = _converged_at(curve), int(used.sum())
+    converged_at, in_use = _converged_at(meta.convergence), int(used.sum())
     filled = int((used & (spread["documents"] >= meta.contexts)).sum())
-    enough, said = verdict(converged_at, in_use, filled, meta.contexts)
+    enough, sentence = verdict(converged_at, in_use, filled, meta.contexts)
     columns = {"prototype": np.arange(lens.num_prototypes), **spread}
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return {
@@ -63,7 +58,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
         "in_use": in_use,
         "kept": meta.contexts,
         "filled": filled,
-        "convergence": curve,
+        "convergence": meta.convergence,
         "converged_at": converged_at,
         "contexts": len(document),
         "distinct_documents": len(np.unique(document)),
@@ -76,7 +71,7 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
         },
         "licenses": [{"license": k, "share": v} for k, v in lens.shares("license").items()],
         "enough": enough,
-        "verdict": said,
+        "verdict": sentence,
         "by_prototype": [dict(zip(columns, row, strict=True)) for row in rows],
     }
 
@@ -84,13 +79,13 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
 def verdict(
     converged_at: float | None, in_use: int, filled: int, kept: int
 ) -> tuple[bool | None, str]:
-    """Say whether there was enough text for an index, None where that cannot be told, and why.
+    """Return whether there was enough text for an index, None if unknown, and why.
 
-    The second half of the text must have brought the mean nearest cosine less than 1 %, and 95 of
-    100 prototypes in use must have all the places that are kept.
+    The second half of the text must have raised the mean nearest cosine by less than 1 %, and 95 %
+    of the prototypes in use must have all their contexts.
     """
     if converged_at is None:
-        return None, "Whether there was enough text cannot be told: the lens has no curve."
+        return None, "Unknown whether there was enough text: the lens has no convergence curve."
     enough = converged_at <= ENOUGH_AT and filled >= FILLED * in_use
     return enough, (
         f"{'Enough' if enough else 'Not enough'} text for this index: the mean nearest cosine was "
@@ -103,29 +98,29 @@ def verdict(
 def _converged_at(curve: list[dict[str, Any]]) -> float | None:
     last = curve[-1]["mean_nearest_cosine"] if curve else 0.0
     near = last - (1 - CONVERGED) * abs(last)
-    return next((one["share"] for one in curve if one["mean_nearest_cosine"] >= near), None)
+    return next((row["share"] for row in curve if row["mean_nearest_cosine"] >= near), None)
 
 
 def _spread(lens: Lens) -> dict[str, np.ndarray]:
-    """Return how widely each prototype's contexts lie, [K] each."""
+    """Return the figures of each prototype's contexts, [K] each."""
     activation = lens.index["activation"].to_numpy()
     columns = (lens.index[name].to_pylist() for name in ("before", "token", "after"))
     texts = list(zip(*columns, strict=True)) if lens.meta.with_text else None
     sources, codes = lens.keys("mass", "source")
     by_source = np.zeros((lens.num_prototypes, len(sources)))
-    at = lens.mass["prototype"].to_numpy(), codes
-    np.add.at(by_source, at, lens.mass["activation_sum"].to_numpy())
+    cell = lens.mass["prototype"].to_numpy(), codes
+    np.add.at(by_source, cell, lens.mass["activation_sum"].to_numpy())
     rows: list[dict[str, float]] = []
     for prototype in range(lens.num_prototypes):
-        own = lens.rows_of(prototype)
-        state = lens.states[own].float()
+        contexts = lens.rows_of(prototype)
+        state = lens.states[contexts].float()
         near = ((state @ state.T).tril(-1) > NEAR_DUPLICATE).any(1).sum()
-        distinct = len(set(texts[own])) if texts is not None else len(torch.unique(state, dim=0))
+        distinct = len(set(texts[contexts]) if texts else torch.unique(state, dim=0))
         rows.append(
             {
                 "documents": len(state),
-                "effective_documents": _effective(activation[own]),
-                "effective_sources": _effective(by_source[prototype]),
+                "effective_documents": _effective_number(activation[contexts]),
+                "effective_sources": _effective_number(by_source[prototype]),
                 "duplicates": len(state) - distinct,
                 "near_duplicates": int(near),
             }
@@ -133,8 +128,8 @@ def _spread(lens: Lens) -> dict[str, np.ndarray]:
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _effective(weights: np.ndarray) -> float:
-    """Return exp of the entropy of weights, normalised: how many equal ones would be as spread."""
+def _effective_number(weights: np.ndarray) -> float:
+    """Return exp of the entropy of normalised weights, 0 if all are 0."""
     positive = weights[weights > 0].astype(np.float64)
     if not len(positive):
         return 0.0
@@ -143,12 +138,7 @@ def _effective(weights: np.ndarray) -> float:
 
 
 def lens_summary(directory: Path) -> dict[str, int | float]:
-    """Return how much a lens holds: tokens and documents read, positions kept, and prototypes.
-
-    ``with_contexts`` prototypes have at least one kept place, ``in_use`` were routed at least once.
-    ``summed_share`` of all uses are of sources that have no rows of their own in ``mass.parquet``,
-    because there were more than 2,048 combinations of source, domain and licence.
-    """
+    """Return how much a lens holds; ``summed_share`` as :func:`summed_share`."""
     meta, usage = layout.read_meta(directory), _column(directory, layout.PROTOTYPES_FILE, "usage")
     contexts = _column(directory, layout.INDEX_FILE, "prototype")
     return {
@@ -163,7 +153,7 @@ def lens_summary(directory: Path) -> dict[str, int | float]:
 
 
 def summed_share(directory: Path) -> float:
-    """Return which share of all uses is of sources without rows of their own, in [0, 1]."""
+    """Return the share of uses whose source has no rows in ``mass.parquet``, in [0, 1]."""
     mass = layout.read_table(directory / layout.MASS_FILE, layout.MASS_SCHEMA, ["source", "tokens"])
     summed = mass.filter(pc.field("source") == layout.OTHER)["tokens"].to_numpy().sum()
     return float(summed / max(1, mass["tokens"].to_numpy().sum()))

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.lens.training_corpus import training_corpus
+from prismlm.lens.options import training_corpus
 from tests.helpers.mixer_models import make_corpus, make_model, save_model
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-import prismlm
-from prismlm.lens.convergence import inspect_lens, verdict
+from prismlm.lens.inspection import inspect_lens, verdict
 
 
 @pytest.mark.parametrize(
@@ -13,7 +12,7 @@ from prismlm.lens.convergence import inspect_lens, verdict
         (0.5, 4, True, "Enough text"),
         (0.51, 4, False, "Not enough text"),
         (0.5, 3, False, "Not enough text"),
-        (None, 4, None, "Whether there was enough"),
+        (None, 4, None, "Unknown whether"),
     ],
 )
 def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, begins):
@@ -22,8 +21,8 @@ def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, be
     assert said.startswith(begins)
 
 
-def test_prototypes_are_spread_over_sources_as_their_activation_is(tiny_model):
-    lens = prismlm.load(tiny_model).lens
+def test_prototypes_are_spread_over_sources_as_their_activation_is(lm):
+    lens = lm.lens
     rows_of = inspect_lens(lens)["by_prototype"]
     rows = lens.mass.to_pylist()
     for prototype in range(lens.num_prototypes):
@@ -38,8 +37,8 @@ def test_prototypes_are_spread_over_sources_as_their_activation_is(tiny_model):
         assert rows_of[prototype]["effective_sources"] == pytest.approx(expected)
 
 
-def test_a_lens_says_what_licences_its_text_has(tiny_model):
-    lens = prismlm.load(tiny_model).lens
+def test_a_lens_says_what_licences_its_text_has(lm):
+    lens = lm.lens
     found = {one["license"]: one["share"] for one in inspect_lens(lens)["licenses"]}
     document = lens.cells.document_of(lens.cells.positions(0, len(lens.cells)))
     of_row = [lens.cells.facts(int(number))["license"] or "(unknown)" for number in document]

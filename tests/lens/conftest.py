@@ -1,0 +1,17 @@
+import pytest
+
+import prismlm
+from prismlm.lens.labels.categories import Vocabulary
+from prismlm.lens.labels.places import Text
+from prismlm.models.sidecar import weight_of
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return prismlm.load(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def text(lm):
+    """The text of the tiny model's corpus."""
+    return Text(lm.lens.corpus, Vocabulary(lm.tokenizer, len(weight_of(lm.model))))
