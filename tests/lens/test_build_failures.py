@@ -15,12 +15,7 @@ from prismlm.errors import InputError, Interrupted, PrismError
 from prismlm.lens.build import Parts, build_index, check_index
 from prismlm.lens.options import Shard
 from tests.helpers.file_limit import limit_files, limit_lifted_after
-from tests.helpers.kills import (
-    OPTIONS,
-    index_in_child,
-    make_corpus,
-    make_model,
-)
+from tests.helpers.kills import OPTIONS, index_in_child, make_corpus, make_model
 from tests.lens.test_build import assert_same_lens
 
 

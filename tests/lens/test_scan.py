@@ -11,7 +11,7 @@ from torch import nn
 from prismlm.lens import scan as module
 from prismlm.lens.inspection import summed_share
 from prismlm.lens.layout import MASS_FILE, write_table
-from prismlm.lens.scan import OTHER, count_uses, groups_of, mass_table, merge_small, scan_windows
+from prismlm.lens.scan import OTHER, count_uses, groups_of, mass_table, scan_windows
 from prismlm.lens.states import probabilities
 from prismlm.ops.prototype_head import Nearest, naive
 
@@ -127,18 +127,6 @@ def test_every_group_has_its_rows_in_any_order(order):
     }
 
 
-def test_beyond_the_cap_those_with_least_text_are_summed_with_their_domain():
-    keys = [(name, "law", "CC0") for name in "abcd"]
-    assert merge_small(keys, [1, 7, 3, 7], 4) == keys
-    summed = (OTHER, "law", "CC0")
-    # Of equals the first by name.
-    assert merge_small(keys, [1, 7, 3, 7], 2) == [summed, keys[1], summed, keys[3]]
-    # With a cap of one: one source, one domain's rest, and all that is left.
-    keys = [("a", "law", None), ("b", "art", None), ("c", "sea", None), ("d", "sea", None)]
-    sea = (OTHER, "sea", None)
-    assert merge_small(keys, [9, 4, 3, 2], 1) == [keys[0], ALL, sea, sea]
-
-
 @pytest.mark.parametrize("beyond", [0, 1, 60])
 def test_the_cap_is_2048_and_no_use_is_lost(beyond):
     count = 2048 + beyond
@@ -150,8 +138,8 @@ def test_the_cap_is_2048_and_no_use_is_lost(beyond):
     if beyond:
         # Σ (n + ½) over n = 2048 … 2048 + beyond − 1, and 2 for each.
         found = rows(table)
-        assert found[0, OTHER, "law", "CC0"] == (beyond, beyond * (2048 + beyond / 2))
-        assert found[1, OTHER, "law", "CC0"] == (beyond, 2.0 * beyond)
+        assert found[0, *ALL] == (beyond, beyond * (2048 + beyond / 2))
+        assert found[1, *ALL] == (beyond, 2.0 * beyond)
 
 
 def test_a_lens_says_how_much_was_summed(tmp_path, monkeypatch):

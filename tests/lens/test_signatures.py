@@ -85,11 +85,3 @@ def test_a_lens_has_what_the_equation_says(lm, tiny_model, corpus):
         texts = [token_alone(lm.tokenizer, token) for token in expected]
         assert rows[number]["top_tokens"] == texts
         assert rows[number]["top_values"] == pytest.approx([raised[t] for t in expected], rel=1e-3)
-
-
-def test_bytes_that_are_no_character_are_named(lm):
-    vocabulary = len(lm.tokenizer)
-    (token,) = (n for n in range(vocabulary) if lm.tokenizer.convert_ids_to_tokens(n) == "Ģ")
-    found = told(lm, [{token: 1.0}, {0: 1.0}])
-    assert found.tokens[0][0] == "‹80›"
-    assert found.names[0].startswith("‹80›")

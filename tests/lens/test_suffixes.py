@@ -1,6 +1,5 @@
 """The suffix array against a search that tries every place."""
 
-import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,15 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.corpus import Corpus, build_corpus
 from prismlm.errors import InputError
 from prismlm.lens import suffixes as module
-from prismlm.lens.suffixes import (
-    Suffixes,
-    has_suffixes,
-    write_suffixes,
-)
-from tests.helpers.records import RECORDS, write_jsonl
+from prismlm.lens.suffixes import Suffixes, has_suffixes, write_suffixes
 from tests.helpers.token_corpus import TokenCorpus
 
 END = 2
@@ -68,31 +61,6 @@ def test_tokens_of_any_width(tmp_path, large):
     suffixes = Suffixes.open(tmp_path)
     assert suffixes.find([large], 9).tolist() == [1, 4]
     assert suffixes.count([large, large + 1]) == suffixes.count([large, 1]) == 1
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("built")
-    path = write_jsonl(directory / "texts.jsonl", RECORDS)
-    out = directory / "corpus"
-    return build_corpus(path, out, vocab_size=300, shard_tokens=900, heldout_fraction=0.3).path
-
-
-@pytest.mark.parametrize("split", ["train", "heldout", "all"])
-def test_the_lens_needs_the_corpus_no_more(built, tmp_path, split):
-    corpus = Corpus.open(shutil.copytree(built, tmp_path / "corpus"))
-    (tmp_path / "lens").mkdir()
-    write_suffixes(tmp_path / "lens", corpus, split)
-    chosen = set(corpus.split(split).tolist())
-    assert len(corpus.meta["shards"]) > 1
-    texts = [
-        (int(start), corpus.read_tokens(int(start), int(length))[:-1].tolist())
-        for start, length in zip(corpus.starts, corpus.lengths, strict=True)
-    ]
-    shutil.rmtree(corpus.path)
-    suffixes = Suffixes.open(tmp_path / "lens")
-    for number, (start, text) in enumerate(texts):
-        assert (start in suffixes.find(text, 99).tolist()) == (number in chosen)
 
 
 def test_without_the_package_a_lens_has_none_and_says_how_to_add_it(tmp_path, monkeypatch):

@@ -5,11 +5,9 @@ import torch
 
 from prismlm.lens import cells as cells_module
 from prismlm.lens.support import (
-    MIN_DOCUMENTS,
     SupportScale,
     leave_one_out,
     measure_support,
-    unseen_documents,
 )
 from prismlm.models.sidecar import weight_of
 from tests.helpers.next_tokens import next_tokens
@@ -57,13 +55,3 @@ def test_the_scale_is_of_what_unseen_text_finds(lm):
     assert measure_support(lm.lens.cells, lm.model, lm.head, lm.lens.corpus, "train") == scale
     assert scale.nearest == sorted(scale.nearest)
     assert -1 <= scale.median <= 1
-
-
-def test_the_scale_is_made_of_the_other_split_where_there_is_one(lm):
-    corpus = lm.lens.corpus
-    held_out = corpus.split("heldout")
-    unseen = unseen_documents(corpus, "train")
-    expected = held_out if len(held_out) >= MIN_DOCUMENTS else corpus.split("train")
-    assert unseen.tolist() == expected.tolist()
-    assert unseen_documents(corpus, "all").tolist() == list(range(len(corpus)))
-    assert unseen_documents(corpus, "heldout").tolist() == corpus.split("train").tolist()

@@ -146,7 +146,7 @@ def test_a_unit_is_asked_about_once_with_its_marks(opened):
         assert first.judge([unit(0)]) == [Judgement("tides", 9, 10, 1, "Sea.")]
     assert len(server.requests) == 2
     assert first.source == "endpoint:m"
-    assert (first.session.usage()["requests"], second.session.asked()["requests"]) == (2, 0)
+    assert (first.session.usage()["requests"], second.session.usage()["requests"]) == (2, 0)
     text = server.requests[0]["messages"][0]["content"]
     # Marks of the text itself cannot be taken for ours.
     assert text.count("<< tide") == 10

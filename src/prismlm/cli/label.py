@@ -41,8 +41,8 @@ def label(
     labeller = None
     if opt.check_endpoint(endpoint, endpoint_model):
         opt.require_packages("openai")
-        from prismlm.lens.labels.by_endpoint import ask_for_names
         from prismlm.lens.labels.endpoint import Endpoint
+        from prismlm.lens.labels.write import ask_for_names
 
         server = Endpoint(endpoint or "", endpoint_model or "", concurrency, timeout)
         labeller = partial(ask_for_names, endpoint=server, prototypes=prototypes)

@@ -81,12 +81,6 @@ def index(
 
     Returns:
         The lens, or None if other parts are missing.
-
-    Raises:
-        InputError: the lens exists, or model, corpus and options do not match.
-        FormatError: model or corpus is damaged.
-        PrismError: the disk is full or failing.
-        Interrupted: SIGINT or SIGTERM; finished parts are kept.
     """
     from prismlm.corpus.store import Corpus
 
@@ -101,27 +95,15 @@ def index(
 
 
 def index_checkpoint(
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    out: Path,
-    options: IndexOptions,
-    *,
-    overwrite: bool = False,
-    progress: Reporter = SILENT,
+    checkpoint: Checkpoint, corpus: Corpus, out: Path, options: IndexOptions, **how: Any
 ) -> Path | None:
-    """Index a corpus with an open checkpoint, as :func:`index`."""
-    fingerprint = tokenizer_fingerprint(checkpoint.tokenizer)
-    check_index(checkpoint.model, corpus, options, fingerprint)
-    return build_index(
-        checkpoint.model,
-        checkpoint.sidecar.head,
-        corpus,
-        out,
-        options,
-        trained_on=trained_on(checkpoint, corpus),
-        overwrite=overwrite,
-        progress=progress,
-    )
+    """Index a corpus with an open checkpoint, as :func:`build_index`."""
+    model, sidecar = checkpoint.model, checkpoint.sidecar
+    check_index(model, corpus, options, tokenizer_fingerprint(checkpoint.tokenizer))
+    trained = sidecar.provenance.get("corpus")
+    fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
+    same = None if fingerprint is None else fingerprint == corpus.fingerprint
+    return build_index(model, sidecar.head, corpus, out, options, trained_on=same, **how)
 
 
 def build_index(
@@ -148,7 +130,6 @@ def build_index(
     run = _run(given)
     with _ready(given, parts):
         parts.check(run, overwrite=overwrite)
-        check_lens(out, overwrite=overwrite)  # another process may have written it
         part = parts.part(options.shard.number)
         with writing(part):
             if not part.is_dir():
@@ -399,18 +380,11 @@ def prototypes_table(
 
 
 def lens_directory(model: Path, lens: Path | str) -> Path:
-    """Return the directory of a lens given by name or path."""
+    """Return the directory of a lens, given by name or path."""
     name = Path(lens).name
     if name.startswith(".") or not name:
         raise InputError(f"--lens {lens} is not a name for a lens: it must not start with a dot.")
     return model / "lens" / lens if name == str(lens) else Path(lens)
-
-
-def trained_on(checkpoint: Checkpoint, corpus: Corpus) -> bool | None:
-    """Return whether a model was trained on a corpus; None if it does not say."""
-    trained = checkpoint.sidecar.provenance.get("corpus")
-    fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
-    return None if fingerprint is None else fingerprint == corpus.fingerprint
 
 
 def check_lens(out: Path, *, overwrite: bool) -> None:

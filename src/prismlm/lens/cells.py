@@ -37,22 +37,12 @@ def record_type(codes: Codes, position_bytes: int = 8, token_bytes: int = 4) -> 
 
 @dataclass(frozen=True)
 class CellsMeta:
-    """The format of the cells of a lens.
-
-    Attributes:
-        codes: int8, pq or pq12.
-        share: of all positions that were kept.
-        rows: positions kept.
-        vocabulary: V in the key of a range, cell · V + token.
-        width: d.
-        position_bytes: of a global position, 4 or 8.
-        token_bytes: of a token, 2 or 4.
-    """
+    """The format of the cells of a lens."""
 
     codes: str
-    share: float
+    share: float  # of all positions that were kept
     rows: int
-    vocabulary: int
+    vocabulary: int  # V in the key of a range, cell · V + token
     width: int
     position_bytes: int
     token_bytes: int
@@ -61,10 +51,7 @@ class CellsMeta:
 class Cells:
     """The positions of a lens, memory-mapped, as rows sorted by cell, next token and position.
 
-    Args:
-        directory: of the lens.
-        meta: ``cells`` of ``meta.json``.
-        check: compares files of the lens with their digests before they are read.
+    ``check`` compares files of the lens with their digests before they are read.
     """
 
     def __init__(
@@ -254,37 +241,23 @@ class Cells:
 
 
 class Neighbours(NamedTuple):
-    """Positions compared with a state, in the order of the query, [u] each.
+    """Positions compared with a state, in the order of the query, [u] each."""
 
-    Attributes:
-        pair: the index of the range that each belongs to.
-        row: its row in the cells.
-        position: the global position of its state.
-        read: the token there.
-        cosine: of that state to the query's, float32.
-        sampling_weight: how many positions of its range it represents, float64; 1 if all are there.
-        probability: the model's, of the token that came next there, float16.
-    """
-
-    pair: np.ndarray
-    row: np.ndarray
-    position: np.ndarray
-    read: np.ndarray
-    cosine: np.ndarray
-    sampling_weight: np.ndarray
-    probability: np.ndarray
+    pair: np.ndarray  # the index of the pair of cell and token, or of the range
+    row: np.ndarray  # in the cells
+    position: np.ndarray  # global
+    read: np.ndarray  # the token there
+    cosine: np.ndarray  # with the state of the query, float32
+    sampling_weight: np.ndarray  # positions of its range that it represents, float64
+    probability: np.ndarray  # the model's, of the token that came next there, float16
 
 
 def neighbours(
     cells: Cells, query: np.ndarray, cell: np.ndarray, token: np.ndarray, states: Tensor
 ) -> Neighbours:
-    """Compare states with the positions of cells that have a next token.
+    """Compare unit states, float32 [Q, d], with the positions of cells that have a next token.
 
-    Args:
-        cells: of the lens.
-        query: the row in ``states`` of each pair of cell and token, int64 [p], ascending.
-        cell, token: the pairs, int64 [p].
-        states: unit vectors, float32 [Q, d].
+    ``query`` is the state of each pair of cell and token, int64 [p], ascending.
     """
     return compared(cells, query, *cells.ranges(cell, token), states, MOST_OF_A_RANGE)
 

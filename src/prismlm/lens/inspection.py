@@ -34,16 +34,16 @@ def inspect_lens(lens: Lens) -> dict[str, Any]:
       the same over the sources of all positions that use it; ``duplicates``, with the text, or
       state if there is no text, of a better one; ``near_duplicates``, with a cosine above 0.999 to
       the state of a better one
-
-    Raises:
-        FormatError: a file is damaged.
     """
     layout.check_files(lens.path, lens.meta)
     spread, meta = _spread(lens), lens.meta
     used = lens.prototypes["usage"].to_numpy() > 0
     document = lens.documents.codes
     count = max(1, len(document))
-    converged_at, in_use = _converged_at(meta.convergence), int(used.sum())
+    last = meta.convergence[-1]["mean_nearest_cosine"] if meta.convergence else 0.0
+    near = last - (1 - CONVERGED) * abs(last)
+    converged = (row["share"] for row in meta.convergence if row["mean_nearest_cosine"] >= near)
+    converged_at, in_use = next(converged, None), int(used.sum())
     filled = int((used & (spread["documents"] >= meta.contexts)).sum())
     enough, sentence = verdict(converged_at, in_use, filled, meta.contexts)
     columns = {"prototype": np.arange(lens.num_prototypes), **spread}
@@ -93,12 +93,6 @@ def verdict(
         f"{in_use:,} active prototypes have their {kept} stored contexts."
         f"{'' if enough else ' Index a larger corpus.'}"
     )
-
-
-def _converged_at(curve: list[dict[str, Any]]) -> float | None:
-    last = curve[-1]["mean_nearest_cosine"] if curve else 0.0
-    near = last - (1 - CONVERGED) * abs(last)
-    return next((row["share"] for row in curve if row["mean_nearest_cosine"] >= near), None)
 
 
 def _spread(lens: Lens) -> dict[str, np.ndarray]:

@@ -148,11 +148,7 @@ def write_meta(directory: Path, meta: LensMeta) -> None:
 
 
 def read_meta(directory: Path) -> LensMeta:
-    """Read ``meta.json``, and compare the sizes of all files with its record.
-
-    Raises:
-        FormatError: not a lens, incomplete, changed or of another version.
-    """
+    """Read ``meta.json``, and compare the sizes of all files with it; FormatError if damaged."""
     path = directory / META_FILE
     if not path.is_file():
         raise FormatError(
@@ -194,11 +190,7 @@ def key_of(files: dict[str, dict[str, Any]]) -> str:
 
 
 def check_files(
-    directory: Path,
-    meta: LensMeta,
-    names: Collection[str] | None = None,
-    *,
-    most: float = math.inf,
+    directory: Path, meta: LensMeta, names: Collection[str] | None = None, *, most: float = math.inf
 ) -> None:
     """Compare files, by default all, of up to ``most`` bytes with their digests."""
     for name in meta.files if names is None else names:

@@ -61,11 +61,7 @@ class lens_property(cached_property[T]):
 class Lens:
     """A lens directory. Open one with :meth:`open`; tables are read on first use.
 
-    Attributes:
-        path: the directory.
-        meta: how it was built.
-        head: the prototype head.
-        tokenizer: decodes the lens's own tokens if the corpus is missing; None for no text.
+    ``tokenizer`` decodes the lens's own tokens if the corpus is missing; None for no text.
     """
 
     def __init__(self, path: Path, meta: layout.LensMeta, head: PrototypeHead) -> None:
@@ -86,13 +82,10 @@ class Lens:
         *,
         decoder: bool = True,
     ) -> Lens:
-        """Open a lens, and check its probe: see :class:`~prismlm.lens.probe.Probe`.
+        """Open a lens, and check its :class:`~prismlm.lens.probe.Probe` with the model.
 
-        Args:
-            path: the lens directory.
-            model, head: those it must have been built for.
-            tokenizer: the fingerprint of their tokenizer; None leaves that unchecked.
-            decoder: whether the model can run; otherwise only its output layer is compared.
+        ``tokenizer`` is a fingerprint, None to leave it unchecked. Without a ``decoder`` that can
+        run, only the output layer is compared.
 
         Raises:
             FormatError: not a lens, damaged or of another version.
@@ -121,11 +114,7 @@ class Lens:
         return self.path.resolve().name
 
     def check_unchanged(self) -> None:
-        """Check that the files are those that were opened; reload names that were rewritten.
-
-        Raises:
-            StaleLensError: the lens was rebuilt or removed since it was opened.
-        """
+        """Raise StaleLensError if the lens was rebuilt or removed; reload new names."""
         current = _identity(self.path / layout.META_FILE)
         if current == self._opened:
             return
@@ -241,12 +230,7 @@ class Lens:
         return self._moved_corpus or Path(self.meta.corpus_path)
 
     def use_corpus(self, path: Path | str) -> None:
-        """Read its corpus from another directory.
-
-        Raises:
-            InputError: there is no corpus, or another one.
-            FormatError: it is damaged.
-        """
+        """Read its corpus from another directory; InputError if it is another corpus."""
         from prismlm.corpus.store import Corpus
 
         if Corpus.open(path).fingerprint != self.meta.corpus:

@@ -22,14 +22,7 @@ from transformers import (
 from prismlm.corpus.chat import Messages, chat_text, encode_chat, is_messages
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import BROKEN
-from prismlm.errors import (
-    InputError,
-    check_number,
-    check_text,
-    check_whole,
-    no_panics,
-    shown,
-)
+from prismlm.errors import InputError, check_number, check_text, check_whole, no_panics, shown
 from prismlm.layers import PrototypeHead
 from prismlm.lens.lens import Lens
 from prismlm.models.seam import LogitMap
@@ -164,12 +157,7 @@ class OpenedModel:
         return check_text("the text", text)
 
     def tokens_of(self, text: str | Messages, room: int = 0) -> list[int]:
-        """Tokenize a text or messages.
-
-        Raises:
-            InputError: empty or far too long, or a token without an embedding; no chat template, or
-                messages that it refuses.
-        """
+        """Tokenize a text or messages; InputError if they are empty, too long or unsuitable."""
         written = self.as_text(text, room)
         self.check_length(written)
         with no_panics():

@@ -94,10 +94,6 @@ def training_corpus(directory: Path | str) -> Corpus:
     """Open the corpus that a model directory was trained on.
 
     A relative path in its recipe is relative to the current directory.
-
-    Raises:
-        InputError: the directory does not name a corpus, or it is missing or another one.
-        FormatError: a file is damaged.
     """
     record = _training_record(Path(directory))
     path = (record.get("recipe") or {}).get("corpus")

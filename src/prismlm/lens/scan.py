@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,21 +104,11 @@ def groups_of(corpus: Corpus, split: Split) -> Groups:
 def merge_small(keys: Sequence[Key], tokens: Sequence[float], limit: int = MAX_GROUPS) -> list[Key]:
     """Return the group that each key is counted in, so that K alone determines the memory.
 
-    The ``limit`` keys with the most tokens are groups. Others are summed as source "(other)" of
-    their domain and licence, or "(other)" in all three if these are too many as well.
+    The ``limit`` keys with the most tokens are groups; the others are summed as "(other)".
     """
-
-    def largest(sizes: Counter[Key]) -> set[Key]:
-        return set(sorted(sizes, key=lambda key: (-sizes[key], _sort_key(key)))[:limit])
-
-    kept = largest(Counter(dict(zip(keys, map(int, tokens), strict=True))))
-    merged = [key if key in kept else (OTHER, *key[1:]) for key in keys]
-    others: Counter[Key] = Counter()
-    for key, size in zip(merged, tokens, strict=True):
-        if key not in kept:
-            others[key] += int(size)
-    kept |= largest(others)
-    return [key if key in kept else (OTHER,) * len(GROUP_COLUMNS) for key in merged]
+    sizes = dict(zip(keys, tokens, strict=True))
+    kept = set(sorted(keys, key=lambda key: (-sizes[key], _sort_key(key)))[:limit])
+    return [key if key in kept else (OTHER,) * len(GROUP_COLUMNS) for key in keys]
 
 
 def _sort_key(key: Key) -> list[tuple[bool, str]]:
@@ -154,22 +143,13 @@ def mass_table(mass: Tensor, keys: Sequence[Key]) -> pa.Table:
 
 @dataclass
 class Scan:
-    """The results of a scan.
-
-    Attributes:
-        top: the best contexts.
-        mass: uses, and activations as integers, of every group and prototype, int64 [2, groups, K].
-        curve_tokens: the tokens read at each point of the curve, int64 [points].
-        curve_nearest: each prototype's nearest cosine then, −2 before any, [points, K].
-        spool: positions for the cells, on disk.
-        tokens: predictions read.
-    """
+    """The results of a scan."""
 
     top: top_contexts.TopContexts
-    mass: Tensor
-    curve_tokens: Tensor
-    curve_nearest: Tensor
-    spool: Spool
+    mass: Tensor  # uses, and activations as integers, int64 [2, groups, K]
+    curve_tokens: Tensor  # the tokens read at each point of the curve, int64 [points]
+    curve_nearest: Tensor  # the nearest cosines then, −2 for none, [points, K]
+    spool: Spool  # positions for the cells, on disk
     tokens: int = 0
 
     @classmethod

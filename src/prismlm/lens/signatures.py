@@ -39,19 +39,12 @@ LINE, BLANK = "↵", "␣"
 
 
 class Signatures(NamedTuple):
-    """The most distinctive tokens of every prototype.
+    """The most distinctive tokens of every prototype, best first."""
 
-    Attributes:
-        ids: of the tokens, the most distinctive first, int64 [K, count].
-        tokens: their texts, [K][count].
-        values: their logits τ (W p)[v], float32 [K, count].
-        names: a short name of the first ones.
-    """
-
-    ids: Tensor
-    tokens: list[list[str]]
-    values: np.ndarray
-    names: list[str]
+    ids: Tensor  # int64 [K, count]
+    tokens: list[list[str]]  # their texts
+    values: np.ndarray  # their logits τ (W p)[v], float32 [K, count]
+    names: list[str]  # made of the first words
 
 
 def signatures_of(model: nn.Module, head: PrototypeHead, corpus: Corpus) -> Signatures:

@@ -124,19 +124,12 @@ def probabilities(
 
 @dataclass(frozen=True, eq=False)
 class HiddenStates:
-    """Stored hidden states.
+    """Stored hidden states."""
 
-    Attributes:
-        run: the settings that they were read with.
-        ends: the end of each block, after a 0.
-        bits: of bfloat16 numbers, int16 [n, d].
-        following: the token that follows each, [n].
-    """
-
-    run: dict[str, Any]
-    ends: list[int]
-    bits: np.ndarray
-    following: np.ndarray
+    run: dict[str, Any]  # the settings that they were read with
+    ends: list[int]  # of each block, after a 0
+    bits: np.ndarray  # of bfloat16 numbers, int16 [n, d]
+    following: np.ndarray  # the token that follows each, [n]
 
     @classmethod
     def open(cls, directory: Path) -> HiddenStates:

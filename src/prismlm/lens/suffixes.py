@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -58,23 +58,22 @@ def write_suffixes(directory: Path, corpus: Corpus, split: Split) -> None:
     tokens = np.load(directory / TOKENS_FILE, mmap_mode="r")
     indices = np.dtype("<u4" if total <= LARGEST_SHORT else "<i8")
     parts = parts_of(firsts, total)
+    # Leading bytes that are zero in all tokens are not sorted.
+    width = max(1, (int(tokens.max()).bit_length() + 7) // 8)
     with array_file(directory / ORDER_FILE, indices) as append:
-        for order in _orders(tokens, parts):
-            append(order)
+        for first, end in parts:
+            append(_sorted_suffixes(tokens[first:end], width) + first)
     part = np.searchsorted([end for _, end in parts], firsts, side="right")
     np.save(directory / DOCUMENTS_FILE, np.array([firsts, starts, part], "<i8"))
 
 
-def _orders(tokens: np.ndarray, parts: Iterable[tuple[int, int]]) -> Iterator[np.ndarray]:
-    """Yield the indices of the sorted suffixes of each part."""
+def _sorted_suffixes(tokens: np.ndarray, width: int) -> np.ndarray:
+    """Return the indices of the sorted suffixes; big-endian bytes sort as the tokens do."""
     sorter: Any = import_module(PACKAGE)
-    # Big-endian bytes sort as the tokens do; leading bytes that are always zero are left out.
-    size, width = tokens.itemsize, max(1, (int(tokens.max()).bit_length() + 7) // 8)
-    for first, end in parts:
-        text = tokens[first:end].view(np.uint8).reshape(-1, size)
-        order = sorter.divsufsort(np.array(text[:, size - width :], order="C").reshape(-1))
-        # Drop suffixes that start within a token.
-        yield first + order[order % width == 0].astype(np.int64) // width
+    text = tokens.view(np.uint8).reshape(-1, tokens.itemsize)[:, -width:]
+    order = sorter.divsufsort(np.array(text, order="C").reshape(-1))
+    # Drop suffixes that start within a token.
+    return order[order % width == 0].astype(np.int64) // width
 
 
 def parts_of(firsts: np.ndarray, total: int) -> list[tuple[int, int]]:

@@ -37,14 +37,9 @@ PERCENTILES = 101
 
 @dataclass(frozen=True)
 class SupportScale:
-    """The distribution of nearest cosines for unseen text.
+    """The distribution of nearest cosines for unseen text."""
 
-    Attributes:
-        nearest: percentiles 0 to 100 of the nearest cosine of single predictions.
-        predictions: how many were measured.
-    """
-
-    nearest: list[float]
+    nearest: list[float]  # percentiles 0 to 100 over predictions
     predictions: int
 
     @property

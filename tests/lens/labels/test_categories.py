@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from prismlm.corpus import Corpus
-from prismlm.lens.labels.categories import FUNCTION, SUBJECTS, Vocabulary, subject_words
+from prismlm.lens.labels.categories import SUBJECTS, Vocabulary, subject_words
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +35,6 @@ def test_kinds(vocabulary, kind, those, others):
     assert held.dtype == bool
     assert all(held[token(vocabulary, text)] for text in those)
     assert not any(held[token(vocabulary, text)] for text in others)
-
-
-def test_words_with_content_are_no_function_words(vocabulary):
-    words = {vocabulary.words[word] for word in vocabulary.word[vocabulary.content]}
-    assert words
-    assert not words & FUNCTION
-    assert "said" in words
-    np.testing.assert_array_equal(
-        np.flatnonzero(vocabulary.among(frozenset(["the"]))),
-        [i for i, text in enumerate(vocabulary.texts) if text.strip().lower() == "the"],
-    )
 
 
 def test_a_subject_takes_words_near_its_own(tiny_corpus):

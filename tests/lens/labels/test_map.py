@@ -7,13 +7,7 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.lens.labels.map import (
-    first_prototype,
-    laid_out,
-    map_lens,
-    nearest_prototypes,
-    regions,
-)
+from prismlm.lens.labels.map import first_prototype, laid_out, map_lens, nearest_prototypes, regions
 from prismlm.lens.labels.write import write_columns
 from tests.helpers.named_lens import named_model
 

@@ -27,7 +27,7 @@ from prismlm.run_state import Interrupts
 
 # Local servers want some key and ignore its value.
 KEY_VARIABLE, NO_KEY = "OPENAI_API_KEY", "none"
-# How to ask for a schema, in the order tried: "text" names no format, "plain" sets no option.
+# How to ask for a schema, in the order tried; "plain" sets no option at all.
 FORMATS = ("json_schema", "json_object", "text", "plain")
 # Enough for a model that reasons before it answers; one that never stops is cut off.
 MAX_TOKENS = 2048
@@ -36,7 +36,7 @@ MIN_QUESTIONS, MAX_FAILURES_IN_A_ROW = 8, 32
 MESSAGE_LENGTH = 300
 ADVICE = {
     401: f"Set {KEY_VARIABLE} to a key that is valid there.",
-    403: f"Set {KEY_VARIABLE} to a key that is valid there.",
+    403: f"Set {KEY_VARIABLE} to a key that has access.",
     404: "Check the name of the model, and that the path ends in /v1.",
     429: "Try again later, or send fewer requests at once with --concurrency.",
 }
@@ -85,18 +85,11 @@ def one_line(text: str, length: int) -> str:
 
 
 class Question(NamedTuple):
-    """A chat that asks for a JSON object.
-
-    Attributes:
-        messages: each with role and content.
-        fields: the fields of the answer with their types, among ``JSON_TYPES``.
-        choices: the allowed values of some fields.
-        is_valid: whether the values of an answer can be used.
-    """
+    """A chat that asks for a JSON object."""
 
     messages: tuple[dict[str, str], ...]
-    fields: dict[str, Any]
-    choices: Mapping[str, Sequence[str]] = {}
+    fields: dict[str, Any]  # of the answer, with types among JSON_TYPES
+    choices: Mapping[str, Sequence[str]] = {}  # the allowed values of some fields
     is_valid: Callable[[dict[str, Any]], bool] = lambda answer: True
 
     @property
@@ -188,21 +181,13 @@ class Answers:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible endpoint; InputError for invalid settings.
+    """An OpenAI-compatible endpoint."""
 
-    Attributes:
-        url: the base URL, before ``/chat/completions``, such as ``http://localhost:8080/v1``.
-        model: the model's name there.
-        concurrency: requests at once.
-        timeout: seconds until a request is given up.
-        retries: for requests that time out or that the endpoint is too busy for.
-    """
-
-    url: str
+    url: str  # before /chat/completions, such as http://localhost:8080/v1
     model: str
     concurrency: int = 8
-    timeout: float = 120.0
-    retries: int = 2
+    timeout: float = 120.0  # seconds
+    retries: int = 2  # if a request times out or the endpoint is busy
 
     def __post_init__(self) -> None:
         try:
@@ -221,17 +206,13 @@ class Endpoint:
         check_number("the timeout", self.timeout, "seconds above 0", lambda value: value > 0)
 
 
-def request_options(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a request for one of ``FORMATS``."""
-    if kind == "plain":
-        return {}
+def _options(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+    named = {"name": "answer", "strict": True, "schema": schema}
+    formats = {"json_schema": {"json_schema": named}, "json_object": {"schema": schema}}
     options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS}
-    if kind == "json_schema":
-        named = {"name": "answer", "strict": True, "schema": schema}
-        options["response_format"] = {"type": kind, kind: named}
-    elif kind == "json_object":
-        options["response_format"] = {"type": kind, "schema": schema}
-    return options
+    if kind in formats:
+        options["response_format"] = {"type": kind, **formats[kind]}
+    return {} if kind == "plain" else options
 
 
 class Session:
@@ -258,7 +239,7 @@ class Session:
         )
 
     def usage(self) -> dict[str, Any]:
-        """Return requests, tokens in and out, and failures by reason."""
+        """Return the tally, with failures by reason."""
         return {**self.tally, "failures": dict(self.failures)}
 
     def ask(self, question: Question) -> dict[str, Any]:
@@ -308,7 +289,7 @@ class Session:
         create: Any = self._client.chat.completions.create
         tried = self._format
         while True:
-            options = request_options(FORMATS[tried], question.schema)
+            options = _options(FORMATS[tried], question.schema)
             try:
                 reply = create(model=self.endpoint.model, messages=messages, **options)
             except refusals as error:
@@ -382,18 +363,16 @@ class Session:
                         failed += 1
                         self.failures[str(error)] += 1
                         task.note(f"{failed:,} failed, the last because {error}")
-                        many = 2 * failed > count and count >= min(MIN_QUESTIONS, len(jobs))
-                        if many or in_a_row >= MAX_FAILURES_IN_A_ROW:
-                            raise self._too_many_failures(failed, count)
+                        most = 2 * failed > count and count >= min(MIN_QUESTIONS, len(jobs))
+                        if most or in_a_row >= MAX_FAILURES_IN_A_ROW:
+                            reason = self.failures.most_common(1)[0][0]
+                            raise InputError(
+                                f"{failed:,} of the first {count:,} questions to "
+                                f"{self.endpoint.model!r} at {self.endpoint.url} got no usable "
+                                f"answer, mostly because {reason}. Try another model, or check "
+                                f"the server. {self.answers.kept()}"
+                            )
                     task.advance()
                     yield job, result
         finally:
             waiting.clear()
-
-    def _too_many_failures(self, failed: int, count: int) -> InputError:
-        reason = self.failures.most_common(1)[0][0]
-        return InputError(
-            f"{failed:,} of the first {count:,} questions to {self.endpoint.model!r} at "
-            f"{self.endpoint.url} got no usable answer, mostly because {reason}. "
-            f"Try another model, or check the server. {self.answers.kept()}"
-        )

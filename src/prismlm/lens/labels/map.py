@@ -123,7 +123,7 @@ def regions(lens: Lens) -> list[Region]:
     sizes = np.bincount(region_of, minlength=count)
     categories = [{category} - {None, OTHER} for category in lens.categories]
     words = [
-        {word.strip().lower() for word in row if _is_word(word)}
+        {w for t in row if (w := t.strip().lower()).isalpha() and len(w) >= WORD_LETTERS}
         for row in lens.prototypes["top_tokens"].to_pylist()
     ]
     names: dict[int, list[str]] = {}
@@ -142,10 +142,6 @@ def regions(lens: Lens) -> list[Region]:
         for region in np.argsort(-sizes).tolist()
         if (name := names.get(region))
     ]
-
-
-def _is_word(token: str) -> bool:
-    return token.strip().isalpha() and len(token.strip()) >= WORD_LETTERS
 
 
 def _ranked(

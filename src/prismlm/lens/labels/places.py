@@ -23,19 +23,12 @@ MOST_BYTES = 4
 
 
 class Places(NamedTuple):
-    """Sampled positions, in the order of cells.
-
-    Attributes:
-        cell: int64 [n].
-        position: global position of the token read last, int64 [n].
-        document: its row in the cells' documents, int64 [n].
-        size: how many positions each cell has in all, int64 [K].
-    """
+    """Sampled positions in the order of cells, int64 [n] each."""
 
     cell: np.ndarray
-    position: np.ndarray
-    document: np.ndarray
-    size: np.ndarray
+    position: np.ndarray  # global, of the token read last
+    document: np.ndarray  # the row in the cells' documents
+    size: np.ndarray  # of each cell, without sampling, [K]
 
     def of(self, chosen: np.ndarray | slice) -> Places:
         """Return a subset, by mask, indices or slice."""

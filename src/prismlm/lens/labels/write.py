@@ -1,4 +1,8 @@
-"""Naming the prototypes of a lens: sample positions, name, score the names, and write them."""
+"""Naming the prototypes of a lens: sample positions, name, score the names, and write them.
+
+Names are embedded ones, or by a language model in PRISM's two requests: for a name and a
+description, given the signature and passages, then for category, role and domain tags.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,22 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from prismlm.errors import InputError
-from prismlm.files import WAY_OUT, atomic_file, room_to_write
+from prismlm.errors import InputError, check_whole
+from prismlm.files import WAY_OUT, atomic_file, json_text, room_to_write
 from prismlm.lens import layout
 from prismlm.lens.labels.categories import CATEGORIES, Vocabulary, subject_words
-from prismlm.lens.labels.embedded import Label, embedded_labels
-from prismlm.lens.labels.places import Places, Text, sample_places
-from prismlm.lens.labels.scores import Scores, score_labels
+from prismlm.lens.labels.embedded import NAME_LENGTH, Label, embedded_labels
+from prismlm.lens.labels.endpoint import (
+    Answers,
+    Endpoint,
+    Question,
+    Session,
+    fenced,
+    one_line,
+    prompt,
+)
+from prismlm.lens.labels.places import Places, Text, marked, sample_places
+from prismlm.lens.labels.scores import Scores, content_words, score_labels
 from prismlm.lens.lens import MIN_PLACES, Lens
 from prismlm.models.sidecar import weight_of
 from prismlm.progress import SILENT, Reporter
@@ -27,6 +40,9 @@ from prismlm.statistics import mean_intervals
 EMBEDDED, SIGNATURE = "embedded", "signature"
 # Positions sampled from a cell; the share of documents held out to score the names.
 PLACES, HELD_OUT, SEED = 256, 0.2, 0
+# Passages in a question, and tokens of each before and after the position.
+PASSAGES, BEFORE, AFTER = 12, 32, 8
+DESCRIPTION_LENGTH, SHORT, MAX_TAGS = 240, 32, 3
 
 
 class Labelling(NamedTuple):
@@ -198,3 +214,82 @@ def write_columns(
     with atomic_file(lens.path / layout.PROTOTYPES_FILE) as temporary:
         layout.write_prototypes(table, temporary, lens.meta.files)
     layout.write_meta(lens.path, replace(lens.meta, **noted))
+
+
+def ask_for_names(
+    lens: Lens,
+    made: Labelling,
+    progress: Reporter = SILENT,
+    *,
+    endpoint: Endpoint,
+    prototypes: int | None = None,
+) -> Named:
+    """Ask a language model for names: a labeller of :func:`~prismlm.lens.labels.write.label_lens`.
+
+    Answers are kept in ``.NAME.answers.jsonl`` next to the lens. ``prototypes`` limits how many are
+    named, those with the most positions first.
+
+    Raises:
+        InputError: the endpoint cannot be used, or more than half of its answers cannot.
+        ModuleNotFoundError: openai, of the extra ``label``, is not installed.
+    """
+    if prototypes is not None:
+        check_whole("the prototypes", prototypes)
+    path = lens.path.with_name(f".{lens.path.name}.answers.jsonl")
+    session = Session(endpoint, Answers(path, endpoint.model))
+    nameable = made.places.size >= MIN_PLACES
+    nameable &= np.bincount(made.places.cell, minlength=len(made.labels)) > 0
+    cells = lens.by_size[nameable[lens.by_size]][:prototypes].tolist()
+    first = np.searchsorted(made.places.cell, np.arange(len(made.labels) + 1))
+    rows = lens.prototypes.select(["top_tokens", "top_values"]).to_pylist()
+
+    def label(cell: int) -> Label:
+        raised = dict(zip(*(row or [] for row in rows[cell].values()), strict=True))
+        question = name_question(made, raised, *first[cell : cell + 2].tolist())
+        name = _trimmed(session.ask(question))
+        answer = session.ask(category_question(question, name))
+        tags = filter(None, (one_line(tag, SHORT) for tag in answer["tags"][:MAX_TAGS]))
+        return Label(
+            **name,
+            category=answer["category"],
+            role=one_line(answer["role"], SHORT),
+            tags=tuple(dict.fromkeys(tags)),
+            topic=content_words(name["description"]),
+        )
+
+    with progress.task("Asking for names", len(cells), "prototypes") as task:
+        labels = {cell: one for cell, one in session.each(cells, label, task) if one is not None}
+    return Named(labels, f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}", session.usage())
+
+
+def name_question(made: Labelling, raised: Mapping[str, float], first: int, end: int) -> Question:
+    """Return the request for a name, from some of the places ``first`` to ``end``."""
+    # Evenly spaced, since places are sorted by next token.
+    rows = np.unique(np.linspace(first, end - 1, min(PASSAGES, end - first)).astype(int))
+    lines = [json_text({token: round(value, 2) for token, value in raised.items()})]
+    for row in rows.tolist():
+        text, following = marked(made.text, made.places, row, BEFORE, AFTER)
+        lines.append(json_text({"passage": text, "next": following}))
+    data = fenced("\n".join(lines))
+    # Some chat templates refuse a system message.
+    content = f"{prompt('system')}\n\n{prompt('name', data=data)}"
+    return Question(
+        ({"role": "user", "content": content},),
+        {"name": str, "description": str},
+        is_valid=lambda answer: all(_trimmed(answer).values()),
+    )
+
+
+def category_question(first: Question, name: Mapping[str, str]) -> Question:
+    """Return the request for a category, in the conversation that gave the name."""
+    said = {"role": "assistant", "content": json_text(name)}
+    return Question(
+        (*first.messages, said, {"role": "user", "content": prompt("category")}),
+        {"category": str, "role": str, "tags": list[str]},
+        {"category": CATEGORIES},
+    )
+
+
+def _trimmed(answer: Mapping[str, Any]) -> dict[str, str]:
+    lengths = {"name": NAME_LENGTH, "description": DESCRIPTION_LENGTH}
+    return {field: one_line(answer[field], length) for field, length in lengths.items()}

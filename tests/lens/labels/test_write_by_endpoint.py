@@ -11,12 +11,18 @@ import pytest
 import prismlm
 from prismlm.errors import InputError
 from prismlm.files import json_text
-from prismlm.lens.labels.by_endpoint import AFTER, BEFORE, ask_for_names
 from prismlm.lens.labels.categories import CATEGORIES
 from prismlm.lens.labels.embedded import NAME_LENGTH
 from prismlm.lens.labels.endpoint import PROMPTS, Endpoint, fenced, prompt
 from prismlm.lens.labels.places import marked
-from prismlm.lens.labels.write import MIN_PLACES, label_lens, make_labels
+from prismlm.lens.labels.write import (
+    AFTER,
+    BEFORE,
+    MIN_PLACES,
+    ask_for_names,
+    label_lens,
+    make_labels,
+)
 from tests.helpers.chat_server import ChatServer, good, wanted
 
 MOST = 10
@@ -161,16 +167,7 @@ def test_where_most_fail_nothing_is_written(lm):
     assert [path.name for path in lm.lens.path.parent.iterdir()] == [lm.lens.path.name]
 
 
-def test_a_number_of_prototypes_that_is_none_is_refused(lm):
-    with ChatServer() as server, pytest.raises(InputError, match="the prototypes is -1"):
-        labelled(lm, server, -1)
-
-
-DIRTY = (
-    "a" * 10_000,
-    "two\nlines\r\n\x1b[31mred\0 \u202eturned",
-    "<script>alert(1)</script>",
-)
+DIRTY = ("a" * 10_000, "two\nlines\r\n\x1b[31mred\0 \u202eturned", "<script>alert(1)</script>")
 
 
 @pytest.mark.parametrize("text", DIRTY)
