@@ -19,14 +19,6 @@ from tests.helpers.kills import OPTIONS, index_in_child, make_corpus, make_model
 from tests.lens.test_build import assert_same_lens
 
 
-@pytest.fixture(autouse=True)
-def python_s_own_handler():
-    """A shell may have started the tests in the background, with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return make_corpus(tmp_path_factory.mktemp("kills"))

@@ -47,12 +47,19 @@ def test_every_position_that_predicts_is_kept_once(kept, corpus):
     assert sorted(kept.tokens().tolist()) == sorted(expected)
 
 
-def test_a_limit_keeps_whole_blocks_and_the_same_ones(kept, lm, corpus, tmp_path):
-    some = read_states(lm.model, corpus, tmp_path, OPTIONS, limit_bytes=1e5)
+def test_a_limit_keeps_whole_blocks_and_an_index_runs_the_model_for_the_others(
+    kept, lm, corpus, tmp_path
+):
+    directory = tmp_path / "states"
+    some = read_states(lm.model, corpus, directory, OPTIONS, limit_bytes=1e5)
     assert 0 < some.blocks < kept.blocks
     for slot in range(some.blocks):
         assert torch.equal(some.of_block(slot), kept.of_block(slot))
     assert some.of_block(some.blocks) is None
+    lens = indexed(lm, corpus, tmp_path / "lens", some)
+    assert len(lens.cells) == lens.meta.tokens > len(some)
+    with pytest.raises(InputError, match="another model, corpus or setting"):
+        read_states(lm.model, corpus, directory, replace(OPTIONS, window=48), limit_bytes=1e5)
 
 
 def test_an_index_from_states_is_the_index_of_the_model(read, kept, lm, corpus, tmp_path):
@@ -64,19 +71,6 @@ def test_an_index_from_states_is_the_index_of_the_model(read, kept, lm, corpus, 
     off = [np.abs(places[0][n].astype(int) - places[1][n]).max() for n in places[0]]
     assert np.mean(off) < 2
     assert lenses[0].meta.tokens == lenses[1].meta.tokens == len(kept)
-
-
-def test_where_states_end_the_model_reads_on(lm, corpus, tmp_path):
-    some = read_states(lm.model, corpus, tmp_path / "s", OPTIONS, limit_bytes=1e5)
-    lens = indexed(lm, corpus, tmp_path / "lens", some)
-    assert lens.meta.tokens > len(some)
-    assert len(lens.cells) == lens.meta.tokens
-
-
-def test_states_of_something_else_are_refused(lm, corpus, tmp_path):
-    read_states(lm.model, corpus, tmp_path, OPTIONS, limit_bytes=1e5)
-    with pytest.raises(InputError, match="another model, corpus or setting"):
-        read_states(lm.model, corpus, tmp_path, replace(OPTIONS, window=48), limit_bytes=1e5)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,6 @@ END = 2
 DOCUMENTS = [[5, 6, 7, 5, 6], [6, 7, 8], [], [5, 6, 7, 5, 6, 9]]
 
 
-@pytest.fixture
-def written(tmp_path):
-    write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
-    return tmp_path
-
-
 documents = st.lists(st.lists(st.sampled_from([0, 1, 3, 300]), max_size=12), min_size=1, max_size=6)
 
 
@@ -46,8 +40,9 @@ def test_every_sequence_is_found_where_it_stands(texts, asked, dtype, part):
             assert count == (len(corpus.places(wanted[:length], "train")) if length else 0)
 
 
-def test_no_match_goes_beyond_a_document(written):
-    suffixes = Suffixes.open(written)
+def test_no_match_goes_beyond_a_document(tmp_path):
+    write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
+    suffixes = Suffixes.open(tmp_path)
     assert suffixes.count([6, END]) == suffixes.count([END]) == suffixes.count([]) == 0
     assert suffixes.longest_prefix([5, 6, END, 6, 7])[0] == 2
     # Side by side in the copy, with an end between them that no query has.

@@ -76,17 +76,12 @@ def measure_support(
     return SupportScale(percentiles, len(nearest))
 
 
-def unseen_documents(corpus: Corpus, split: Split) -> np.ndarray:
-    """Return the documents of the other split, or those of this one if they are too few."""
-    others = np.setdiff1d(corpus.split("all"), corpus.split(split))
-    others = others[corpus.lengths[others] > 2]
-    return others if len(others) >= MIN_DOCUMENTS else corpus.split(split)
-
-
 def sample_excerpts(corpus: Corpus, split: Split) -> list[tuple[int, int]]:
     """Return the first position and the tokens of excerpts, one per document, drawn by seed."""
     generator, prefix = np.random.default_rng(0), len(corpus.prefix)
-    documents = unseen_documents(corpus, split)
+    others = np.setdiff1d(corpus.split("all"), corpus.split(split))
+    others = others[corpus.lengths[others] > 2]
+    documents = others if len(others) >= MIN_DOCUMENTS else corpus.split(split)
     lengths = corpus.lengths[documents] - 1 - prefix
     usable = np.flatnonzero(lengths > 1)
     chosen = np.sort(generator.choice(usable, min(DOCUMENTS, len(usable)), replace=False))

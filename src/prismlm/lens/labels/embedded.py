@@ -113,7 +113,11 @@ class _Namer:
             for side, count in counts.items()
         }
         self.kinds = kind_rates(text, places, num_cells)
-        self.subjects = _subject_rates(counts["about"] @ subject_words, self.count)
+        # How many times as many words of each subject are near as elsewhere, [K, subjects]. One
+        # position's worth of the mean is added, which bounds the ratios of small cells.
+        hits = np.asarray((counts["about"] @ subject_words).todense())
+        base = hits.sum(0) / max(1, self.count.sum())
+        self.subjects = (hits + base) / (np.maximum(base, 1e-9) * (self.count + 1)[:, None])
         self.domains, codes = cells.keys("domain")
         self.domain = np.zeros((num_cells, len(self.domains)))
         np.add.at(self.domain, (places.cell, codes[places.document]), 1.0)
@@ -244,14 +248,6 @@ def _scores(count: sparse.csr_matrix, positions: np.ndarray) -> sparse.csr_matri
     score = distinctiveness(count, positions)
     score.data[(count.data < 2) & np.repeat(positions >= FEW, np.diff(count.indptr))] = 0
     return score
-
-
-def _subject_rates(hits: sparse.csr_matrix, count: np.ndarray) -> np.ndarray:
-    """Return how many times as many words of each subject are near as elsewhere, [K, subjects]."""
-    dense = np.asarray(hits.todense())
-    base = dense.sum(0) / max(1, count.sum())
-    # Smoothed by one position's worth of the mean, which bounds the ratios of small cells.
-    return (dense + base) / (np.maximum(base, 1e-9) * (count + 1)[:, None])
 
 
 def _two_sides(read: Side, following: list[str], about: list[str], most: int) -> str:
