@@ -71,11 +71,10 @@ def index(
     """Read a corpus with the model of a directory, and write a lens: ``prismlm index``.
 
     Args:
-        model: the model directory.
-        corpus: the text; also one the model was not trained on.
+        model, corpus: directories; the model need not be trained on the corpus.
         lens: a name below ``MODEL/lens``, or a directory; by default the corpus's name.
         options: how it is read, and which part of it.
-        device: where the model runs: auto, cpu or cuda.
+        device: auto, cpu or cuda.
         overwrite: replace an existing lens, and discard parts made with other inputs.
         progress: reports tokens.
 

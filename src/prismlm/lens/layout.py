@@ -81,41 +81,29 @@ TrainedOn = bool | Literal["fine-tuned"] | None
 
 @dataclass(frozen=True)
 class LensMeta:
-    """How a lens was built.
-
-    Attributes:
-        prototypes, tokenizer, corpus: fingerprints; the model is checked by ``probe.safetensors``.
-        corpus_name, corpus_path: of the corpus, which may have moved since.
-        split: which documents were read: train, heldout or all.
-        trained_on: whether the model was trained on this corpus, if known; "fine-tuned" if it was
-            trained on another one before.
-        window, stride, contexts, with_text: as of :class:`~prismlm.lens.options.IndexOptions`.
-        documents, tokens: documents read, and tokens predicted in them.
-        precision: of the passes that read the corpus: float32, which is the model's own, or bf16.
-        cells, support, labels, map: records of the cells, the scale of support, names and map.
-        convergence: points of the mean nearest cosine against the share of the corpus read.
-        files: the size and digest of every file that is written once.
-    """
+    """How a lens was built; the first three are fingerprints, the model has a probe instead."""
 
     prototypes: str
     tokenizer: str
     corpus: str
     corpus_name: str
-    corpus_path: str
+    corpus_path: str  # at that time
     split: str
-    trained_on: TrainedOn
+    trained_on: TrainedOn  # whether on this corpus; "fine-tuned" if on another one before
     window: int
     stride: int
     contexts: int
     documents: int
-    tokens: int
+    tokens: int  # predicted in these documents
     with_text: bool
     cells: dict[str, Any]
-    precision: str | None = None
+    precision: str | None = None  # of the passes: float32, which is the model's own, or bf16
     support: dict[str, Any] | None = None
     labels: dict[str, Any] | None = None
     map: dict[str, Any] | None = None
+    # The mean nearest cosine at shares of the corpus.
     convergence: list[dict[str, float]] = field(default_factory=list[dict[str, float]])
+    # The size and digest of every file that is written once.
     files: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
 
 

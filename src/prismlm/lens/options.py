@@ -32,30 +32,19 @@ class Shard:
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How a corpus is read.
+    """How a corpus is read."""
 
-    Attributes:
-        contexts: L, the positions kept per prototype; one per document.
-        window: tokens of a window, at most what the model can read; 0: as in training if that is
-            known, otherwise what the model can read, up to 1,024.
-        stride: tokens between windows; 0: three quarters of a window. A token sees at least
-            window − stride tokens before it, or its document's start.
-        split: which documents to read.
-        with_text: keep the text around each context, and a suffix array of the tokens.
-        positions: the share of all positions that goes to the cells.
-        codes: of their hidden states: int8, or pq for a quarter of the size.
-        bf16: run the forward passes in bfloat16 (autocast).
-        shard: the part of the corpus to read.
-    """
-
-    contexts: int = 64
+    contexts: int = 64  # L, the positions kept per prototype, one per document
+    # Tokens of a window; 0: as in training if known, otherwise what the model reads, up to 1,024.
     window: int = 0
+    # Tokens between windows; 0: three quarters of a window. A token sees at least window − stride
+    # tokens before it, or its document's start.
     stride: int = 0
     split: Split = "train"
-    with_text: bool = True
-    positions: float = 1.0
-    codes: CodeName = "int8"
-    bf16: bool = False
+    with_text: bool = True  # keep the text around each context, and a suffix array of the tokens
+    positions: float = 1.0  # the share of all positions that goes to the cells
+    codes: CodeName = "int8"  # of their hidden states, or pq for a quarter of the size
+    bf16: bool = False  # forward passes in bfloat16 (autocast)
     shard: Shard = Shard()
 
 

@@ -41,19 +41,12 @@ class Probe:
     The same weights pass in any file format, dtype, device, sharding or batch. A probe does not
     detect changes smaller than rounding, such as 8-bit weights under half precision; changes beyond
     the window of the index, such as a longer sliding window; changes on tokens in none of the rows.
-
-    Attributes:
-        rows: token ids of the start of a document: as many as a window of the index and one more
-            for the first row, at most 17 for the others.
-        kind: the number format of the computation: float32, bfloat16, tf32 and so on.
-        states: z at the positions, row after row, float32 [n, d].
-        logits: of the token after each position, float32 [n].
     """
 
-    rows: list[Tensor]
-    kind: str
-    states: Tensor
-    logits: Tensor
+    rows: list[Tensor]  # a window of the index and one token more, then rows of at most 17 tokens
+    kind: str  # the number format of the computation: float32, bfloat16, tf32 and so on
+    states: Tensor  # z at the positions, row after row, float32 [n, d]
+    logits: Tensor  # of the token after each position, float32 [n]
 
     @classmethod
     def measure(cls, model: nn.Module, corpus: Corpus, split: Split, window: int) -> Probe:

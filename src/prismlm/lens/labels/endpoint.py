@@ -216,19 +216,15 @@ def _options(kind: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class Session:
-    """Questions to an endpoint.
-
-    Attributes:
-        tally: requests that got a reply, and tokens in and out where the endpoint reports them.
-        failures: how often a question failed, by reason.
-    """
+    """Questions to an endpoint."""
 
     def __init__(self, endpoint: Endpoint, answers: Answers) -> None:
         import openai
 
         self.endpoint, self.answers = endpoint, answers
+        # Requests that got a reply, and their tokens where the endpoint reports these.
         self.tally: Counter[str] = Counter(requests=0, tokens_in=0, tokens_out=0)
-        self.failures: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()  # questions, by reason
         self._lock = threading.Lock()
         self._format = 0  # the first of FORMATS that the endpoint has not refused
         self._client = openai.OpenAI(
@@ -243,12 +239,7 @@ class Session:
         return {**self.tally, "failures": dict(self.failures)}
 
     def ask(self, question: Question) -> dict[str, Any]:
-        """Return the stored answer to a question, or ask for it.
-
-        Raises:
-            NoAnswer: the second attempt failed too.
-            InputError: the endpoint cannot be reached or rejects every request.
-        """
+        """Return the stored answer to a question, or ask for it, again if the reply is unusable."""
         if (stored := self.answers.get(question)) is not None:
             return stored
         messages = list(question.messages)
@@ -329,12 +320,7 @@ class Session:
     def each(
         self, jobs: Sequence[T], work: Callable[[T], R], task: Task
     ) -> Iterator[tuple[T, R | None]]:
-        """Yield each job with its result, in order of completion; None if it failed.
-
-        Raises:
-            InputError: more than half of them fail, or none can succeed.
-            Interrupted: a signal arrived.
-        """
+        """Yield each job with its result, None if it failed; InputError if most of them fail."""
         waiting = deque(jobs)
         done: SimpleQueue[tuple[T, R | None, Exception | None]] = SimpleQueue()
 

@@ -42,11 +42,7 @@ MAP_RECORD = {
 
 
 def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) -> dict[str, Any]:
-    """Write columns ``x`` and ``y`` of a seeded map of the prototypes; return its record.
-
-    Raises:
-        ModuleNotFoundError: umap-learn, of the extra ``map``, is not installed.
-    """
+    """Write columns ``x`` and ``y`` of a seeded map of the prototypes; return its record."""
     room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
     with room, writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
         points = laid_out(head.prototypes.detach().float())
