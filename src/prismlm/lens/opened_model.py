@@ -101,7 +101,8 @@ class OpenedModel:
         """Raise InputError for a text that is certainly too long, before tokenising it."""
         reads = self.context_length if most is None else most
         bound = MAX_CHARACTERS
-        bound = bound if reads is None else min(bound, reads * self._longest_token)
+        if reads is not None:
+            bound = min(bound, reads * self._longest_token)
         if len(text) > bound:
             tokens = "" if reads is None else f"{reads:,} tokens, which have "
             raise InputError(
