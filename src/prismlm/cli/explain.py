@@ -80,7 +80,8 @@ def explain(
         lm = load(model, lens=lens, corpus=corpus)
     if by or conditions or against or method != "evidence":
         lm.lens_for("training text to point to")
-    column, table = by or ("domain" if lm.lens is None else lm.lens.default_group_by), tokens is not None
+    column = by or ("domain" if lm.lens is None else lm.lens.default_group_by)
+    table = tokens is not None
     printed = PrintOptions(column, documents, passages, against, table, top, method, conditions)
     settings: dict[str, Any] = {"temperature": temperature, "seed": seed, "attention": heads}
     traces: list[Trace] = []
