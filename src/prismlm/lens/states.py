@@ -53,9 +53,13 @@ def passes(
     """
     windows = options.split, options.window, options.stride
     block = read_block(corpus, order, order.block(slot), *windows)
-    size = PASS_TOKENS if model.device.type == "cpu" else GPU_PASS_TOKENS
-    for batch, _ in block_passes(block, corpus, corpus.eos_token_id, size):
+    for batch, _ in block_passes(block, corpus, corpus.eos_token_id, pass_tokens(model.device)):
         yield batch, predicting(batch, corpus)
+
+
+def pass_tokens(device: torch.device) -> int:
+    """Return the most positions of a forward pass."""
+    return PASS_TOKENS if device.type == "cpu" else GPU_PASS_TOKENS
 
 
 def predicting(batch: WindowBatch, corpus: Corpus) -> Tensor:
